@@ -1,0 +1,323 @@
+"""From a recipe and a world to a training: the only file that knows all parts."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.comm.agree import agree, gather_text
+from firecaffe.comm.digest import digest
+from firecaffe.comm.exchange import Exchange, is_invariant, route
+from firecaffe.comm.world import World, join
+from firecaffe.data import (
+    Batches,
+    Data,
+    Dataset,
+    SampleOrder,
+    check_data,
+    open_data,
+    output_shape,
+)
+from firecaffe.errors import CheckpointError, DataError, RecipeError, RunError
+from firecaffe.gradients.probe import Probe, run_probe
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.models import build_model, classification_loss
+from firecaffe.recipe import Recipe, check_recipe, flatten, identity, to_toml
+from firecaffe.runs.environment import describe_environment
+from firecaffe.runs.files import write_atomically, write_json
+from firecaffe.runs.folder import create_run_folder
+from firecaffe.train.arithmetic import cost_of_determinism, seed_random, set_arithmetic
+from firecaffe.train.checkpoint import (
+    Checkpoint,
+    check_identity,
+    find_checkpoint,
+    load_checkpoint,
+    restore,
+)
+from firecaffe.train.config import check_workers
+from firecaffe.train.loop import Result, Training
+from firecaffe.train.loop import train as run_training
+from firecaffe.train.solver import make_optimizer
+from firecaffe.train.step import Loss, Stepper
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a user may bring instead of what the recipe names."""
+
+    model: Callable[[], nn.Module] | None = None
+    loss: Loss = classification_loss
+    train: Dataset | None = None
+    test: Dataset | None = None
+
+
+def preflight(recipe: Recipe, world_size: int, resume: Path | None = None) -> None:
+    """Finds out what can be known before any rank is started.
+
+    Raises: a FirecaffeError of the kind that the training would have met.
+    """
+    check_recipe(recipe)
+    check_workers(recipe.train, world_size)
+    data = check_data(recipe.data)
+    with torch.device("meta"):
+        model = build_model(recipe.model.name, data.train.num_classes, data.train.sample_CHW[0])
+    check_input(model, recipe, data.train)
+    if recipe.run.folder and Path(recipe.run.folder).exists():
+        raise RunError(
+            f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
+        )
+    if resume is not None:
+        check_identity(
+            load_checkpoint(find_checkpoint(resume)), identity(recipe, total_steps(recipe, data))
+        )
+
+
+def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
+    """Runs shapes through a model on the meta device.
+
+    Raises: RecipeError where the model does not take the data's images or has too few classes.
+    """
+    shape = output_shape(dataset, recipe.data)
+    by = "x".join(map(str, shape))
+    try:
+        logits = model.eval()(torch.empty(recipe.train.micro_batch_size, *shape, device="meta"))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RecipeError(
+            f"model.name {recipe.model.name!r} does not take images of {by} "
+            f"(data.name {recipe.data.name!r}): {reason}"
+        ) from error
+    if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
+        raise RecipeError(
+            f"model.name {recipe.model.name!r} gives {tuple(logits.shape)} for images of {by}; "
+            f"expected ({recipe.train.micro_batch_size}, {dataset.num_classes})"
+        )
+
+
+def train(
+    recipe: Recipe,
+    model: Callable[[], nn.Module] | None = None,
+    train_set: Dataset | None = None,
+    test_set: Dataset | None = None,
+    loss: Loss = classification_loss,
+    resume: str | Path | None = None,
+) -> Result:
+    """Trains in the world of torchrun's environment, or alone without one.
+
+    model: a function that makes the network (a class will do); it is called under the recipe's
+    seed. train_set, test_set: anything with the four members of `firecaffe.data.Dataset`. loss:
+    (outputs, labels) -> the mean loss. Each stands in for what the recipe names. resume: a run
+    folder or a checkpoint to go on from, with any number of workers.
+
+    Every rank returns the same result. Raises: FirecaffeError, one line for the user.
+    """
+    check_recipe(recipe)
+    with join(recipe.train.device, recipe.exchange.timeout_s) as world:
+        check_workers(recipe.train, world.world_size)
+        parts = Parts(model, loss, train_set, test_set)
+        checkpoint = load_checkpoint(find_checkpoint(Path(resume))) if resume else None
+        return _train_in(world, recipe, parts, checkpoint, str(resume or ""))
+
+
+def total_steps(recipe: Recipe, data: Data) -> int:
+    """The steps of the whole training."""
+    order = _sample_order(recipe, data)
+    return recipe.train.steps or recipe.train.epochs * order.steps_per_epoch
+
+
+def _train_in(
+    world: World, recipe: Recipe, parts: Parts, checkpoint: Checkpoint | None, resumed_from: str
+) -> Result:
+    config, algorithm = recipe.train, recipe.exchange.algorithm
+    set_arithmetic(config, world.device)
+    data = _open(recipe, parts)
+    steps = total_steps(recipe, data)
+    words = identity(recipe, steps)
+    model = _build(recipe, parts, data, world)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = make_optimizer(parameters, recipe.solver)
+    agree(world, _facts(recipe, data, model))
+
+    batches = Batches(data.train, _sample_order(recipe, data), recipe.data, world.device)
+    stepper = Stepper(model, parts.loss, batches, config, world.rank, world.world_size)
+    # Before a checkpoint is restored, so that its digest compares with the first run's.
+    probe = run_probe(model, parameters, partial(_first_loss, stepper), world)
+    cost = _cost_of_determinism(stepper) if world.device.type == "cuda" else None
+    if checkpoint is not None:
+        _resume(checkpoint, words, steps, stepper, optimizer)
+
+    taken = route(algorithm, world.world_size, config.num_micro_batches)
+    doubts = _doubts(recipe, world, probe, checkpoint)
+    name = f"{recipe.model.name if parts.model is None else 'own'}-{world.world_size}w"
+    folder = _make_folder(world, recipe, name)
+    reducer = GradientReducer(
+        parameters,
+        probe.ready_order,
+        stepper.empty_tail(),
+        config.num_micro_batches,
+        Exchange(world, algorithm),
+        taken,
+        recipe.exchange.bucket_bytes,
+    )
+    training = Training(
+        world=world,
+        model=model,
+        optimizer=optimizer,
+        stepper=stepper,
+        reducer=reducer,
+        test=data.test,
+        data=recipe.data,
+        config=config,
+        solver=recipe.solver,
+        checkpoint=recipe.checkpoint,
+        run=recipe.run,
+        steps=steps,
+        first_step=checkpoint.step if checkpoint else 0,
+        history=checkpoint.history if checkpoint else "",
+        identity=words,
+        probe=probe.digest,
+        folder=folder,
+        title=name,
+        notes=[data.description, *(f"warning: {doubt}" for doubt in doubts)],
+    )
+    try:
+        result = run_training(training)
+    finally:
+        reducer.close()
+    if world.is_first:
+        record = {
+            **dataclasses.asdict(result),
+            "world_size": world.world_size,
+            "exchange": algorithm,
+            "route": taken,
+            "data": data.description,
+            "identity_doubts": doubts,
+            "resumed_from": resumed_from,
+            "cost_of_determinism": cost,
+        }
+        write_json(folder / "result.json", record)
+    return result
+
+
+def _resume(
+    checkpoint: Checkpoint,
+    words: dict[str, Any],
+    steps: int,
+    stepper: Stepper,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    check_identity(checkpoint, words)
+    if checkpoint.step > steps:
+        raise CheckpointError(
+            f"the checkpoint is at step {checkpoint.step}, the recipe ends at step {steps}; "
+            "raise train.steps or train.epochs"
+        )
+    restore(checkpoint, stepper.model, optimizer)
+    if checkpoint.scaler:
+        stepper.scaler.load_state_dict(checkpoint.scaler)
+
+
+def _open(recipe: Recipe, parts: Parts) -> Data:
+    if parts.train is None and parts.test is None:
+        return open_data(recipe.data)
+    if parts.train is None or parts.test is None:
+        raise DataError("train_set and test_set come together; one of them is missing")
+    output_shape(parts.train, recipe.data)
+    return Data(parts.train, parts.test, f"own data: {len(parts.train)} training images")
+
+
+def _sample_order(recipe: Recipe, data: Data) -> SampleOrder:
+    config = recipe.train
+    return SampleOrder(
+        config.seed, len(data.train), config.global_batch_size, config.micro_batch_size
+    )
+
+
+def _build(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:
+    seed_random(recipe.train.seed, "weights")
+    if parts.model is None:
+        shape = data.train.sample_CHW
+        model = build_model(recipe.model.name, data.train.num_classes, shape[0])
+    else:
+        model = parts.model()
+    model.to(world.device)
+    if recipe.train.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def _facts(recipe: Recipe, data: Data, model: nn.Module) -> dict[str, str]:
+    """What all ranks must have in common before they train together."""
+    words = {k: v for k, v in flatten(recipe).items() if not k.startswith("run.")}
+    named = [*model.named_parameters(), *model.named_buffers()]
+    first = data.train.batch(torch.tensor([0]))
+    return {
+        "the code": f"torch {torch.__version__}, source {_source_digest()[:12]}",
+        "the recipe": json.dumps(words),
+        "the training data": f"{data.description}, first image {digest([('', first[0])])[:12]}",
+        "the model": digest(named),
+    }
+
+
+def _source_digest() -> str:
+    """SHA-256 of this package's files: tells versions apart, with or without git."""
+    sha = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        sha.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return sha.hexdigest()
+
+
+def _first_loss(stepper: Stepper) -> Tensor:
+    """The loss of the training's first micro-batch, which every rank can compute."""
+    stepper.buffers.begin_step()
+    loss, _ = stepper.forward(*stepper.batch(0, 0), step=0, leaf=0)
+    assert loss is not None  # the first micro-batch of an epoch is never empty
+    return loss
+
+
+def _cost_of_determinism(stepper: Stepper) -> float | None:
+    if not stepper.config.deterministic:
+        return None
+    buffers = [buffer.clone() for buffer in stepper.model.buffers()]
+    cost = cost_of_determinism(lambda: torch.autograd.backward(_first_loss(stepper)))
+    for buffer, start in zip(stepper.model.buffers(), buffers, strict=True):
+        buffer.copy_(start)
+    stepper.model.zero_grad()
+    return cost
+
+
+def _make_folder(world: World, recipe: Recipe, name: str) -> Path:
+    """Rank 0 makes the run's folder and begins it; all ranks know it then."""
+    folder = Path()
+    if world.is_first:
+        folder = create_run_folder(recipe.run, name)
+        write_atomically(folder / "recipe.toml", to_toml(recipe))
+        write_json(folder / "environment.json", describe_environment())
+    return Path(gather_text(world, str(folder.resolve()))[0])
+
+
+def _doubts(recipe: Recipe, world: World, probe: Probe, checkpoint: Checkpoint | None) -> list[str]:
+    """Why other numbers of workers, or other machines, may not end in the same bits."""
+    algorithm, leaves = recipe.exchange.algorithm, recipe.train.num_micro_batches
+    doubts = []
+    if not is_invariant(algorithm, world.world_size, leaves):
+        doubts.append(
+            f"exchange.algorithm {algorithm} does not add in the order of the micro-batch tree "
+            f"at {world.world_size} workers and {leaves} micro-batches"
+        )
+    if probe.deviating_ranks:
+        ranks = ", ".join(map(str, probe.deviating_ranks))
+        doubts.append(f"rank {ranks} computes other bits than most ranks on the same micro-batch")
+    if checkpoint is not None and checkpoint.probe != probe.digest:
+        doubts.append("this machine computes other bits than the one that wrote the checkpoint")
+    if world.device.type == "cuda" and not recipe.train.deterministic:
+        doubts.append("train.deterministic is false; kernels may give other bits in each run")
+    return doubts

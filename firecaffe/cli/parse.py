@@ -1,0 +1,72 @@
+"""Recipes and options from the command line, by jsonargparse, with errors in one line."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser, Namespace
+
+from firecaffe.errors import RecipeError
+from firecaffe.recipe import Recipe, check_recipe
+
+
+class Parser(ArgumentParser):
+    """A parser whose errors are RecipeErrors."""
+
+    def __init__(self, command: str, usage: str, description: str) -> None:
+        super().__init__(
+            prog=f"firecaffe {command}",
+            usage=f"firecaffe {command} {usage}",
+            description=description,
+            parser_mode="toml",
+            print_config=None,
+            default_env=False,
+        )
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise RecipeError(_one_line(message)) from ex
+
+
+def recipe_parser(command: str, usage: str, description: str) -> Parser:
+    """A parser of every word of a recipe, after a recipe file."""
+    parser = Parser(command, usage, description)
+    parser.add_argument("--recipe", action="config", help="the recipe file, in TOML")
+    parser.add_class_arguments(Recipe)
+    return parser
+
+
+def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
+    """The recipe and the other options of `RECIPE.toml [options]`.
+
+    Raises: RecipeError in one line, with the word that is wrong.
+    """
+    if argv and not argv[0].startswith("-"):
+        path = Path(argv[0])
+        try:
+            tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise RecipeError(f"recipe {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise RecipeError(f"recipe {path}: is no TOML ({error})") from error
+        argv = ["--recipe", *argv]
+    elif not set(argv) & {"-h", "--help"}:
+        raise RecipeError(f"no recipe given; usage: {parser.usage}")
+    options = parser.parse_args(argv)
+    built = parser.instantiate(options)
+    sections: dict[str, Any] = {name: built[name] for name in Recipe.__dataclass_fields__}
+    recipe = Recipe(**sections)
+    check_recipe(recipe)
+    return recipe, options
+
+
+def _one_line(message: str) -> str:
+    """jsonargparse's words, shortened to: the word, what was expected, what was found."""
+    line = " ".join(message.split())
+    wrong = re.match(r'Parser key "([\w.]+)": (.*)', line)
+    if wrong:
+        line = f"{wrong[1]}: {wrong[2]}"
+    unknown = re.match(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line)
+    if unknown:
+        line = f"{unknown[1]}.{unknown[2]}: there is no such word in a recipe"
+    return re.sub(r"<class '(\w+)'>", r"\1", line)

@@ -1,0 +1,84 @@
+"""`firecaffe verify RECIPE.toml --nproc-per-node 1,2,4`: are the twins the same bits?"""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+from firecaffe.assemble import preflight
+from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.comm.launch import launch
+from firecaffe.errors import NotIdenticalError, RecipeError
+from firecaffe.recipe import Recipe, to_toml
+from firecaffe.runs.differ import first_difference
+from firecaffe.runs.folder import read_run_file
+
+USAGE = "RECIPE.toml [--nproc-per-node 1,2,4] [--steps 20] [--section.word value …]"
+
+
+def main(argv: list[str]) -> int:
+    parser = recipe_parser(
+        "verify",
+        USAGE,
+        "Train the same recipe on several numbers of workers and compare all weights, buffers, "
+        "optimizer state and losses after every step.",
+    )
+    parser.add_argument("--nproc-per-node", type=str, default="1,2", help="numbers of workers")
+    parser.add_argument("--steps", type=int, default=20, help="steps of each twin")
+    recipe, options = parse_recipe(parser, argv)
+    workers = _numbers(options.nproc_per_node)
+    if options.steps < 1:
+        raise RecipeError(f"--steps is {options.steps}; it must be at least 1")
+    recipe = dataclasses.replace(
+        recipe, train=dataclasses.replace(recipe.train, steps=options.steps)
+    )
+    for number in workers:
+        preflight(recipe, number)
+    with tempfile.TemporaryDirectory(prefix="firecaffe-verify-") as folder:
+        runs = {number: train_twin(recipe, number, Path(folder)) for number in workers}
+        return _report(runs, options.steps)
+
+
+def train_twin(recipe: Recipe, workers: int, parent: Path) -> Path:
+    """Trains one twin with digests after every step; returns its run folder."""
+    run = parent / f"{workers}-workers"
+    words = dataclasses.replace(recipe.run, folder=str(run), digests=True, tensorboard=False)
+    recipe_file = parent / f"{workers}-workers.toml"
+    recipe_file.write_text(to_toml(dataclasses.replace(recipe, run=words)), encoding="utf-8")
+    launch(["train", str(recipe_file)], workers)
+    return run
+
+
+def _report(runs: dict[int, Path], steps: int) -> int:
+    first, *others = runs
+    for number in others:
+        difference = first_difference(runs[first], runs[number])
+        if difference is not None:
+            doubts = [
+                doubt
+                for run in (runs[first], runs[number])
+                for doubt in read_run_file(run, "result.json")["identity_doubts"]
+            ]
+            why = f"; {'; '.join(doubts)}" if doubts else ""
+            raise NotIdenticalError(
+                f"{first} and {number} workers differ from step {difference.step} on, "
+                f"first in {difference.tensor}{why}"
+            )
+    result = read_run_file(runs[first], "result.json")
+    counts = ", ".join(map(str, runs))
+    print(
+        f"identical: {counts} workers, every tensor after each of {steps} steps; "
+        f"weights {result['weights_sha256'][:12]}, state {result['state_sha256'][:12]}"
+    )
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(set(numbers)) < 2 or min(numbers) < 1:
+        raise RecipeError(
+            f"--nproc-per-node is {text!r}; verify needs two or more numbers, as in 1,2,4"
+        )
+    return list(dict.fromkeys(numbers))

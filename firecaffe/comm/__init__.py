@@ -1,0 +1,1 @@
+"""Ranks: the world, starting one, executing a schedule, agreeing."""

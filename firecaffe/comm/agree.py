@@ -1,0 +1,60 @@
+"""Ranks tell each other short texts, and find out who differs before training starts."""
+
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+
+from firecaffe.comm.world import World, peers_may_be_lost
+from firecaffe.errors import AgreementError
+
+
+def gather_text(world: World, text: str) -> list[str]:
+    """The texts of all ranks, in rank order."""
+    if world.group is None:
+        return [text]
+    own = torch.tensor(bytearray(text.encode()), dtype=torch.uint8)
+    with peers_may_be_lost():
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world.world_size)]
+        dist.all_gather(sizes, torch.tensor([own.numel()]), group=world.group)
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: own.numel()] = own
+        rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world.world_size)]
+        dist.all_gather(rows, padded, group=world.group)
+    return [
+        bytes(row[: int(size)].tolist()).decode() for row, size in zip(rows, sizes, strict=True)
+    ]
+
+
+def differing_ranks(texts: list[str]) -> list[int]:
+    """The ranks whose text is not the most frequent one (rank 0's, where there is a tie)."""
+    counts = Counter(texts)
+    most = max(counts.values())
+    common = next(text for text in texts if counts[text] == most)
+    return [rank for rank, text in enumerate(texts) if text != common]
+
+
+def agree(world: World, facts: dict[str, str]) -> None:
+    """Checks that all ranks state the same facts.
+
+    Raises: AgreementError, on every rank, naming the first fact that differs, who differs, and
+    both values.
+    """
+    for what, own in facts.items():
+        texts = gather_text(world, own)
+        different = differing_ranks(texts)
+        if different:
+            first = different[0]
+            other = next(rank for rank in range(len(texts)) if rank not in different)
+            ranks = ", ".join(str(rank) for rank in different)
+            raise AgreementError(
+                f"rank {ranks} differs from the others in {what}: "
+                f"{_shorten(texts[first])} on rank {first}, "
+                f"{_shorten(texts[other])} on rank {other}; "
+                "start all ranks with the same code, recipe and data"
+            )
+
+
+def _shorten(text: str, limit: int = 120) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,72 @@
+"""Random numbers without state: a 64-bit hash of integer keys, for a whole batch at once.
+
+A generator has a state that depends on what was drawn before, hence on how the work was dealt
+out. A hash of (seed, use, epoch, sample) depends on nothing else, so any worker can draw any
+sample's numbers at any time and gets the same ones.
+
+`hash64` feeds its keys one after the other into the output function of SplitMix64:
+
+    state = 0
+    for key in keys:  state = mix((state XOR key) + 0x9E3779B97F4A7C15)
+
+so `hash64(seed)` is SplitMix64's first output for that seed, and with all keys but one held fixed
+the hash is a bijection of the one that is left: no two samples of an epoch get the same number.
+
+Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014;
+constants of Stafford's variant 13, as in Vigna's public-domain splitmix64.c.
+"""
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Stream(IntEnum):
+    """What a random number is for: a key of its own, so that no two uses share numbers."""
+
+    ORDER = 1
+    CROP_TOP = 2
+    CROP_LEFT = 3
+    MIRROR = 4
+    GENERATED_PATTERN = 5
+    GENERATED_NOISE = 6
+    GENERATED_SHIFT = 7
+
+
+def _signed(value: int) -> int:
+    """`value` modulo 2^64 as the two's complement number that int64 holds."""
+    return ((value + 2**63) % 2**64) - 2**63
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_MULTIPLIER_1 = _signed(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's `>>` on int64 copies the sign bit, the mask removes the copies."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MULTIPLIER_1
+    x = (x ^ _shift_right(x, 27)) * _MULTIPLIER_2
+    return x ^ _shift_right(x, 31)
+
+
+def hash64(*keys: int | Tensor) -> Tensor:
+    """Hash integer keys to int64 (all 64 bits random, so negative half of the time).
+
+    Keys are Python ints (taken modulo 2^64) or int64 tensors, which broadcast against each other;
+    the result has the broadcast shape, 0-dimensional if all keys are ints.
+    """
+    state = torch.zeros((), dtype=torch.int64)
+    for key in keys:
+        state = _mix((state ^ (_signed(key) if isinstance(key, int) else key)) + _GAMMA)
+    return state
+
+
+def below(hashes: Tensor, bound: int) -> Tensor:
+    """Map hashes to 0 ... bound-1: the upper 63 bits modulo `bound` (bias below bound / 2^63)."""
+    return _shift_right(hashes, 1) % bound

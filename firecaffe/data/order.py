@@ -1,0 +1,93 @@
+"""Which samples a step uses: a pure function of (seed, epoch, position).
+
+In an epoch the samples are visited in the order of their hashes; step s of the epoch takes the
+next `global_batch_size` of them, and leaf l of the step takes its own `micro_batch_size` of those.
+Nothing here knows how many workers there are, and to resume is to know the number of the step.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from firecaffe.data.hash import Stream, hash64
+from firecaffe.errors import DataError, RecipeError
+
+
+def epoch_order(seed: int, epoch: int, num_samples: int) -> Tensor:
+    """The sample at each position of an epoch: a permutation of 0 ... num_samples-1, int64.
+
+    Samples are sorted by `hash64(seed, Stream.ORDER, epoch, sample)` as signed integers. The hash
+    is a bijection of the sample, so there are no ties, and the order depends on that formula alone,
+    not on a library's generator.
+    """
+    return hash64(seed, Stream.ORDER, epoch, torch.arange(num_samples)).argsort()
+
+
+# The epoch at hand, and the next one for who looks ahead.
+@lru_cache(maxsize=2)
+def _kept_epoch_order(seed: int, epoch: int, num_samples: int) -> Tensor:
+    return epoch_order(seed, epoch, num_samples)
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """The samples of every leaf of every step, for a run without end.
+
+    Leaf l of the epoch's step s holds positions [s G + l m, s G + (l + 1) m) of the epoch, with
+    G = global_batch_size and m = micro_batch_size, cut off at num_samples: each sample comes
+    exactly once in an epoch, and the last step of an epoch may have a shorter leaf and empty ones.
+
+    Raises:
+        DataError: there are no samples.
+        RecipeError: a batch size is not positive, or G is not a multiple of m.
+    """
+
+    seed: int
+    num_samples: int
+    global_batch_size: int
+    micro_batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise DataError(f"the data set has {self.num_samples} samples, expected at least one")
+        if self.micro_batch_size < 1:
+            raise RecipeError(f"micro_batch_size is {self.micro_batch_size}, expected at least 1")
+        if self.global_batch_size < 1 or self.global_batch_size % self.micro_batch_size != 0:
+            raise RecipeError(
+                f"global_batch_size is {self.global_batch_size}, expected a multiple of "
+                f"micro_batch_size, {self.micro_batch_size}"
+            )
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Leaves of a step, empty ones included."""
+        return self.global_batch_size // self.micro_batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that it takes to see every sample once; the last one may be short."""
+        return -(-self.num_samples // self.global_batch_size)
+
+    def epoch(self, step: int) -> int:
+        """The epoch of a step; both count from 0."""
+        return step // self.steps_per_epoch
+
+    def step_in_epoch(self, step: int) -> int:
+        """The place of a step in its epoch, from 0."""
+        return step % self.steps_per_epoch
+
+    def samples_in_step(self, step: int) -> int:
+        """Samples of a step: global_batch_size, or what is left of the epoch."""
+        start = self.step_in_epoch(step) * self.global_batch_size
+        return min(self.global_batch_size, self.num_samples - start)
+
+    def micro_batch(self, step: int, leaf: int) -> Tensor:
+        """The samples of leaf 0 ... num_micro_batches-1 of a step, int64; may be empty."""
+        if not 0 <= leaf < self.num_micro_batches:
+            raise IndexError(f"leaf is {leaf}, expected 0 to {self.num_micro_batches - 1}")
+        start = self.step_in_epoch(step) * self.global_batch_size + leaf * self.micro_batch_size
+        order = _kept_epoch_order(self.seed, self.epoch(step), self.num_samples)
+        # A copy: what is kept must not change when a caller changes its batch.
+        return order[start : start + self.micro_batch_size].clone()

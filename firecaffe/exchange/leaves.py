@@ -1,0 +1,86 @@
+"""The fixed binary tree over micro-batches, and how it is cut among workers.
+
+The V micro-batches of a step are leaves. Node (k, j) is the sum of leaves [j 2^k, (j + 1) 2^k),
+clipped at V. A worker owns consecutive leaves and adds them with a binary counter: a new node
+that completes a pair is added to its waiting sibling, and the sum goes up. What is left is the
+list of largest nodes inside its leaves: one if its share is an aligned power of two, at most
+2 lg V otherwise. Whoever goes on with the nodes of all workers, in order, by the same counter,
+reaches the root by the same additions, however the leaves were shared out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The sum of leaves [index · 2^level, (index + 1) · 2^level), clipped at the last leaf."""
+
+    level: int
+    index: int
+
+
+def leaf_share(num_leaves: int, world_size: int, rank: int) -> range:
+    """The consecutive leaves of one worker; shares differ by at most one leaf."""
+    return range(num_leaves * rank // world_size, num_leaves * (rank + 1) // world_size)
+
+
+class TreeSum(Generic[T]):
+    """A binary counter of pending nodes. `add(left, right)` may add in place into `left`."""
+
+    def __init__(self, num_leaves: int, add: Callable[[T, T], T]) -> None:
+        self.num_leaves = num_leaves
+        self.pending: list[tuple[Node, T]] = []
+        self._add = add
+
+    def push(self, node: Node, value: T) -> None:
+        """Adds the next node to the right, and whatever pairs it completes."""
+        merged, node = self.take_completed(node)
+        for left in merged:
+            value = self._add(left, value)
+        self.pending.append((node, value))
+
+    def take_completed(self, node: Node) -> tuple[list[T], Node]:
+        """Removes the pending values that `node` completes, in the order they are to be added.
+
+        Returns them and the node that the sum will be. The caller adds and pushes it, which is
+        how the last micro-batch is summed bucket by bucket while backward still runs.
+        """
+        merged: list[T] = []
+        while True:
+            if node.index % 2 == 1:
+                sibling = Node(node.level, node.index - 1)
+                if not self.pending or self.pending[-1][0] != sibling:
+                    return merged, node
+                merged.append(self.pending.pop()[1])
+            elif node.index == 0 and 1 << node.level >= self.num_leaves:
+                return merged, node  # the root
+            elif (node.index + 1) << node.level < self.num_leaves:
+                return merged, node  # its right sibling is still to come
+            node = Node(node.level + 1, node.index // 2)
+
+    def total(self) -> T:
+        """The value of the root.
+
+        Raises: ValueError where leaves are missing.
+        """
+        if len(self.pending) != 1 or 1 << self.pending[0][0].level < self.num_leaves:
+            raise ValueError(f"not all {self.num_leaves} leaves were added: {self.pending}")
+        return self.pending[0][1]
+
+
+def largest_nodes(num_leaves: int, share: range) -> list[Node]:
+    """The nodes that a worker is left with after adding the leaves of its share."""
+    counter: TreeSum[None] = TreeSum(num_leaves, lambda left, right: None)
+    for leaf in share:
+        counter.push(Node(0, leaf), None)
+    return [node for node, _ in counter.pending]
+
+
+def shares_are_subtrees(num_leaves: int, world_size: int) -> bool:
+    """Whether every worker ends with one node, so that a tree over ranks continues the tree."""
+    share, rest = divmod(num_leaves, world_size)
+    return world_size == 1 or (rest == 0 and share & (share - 1) == 0)

@@ -1,0 +1,62 @@
+"""The guard: one micro-batch that every rank computes, to see whether all compute the same bits.
+
+Another kind of processor or GPU, or another library, changes bits without any error. So before
+the first step, and whenever the ranks are others than before, all ranks compute the gradients of
+one and the same micro-batch and compare digests. On the way the probe learns the order in which
+backward makes gradients ready, which is the order of the buckets.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.comm.agree import differing_ranks, gather_text
+from firecaffe.comm.digest import digest
+from firecaffe.comm.world import World
+from firecaffe.gradients.buffers import BufferChanges
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the probe micro-batch gave."""
+
+    digest: str
+    """SHA-256 of its loss and gradients on this rank."""
+    ready_order: list[int]
+    """Indices of the parameters in rank 0's order; those that the probe did not use come last."""
+    deviating_ranks: list[int]
+    """Ranks whose digest is not that of most ranks."""
+
+
+def run_probe(
+    model: nn.Module, parameters: list[nn.Parameter], loss: Callable[[], Tensor], world: World
+) -> Probe:
+    """Computes the loss and gradients of one micro-batch and leaves the model as it was."""
+    ready: list[int] = []
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(partial(_note, ready, index))  # type: ignore[no-untyped-call]
+        for index, parameter in enumerate(parameters)
+    ]
+    buffers = BufferChanges(model)
+    buffers.begin_step()
+    value = loss()
+    torch.autograd.backward(value)
+    buffers.begin_micro_batch()
+    for hook in hooks:
+        hook.remove()
+    gradients = [(str(index), p.grad) for index, p in enumerate(parameters) if p.grad is not None]
+    own = digest([("loss", value), *gradients])
+    for parameter in parameters:
+        parameter.grad = None
+    ready += [index for index in range(len(parameters)) if index not in set(ready)]
+    digests = gather_text(world, own)
+    order = json.loads(gather_text(world, json.dumps(ready))[0])
+    return Probe(own, order, differing_ranks(digests))
+
+
+def _note(ready: list[int], index: int, _: Tensor) -> None:
+    ready.append(index)

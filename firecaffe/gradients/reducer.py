@@ -1,0 +1,228 @@
+"""The reducer: micro-batch gradients in, the step's mean gradient out, exchange beside backward.
+
+The gradients of each micro-batch are the leaves of the fixed binary tree of `exchange.leaves`. All
+but a worker's last micro-batch are added after their backward, by the binary counter. In the last
+one a hook on each parameter counts; when a bucket's gradients are all there, its sums are finished
+and one communication thread takes it to the other workers while backward goes on. Buckets leave in
+a fixed order, the same on all ranks. `p.grad` ends as a view into its bucket.
+
+Beside the gradients every micro-batch brings a short row of numbers, the tail (its loss, its
+counts, its changes to buffers), summed by the same tree; and for each parameter whether it was
+used, so that one that nobody used keeps `p.grad = None` and the optimizer leaves it alone, on any
+number of workers.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.comm.exchange import FOLD, Exchange
+from firecaffe.exchange.leaves import Node, TreeSum
+from firecaffe.gradients.buckets import Bucket, make_bucket, make_buckets, views_like
+
+Leaf = list[Tensor]
+"""One tensor for each parameter, and the tail last."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a step's tree came to."""
+
+    tail: Tensor
+    """The sum of all tails."""
+    exposed_s: float
+    """Seconds that the step waited for communication after its backward."""
+    exchange_s: float
+    """Seconds that communication took in all, hidden or not."""
+
+
+class GradientReducer:
+    """Sums gradients over micro-batches and workers. One `begin_step`, then `add` for each own
+    micro-batch in order, then `finish_step`."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        ready_order: Sequence[int],
+        tail: Tensor,
+        num_leaves: int,
+        exchange: Exchange,
+        route: str,
+        bucket_bytes: int,
+    ) -> None:
+        """parameters: those that need gradients. ready_order: their indices in the order in which
+        backward finishes them. tail: an example of a tail. route: see `comm.exchange.route`.
+        """
+        self.parameters = list(parameters)
+        self.num_leaves = num_leaves
+        self.exchange = exchange
+        self.route = route
+        self._used = torch.ones(len(self.parameters), dtype=tail.dtype, device=tail.device)
+        tensors = [*self.parameters, torch.cat([self._used, tail])]
+        ranks = exchange.world.world_size
+        self.buckets = make_buckets(self.parameters, ready_order, bucket_bytes, ranks)
+        self.buckets.append(make_bucket(tensors, [len(self.parameters)], ranks))
+        self._view_of = {
+            member: view
+            for bucket in self.buckets
+            for member, view in zip(bucket.members, bucket.views, strict=True)
+        }
+        self._bucket_of = {
+            member: index for index, bucket in enumerate(self.buckets) for member in bucket.members
+        }
+        self._thread = ThreadPoolExecutor(1, "exchange", _use_one_thread) if ranks > 1 else None
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._on_ready, index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(self.parameters)
+        ]
+        self._stream = torch.cuda.Stream(tail.device) if tail.is_cuda else None  # type: ignore[no-untyped-call]
+        self._closing = False
+
+    def close(self) -> None:
+        """Removes the hooks and ends the communication thread."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def begin_step(self, total_weight: float) -> None:
+        """total_weight: what the sums are divided by, once, at the root."""
+        self._total_weight = total_weight
+        self._counter: TreeSum[Leaf] = TreeSum(self.num_leaves, _add_in_place)
+        self._merged: list[Leaf] = []
+        self._node = Node(0, 0)
+        self._waiting = [len(bucket.members) for bucket in self.buckets]
+        self._next_bucket = 0
+        self._futures: list[Future[float]] = []
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def add(self, leaf: int, loss: Tensor | None, tail: Tensor, is_last: bool) -> None:
+        """Runs backward for one micro-batch and adds its gradients.
+
+        loss: None for a micro-batch without samples, which adds zeros. is_last: this worker has no
+        further micro-batch in this step.
+        """
+        if is_last:
+            self._merged, self._node = self._counter.take_completed(Node(0, leaf))
+            if self.route != FOLD:
+                self._merged += [value for _, value in reversed(self._counter.pending)]
+            self._closing = True
+        if loss is not None:
+            torch.autograd.backward(loss)
+        self._closing = False
+        used = [parameter.grad is not None for parameter in self.parameters]
+        mask = self._used if all(used) else self._used * self._used.new_tensor(used)
+        tail = torch.cat([mask, tail])
+        if is_last:
+            self._send_ready_buckets(tail, everything=True)
+            return
+        gradients = [_gradient(parameter) for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._counter.push(Node(0, leaf), [*gradients, tail])
+
+    def finish_step(self) -> Totals:
+        """Waits for the exchange and leaves the mean gradient in every `p.grad`."""
+        start = time.perf_counter()
+        exchange_s = sum(future.result() for future in self._futures)
+        exposed_s = time.perf_counter() - start
+        total = self._view_of[len(self.parameters)]
+        used = total[: len(self.parameters)].tolist()
+        for index, parameter in enumerate(self.parameters):
+            parameter.grad = self._view_of[index] if used[index] else None
+        return Totals(total[len(self.parameters) :], exposed_s, exchange_s)
+
+    def _on_ready(self, index: int, _: nn.Parameter) -> None:
+        if self._closing:
+            self._waiting[self._bucket_of[index]] -= 1
+            self._send_ready_buckets(None)
+
+    def _send_ready_buckets(self, tail: Tensor | None, everything: bool = False) -> None:
+        """Takes the next buckets, in order, that are complete (or all, once backward is over)."""
+        while self._next_bucket < len(self.buckets):
+            index = self._next_bucket
+            if self._waiting[index] and not everything:
+                return
+            self._next_bucket += 1
+            nodes = self._close_bucket(self.buckets[index], tail)
+            divide = index < len(self.buckets) - 1  # the tail holds sums
+            if self._thread is None:
+                if divide:
+                    self.buckets[index].flat.div_(self._total_weight)
+            else:
+                flat = self.buckets[index].flat
+                ready = torch.cuda.current_stream().record_event() if flat.is_cuda else None
+                self._futures.append(
+                    self._thread.submit(self._exchange, flat, nodes, divide, ready)
+                )
+
+    def _close_bucket(self, bucket: Bucket, tail: Tensor | None) -> list[tuple[Node, Tensor]]:
+        """Finishes this worker's sums of one bucket; returns its nodes of the tree."""
+        for member, view in zip(bucket.members, bucket.views, strict=True):
+            if member == len(self.parameters):
+                assert tail is not None
+                value = tail
+            else:
+                value = _gradient(self.parameters[member])
+            if not self._merged:
+                view.copy_(value)
+            for left in self._merged[:-1]:
+                value = left[member].add_(value)
+            for left in self._merged[-1:]:
+                torch.add(left[member], value, out=view)
+        if self.route != FOLD:
+            return []
+        nodes = []
+        for node, leaf in self._counter.pending:
+            flat = torch.zeros_like(bucket.flat)
+            parts = [leaf[member] for member in bucket.members]
+            for view, part in zip(views_like(flat, bucket.views), parts, strict=True):
+                view.copy_(part)
+            nodes.append((node, flat))
+        return [*nodes, (self._node, bucket.flat)]
+
+    def _exchange(
+        self,
+        flat: Tensor,
+        nodes: list[tuple[Node, Tensor]],
+        divide: bool,
+        ready: torch.cuda.Event | None,
+    ) -> float:
+        """Runs in the communication thread; returns its seconds.
+
+        On a GPU the thread has a stream of its own and waits on the host for both ends, so that
+        its seconds are those of the exchange.
+        """
+        if ready is not None:
+            ready.synchronize()
+        start = time.perf_counter()
+        with torch.cuda.stream(self._stream):
+            if self.route == FOLD:
+                self.exchange.fold(nodes, self.num_leaves, flat)
+            else:
+                self.exchange.all_reduce(flat)
+            if divide:
+                flat.div_(self._total_weight)
+        if self._stream is not None:
+            self._stream.synchronize()
+        return time.perf_counter() - start
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _add_in_place(left: Leaf, right: Leaf) -> Leaf:
+    torch._foreach_add_(left, right)
+    return left
+
+
+def _use_one_thread() -> None:
+    # Threads of its own would take cores from backward, which runs at the same time.
+    torch.set_num_threads(1)

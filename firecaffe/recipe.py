@@ -1,0 +1,95 @@
+"""A whole run as data: the Configs of all parts, composed, and what of them decides bits."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import tomli_w
+
+from firecaffe.data import DataConfig
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import EXCHANGES
+from firecaffe.gradients.config import ExchangeConfig
+from firecaffe.models.config import ModelConfig
+from firecaffe.runs.folder import RunConfig
+from firecaffe.train.config import CheckpointConfig, TrainConfig, check_train
+from firecaffe.train.learning_rate import check_policy
+from firecaffe.train.solver import SolverConfig, check_solver
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training, in sections."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Checks what can be known from the words alone.
+
+    Raises: RecipeError with the dotted name of the word, what was found, and what would be right.
+    """
+    check_train(recipe.train)
+    check_solver(recipe.solver)
+    check_policy(recipe.solver)
+    exchange = recipe.exchange
+    if exchange.algorithm not in EXCHANGES:
+        known = ", ".join(EXCHANGES)
+        raise RecipeError(
+            f"exchange.algorithm is {exchange.algorithm!r}; it must be one of {known}"
+        )
+    if exchange.bucket_bytes < 1:
+        raise RecipeError(
+            f"exchange.bucket_bytes is {exchange.bucket_bytes}; it must be at least 1"
+        )
+    if not exchange.timeout_s > 0:
+        raise RecipeError(f"exchange.timeout_s is {exchange.timeout_s}; it must be above 0")
+    if recipe.checkpoint.every < 0:
+        raise RecipeError(f"checkpoint.every is {recipe.checkpoint.every}; it must be 0 or more")
+
+
+_FREE_WORDS = (
+    "data.path",
+    "train.device",
+    "train.eval_every",
+    "train.eval_batch_size",
+    "train.steps",
+    "train.epochs",
+)
+
+
+def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
+    """The words that decide bits, by dotted name: a run may only be resumed with the same.
+
+    Workers, buckets, exchange, checkpoints and paths are not among them. The planned number of
+    steps is, where the learning rate depends on it.
+    """
+    sections = ("model", "data", "train", "solver")
+    words = {
+        name: value
+        for name, value in flatten(recipe).items()
+        if name.split(".")[0] in sections and name not in _FREE_WORDS
+    }
+    if recipe.solver.lr_policy == "poly":
+        words["train.steps"] = steps
+    return words
+
+
+def flatten(recipe: Recipe) -> dict[str, Any]:
+    """All words of a recipe by dotted name."""
+    return {
+        f"{section}.{word}": value
+        for section, words in dataclasses.asdict(recipe).items()
+        for word, value in words.items()
+    }
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The recipe as a file that `firecaffe train` reads."""
+    return tomli_w.dumps(dataclasses.asdict(recipe))

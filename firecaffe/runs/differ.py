@@ -1,0 +1,33 @@
+"""Where two runs first differ: the step and the tensor, from their digests.jsonl."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from firecaffe.errors import RunError
+from firecaffe.runs.record import read_json_lines
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first step, counted from 1, and in it the first tensor in network order."""
+
+    step: int
+    tensor: str
+
+
+def first_difference(run: Path, other: Path) -> Difference | None:
+    """None where all tensors are the same after every step.
+
+    Raises: RunError where the runs did not take the same steps with the same tensors.
+    """
+    rows, other_rows = (read_json_lines(folder / "digests.jsonl") for folder in (run, other))
+    for row, other_row in zip(rows, other_rows, strict=False):
+        tensors, other_tensors = row["tensors"], other_row["tensors"]
+        if row["step"] != other_row["step"] or tensors.keys() != other_tensors.keys():
+            raise RunError(f"{run} and {other} did not train the same tensors at the same steps")
+        for name, value in tensors.items():
+            if value != other_tensors[name]:
+                return Difference(row["step"], name)
+    if len(rows) != len(other_rows):
+        raise RunError(f"{run} has {len(rows)} steps, {other} has {len(other_rows)}")
+    return None

@@ -1,0 +1,62 @@
+"""What a run ran on: hardware, versions, commit."""
+
+import platform
+import subprocess
+import sys
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+
+def describe_environment() -> dict[str, Any]:
+    """Facts of this host that may change bits or speed."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "host": platform.node(),
+        "cpu": cpu_name(),
+        "cores": psutil.cpu_count(logical=True),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": gpus,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "firecaffe": version("firecaffe"),
+        "commit": commit(),
+        "command": sys.argv,
+    }
+
+
+def cpu_name() -> str:
+    """The processor's own name, where the system tells."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@lru_cache
+def commit() -> str:
+    """The commit of this code, with '+' where files were changed since; empty outside of git."""
+    folder = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return ""
+        return done.stdout.strip()
+
+    # A repository that merely holds an installed copy of this package says nothing about it.
+    if not git("ls-files", "environment.py"):
+        return ""
+    changed = git("status", "--porcelain", "--", "..")
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")

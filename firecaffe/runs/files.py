@@ -1,0 +1,36 @@
+"""Files that are whole or not there: written aside, synced, then renamed."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a text file so that under its final name it is never seen in part."""
+    aside = path.with_name(f".{path.name}.partial")
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def sync_file(path: Path) -> None:
+    """Waits until a file's content is on the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Waits until a folder's names are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

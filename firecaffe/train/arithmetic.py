@@ -1,0 +1,60 @@
+"""What decides the bits of one micro-batch on one rank: threads, kernels, random numbers."""
+
+import hashlib
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from firecaffe.train.config import TrainConfig
+
+
+def set_arithmetic(config: TrainConfig, device: torch.device) -> None:
+    """Fixes threads and kernels for this process.
+
+    On a GPU with `deterministic`: no benchmarking of kernels (it may choose others on each worker),
+    no TF32, and an error from torch where an operation has no deterministic kernel.
+
+    Source: PyTorch's notes on reproducibility; cuBLAS, "Results reproducibility".
+    """
+    torch.set_num_threads(config.threads)
+    if device.type == "cuda" and config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Filling fresh memory guards against reading it unwritten; it costs time and no bits.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.use_deterministic_algorithms(True)
+
+
+def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> float:
+    """Seconds of a micro-batch with deterministic kernels over seconds without, on this GPU.
+
+    Medians of `repeats`, alternating, after one run of each that is not counted.
+    """
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for repeat in range(repeats + 1):
+        for deterministic in (True, False):
+            torch.use_deterministic_algorithms(deterministic)
+            torch.backends.cudnn.benchmark = not deterministic
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            micro_batch()
+            torch.cuda.synchronize()
+            if repeat:
+                seconds[deterministic].append(time.perf_counter() - start)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    return statistics.median(seconds[True]) / statistics.median(seconds[False])
+
+
+def seed_random(seed: int, *what: str | int) -> None:
+    """Seeds torch's generators by purpose, such as (seed, "dropout", step, micro-batch).
+
+    A key instead of a state: nothing to save, and no rank enters it.
+    """
+    key = " ".join(str(part) for part in (seed, *what))
+    torch.manual_seed(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) >> 1)

@@ -1,0 +1,229 @@
+"""Checkpoints: the whole state of a training, for any number of workers.
+
+    checkpoints/step-00000100/state.safetensors   parameters, buffers, optimizer state
+    checkpoints/step-00000100/meta.json           step, recipe identity, scalars
+    checkpoints/step-00000100/SHA256SUMS          as sha256sum writes it; `sha256sum -c` checks it
+    checkpoints/latest                            the name of the newest whole one
+
+A checkpoint is written under another name, synced, digested, renamed, and only then named by
+`latest`. Nothing in it belongs to a worker: no generator state (random numbers are keyed), no
+sampler state (the order is a function of the step). Nothing is ever unpickled.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn, optim
+
+from firecaffe.errors import CheckpointError
+from firecaffe.runs.files import sync_file, sync_folder, write_atomically
+
+STATE, META, SUMS, LATEST = "state.safetensors", "meta.json", "SHA256SUMS", "latest"
+
+
+@dataclass
+class Checkpoint:
+    """What is saved. `step` updates were done; `history` digests all losses so far."""
+
+    step: int
+    identity: dict[str, Any]
+    """The words of the recipe that decide bits."""
+    probe: str
+    history: str
+    tensors: dict[str, Tensor]
+    scalars: dict[str, Any]
+    """Optimizer state that is no tensor."""
+    scaler: dict[str, Any]
+    """State of the float16 loss scale; empty without one."""
+
+
+def state_tensors(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
+    """All tensors that training changes, in network order, each once.
+
+    parameter/NAME, buffer/NAME, optimizer/NAME/KEY. They are the live tensors, not copies.
+    """
+    tensors = {f"parameter/{name}": p.detach() for name, p in model.named_parameters()}
+    tensors |= {f"buffer/{name}": b.detach() for name, b in model.named_buffers()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{name}/{key}"] = value
+    return tensors
+
+
+def state_scalars(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
+    """The rest of the optimizer's state: numbers and None by NAME/KEY."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if not isinstance(value, Tensor)
+    }
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Writes a checkpoint below `folder` and points `latest` to it.
+
+    Raises: CheckpointError where the disk does not take it; older checkpoints stay whole.
+    """
+    name = f"step-{checkpoint.step:08d}"
+    aside = folder / f".{name}.partial"
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        save_file({k: t.cpu().contiguous() for k, t in checkpoint.tensors.items()}, aside / STATE)
+        meta = {
+            "step": checkpoint.step,
+            "identity": checkpoint.identity,
+            "probe": checkpoint.probe,
+            "history": checkpoint.history,
+            "scalars": checkpoint.scalars,
+            "scaler": checkpoint.scaler,
+            "torch": torch.__version__,
+        }
+        (aside / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        sums = "".join(f"{_sha256(aside / file)}  {file}\n" for file in (STATE, META))
+        (aside / SUMS).write_text(sums, encoding="utf-8")
+        for file in (STATE, META, SUMS):
+            sync_file(aside / file)
+        final = folder / name
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(aside, final)
+        sync_folder(folder)
+        write_atomically(folder / LATEST, name + "\n")
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise CheckpointError(f"checkpoint of step {checkpoint.step} not saved: {error}") from error
+    return final
+
+
+def find_checkpoint(where: Path) -> Path:
+    """The checkpoint that a path means: a run folder, its checkpoints folder, or one itself.
+
+    Raises: CheckpointError where there is none.
+    """
+    for folder in (where / "checkpoints", where):
+        if (folder / LATEST).is_file():
+            name = (folder / LATEST).read_text(encoding="utf-8").strip()
+            if Path(name).name != name:
+                raise CheckpointError(f"{folder / LATEST}: {name!r} is no name of a checkpoint")
+            where = folder / name
+            break
+    if not (where / SUMS).is_file():
+        raise CheckpointError(f"{where}: no checkpoint there (a folder with {SUMS})")
+    return where
+
+
+def load_checkpoint(where: Path) -> Checkpoint:
+    """Reads a checkpoint after comparing its digests.
+
+    Raises: CheckpointError where a file is missing, was changed, or is no checkpoint.
+    """
+    verify_checkpoint(where)
+    try:
+        meta = json.loads((where / META).read_text(encoding="utf-8"))
+        with safe_open(where / STATE, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        return Checkpoint(
+            step=int(meta["step"]),
+            identity=dict(meta["identity"]),
+            probe=str(meta["probe"]),
+            history=str(meta["history"]),
+            tensors=tensors,
+            scalars=dict(meta["scalars"]),
+            scaler=dict(meta["scaler"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"{where}: is no checkpoint of this program ({error})") from error
+
+
+def verify_checkpoint(where: Path) -> None:
+    """Raises: CheckpointError where a file's SHA-256 is not the one in SHA256SUMS."""
+    try:
+        lines = (where / SUMS).read_text(encoding="utf-8").splitlines()
+        expected = {name: sha for sha, name in (line.split("  ", 1) for line in lines)}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{where / SUMS}: cannot be read ({error})") from error
+    for name in (STATE, META):
+        if not (where / name).is_file():
+            raise CheckpointError(f"{where / name}: is missing")
+        found = _sha256(where / name)
+        if found != expected.get(name):
+            raise CheckpointError(
+                f"{where / name}: damaged; its SHA-256 is {found[:12]}…, "
+                f"SHA256SUMS says {expected.get(name, 'nothing')[:12]}…; use an older checkpoint"
+            )
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Puts a checkpoint's tensors into the model and the optimizer.
+
+    Raises: CheckpointError where names or shapes are not the model's.
+    """
+    rest = dict(checkpoint.tensors)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            _copy(parameter, rest.pop(f"parameter/{name}", None), name)
+        for name, buffer in model.named_buffers():
+            _copy(buffer, rest.pop(f"buffer/{name}", None), name)
+    parameters = dict(model.named_parameters())
+    for key, value in rest.items():
+        prefix, _, path = key.partition("/")
+        name, _, word = path.rpartition("/")
+        if prefix != "optimizer" or name not in parameters:
+            raise CheckpointError(f"checkpoint holds {key}, which the model does not have")
+        optimizer.state[parameters[name]][word] = _like(value, parameters[name])
+    for path, scalar in checkpoint.scalars.items():
+        name, _, word = path.rpartition("/")
+        if name not in parameters:
+            raise CheckpointError(f"checkpoint holds {path}, which the model does not have")
+        optimizer.state[parameters[name]][word] = scalar
+
+
+def check_identity(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
+    """Raises: CheckpointError, naming the first word of the recipe that differs."""
+    for word in sorted(identity.keys() | checkpoint.identity.keys()):
+        saved, asked = checkpoint.identity.get(word), identity.get(word)
+        if saved != asked:
+            raise CheckpointError(
+                f"{word} is {asked!r} in the recipe, {saved!r} in the checkpoint; "
+                "it decides bits, so a run cannot go on with another"
+            )
+
+
+def extend_history(history: str, loss: float) -> str:
+    """The digest of all losses so far: SHA-256 of the one before and the loss's exact value."""
+    exact = loss.hex() if math.isfinite(loss) else repr(loss)
+    return hashlib.sha256(f"{history} {exact}".encode()).hexdigest()
+
+
+def _copy(target: Tensor, source: Tensor | None, name: str) -> None:
+    if source is None:
+        raise CheckpointError(f"checkpoint lacks {name}, which the model has")
+    if source.shape != target.shape or source.dtype != target.dtype:
+        raise CheckpointError(
+            f"{name} is {source.dtype} {tuple(source.shape)} in the checkpoint, "
+            f"{target.dtype} {tuple(target.shape)} in the model"
+        )
+    target.copy_(source)
+
+
+def _like(value: Tensor, parameter: Tensor) -> Tensor:
+    """Optimizer state as the optimizer would have made it: on the device, in the same layout."""
+    if value.shape != parameter.shape:
+        return value  # a count of steps, which torch keeps on the CPU
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

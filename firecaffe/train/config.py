@@ -1,0 +1,87 @@
+"""The recipe's [train] and [checkpoint] sections."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from firecaffe.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, in which batches and in which arithmetic a network is trained.
+
+    Args:
+        global_batch_size: Samples of one step, over all workers.
+        micro_batch_size: Samples that go through the network at once: the leaves of the summation
+            tree, and what BatchNorm takes its statistics over. The number of workers never
+            changes it.
+        steps: Optimizer updates. 0 takes `epochs`.
+        epochs: Passes over the training data, where `steps` is 0.
+        seed: Decides initial weights, the order of samples, augmentation and dropout.
+        device: auto, cpu or cuda.
+        threads: Intra-op threads of each worker on a CPU. They change bits; use 1 and more workers.
+        autocast: Compute in bfloat16 or float16 where torch's autocast holds it safe.
+        channels_last: Keep images and weights with the channels innermost in memory.
+        deterministic: On a GPU, use only kernels that give the same bits every time.
+        eval_every: Evaluate on the test set every so many steps; 0 only at the end.
+        eval_batch_size: Samples of one evaluation batch on one worker.
+    """
+
+    global_batch_size: int = 128
+    micro_batch_size: int = 16
+    steps: int = 0
+    epochs: int = 1
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 1
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
+    channels_last: bool = False
+    deterministic: bool = True
+    eval_every: int = 0
+    eval_batch_size: int = 250
+
+    @property
+    def num_micro_batches(self) -> int:
+        return self.global_batch_size // self.micro_batch_size
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state of a run is saved.
+
+    Args:
+        every: Save every so many steps; 0 saves only at the end.
+    """
+
+    every: int = 0
+
+
+def check_train(config: TrainConfig) -> None:
+    """Raises: RecipeError where a number cannot be."""
+    for name in ("global_batch_size", "micro_batch_size", "threads", "eval_batch_size"):
+        _at_least(f"train.{name}", getattr(config, name), 1)
+    for name in ("steps", "epochs", "eval_every"):
+        _at_least(f"train.{name}", getattr(config, name), 0)
+    if config.steps == 0 and config.epochs == 0:
+        raise RecipeError("train.steps and train.epochs are both 0; one must say how long to train")
+    if config.global_batch_size % config.micro_batch_size:
+        raise RecipeError(
+            f"train.global_batch_size is {config.global_batch_size}, which is no multiple of "
+            f"train.micro_batch_size, {config.micro_batch_size}"
+        )
+
+
+def check_workers(config: TrainConfig, world_size: int) -> None:
+    """Raises: RecipeError where there are more ranks than micro-batches."""
+    if world_size > config.num_micro_batches:
+        raise RecipeError(
+            f"{world_size} ranks but only {config.num_micro_batches} micro-batches a step "
+            f"(train.global_batch_size {config.global_batch_size} / train.micro_batch_size "
+            f"{config.micro_batch_size}); use at most {config.num_micro_batches} ranks "
+            "or smaller micro-batches"
+        )
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise RecipeError(f"{name} is {value}; it must be at least {least}")

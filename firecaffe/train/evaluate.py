@@ -1,0 +1,62 @@
+"""Evaluation: every test sample counted exactly once, on any number of ranks."""
+
+import json
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from firecaffe.comm.agree import gather_text
+from firecaffe.comm.world import World
+from firecaffe.data import DataConfig, Dataset, eval_batches
+from firecaffe.train.config import TrainConfig
+from firecaffe.train.step import AUTOCAST, Loss, count_correct
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Fractions of the test set, and the mean loss."""
+
+    samples: int
+    loss: float
+    top1: float
+    top5: float
+
+
+def evaluate(
+    model: nn.Module,
+    loss: Loss,
+    dataset: Dataset,
+    data: DataConfig,
+    config: TrainConfig,
+    world: World,
+) -> Evaluation:
+    """Evaluates the model on all ranks together; every rank returns the same.
+
+    Batches are the same for every number of ranks, and their sums are added in batch order.
+    """
+    model.eval()
+    dtype = AUTOCAST.get(config.autocast)
+    rows: list[tuple[int, int, float, float, float]] = []
+    batches = eval_batches(
+        dataset,
+        config.eval_batch_size,
+        world.rank,
+        world.world_size,
+        config=data,
+        device=world.device,
+    )
+    with torch.no_grad(), torch.autocast(world.device.type, dtype, enabled=dtype is not None):
+        for number, images, labels in batches:
+            if config.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            outputs = model(images)
+            mean_loss = loss(outputs, labels).item()
+            top1, top5 = (count.item() for count in count_correct(outputs, labels))
+            rows.append((number, len(labels), mean_loss * len(labels), top1, top5))
+    model.train()
+    gathered = [json.loads(text) for text in gather_text(world, json.dumps(rows))]
+    in_batch_order = sorted(tuple(row) for part in gathered for row in part)
+    _, samples, losses, top1s, top5s = zip(*in_batch_order, strict=True)
+    count = sum(samples)
+    return Evaluation(count, sum(losses) / count, sum(top1s) / count, sum(top5s) / count)

@@ -1,0 +1,68 @@
+"""What a person sees while a run goes on: a live line in a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from firecaffe.train.evaluate import Evaluation
+from firecaffe.train.step import StepResult
+
+LINES = 10
+"""How many lines a run prints where there is no terminal."""
+
+
+class RunProgress:
+    """Shows steps, loss, learning rate, images/s and the time left. Silent on other ranks."""
+
+    def __init__(self, title: str, first_step: int, steps: int, shown: bool) -> None:
+        self._console = Console(file=sys.stdout, quiet=not shown, soft_wrap=True)
+        self._title, self._steps = title, steps
+        self._stride = max(1, (steps - first_step) // LINES)
+        self._start, self._samples = time.perf_counter(), 0
+        self._live = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not (shown and self._console.is_terminal),
+        )
+        self._task = self._live.add_task(title, total=steps, completed=first_step, numbers="")
+
+    def say(self, line: str) -> None:
+        """A plain line, above the live one."""
+        self._live.console.print(line, markup=False, highlight=False)
+
+    def step(self, step: int, learning_rate: float, result: StepResult) -> None:
+        """After step `step`, counted from 1."""
+        self._samples += result.samples
+        rate = self._samples / (time.perf_counter() - self._start)
+        numbers = f"loss {result.loss:.4f}  lr {learning_rate:.4g}  {rate:,.0f} images/s"
+        self._live.update(self._task, completed=step, numbers=f"step {step}  {numbers}")
+        if not self._console.is_terminal and (step % self._stride == 0 or step == self._steps):
+            left_s = (self._steps - step) * result.timings.step_s
+            self.say(f"{self._title}  step {step}/{self._steps}  {numbers}  {left_s:,.0f} s left")
+
+    def evaluation(self, step: int, result: Evaluation) -> None:
+        """After an evaluation at step `step`."""
+        self.say(
+            f"{self._title}  test at step {step}: top-1 {result.top1:.2%}, "
+            f"top-5 {result.top5:.2%}, loss {result.loss:.4f} ({result.samples:,} images)"
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()

@@ -1,0 +1,162 @@
+"""One step: this worker's micro-batches forward and backward, the exchange, the update."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from firecaffe.data import Batches
+from firecaffe.exchange.leaves import leaf_share
+from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.train.arithmetic import seed_random
+from firecaffe.train.config import TrainConfig
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""(the network's outputs, labels) -> the mean loss of the samples, a scalar."""
+
+COUNTS = ("loss", "top1", "top5")
+"""The head of every tail; the changes to buffers follow."""
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where one rank's time of one step went, in seconds."""
+
+    step: int
+    data_s: float
+    compute_s: float
+    exposed_communication_s: float
+    exchange_s: float
+    update_s: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step over all workers."""
+
+    samples: int
+    loss: float
+    top1: float
+    top5: float
+    timings: Timings
+
+
+class Stepper:
+    """Runs steps on this rank. Its state is the model's, the optimizer's and the scaler's."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: Batches,
+        config: TrainConfig,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self.batches = batches
+        self.config = config
+        self.buffers = BufferChanges(model)
+        self.share = leaf_share(config.num_micro_batches, world_size, rank)
+        self.device = next(model.parameters()).device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
+
+    def run(
+        self,
+        step: int,
+        learning_rate: float,
+        optimizer: optim.Optimizer,
+        reducer: GradientReducer,
+        clip_gradients: float,
+    ) -> StepResult:
+        """Trains step `step`, counted from 0, and leaves every rank with the same weights."""
+        start = time.perf_counter()
+        samples = self.batches.order.samples_in_step(step)
+        total_weight = samples / self.config.micro_batch_size
+        reducer.begin_step(total_weight)
+        self.buffers.begin_step()
+        data_s = 0.0
+        for leaf in self.share:
+            before_data = time.perf_counter()
+            images, labels = self.batch(step, leaf)
+            data_s += time.perf_counter() - before_data
+            self.buffers.begin_micro_batch()
+            loss, tail = self.forward(images, labels, step, leaf)
+            reducer.add(leaf, loss, tail, is_last=leaf == self.share[-1])
+        before_wait = time.perf_counter()
+        totals = reducer.finish_step()
+        before_update = time.perf_counter()
+        self._update(learning_rate, optimizer, clip_gradients)
+        self.buffers.finish_step(totals.tail[len(COUNTS) :], total_weight)
+        loss_sum, top1, top5 = totals.tail[: len(COUNTS)].tolist()
+        end = time.perf_counter()
+        timings = Timings(
+            step=step,
+            data_s=data_s,
+            compute_s=before_wait - start - data_s,
+            exposed_communication_s=totals.exposed_s,
+            exchange_s=totals.exchange_s,
+            update_s=end - before_update,
+            step_s=end - start,
+        )
+        return StepResult(samples, loss_sum / total_weight, top1 / samples, top5 / samples, timings)
+
+    def batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]:
+        images, labels = self.batches.train_batch(step, leaf)
+        if self.config.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return images, labels
+
+    def forward(
+        self, images: Tensor, labels: Tensor, step: int, leaf: int
+    ) -> tuple[Tensor | None, Tensor]:
+        """The loss to differentiate and the tail of one micro-batch.
+
+        A micro-batch without samples (at the end of an epoch) has no loss and a tail of zeros.
+        """
+        if len(labels) == 0:
+            return None, self.empty_tail()
+        seed_random(self.config.seed, "dropout", step, leaf)
+        dtype = AUTOCAST.get(self.config.autocast)
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+            outputs = self.model(images)
+            loss = self.loss(outputs, labels)
+        # A short micro-batch weighs less; a full one is not multiplied, which keeps it cheap.
+        weight = len(labels) / self.config.micro_batch_size
+        if weight != 1:
+            loss = loss * weight
+        with torch.no_grad():
+            counts = torch.stack([loss.detach().float(), *count_correct(outputs, labels)])
+            tail = torch.cat([counts.to(self.buffers.dtype), *self.buffers.take(leaf, weight)])
+        return self.scaler.scale(loss), tail
+
+    def empty_tail(self) -> Tensor:
+        """The tail of a micro-batch without samples."""
+        num_elements = len(COUNTS) + self.buffers.num_elements
+        return torch.zeros(num_elements, dtype=self.buffers.dtype, device=self.device)
+
+    def _update(
+        self, learning_rate: float, optimizer: optim.Optimizer, clip_gradients: float
+    ) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.scaler.unscale_(optimizer)
+        if clip_gradients:
+            nn.utils.clip_grad_norm_(self.model.parameters(), clip_gradients, foreach=True)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+
+def count_correct(outputs: Any, labels: Tensor) -> list[Tensor]:
+    """How many samples have their label first, and among the first five; float32 scalars."""
+    logits = outputs if isinstance(outputs, Tensor) else outputs[0]
+    best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+    return [best[:, 0].sum().float(), best.sum().float()]

@@ -1,0 +1,152 @@
+"""A folder of images: what it holds, and each way in which it can be wrong."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from firecaffe.data.folder import open_folder
+from firecaffe.errors import DataError
+
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+
+
+def draw(path: Path, color: tuple[int, int, int], size: tuple[int, int] = (5, 9)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, color).save(path)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Classes b and a, two and one training images, one test image of b."""
+    draw(tmp_path / "train" / "b" / "2.png", GREEN)
+    draw(tmp_path / "train" / "b" / "1.PNG", RED)
+    draw(tmp_path / "train" / "a" / "9.png", BLUE)
+    draw(tmp_path / "val" / "b" / "x.bmp", GREEN, (30, 40))
+    (tmp_path / "train" / "b" / "notes.txt").write_text("not an image")
+    (tmp_path / "train" / "b" / "._1.png").write_text("left by a file manager")
+    (tmp_path / "train" / ".hidden").mkdir()
+    return tmp_path
+
+
+def test_classes_and_files_are_sorted(images: Path) -> None:
+    train, test = open_folder(images, 8)
+    assert (len(train), len(test), train.num_classes, test.num_classes) == (3, 1, 2, 2)
+    assert train.sample_CHW == (3, 8, 8)
+    pixels, labels = train.batch(torch.tensor([2, 0, 1, 0]))
+    assert labels.tolist() == [1, 0, 1, 0]
+    assert pixels.dtype == torch.uint8
+    assert pixels.shape == (4, 3, 8, 8)
+    colors = [tuple(image.amin((1, 2)).tolist()) for image in pixels]
+    assert colors == [GREEN, BLUE, RED, BLUE]
+    assert test.batch(torch.tensor([0]))[1].tolist() == [1]
+
+
+def test_an_image_is_warped_to_a_square(tmp_path: Path) -> None:
+    """Left half red, right half blue, wide: still half and half, channels first, row by row."""
+    for part in ("train", "test"):
+        image = Image.new("RGB", (40, 10), RED)
+        image.paste(BLUE, (20, 0, 40, 10))
+        (tmp_path / part / "c").mkdir(parents=True)
+        image.save(tmp_path / part / "c" / "1.png")
+    pixels = open_folder(tmp_path, 10)[0].batch(torch.tensor([0]))[0][0]
+    assert torch.equal(pixels[0, :, :4], torch.full((10, 4), 255, dtype=torch.uint8))
+    assert torch.equal(pixels[2, :, 6:], torch.full((10, 4), 255, dtype=torch.uint8))
+    assert int(pixels[1].max()) == 0
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "CMYK"])
+def test_every_image_becomes_rgb(tmp_path: Path, mode: str) -> None:
+    suffix = "jpg" if mode == "CMYK" else "png"
+    for part in ("train", "test"):
+        (tmp_path / part / "c").mkdir(parents=True)
+        Image.new("RGB", (6, 6), (255, 255, 255)).convert(mode).save(
+            tmp_path / part / "c" / f"1.{suffix}"
+        )
+    pixels, _ = open_folder(tmp_path, 6)[0].batch(torch.tensor([0]))
+    assert torch.equal(pixels, torch.full((1, 3, 6, 6), 255, dtype=torch.uint8))
+
+
+def test_an_empty_batch(images: Path) -> None:
+    pixels, labels = open_folder(images, 8)[0].batch(torch.tensor([], dtype=torch.int64))
+    assert pixels.shape == (0, 3, 8, 8)
+    assert labels.shape == (0,)
+
+
+def noise(file_format: str, side: int) -> bytes:
+    """An image file that does not compress, so that it is long enough to be damaged anywhere."""
+    pixels = torch.randint(0, 256, (side * side * 3,), generator=torch.Generator().manual_seed(0))
+    file = io.BytesIO()
+    Image.frombytes("RGB", (side, side), bytes(pixels.tolist())).save(file, file_format)
+    return file.getvalue()
+
+
+JPEG, PNG, BMP = noise("JPEG", 64), noise("PNG", 200), noise("BMP", 8)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        JPEG[: len(JPEG) // 2],
+        JPEG[:10],
+        b"",
+        b"<html>404 Not Found</html>",
+        None,
+        # Those that Pillow does not report as an OSError: a SyntaxError (a broken chunk after the
+        # first), a ValueError (a header too short), a bomb (2^31 x 8 pixels).
+        PNG[: PNG.rindex(b"IDAT")] + b"\xffDAT" + PNG[PNG.rindex(b"IDAT") + 4 :],
+        PNG[:8] + struct.pack(">I4s5sI", 5, b"IHDR", bytes(5), zlib.crc32(b"IHDR" + bytes(5))),
+        BMP[:18] + struct.pack("<i", 2**31 - 1) + BMP[22:],
+    ],
+    ids=["half", "start", "empty", "html", "missing", "broken chunk", "short header", "bomb"],
+)
+def test_a_broken_image_is_named(images: Path, content: bytes | None) -> None:
+    path = images / "train" / "b" / "3.jpg"
+    path.write_bytes(content or b"")
+    train, _ = open_folder(images, 8)
+    assert len(train) == 4
+    if content is None:
+        path.unlink()
+    assert len(train.batch(torch.tensor([0, 1, 2]))[0]) == 3
+    with pytest.raises(DataError, match="not a whole image") as caught:
+        train.batch(torch.tensor([0, 3, 1]))
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_no_training_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="train: cannot be read"):
+        open_folder(tmp_path, 8)
+
+
+def test_no_classes(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "1.jpg").write_text("")
+    with pytest.raises(DataError, match="train: holds no folders, expected one folder per class"):
+        open_folder(tmp_path, 8)
+
+
+def test_no_test_folder(tmp_path: Path) -> None:
+    draw(tmp_path / "train" / "a" / "1.png", RED)
+    with pytest.raises(DataError, match="holds no folder test or val"):
+        open_folder(tmp_path, 8)
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_a_class_without_images(images: Path, part: str) -> None:
+    folder = images / part / "a"
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match="holds no images") as caught:
+        open_folder(images, 8)
+    assert str(caught.value).startswith(f"{folder}: ")
+
+
+def test_a_class_that_training_does_not_know(images: Path) -> None:
+    draw(images / "val" / "c" / "1.png", RED)
+    with pytest.raises(DataError, match="class 'c' is not among the 2 training classes"):
+        open_folder(images, 8)
