@@ -76,10 +76,12 @@ class GradientReducer:
             member: index for index, bucket in enumerate(self.buckets) for member in bucket.members
         }
         self._thread = ThreadPoolExecutor(1, "exchange", _use_one_thread) if ranks > 1 else None
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._on_ready, index))  # type: ignore[no-untyped-call]
-            for index, parameter in enumerate(self.parameters)
-        ]
+        self._hooks = []
+        if ranks > 1:
+            self._hooks = [
+                parameter.register_post_accumulate_grad_hook(partial(self._on_ready, index))  # type: ignore[no-untyped-call]
+                for index, parameter in enumerate(self.parameters)
+            ]
         self._stream = torch.cuda.Stream(tail.device) if tail.is_cuda else None  # type: ignore[no-untyped-call]
         self._closing = False
 

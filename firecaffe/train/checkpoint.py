@@ -54,7 +54,7 @@ def state_tensors(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Ten
     tensors = {f"parameter/{name}": p.detach() for name, p in model.named_parameters()}
     tensors |= {f"buffer/{name}": b.detach() for name, b in model.named_buffers()}
     for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, Tensor):
                 tensors[f"optimizer/{name}/{key}"] = value
     return tensors

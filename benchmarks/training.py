@@ -1,0 +1,231 @@
+"""Training speed against controls in the same run: a bare PyTorch loop, and DDP over Gloo.
+
+    python benchmarks/training.py                      # one worker against a bare loop
+    torchrun --nproc-per-node 2 benchmarks/training.py # workers against DDP over Gloo
+
+Each pair trains the same network on the same samples in memory: our step, and the loop that a
+user of torch would write. One worker: the bare loop accumulates over the same micro-batches.
+Several: DDP takes each worker's share of the global batch at once. Before anything is timed both
+must come to the same gradient (to rounding). Then blocks of steps alternate; the ratio of each
+pair of neighboring blocks is taken, and its median reported. Both run with the same malloc
+setting and one thread.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.parallel import DistributedDataParallel
+
+from firecaffe.comm.exchange import Exchange, route
+from firecaffe.comm.world import World, join
+from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
+from firecaffe.gradients.probe import run_probe
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.models import MODELS, build_model, classification_loss
+from firecaffe.runs.environment import cpu_name
+from firecaffe.train.config import TrainConfig
+from firecaffe.train.step import Stepper
+
+LEARNING_RATE = 0.01
+NUM_SAMPLES = 4096
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--models", nargs="+", default=["nin_small", "nin_cifar", "googlenet_small_bn"]
+    )
+    parser.add_argument("--micro-batch-sizes", nargs="+", type=int, default=[8, 16])
+    parser.add_argument("--num-micro-batches", type=int, default=8)
+    parser.add_argument("--exchange", default="tree")
+    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--block-s", type=float, default=3.0, help="about how long a block lasts")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with join("cpu") as world:
+        for name in arguments.models:
+            for micro_batch_size in arguments.micro_batch_sizes:
+                row = compare(world, name, micro_batch_size, arguments)
+                if world.is_first:
+                    print(json.dumps(row), flush=True)
+        if world.is_first:
+            print(json.dumps({"cpu": cpu_name(), "torch": torch.__version__}))
+
+
+def compare(
+    world: World, name: str, micro_batch_size: int, arguments: argparse.Namespace
+) -> dict[str, object]:
+    """Times one network at one micro-batch size; a row of figures."""
+    config = TrainConfig(
+        global_batch_size=micro_batch_size * arguments.num_micro_batches,
+        micro_batch_size=micro_batch_size,
+    )
+    dataset = _dataset(name)
+    order = SampleOrder(0, NUM_SAMPLES, config.global_batch_size, micro_batch_size)
+    batches = Batches(dataset, order, DataConfig())
+    ours = OurStep(world, _network(name), batches, config, arguments.exchange)
+    if world.world_size == 1:
+        control: Callable[[int], Tensor] = BareLoop(_network(name), dataset, order)
+    else:
+        control = DdpLoop(_network(name), dataset, order, world)
+    difference = _relative_difference(ours(0), control(0))
+    has_chance = any(isinstance(m, nn.Dropout | nn.BatchNorm2d) for m in ours.model.modules())
+    if difference > 1e-4 and not has_chance:
+        raise SystemExit(f"{name}: gradients differ by {difference:.2e}")
+    steps = _steps_for(arguments.block_s, ours, world)
+    pairs = []
+    for block in range(arguments.blocks + 1):
+        pair = [_time(run, block * steps, steps, world) for run in (ours, control)]
+        if block:  # the first pair warms up
+            pairs.append(pair)
+    ratios = [control_s / our_s for our_s, control_s in pairs]
+    images = steps * config.global_batch_size
+    return {
+        "model": name,
+        "workers": world.world_size,
+        "exchange": arguments.exchange,
+        "control": "bare loop" if world.world_size == 1 else "DDP/Gloo",
+        "micro_batch_size": micro_batch_size,
+        "global_batch_size": config.global_batch_size,
+        "images_per_s": round(images / statistics.median(pair[0] for pair in pairs), 1),
+        "control_images_per_s": round(images / statistics.median(pair[1] for pair in pairs), 1),
+        "ratio_median": round(statistics.median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+        "n": len(ratios),
+        "steps_per_block": steps,
+        "gradient_difference": f"{difference:.1e}",
+    }
+
+
+class OurStep:
+    """One step of ours; returns the gradient."""
+
+    def __init__(
+        self, world: World, model: nn.Module, batches: Batches, config: TrainConfig, algorithm: str
+    ) -> None:
+        self.model = model
+        parameters = list(model.parameters())
+        self.stepper = Stepper(
+            model, classification_loss, batches, config, world.rank, world.world_size
+        )
+        self.optimizer = optim.SGD(parameters, LEARNING_RATE, 0.9, foreach=True)
+        self.stepper.buffers.begin_step()
+
+        def loss() -> Tensor:
+            value, _ = self.stepper.forward(*self.stepper.batch(0, 0), step=0, leaf=0)
+            assert value is not None
+            return value
+
+        self.reducer = GradientReducer(
+            parameters,
+            run_probe(model, parameters, loss, world).ready_order,
+            self.stepper.empty_tail(),
+            config.num_micro_batches,
+            Exchange(world, algorithm),
+            route(algorithm, world.world_size, config.num_micro_batches),
+            bucket_bytes=4_000_000,
+        )
+
+    def __call__(self, step: int) -> Tensor:
+        self.stepper.run(step, LEARNING_RATE, self.optimizer, self.reducer, 0.0)
+        return _gradient(self.model)
+
+
+class BareLoop:
+    """What a user of torch writes for one worker, over the same micro-batches."""
+
+    def __init__(self, model: nn.Module, dataset: TensorDataset, order: SampleOrder) -> None:
+        self.model, self.dataset, self.order = model, dataset, order
+        self.optimizer = optim.SGD(model.parameters(), LEARNING_RATE, 0.9, foreach=True)
+
+    def __call__(self, step: int) -> Tensor:
+        self.optimizer.zero_grad()
+        for leaf in range(self.order.num_micro_batches):
+            images, labels = _floats(self.dataset, self.order.micro_batch(step, leaf))
+            loss = classification_loss(self.model(images), labels)
+            (loss / self.order.num_micro_batches).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return _gradient(self.model)
+
+
+class DdpLoop:
+    """DistributedDataParallel over Gloo, each worker's share of the global batch at once."""
+
+    def __init__(
+        self, model: nn.Module, dataset: TensorDataset, order: SampleOrder, world: World
+    ) -> None:
+        self.model = DistributedDataParallel(model, process_group=world.group)
+        self.dataset, self.order, self.world = dataset, order, world
+        self.optimizer = optim.SGD(self.model.parameters(), LEARNING_RATE, 0.9, foreach=True)
+
+    def __call__(self, step: int) -> Tensor:
+        leaves = range(self.world.rank, self.order.num_micro_batches, self.world.world_size)
+        samples = torch.cat([self.order.micro_batch(step, leaf) for leaf in leaves])
+        images, labels = _floats(self.dataset, samples)
+        self.optimizer.zero_grad()
+        classification_loss(self.model(images), labels).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return _gradient(self.model)
+
+
+def _network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(name)
+
+
+def _dataset(name: str) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    shape = (NUM_SAMPLES, *MODELS[name].input_CHW)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, MODELS[name].num_classes, (NUM_SAMPLES,), generator=generator)
+    return TensorDataset(images, labels, MODELS[name].num_classes)
+
+
+def _floats(dataset: TensorDataset, samples: Tensor) -> tuple[Tensor, Tensor]:
+    images, labels = dataset.batch(samples)
+    return images.float().div_(255), labels
+
+
+def _gradient(model: nn.Module) -> Tensor:
+    """The first parameter's gradient: enough to compare, and cheap enough to return each step."""
+    gradient = next(model.parameters()).grad
+    assert gradient is not None
+    return gradient
+
+
+def _relative_difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def _steps_for(block_s: float, run: Callable[[int], Tensor], world: World) -> int:
+    """Steps of a block; rank 0 decides."""
+    start = time.perf_counter()
+    run(1)
+    steps = torch.tensor(max(2, round(block_s / (time.perf_counter() - start))))
+    if world.group is not None:
+        torch.distributed.broadcast(steps, 0, group=world.group)
+    return int(steps)
+
+
+def _time(run: Callable[[int], Tensor], first: int, steps: int, world: World) -> float:
+    """Seconds of a block of steps, between two barriers."""
+    if world.group is not None:
+        torch.distributed.barrier(group=world.group)
+    start = time.perf_counter()
+    for step in range(first, first + steps):
+        run(step % (NUM_SAMPLES // 1024))
+    if world.group is not None:
+        torch.distributed.barrier(group=world.group)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

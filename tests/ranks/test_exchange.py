@@ -1,0 +1,84 @@
+"""Every exchange over real process groups, against the interpreter and torch's own collective."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from firecaffe.comm.exchange import Exchange
+from firecaffe.comm.interpret import interpret
+from firecaffe.comm.world import join
+from firecaffe.exchange import ALGORITHMS, EXCHANGES
+from firecaffe.exchange.leaves import Node, TreeSum, leaf_share
+from tests.world import Ranks
+
+SIZES = (0, 1, 5, 1009, 40_000)
+
+
+def vector_of(rank: int, num_elements: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + num_elements)
+    return torch.randn(num_elements, generator=generator)
+
+
+def all_reduce(algorithm: str) -> list[torch.Tensor]:
+    with join("cpu") as world:
+        exchange = Exchange(world, algorithm)
+        results = []
+        for num_elements in SIZES:
+            for _ in range(2):  # buffers are used again
+                vector = vector_of(world.rank, num_elements)
+                exchange.all_reduce(vector)
+            results.append(vector)
+        return results
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("algorithm", EXCHANGES)
+def test_all_ranks_get_the_bits_of_the_interpreter(
+    ranks: Ranks, algorithm: str, world_size: int
+) -> None:
+    by_rank = ranks.run(world_size, all_reduce, algorithm)
+    for index, num_elements in enumerate(SIZES):
+        vectors = [vector_of(rank, num_elements) for rank in range(world_size)]
+        for rank in range(world_size):
+            result = by_rank[rank][index]
+            assert torch.equal(result, by_rank[0][index])
+            torch.testing.assert_close(result, torch.stack(vectors).sum(0))
+            if algorithm in ALGORITHMS:
+                schedule = ALGORITHMS[algorithm](world_size, num_elements)
+                assert torch.equal(result, interpret(schedule, vectors)[rank])
+
+
+def compare_with_torch(num_elements: int) -> bool:
+    with join("cpu") as world:
+        whole = torch.arange(num_elements, dtype=torch.float32) + world.rank
+        expected = whole.clone()
+        dist.all_reduce(expected, group=world.group)
+        Exchange(world, "halving_doubling").all_reduce(whole)
+        return torch.equal(whole, expected)
+
+
+def test_integers_sum_to_what_torch_says(ranks: Ranks) -> None:
+    assert ranks.run(4, compare_with_torch, 12345) == [True] * 4
+
+
+def fold_leaves(num_leaves: int, num_elements: int) -> torch.Tensor:
+    """This rank adds its share of leaves, and the fold goes on across ranks."""
+    with join("cpu") as world:
+        counter: TreeSum[torch.Tensor] = TreeSum(num_leaves, torch.add)
+        for leaf in leaf_share(num_leaves, world.world_size, world.rank):
+            counter.push(Node(0, leaf), vector_of(leaf, num_elements))
+        total = torch.empty(num_elements)
+        Exchange(world, "tree").fold(counter.pending, num_leaves, total)
+        return total
+
+
+@pytest.mark.parametrize(("world_size", "num_leaves"), [(2, 2), (2, 7), (3, 8), (3, 3), (4, 6)])
+def test_fold_continues_the_tree_for_unequal_shares(
+    ranks: Ranks, world_size: int, num_leaves: int
+) -> None:
+    num_elements = 12 * 101  # a multiple of every world size here
+    alone: TreeSum[torch.Tensor] = TreeSum(num_leaves, torch.add)
+    for leaf in range(num_leaves):
+        alone.push(Node(0, leaf), vector_of(leaf, num_elements))
+    for total in ranks.run(world_size, fold_leaves, num_leaves, num_elements):
+        assert torch.equal(total, alone.total())

@@ -1,0 +1,120 @@
+"""The promise: workers change no bit of weights, buffers, optimizer state and losses."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import firecaffe
+from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe.exchange import ALGORITHMS
+from firecaffe.exchange.order import keeps_tree_order
+from firecaffe.runs.folder import read_run_file
+from tests.ranks.networks import Everything, small_data
+from tests.world import Ranks
+
+TREE_ORDER = [name for name in ALGORITHMS if keeps_tree_order(name)]
+
+# 6 micro-batches of 4, over 100 samples: an epoch ends with a step of 4 samples, all in micro-batch
+# 0, so that every other worker has none.
+RECIPE = Recipe(
+    train=TrainConfig(global_batch_size=24, micro_batch_size=4, steps=7, seed=3, eval_batch_size=7),
+    solver=SolverConfig(
+        type="adam", base_lr=0.01, momentum=0.9, weight_decay=0.01, clip_gradients=0.5
+    ),
+    exchange=ExchangeConfig(algorithm="tree", bucket_bytes=200, timeout_s=60),
+)
+
+
+def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
+    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
+    return firecaffe.train(recipe, Everything, small_data(100), small_data(30, 1), resume=resume)
+
+
+def state(ranks: Ranks, world_size: int, recipe: Recipe, folder: Path) -> str:
+    results = ranks.run(world_size, fit, recipe, str(folder))
+    assert len({result.state_sha256 for result in results}) == 1
+    return str(results[0].state_sha256)
+
+
+@pytest.fixture(scope="session")
+def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The state that one worker ends with."""
+    return state(ranks, 1, RECIPE, tmp_path_factory.mktemp("alone") / "run")
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 6])
+def test_any_number_of_workers(ranks: Ranks, alone: str, world_size: int, tmp_path: Path) -> None:
+    assert state(ranks, world_size, RECIPE, tmp_path / "run") == alone
+
+
+@pytest.mark.parametrize("algorithm", TREE_ORDER)
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_any_exchange_in_tree_order(
+    ranks: Ranks, algorithm: str, world_size: int, tmp_path: Path
+) -> None:
+    train = dataclasses.replace(RECIPE.train, global_batch_size=48)  # 12: shares of 4 and of 3
+    one = dataclasses.replace(RECIPE, train=train)
+    exchange = ExchangeConfig(algorithm=algorithm, bucket_bytes=500, timeout_s=60)
+    many = dataclasses.replace(one, exchange=exchange)
+    assert state(ranks, world_size, many, tmp_path / "many") == state(
+        ranks, 1, one, tmp_path / "one"
+    )
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 10_000_000])
+def test_any_bucket_size(ranks: Ranks, alone: str, bucket_bytes: int, tmp_path: Path) -> None:
+    exchange = dataclasses.replace(RECIPE.exchange, bucket_bytes=bucket_bytes)
+    recipe = dataclasses.replace(RECIPE, exchange=exchange)
+    assert state(ranks, 2, recipe, tmp_path / "run") == alone
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"channels_last": True}, {"autocast": "bfloat16"}, {"autocast": "float16"}],
+    ids=["channels_last", "bfloat16", "float16"],
+)
+def test_layouts_and_autocast(
+    ranks: Ranks, alone: str, words: dict[str, object], tmp_path: Path
+) -> None:
+    train = dataclasses.replace(RECIPE.train, **words)  # type: ignore[arg-type]
+    recipe = dataclasses.replace(RECIPE, train=train)
+    one = state(ranks, 1, recipe, tmp_path / "1")
+    assert one == state(ranks, 2, recipe, tmp_path / "2") == state(ranks, 3, recipe, tmp_path / "3")
+
+
+@pytest.mark.parametrize("solver", ["sgd", "nesterov", "adagrad", "adadelta", "rmsprop"])
+def test_every_solver(ranks: Ranks, solver: str, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(RECIPE, solver=SolverConfig(type=solver, weight_decay=0.01))
+    assert state(ranks, 1, recipe, tmp_path / "1") == state(ranks, 2, recipe, tmp_path / "2")
+
+
+def test_a_run_that_changes_its_workers_by_resume(ranks: Ranks, alone: str, tmp_path: Path) -> None:
+    """4 workers to step 2, then 2 to step 4, then 1 to step 5, then 3 to the end."""
+    resume = None
+    for world_size, steps in ((4, 2), (2, 4), (1, 5), (3, 7)):
+        train = dataclasses.replace(RECIPE.train, steps=steps)
+        recipe = dataclasses.replace(RECIPE, train=train, checkpoint=CheckpointConfig(every=2))
+        folder = tmp_path / f"to-{steps}"
+        results = ranks.run(world_size, fit, recipe, str(folder), resume)
+        resume = str(folder)
+    assert results[0].state_sha256 == alone
+
+
+def test_the_order_of_additions_matters_at_all(ranks: Ranks, alone: str, tmp_path: Path) -> None:
+    """The control: an exchange in another order ends in other bits, and its record says so."""
+    exchange = dataclasses.replace(RECIPE.exchange, algorithm="ring")
+    recipe = dataclasses.replace(RECIPE, exchange=exchange)
+    assert state(ranks, 4, recipe, tmp_path / "run") != alone
+    doubts = read_run_file(tmp_path / "run", "result.json")["identity_doubts"]
+    assert doubts == [
+        "exchange.algorithm ring does not add in the order of the micro-batch tree "
+        "at 4 workers and 6 micro-batches"
+    ]
+
+
+def test_the_record_names_the_route(ranks: Ranks, tmp_path: Path) -> None:
+    state(ranks, 4, RECIPE, tmp_path / "run")
+    record = read_run_file(tmp_path / "run", "result.json")
+    assert (record["exchange"], record["route"]) == ("tree", "fold")
+    assert record["identity_doubts"] == []
