@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from firecaffe.comm.agree import agree, gather_text
+from firecaffe.comm.agree import agree, gather_text, take_from_first
 from firecaffe.comm.digest import digest
 from firecaffe.comm.exchange import Exchange, is_invariant, route
 from firecaffe.comm.world import World, join
@@ -144,6 +144,7 @@ def _train_in(
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = make_optimizer(parameters, recipe.solver)
     agree(world, _facts(recipe, data, model))
+    doubts = _share_weights(world, model)
 
     batches = Batches(data.train, _sample_order(recipe, data), recipe.data, world.device)
     stepper = Stepper(model, parts.loss, batches, config, world.rank, world.world_size)
@@ -154,7 +155,7 @@ def _train_in(
         _resume(checkpoint, words, steps, stepper, optimizer)
 
     taken = route(algorithm, world.world_size, config.num_micro_batches)
-    doubts = _doubts(recipe, world, probe, checkpoint)
+    doubts += _doubts(recipe, world, probe, checkpoint)
     name = f"{recipe.model.name if parts.model is None else 'own'}-{world.world_size}w"
     folder = _make_folder(world, recipe, name)
     reducer = GradientReducer(
@@ -256,14 +257,27 @@ def _build(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:
 def _facts(recipe: Recipe, data: Data, model: nn.Module) -> dict[str, str]:
     """What all ranks must have in common before they train together."""
     words = {k: v for k, v in flatten(recipe).items() if not k.startswith("run.")}
-    named = [*model.named_parameters(), *model.named_buffers()]
+    shapes = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in model.state_dict().items()}
     first = data.train.batch(torch.tensor([0]))
     return {
         "the code": f"torch {torch.__version__}, source {_source_digest()[:12]}",
         "the recipe": json.dumps(words),
         "the training data": f"{data.description}, first image {digest([('', first[0])])[:12]}",
-        "the model": digest(named),
+        "the model": json.dumps(shapes),
     }
+
+
+@torch.no_grad()
+def _share_weights(world: World, model: nn.Module) -> list[str]:
+    """All ranks start from rank 0's weights. Says who had made others, under the same seed."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    digests = gather_text(world, digest(named))
+    different = [rank for rank, text in enumerate(digests) if text != digests[0]]
+    if not different:
+        return []
+    take_from_first(world, [tensor for _, tensor in named])
+    ranks = ", ".join(map(str, different))
+    return [f"rank {ranks} made other initial weights from the same seed; rank 0's were taken"]
 
 
 def _source_digest() -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
+from firecaffe.cli.parse import Parser
 from firecaffe.data import data_home
 from firecaffe.data.get import get_fashion_mnist
 from firecaffe.errors import RecipeError
@@ -13,14 +14,22 @@ GETTERS: dict[str, Callable[[Path, Callable[[str], None]], Path]] = {
 }
 
 
-def get(name: str, dest: str | None = None) -> int:
-    """Obtain a data set, printing what is tried; returns the exit code.
+def main(argv: list[str]) -> int:
+    parser = Parser("data", "get NAME [--dest FOLDER]", "Obtain a data set.")
+    parser.add_argument("action", choices=["get"])
+    parser.add_argument("name", type=str, help=", ".join(GETTERS))
+    parser.add_argument("--dest", type=str, default="", help="folder for its files")
+    options = parser.parse_args(argv)
+    get(options.name, options.dest)
+    return 0
 
-    `dest` is the folder for its files, by default the one in the data home in which recipes look.
 
-    Raises:
-        RecipeError: no way to obtain `name` is known.
-        DataError: none of the ways worked.
+def get(name: str, dest: str = "") -> Path:
+    """Obtains a data set, printing what is tried; returns the folder of its files.
+
+    dest: the folder for them, by default the one in the data home in which recipes look.
+
+    Raises: RecipeError where no way to obtain `name` is known; DataError where none worked.
     """
     if name not in GETTERS:
         close = get_close_matches(name, GETTERS, n=1)
@@ -28,5 +37,4 @@ def get(name: str, dest: str | None = None) -> int:
             f"data get: there is no way to fetch {name!r}, expected one of {', '.join(GETTERS)}"
             + (f"; did you mean {close[0]!r}?" if close else "")
         )
-    GETTERS[name](Path(dest).expanduser() if dest else data_home() / name, print)
-    return 0
+    return GETTERS[name](Path(dest).expanduser() if dest else data_home() / name, print)

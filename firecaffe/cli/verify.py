@@ -6,9 +6,8 @@ from pathlib import Path
 
 from firecaffe.assemble import preflight
 from firecaffe.cli.parse import parse_recipe, recipe_parser
-from firecaffe.comm.launch import launch
+from firecaffe.cli.twin import train_twin
 from firecaffe.errors import NotIdenticalError, RecipeError
-from firecaffe.recipe import Recipe, to_toml
 from firecaffe.runs.differ import first_difference
 from firecaffe.runs.folder import read_run_file
 
@@ -34,18 +33,10 @@ def main(argv: list[str]) -> int:
     for number in workers:
         preflight(recipe, number)
     with tempfile.TemporaryDirectory(prefix="firecaffe-verify-") as folder:
-        runs = {number: train_twin(recipe, number, Path(folder)) for number in workers}
+        runs = {
+            number: train_twin(recipe, number, Path(folder), digests=True) for number in workers
+        }
         return _report(runs, options.steps)
-
-
-def train_twin(recipe: Recipe, workers: int, parent: Path) -> Path:
-    """Trains one twin with digests after every step; returns its run folder."""
-    run = parent / f"{workers}-workers"
-    words = dataclasses.replace(recipe.run, folder=str(run), digests=True, tensorboard=False)
-    recipe_file = parent / f"{workers}-workers.toml"
-    recipe_file.write_text(to_toml(dataclasses.replace(recipe, run=words)), encoding="utf-8")
-    launch(["train", str(recipe_file)], workers)
-    return run
 
 
 def _report(runs: dict[int, Path], steps: int) -> int:

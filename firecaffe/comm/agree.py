@@ -4,6 +4,7 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from firecaffe.comm.world import World, peers_may_be_lost
 from firecaffe.errors import AgreementError
@@ -54,6 +55,17 @@ def agree(world: World, facts: dict[str, str]) -> None:
                 f"{_shorten(texts[other])} on rank {other}; "
                 "start all ranks with the same code, recipe and data"
             )
+
+
+def take_from_first(world: World, tensors: list[Tensor]) -> None:
+    """Gives every rank the values of rank 0's tensors, in place."""
+    if world.group is None:
+        return
+    with peers_may_be_lost():
+        for tensor in tensors:
+            dense = tensor.contiguous()
+            dist.broadcast(dense, group_src=0, group=world.group)
+            tensor.copy_(dense)
 
 
 def _shorten(text: str, limit: int = 120) -> str:

@@ -78,8 +78,8 @@ def _describe(error: ChildFailedError) -> RankFailedError:
 
     def when(rank: int) -> tuple[bool, bool, float]:
         failure = error.failures[rank]
-        message = failure.error_file_data.get("message", {})
-        time_s = message.get("extraInfo", {}).get("time_s", failure.timestamp)
+        message = failure.error_file_data.get("message")  # a text where no report was left
+        time_s = message["extraInfo"]["time_s"] if isinstance(message, dict) else failure.timestamp
         ended_by_agent = failure.exitcode == -signal.SIGTERM
         return ended_by_agent, failure.exitcode == PeerLostError.exit_code, time_s
 

@@ -3,7 +3,7 @@
 The way down is a reduce-scatter: in round k a rank and the one 2^k away split the slice that
 they share, each sends the half that it gives up and adds the half that it keeps. The way up is
 the same rounds backwards, copying. 2 lg p rounds, 2 (p - 1) / p · n elements, the least
-possible. Distance 1 comes first, unlike in Rabenseifner's text, so that additions are in tree
+possible. Distance 1 comes first (recursive distance doubling), so that additions are in tree
 order. Other world sizes pair up first (`power_of_two`).
 
 Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005, section 4.2.

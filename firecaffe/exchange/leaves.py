@@ -81,6 +81,6 @@ def largest_nodes(num_leaves: int, share: range) -> list[Node]:
 
 
 def shares_are_subtrees(num_leaves: int, world_size: int) -> bool:
-    """Whether every worker ends with one node, so that a tree over ranks continues the tree."""
+    """Whether shares are equal and one node each, so that a tree over ranks continues the tree."""
     share, rest = divmod(num_leaves, world_size)
     return world_size == 1 or (rest == 0 and share & (share - 1) == 0)

@@ -9,11 +9,15 @@ from typing import Any
 def write_atomically(path: Path, text: str) -> None:
     """Writes a text file so that under its final name it is never seen in part."""
     aside = path.with_name(f".{path.name}.partial")
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

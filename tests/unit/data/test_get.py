@@ -280,10 +280,10 @@ def test_the_command(
 ) -> None:
     write_files(machine.installed)
     monkeypatch.setenv("FIRECAFFE_DATA", str(machine.folder / "home"))
-    assert data_get("fashion-mnist") == 0
+    assert data_get("fashion-mnist") == machine.folder / "home" / "fashion-mnist"
     machine.assert_complete()
     assert "yes: four files checked" in capsys.readouterr().out
-    assert data_get("fashion-mnist", str(machine.folder / "other")) == 0
+    assert data_get("fashion-mnist", str(machine.folder / "other")) == machine.folder / "other"
     assert (machine.folder / "other" / get.FILES[0].name).exists()
 
 

@@ -1,0 +1,38 @@
+# The two commands: `make demo` and `make test`. Both make .venv and install what they need.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/installed
+	$(RUN)/firecaffe demo recipes/nin_small.toml
+
+test: $(VENV)/installed-dev lint
+	$(RUN)/python -m pytest
+
+lint: $(VENV)/installed-dev
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+	$(RUN)/mypy
+	$(RUN)/lint-imports
+
+# A torch that the Python at hand already has (with its GPU support) is used; else 2.13.0.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "firecaffe needs Python 3.11 or later; this is $$($(PYTHON) --version)." \
+	         "Give another: make PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv $$($(PYTHON) -c 'import torch' 2>/dev/null && echo --system-site-packages) $(VENV)
+
+$(VENV)/installed: $(VENV)/bin/python pyproject.toml
+	$(RUN)/python -c 'import torch' 2>/dev/null || $(RUN)/python -m pip install torch==2.13.0
+	$(RUN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(RUN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,58 @@
+"""`firecaffe demo RECIPE.toml`: one worker, then several; the same bits, how much faster?"""
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from firecaffe.assemble import preflight
+from firecaffe.cli import data as data_command
+from firecaffe.cli.compare import render
+from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.cli.twin import train_twin
+from firecaffe.errors import DataError, NotIdenticalError
+from firecaffe.recipe import Recipe
+from firecaffe.runs.compare import read_run
+
+USAGE = "RECIPE.toml [--section.word value …]"
+MOST_WORKERS = 4
+
+
+def main(argv: list[str]) -> int:
+    parser = recipe_parser(
+        "demo",
+        USAGE,
+        "Train a recipe on one worker and on as many as there are cores (2 to 4), and compare. "
+        "Exit code 0 only where both end with the same weights.",
+    )
+    recipe, _ = parse_recipe(parser, argv)
+    recipe = _with_data(recipe)
+    counts = (1, max(2, min(MOST_WORKERS, os.cpu_count() or 1)))
+    for workers in counts:
+        preflight(recipe, workers)
+    with tempfile.TemporaryDirectory(prefix="firecaffe-demo-") as parent:
+        runs = []
+        for workers in counts:
+            print(f"\ntraining on {workers} worker{'s' if workers > 1 else ''} …", flush=True)
+            runs.append(read_run(train_twin(recipe, workers, Path(parent))))
+        console = Console()
+        for part in render(runs):
+            console.print(part)
+        print(f"data: {runs[0].result['data']}")
+        if len({run.result["weights_sha256"] for run in runs}) > 1:
+            raise NotIdenticalError("the runs ended with different weights; `verify` says where")
+    return 0
+
+
+def _with_data(recipe: Recipe) -> Recipe:
+    """The recipe with data that is there; a generated set, said aloud, where none can be had."""
+    if recipe.data.name not in data_command.GETTERS or recipe.data.path:
+        return recipe
+    try:
+        data_command.get(recipe.data.name)
+    except DataError as error:
+        print(f"{error}\ntraining on a generated data set instead")
+        return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name="generated"))
+    return recipe

@@ -1,0 +1,98 @@
+"""`firecaffe profile MODEL`: parameters, activations and FLOPs, layer by layer."""
+
+import json
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from firecaffe.cli.parse import Parser
+from firecaffe.errors import RecipeError
+from firecaffe.models import MODELS, build_model
+from firecaffe.models.profile import Profile, profile
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(
+        "profile",
+        "MODEL [--batch-size B] [--input 3x224x224] [--json]",
+        "Shapes, parameters, activations and FLOPs of a network; takes no memory.",
+    )
+    parser.add_argument("model", type=str, help=", ".join(MODELS))
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--input", type=str, default="", help="as 3x224x224; default: its own")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    if options.batch_size < 1:
+        raise RecipeError(f"--batch-size is {options.batch_size}; it must be at least 1")
+    channels = _parse_input(options.input)[0] if options.input else None
+    with torch.device("meta"):
+        model = build_model(options.model, in_channels=channels)
+    input_CHW = _parse_input(options.input) if options.input else MODELS[options.model].input_CHW
+    try:
+        result = profile(model, input_CHW, options.batch_size)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        by = "x".join(map(str, input_CHW))
+        raise RecipeError(f"{options.model} does not take an input of {by}: {reason}") from error
+    if options.json:
+        print(json.dumps(result.as_dict()))
+    else:
+        Console().print(render(result))
+    return 0
+
+
+def _parse_input(text: str) -> tuple[int, int, int]:
+    try:
+        channels, rows, columns = (int(part) for part in text.split("x"))
+    except ValueError:
+        channels = rows = columns = 0
+    if min(channels, rows, columns) < 1:
+        raise RecipeError(
+            f"--input is {text!r}; it must be channels x rows x columns, as 3x224x224"
+        )
+    return channels, rows, columns
+
+
+def render(profile: Profile) -> Table:
+    """One line per layer, totals in the last: MB are 10^6 bytes, M MACs 10^6 multiply-adds.
+
+    Activations and MACs are those of the whole batch. The caption has what decides between
+    exchanging gradients and exchanging activations: |W|, D and their ratio.
+    """
+    size = "x".join(str(n) for n in profile.input_CHW)
+    ratio = profile.data_bytes / profile.weight_bytes if profile.weight_bytes else 0.0
+    table = Table(
+        title=f"batch {profile.batch_size} of {size}",
+        caption=f"|W| {_millions(profile.weight_bytes)} MB, D {_millions(profile.data_bytes)} MB, "
+        f"D / |W| {ratio:.1f}, {profile.forward_backward_flops / 1e9:,.1f} GFLOP per step",
+        show_footer=True,
+    )
+    table.add_column("layer", "total")
+    table.add_column("kind")
+    table.add_column("output")
+    totals = {
+        "parameters": f"{profile.parameters:,}",
+        "weights, MB": _millions(profile.weight_bytes),
+        "in, MB": "",
+        "out, MB": "",
+        "M MACs": _millions(profile.macs),
+    }
+    for header, total in totals.items():
+        table.add_column(header, total, justify="right")
+    for layer in profile.layers:
+        table.add_row(
+            layer.name,
+            layer.kind,
+            "x".join(str(n) for n in layer.output_shape),
+            f"{layer.parameters:,}" if layer.parameters else "",
+            _millions(layer.weight_bytes) if layer.parameters else "",
+            _millions(layer.input_activation_bytes),
+            _millions(layer.output_activation_bytes),
+            _millions(layer.macs) if layer.macs else "",
+        )
+    return table
+
+
+def _millions(n: int) -> str:
+    return f"{n / 1e6:,.2f}"

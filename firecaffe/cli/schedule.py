@@ -1,0 +1,140 @@
+"""`firecaffe schedule ALGORITHM WORLD_SIZE`: the rounds and transfers of an exchange."""
+
+import json
+from itertools import islice
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from firecaffe.cli.parse import Parser
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE
+from firecaffe.exchange.draw import draw
+from firecaffe.exchange.order import adds_in_tree_order
+from firecaffe.exchange.schedule import Schedule, Transfer, lower_bound_elements
+
+USAGE = "ALGORITHM WORLD_SIZE [--elements N] [--draw] [--json]"
+MAX_WORLD_SIZE = 1024
+ELEMENTS_PER_RANK = 1024
+"""With this many for each rank, every algorithm's shards are equal at every world size."""
+BYTES_PER_ELEMENT = 4
+MAX_ROWS = 64
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(
+        "schedule", USAGE, f"The rounds and transfers of an exchange: {', '.join(ALGORITHMS)}."
+    )
+    parser.add_argument("algorithm", type=str, help="exchange.algorithm in a recipe")
+    parser.add_argument("world_size", type=int, help="the number of ranks")
+    parser.add_argument(
+        "--elements",
+        type=int,
+        default=None,
+        help=f"length of the float32 vector; by default {ELEMENTS_PER_RANK} for each rank, "
+        "which gives equal shards",
+    )
+    parser.add_argument("--draw", action="store_true", help="draw the rounds instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, complete")
+    options = parser.parse_args(argv)
+    schedule = _schedule(options.algorithm, options.world_size, options.elements)
+    if options.json:
+        transfers = [
+            {"round": number, **_facts_of(transfer)} for number, transfer in _numbered(schedule)
+        ]
+        print(json.dumps({**facts(schedule), "transfers": transfers}))
+        return 0
+    console = Console(highlight=False, soft_wrap=True)
+    if options.draw:
+        console.print(draw(schedule, console.width), markup=False)
+    else:
+        _print_transfers(schedule, console)
+    _print_totals(facts(schedule), console)
+    return 0
+
+
+def facts(schedule: Schedule) -> dict[str, Any]:
+    """What can be said about a schedule, in float32 bytes where it is about bytes."""
+    busiest = schedule.elements_of_busiest_rank()
+    least = lower_bound_elements(schedule.world_size, schedule.num_elements)
+    return {
+        "algorithm": schedule.algorithm,
+        "world_size": schedule.world_size,
+        "num_elements": schedule.num_elements,
+        "num_rounds": len(schedule.rounds),
+        "num_transfers": sum(map(len, schedule.rounds)),
+        "busiest_rank_bytes": busiest * BYTES_PER_ELEMENT,
+        "lower_bound_bytes": least * BYTES_PER_ELEMENT,
+        "ratio_to_lower_bound": busiest / least if least else None,
+        "serial_messages": schedule.serial_messages(),
+        "serial_bytes": schedule.serial_elements() * BYTES_PER_ELEMENT,
+        "serial_additions": schedule.serial_additions(),
+        "adds_in_tree_order": adds_in_tree_order(schedule.algorithm, schedule.world_size),
+    }
+
+
+def _schedule(algorithm: str, world_size: int, num_elements: int | None) -> Schedule:
+    if algorithm == NATIVE:
+        raise RecipeError(
+            f"{NATIVE} is the backend's own all_reduce and has no schedule; "
+            f"those that have are {', '.join(ALGORITHMS)}"
+        )
+    if algorithm not in ALGORITHMS:
+        raise RecipeError(f"no exchange {algorithm!r}; the exchanges are {', '.join(EXCHANGES)}")
+    if not 1 <= world_size <= MAX_WORLD_SIZE:
+        raise RecipeError(f"WORLD_SIZE is {world_size}; it must be 1 to {MAX_WORLD_SIZE}")
+    if num_elements is None:
+        num_elements = ELEMENTS_PER_RANK * world_size
+    if num_elements < 0:
+        raise RecipeError(f"--elements is {num_elements}; it must be at least 0")
+    return ALGORITHMS[algorithm](world_size, num_elements)
+
+
+def _numbered(schedule: Schedule) -> list[tuple[int, Transfer]]:
+    return [(number, t) for number, round_ in enumerate(schedule.rounds, 1) for t in round_]
+
+
+def _facts_of(t: Transfer) -> dict[str, Any]:
+    return {
+        "source": t.source,
+        "destination": t.destination,
+        "start": t.start,
+        "stop": t.stop,
+        "action": "add" if t.reduce else "overwrite",
+    }
+
+
+def _print_transfers(schedule: Schedule, console: Console) -> None:
+    transfers = _numbered(schedule)
+    table = Table("round", "source → destination", "elements", "action")
+    before = 1
+    for number, t in islice(transfers, MAX_ROWS):
+        if number != before:
+            table.add_section()
+        before = number
+        what = "add" if t.reduce else "overwrite"
+        table.add_row(str(number), f"{t.source} → {t.destination}", f"{t.start}:{t.stop}", what)
+    if transfers:
+        console.print(table)
+    left_out = len(transfers) - MAX_ROWS
+    if left_out > 0:
+        console.print(f"… and {left_out} more transfers; --json has all of them")
+
+
+def _print_totals(found: dict[str, Any], console: Console) -> None:
+    ratio = found["ratio_to_lower_bound"]
+    times = "" if ratio is None else f", {ratio:.2f} times the least that any all-reduce needs"
+    order = "the order of the fixed tree" if found["adds_in_tree_order"] else "another order"
+    ranks = "1 rank" if found["world_size"] == 1 else f"{found['world_size']} ranks"
+    rows = {
+        "exchange": f"{found['algorithm']}, {ranks}, {found['num_elements']} float32 elements",
+        "rounds": f"{found['num_rounds']}, of {found['num_transfers']} transfers in all",
+        "busiest rank": f"{found['busiest_rank_bytes']} bytes one way{times}",
+        "in lock step": f"{found['serial_messages']} messages, {found['serial_bytes']} bytes, "
+        f"{found['serial_additions']} additions, one after the other",
+        "additions": f"in {order} at this world size",
+    }
+    console.print()
+    for name, value in rows.items():
+        console.print(f"{name:14}{value}")

@@ -1,0 +1,17 @@
+"""One of several trainings of the same recipe, side by side: `verify` and `demo` compare them."""
+
+import dataclasses
+from pathlib import Path
+
+from firecaffe.comm.launch import launch
+from firecaffe.recipe import Recipe, to_toml
+
+
+def train_twin(recipe: Recipe, workers: int, parent: Path, digests: bool = False) -> Path:
+    """Trains a recipe on so many local workers; returns the run's folder below `parent`."""
+    name = f"{workers}-workers"
+    folder, path = parent / name, parent / f"{name}.toml"
+    words = dataclasses.replace(recipe.run, folder=str(folder), digests=digests, tensorboard=False)
+    path.write_text(to_toml(dataclasses.replace(recipe, run=words)), encoding="utf-8")
+    launch(["train", str(path)], workers)
+    return folder

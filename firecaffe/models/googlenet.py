@@ -1,0 +1,102 @@
+"""GoogLeNet, 22 layers deep: nine Inception blocks and two auxiliary heads.
+
+Source: Szegedy et al. 2014 (arXiv 1409.4842), table 1. `googlenet`: layers and fillers of BVLC's
+models/bvlc_googlenet/train_val.prototxt. `googlenet_bn`: the layers of torchvision's googlenet,
+whose public weights it loads.
+"""
+
+from torch import Tensor, nn
+
+from firecaffe.models import fillers
+from firecaffe.models.inception import AuxiliaryHead, Inception, conv_block
+from firecaffe.models.local_response_norm import LocalResponseNorm
+from firecaffe.models.model import HeadedLogits
+
+
+class GoogLeNet(nn.Module):
+    """Images (batch, in_channels, 224, 224) to logits (batch, num_classes).
+
+    With auxiliary heads, training mode returns HeadedLogits; evaluation returns the logits alone.
+    batch_norm: torchvision's variant, else BVLC's.
+    """
+
+    def __init__(
+        self, num_classes: int, in_channels: int, *, batch_norm: bool, aux_logits: bool
+    ) -> None:
+        super().__init__()
+
+        def conv(i: int, o: int, kernel_size: int, stride: int = 1) -> nn.Sequential:
+            padding = kernel_size // 2
+            return conv_block(
+                i, o, kernel_size, stride=stride, padding=padding, batch_norm=batch_norm
+            )
+
+        def inception(i: int, *widths: int) -> Inception:
+            a, b, c, d, e, f = widths
+            # torchvision's weights were made with 3x3 in the branch that the paper has as 5x5.
+            size = 3 if batch_norm else 5
+            return Inception(i, (a, b, c, d, e, f), batch_norm=batch_norm, large_kernel_size=size)
+
+        def norm() -> nn.Module:
+            return nn.Identity() if batch_norm else LocalResponseNorm()
+
+        self.conv1 = conv(in_channels, 64, 7, stride=2)
+        self.maxpool1 = nn.MaxPool2d(3, 2, ceil_mode=True)
+        self.norm1 = norm()
+        self.conv2 = conv(64, 64, 1)
+        self.conv3 = conv(64, 192, 3)
+        self.norm2 = norm()
+        self.maxpool2 = nn.MaxPool2d(3, 2, ceil_mode=True)
+        self.inception3a = inception(192, 64, 96, 128, 16, 32, 32)
+        self.inception3b = inception(256, 128, 128, 192, 32, 96, 64)
+        self.maxpool3 = nn.MaxPool2d(3, 2, ceil_mode=True)
+        self.inception4a = inception(480, 192, 96, 208, 16, 48, 64)
+        self.inception4b = inception(512, 160, 112, 224, 24, 64, 64)
+        self.inception4c = inception(512, 128, 128, 256, 24, 64, 64)
+        self.inception4d = inception(512, 112, 144, 288, 32, 64, 64)
+        self.inception4e = inception(528, 256, 160, 320, 32, 128, 128)
+        self.maxpool4 = nn.MaxPool2d(2 if batch_norm else 3, 2, ceil_mode=True)
+        self.inception5a = inception(832, 256, 160, 320, 32, 128, 128)
+        self.inception5b = inception(832, 384, 192, 384, 48, 128, 128)
+        self.aux1: AuxiliaryHead | None = None
+        self.aux2: AuxiliaryHead | None = None
+        if aux_logits:
+            self.aux1 = AuxiliaryHead(512, num_classes, batch_norm=batch_norm)
+            self.aux2 = AuxiliaryHead(528, num_classes, batch_norm=batch_norm)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.dropout = nn.Dropout(0.2 if batch_norm else 0.4)
+        self.fc = nn.Linear(1024, num_classes)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor | HeadedLogits:
+        x = self.norm1(self.maxpool1(self.conv1(images_BCHW)))
+        x = self.maxpool2(self.norm2(self.conv3(self.conv2(x))))
+        x = self.maxpool3(self.inception3b(self.inception3a(x)))
+        x_4a = self.inception4a(x)
+        x_4d = self.inception4d(self.inception4c(self.inception4b(x_4a)))
+        x = self.maxpool4(self.inception4e(x_4d))
+        x = self.inception5b(self.inception5a(x))
+        logits: Tensor = self.fc(self.dropout(self.avgpool(x).flatten(1)))
+        if self.training and self.aux1 is not None and self.aux2 is not None:
+            return HeadedLogits(logits, self.aux2(x_4d), self.aux1(x_4a))
+        return logits
+
+
+def googlenet(
+    *, num_classes: int = 1000, in_channels: int = 3, aux_logits: bool = True
+) -> GoogLeNet:
+    """BVLC's GoogLeNet: Xavier, biases from 0.2, those of the three classifiers from 0."""
+    network = GoogLeNet(num_classes, in_channels, batch_norm=False, aux_logits=aux_logits)
+    fillers.fill_all(network, fillers.xavier, bias=0.2)
+    heads = [head.fc2 for head in (network.aux1, network.aux2) if head is not None]
+    for classifier in (network.fc, *heads):
+        nn.init.zeros_(classifier.bias)
+    return network
+
+
+def googlenet_bn(
+    *, num_classes: int = 1000, in_channels: int = 3, aux_logits: bool = True
+) -> GoogLeNet:
+    """GoogLeNet with batch normalization: a Gaussian of 0.01, as torchvision's."""
+    network = GoogLeNet(num_classes, in_channels, batch_norm=True, aux_logits=aux_logits)
+    fillers.fill_all(network, fillers.gaussian(0.01))
+    return network

@@ -1,0 +1,28 @@
+"""Local response normalization across channels, with a backward that is deterministic on CUDA.
+
+    y_c = x_c / (k + alpha / size * sum over the `size` channels around c of x^2) ^ beta
+
+Source: Krizhevsky et al. 2012 (AlexNet), section 3.3; alpha / size, k = 1 and the default values
+are those of Caffe's LRN layer, which the authors' files rely on.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class LocalResponseNorm(nn.Module):
+    """(batch, channels, height, width) to the same shape."""
+
+    def __init__(self, size: int = 5, alpha: float = 1e-4, beta: float = 0.75) -> None:
+        super().__init__()
+        self.size, self.alpha, self.beta = size, alpha, beta
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        # On four dimensions torch takes avg_pool3d, whose backward on CUDA adds in no fixed order;
+        # on three it takes avg_pool2d, which does not. The sum over channels is the same.
+        x_BCN = x_BCHW.flatten(2)
+        y_BCN: Tensor = F.local_response_norm(x_BCN, self.size, self.alpha, self.beta, k=1.0)
+        return y_BCN.reshape(x_BCHW.shape)
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, alpha={self.alpha}, beta={self.beta}"

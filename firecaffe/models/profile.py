@@ -1,0 +1,152 @@
+"""What one step of a network moves and computes, layer by layer, found on the meta device.
+
+The volumes are FireCaffe's: |W| is what every exchange of gradients carries, D is what would be
+carried if activations were exchanged instead, and their ratio tells which to exchange.
+
+Source: Iandola et al. 2016 (FireCaffe, arXiv 1511.00175). D is the bytes of the *inputs* of every
+convolution and fully connected layer, the definition under which the paper's figures come out.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+_COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """One call of one layer, for the whole batch.
+
+    A parameter counts in the first row that uses it, so that a layer called twice (`relu#2`) and
+    tied weights are counted once. macs and forward_backward_flops are those of convolutions and
+    fully connected layers without the bias; every other layer has 0, by definition.
+    """
+
+    name: str
+    kind: str
+    output_shape: tuple[int, ...]
+    parameters: int
+    weight_bytes: int
+    input_activation_bytes: int
+    output_activation_bytes: int
+    macs: int
+    forward_backward_flops: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A network at one batch size. Byte, MAC and FLOP totals are for one step of the whole batch.
+
+    weight_bytes: |W|, every parameter once.
+    data_bytes: D.
+    forward_backward_flops: 6 x MAC: a multiply and an add, forward, to the inputs, to the weights.
+    """
+
+    batch_size: int
+    input_CHW: tuple[int, int, int]
+    layers: tuple[LayerProfile, ...]
+    parameters: int
+    weight_bytes: int
+    data_bytes: int
+    macs: int
+    forward_backward_flops: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dicts, tuples and numbers, ready for `json.dumps`."""
+        return asdict(self)
+
+
+def profile(module: nn.Module, input_CHW: tuple[int, int, int], batch_size: int) -> Profile:
+    """Run `module` once in training mode, so that auxiliary heads count, without taking memory.
+
+    The module may live on any device; it is left as it was found. A layer that the forward does
+    not call has no row, but its parameters are in the totals, for they are exchanged all the same.
+    """
+    parameters = list(module.parameters())
+    shadows = {name: p.detach().to("meta") for name, p in module.named_parameters()}
+    shadows |= {name: b.to("meta") for name, b in module.named_buffers()}
+    dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.get_default_dtype())
+    images_BCHW = torch.empty(batch_size, *input_CHW, dtype=dtype, device="meta")
+
+    rows: list[LayerProfile] = []
+    with _training_mode(module), _recording(module, rows), torch.no_grad():
+        functional_call(module, shadows, (images_BCHW,))
+    return Profile(
+        batch_size=batch_size,
+        input_CHW=input_CHW,
+        layers=tuple(rows),
+        parameters=sum(p.numel() for p in parameters),
+        weight_bytes=sum(p.nbytes for p in parameters),
+        data_bytes=sum(row.input_activation_bytes for row in rows if row.macs),
+        macs=sum(row.macs for row in rows),
+        forward_backward_flops=sum(row.forward_backward_flops for row in rows),
+    )
+
+
+@contextmanager
+def _training_mode(module: nn.Module) -> Iterator[None]:
+    before = {part: part.training for part in module.modules()}
+    module.train()
+    try:
+        yield
+    finally:
+        for part, training in before.items():
+            part.training = training
+
+
+@contextmanager
+def _recording(module: nn.Module, rows: list[LayerProfile]) -> Iterator[None]:
+    """Hook every layer that has no parts, or parameters of its own, and append a row per call."""
+    names = {part: name for name, part in module.named_modules()}
+    # Taken now, for during the call other tensors stand in for the parameters.
+    own: dict[nn.Module, list[nn.Parameter]] = {}
+    for part in names:
+        parameters = list(part.parameters(recurse=False))
+        if parameters or next(part.children(), None) is None:
+            own[part] = parameters
+    calls: dict[nn.Module, int] = {}
+    seen: set[int] = set()
+
+    def record(part: nn.Module, inputs: Any, output: Any) -> None:
+        calls[part] = calls.get(part, 0) + 1
+        new = [p for p in own[part] if id(p) not in seen]
+        seen.update(id(p) for p in new)
+        macs = 0
+        if isinstance(part, _COUNTED):
+            # One output element sums as many products as one filter has weights.
+            macs = output.numel() * part.weight[0].numel()
+        tensors = _tensors(output)
+        rows.append(
+            LayerProfile(
+                name=names[part] if calls[part] == 1 else f"{names[part]}#{calls[part]}",
+                kind=type(part).__name__,
+                output_shape=tuple(tensors[0].shape) if tensors else (),
+                parameters=sum(p.numel() for p in new),
+                weight_bytes=sum(p.nbytes for p in new),
+                input_activation_bytes=sum(t.nbytes for t in _tensors(inputs)),
+                output_activation_bytes=sum(t.nbytes for t in tensors),
+                macs=macs,
+                forward_backward_flops=6 * macs,
+            )
+        )
+
+    handles = [part.register_forward_hook(record) for part in own]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []

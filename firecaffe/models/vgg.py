@@ -1,0 +1,54 @@
+"""VGG: 3x3 convolutions throughout, three fully connected layers.
+
+Source: Simonyan and Zisserman 2014 (arXiv 1409.1556), configurations D and E of table 1. Names and
+fillers as torchvision's: He et al. 2015 with fan_out for convolutions, a Gaussian of 0.01 for fully
+connected layers, biases from 0.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from firecaffe.models import fillers
+
+
+class VGG(nn.Module):
+    """Images (batch, in_channels, 224, 224) to logits (batch, num_classes).
+
+    depths: how many convolutions stand before each of the five pools.
+    """
+
+    def __init__(self, num_classes: int, in_channels: int, depths: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for depth, channels in zip(depths, (64, 128, 256, 512, 512), strict=True):
+            for _ in range(depth):
+                layers += [nn.Conv2d(in_channels, channels, 3, padding=1), nn.ReLU(inplace=True)]
+                in_channels = channels
+            layers.append(nn.MaxPool2d(2, 2))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(
+            nn.Linear(512 * 7 * 7, 4096),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.5),
+            nn.Linear(4096, 4096),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.5),
+            nn.Linear(4096, num_classes),
+        )
+        fillers.fill_all(self.features, fillers.msra_fan_out)
+        fillers.fill_all(self.classifier, fillers.gaussian(0.01))
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(images_BCHW).flatten(1))
+        return logits
+
+
+def vgg16(*, num_classes: int = 1000, in_channels: int = 3) -> VGG:
+    """Configuration D: 13 convolutions."""
+    return VGG(num_classes, in_channels, (2, 2, 3, 3, 3))
+
+
+def vgg19(*, num_classes: int = 1000, in_channels: int = 3) -> VGG:
+    """Configuration E: 16 convolutions."""
+    return VGG(num_classes, in_channels, (2, 2, 4, 4, 4))

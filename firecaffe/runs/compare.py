@@ -1,0 +1,171 @@
+"""Finished runs side by side: what each came to, what differs between them, whether it was fair.
+
+The rows are those of FireCaffe's table 2 (Iandola et al. 2016, arXiv 1511.00175), which asks of
+whoever reports a speedup the same work, the accuracy beside the rate, and all hyperparameters.
+"""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from firecaffe.errors import RunError
+from firecaffe.runs.folder import read_run_file
+
+NUMBER = (int, float)
+
+RESULTS: dict[str, type | tuple[type, ...]] = {
+    "world_size": int,
+    "exchange": str,
+    "route": str,
+    "data": str,
+    "steps": int,
+    "images_per_s": NUMBER,
+    "exposed_communication": NUMBER,
+    "top1": NUMBER,
+    "weights_sha256": str,
+}
+"""What a comparison takes from result.json."""
+
+WORDS: dict[str, type | tuple[type, ...]] = {
+    "model.name": str,
+    "train.global_batch_size": int,
+    "solver.base_lr": NUMBER,
+}
+"""What it cannot do without in recipe.toml."""
+
+ENVIRONMENT = ("host", "cpu", "cores", "cpu_capability", "gpus", "torch", "cuda", "commit")
+"""What it takes from environment.json, as environment.FACT."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    folder: Path
+    result: dict[str, Any]
+    words: dict[str, Any]
+    """The recipe by dotted name, without what says only where things lie, and the environment."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run's row of the table. Fractions are of 1."""
+
+    run: str
+    workers: int
+    exchange: str
+    """The algorithm, and the route in brackets where another stood in for it."""
+    global_batch_size: int
+    base_lr: float
+    steps: int
+    images_per_s: float
+    speedup: float | None
+    """Images/s over the first run's; None where one of them measured no rate."""
+    other_work: list[str]
+    """In what the run did other work than the first one, so that the speedup is none."""
+    exposed_communication: float
+    top1: float
+    weights_sha256: str
+
+
+def read_run(folder: Path) -> Run:
+    """Reads a run's result, recipe and environment.
+
+    Raises: RunError where the folder is no finished run or a file is damaged.
+    """
+    result = read_run_file(folder, "result.json")
+    environment = read_run_file(folder, "environment.json")
+    words = _read_recipe(folder / "recipe.toml")
+    _check(folder / "result.json", result, RESULTS)
+    _check(folder / "recipe.toml", words, WORDS)
+    facts = {f"environment.{name}": environment.get(name) for name in ENVIRONMENT}
+    return Run(folder, result, words | facts)
+
+
+def rows(runs: Sequence[Run]) -> list[Row]:
+    """The table's rows, in the order given; speedups are against the first run."""
+    return [
+        Row(
+            run=name,
+            workers=run.result["world_size"],
+            exchange=_exchange(run),
+            global_batch_size=run.words["train.global_batch_size"],
+            base_lr=run.words["solver.base_lr"],
+            steps=run.result["steps"],
+            images_per_s=run.result["images_per_s"],
+            speedup=_speedup(runs[0], run),
+            other_work=other_work(runs[0], run),
+            exposed_communication=run.result["exposed_communication"],
+            top1=run.result["top1"],
+            weights_sha256=run.result["weights_sha256"],
+        )
+        for name, run in zip(names(runs), runs, strict=True)
+    ]
+
+
+def names(runs: Sequence[Run]) -> list[str]:
+    """What to call each run: its folder's name, or the whole path where two have the same."""
+    short = [run.folder.resolve().name for run in runs]
+    return short if len(set(short)) == len(short) else [str(run.folder) for run in runs]
+
+
+def differing_words(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Every word that is not the same in all runs, with each run's value; None: it has none."""
+    every = dict.fromkeys(word for run in runs for word in run.words)
+    values = {word: [run.words.get(word) for run in runs] for word in every}
+    return {word: each for word, each in values.items() if any(v != each[0] for v in each)}
+
+
+def other_work(first: Run, run: Run) -> list[str]:
+    """In what two runs did not do the same work: data, model, steps, global batch."""
+    work, other = _work(first), _work(run)
+    return [what for what in work if work[what] != other[what]]
+
+
+def weights_identical(runs: Sequence[Run]) -> bool:
+    """Whether all runs ended with the same parameters and buffers, bit for bit."""
+    return len({run.result["weights_sha256"] for run in runs}) <= 1
+
+
+def _work(run: Run) -> dict[str, Any]:
+    images = {word: value for word, value in run.words.items() if word.startswith("data.")}
+    return {
+        "data": (run.result["data"], images),
+        "model": run.words["model.name"],
+        "steps": run.result["steps"],
+        "global batch": run.words["train.global_batch_size"],
+    }
+
+
+def _exchange(run: Run) -> str:
+    algorithm, route = run.result["exchange"], run.result["route"]
+    return algorithm if route == algorithm else f"{algorithm} ({route})"
+
+
+def _speedup(first: Run, run: Run) -> float | None:
+    rate, base = run.result["images_per_s"], first.result["images_per_s"]
+    return rate / base if rate and base else None
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
+    try:
+        sections = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read ({error})") from error
+    return {
+        f"{section}.{word}": value
+        for section, words in sections.items()
+        if isinstance(words, dict) and section != "run"
+        for word, value in words.items()
+        if word != "path"
+    }
+
+
+def _check(path: Path, found: dict[str, Any], needed: dict[str, type | tuple[type, ...]]) -> None:
+    for name, kind in needed.items():
+        if not isinstance(found.get(name), kind):
+            raise RunError(
+                f"{path}: {name} is {found.get(name)!r}; this is no record of a finished run"
+            )

@@ -1,0 +1,213 @@
+"""A user's mistakes: each one clear line, a non-zero exit code, and no rank started."""
+
+import gzip
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from firecaffe.cli import main
+
+GOOD = """
+[data]
+name = "generated"
+[train]
+global_batch_size = 8
+micro_batch_size = 2
+steps = 1
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake that can be known beforehand is found before any rank is started."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr("firecaffe.comm.launch.elastic_launch", refuse)
+
+
+def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[int, str]:
+    """The exit code and the one line on stderr."""
+    code = main(arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("firecaffe: ")
+    return code, lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "parts"),
+    [
+        (["--train.stps", "3"], 2, ["train.stps"]),
+        (["--train.steps", "many"], 2, ["train.steps", "int", "many"]),
+        (["--train.autocast", "int8"], 2, ["train.autocast", "bfloat16", "int8"]),
+        (["--exchange.algorithm", "trees"], 2, ["exchange.algorithm", "'trees'", "tree, ring"]),
+        (["--model.name", "nin_smal"], 2, ["model.name", "'nin_smal'", "'nin_small'"]),
+        (["--data.name", "imagenet"], 2, ["data.name", "'imagenet'", "fashion-mnist"]),
+        (["--solver.type", "sdg"], 2, ["solver.type", "'sdg'", "sgd"]),
+        (["--solver.lr_policy", "cosine"], 2, ["solver.lr_policy", "poly"]),
+        (["--train.micro_batch_size", "3"], 2, ["train.global_batch_size", "8", "3"]),
+        (["--train.micro_batch_size", "0"], 2, ["train.micro_batch_size", "0", "at least 1"]),
+        (["--nproc-per-node", "5"], 2, ["5 ranks", "4 micro-batches"]),
+        (["--nproc-per-node", "0"], 2, ["--nproc-per-node", "0", "at least 1"]),
+        (["--model.name", "alexnet"], 2, ["'alexnet'", "1x28x28"]),
+        (["--data.crop", "99"], 2, ["data.crop", "99"]),
+        (["--data.name", "mnist", "--data.path", "/nowhere"], 3, ["/nowhere", "mnist"]),
+        (["--resume", "/nowhere"], 4, ["/nowhere", "no checkpoint"]),
+        (["--master-port", "99999999"], 6, ["--master-port", "99999999"]),
+        (["--exchange.bucket_bytes", "0"], 2, ["exchange.bucket_bytes", "0"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_train(
+    capsys: pytest.CaptureFixture[str],
+    recipe: Path,
+    options: list[str],
+    code: int,
+    parts: list[str],
+) -> None:
+    found_code, line = error_of(capsys, ["train", str(recipe), *options])
+    assert found_code == code, line
+    for part in parts:
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (GOOD + "speed = 3\n", ["train.speed"]),
+        (GOOD.replace("steps = 1", 'steps = "one"'), ["train.steps", "one"]),
+        (GOOD + "[optimiser]\nlr = 1\n", ["optimiser"]),
+        ("[train\n", ["no TOML"]),
+    ],
+    ids=["unknown word", "wrong type", "unknown section", "no TOML"],
+)
+def test_recipe_file(
+    capsys: pytest.CaptureFixture[str], recipe: Path, text: str, parts: list[str]
+) -> None:
+    recipe.write_text(text)
+    code, line = error_of(capsys, ["train", str(recipe)])
+    assert code == 2, line
+    for part in parts:
+        assert part in line
+
+
+def test_missing_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert error_of(capsys, ["train", "no.toml"]) == (
+        2,
+        "firecaffe: recipe no.toml: No such file or directory",
+    )
+    code, line = error_of(capsys, ["train", "--train.steps", "3"])
+    assert (code, "no recipe given" in line) == (2, True)
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = error_of(capsys, ["trian"])
+    assert (code, "'trian'" in line, "verify" in line) == (2, True, True)
+
+
+def test_truncated_data(capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    for part, number in (("train", 60_000), ("t10k", 10_000)):
+        images = b"\x00\x00\x08\x03" + number.to_bytes(4) + (28).to_bytes(4) * 2 + b"\x01" * 1000
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
+        labels = b"\x00\x00\x08\x01" + number.to_bytes(4) + bytes(number)
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+    words = ["--data.name", "mnist", "--data.path", str(folder)]
+    code, line = error_of(capsys, ["train", str(recipe), *words])
+    assert (code, "-images-idx3-ubyte.gz" in line) == (3, True)
+
+
+def test_run_folder_exists(
+    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
+) -> None:
+    code, line = error_of(capsys, ["train", str(recipe), "--run.folder", str(tmp_path)])
+    assert (code, str(tmp_path) in line, "exists already" in line) == (8, True, True)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_port_in_use(capsys: pytest.CaptureFixture[str], recipe: Path, taken_port: int) -> None:
+    code, line = error_of(capsys, ["train", str(recipe), "--master-port", str(taken_port)])
+    assert code == 6
+    assert f"--master-port {taken_port}" in line
+    assert "in use" in line
+
+
+@pytest.mark.parametrize("numbers", ["1", "2,2", "1,x", "0,1", ""])
+def test_verify_wants_two_numbers(
+    capsys: pytest.CaptureFixture[str], recipe: Path, numbers: str
+) -> None:
+    code, line = error_of(capsys, ["verify", str(recipe), "--nproc-per-node", numbers])
+    assert (code, "--nproc-per-node" in line) == (2, True)
+
+
+def test_verify_checks_all_its_numbers_first(
+    capsys: pytest.CaptureFixture[str], recipe: Path
+) -> None:
+    code, line = error_of(capsys, ["verify", str(recipe), "--nproc-per-node", "1,9"])
+    assert (code, "9 ranks" in line) == (2, True)
+
+
+def test_flipped_byte_in_checkpoint(
+    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
+) -> None:
+    # One rank alone runs in this process when torchrun's environment says so.
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANK", "0")
+        patch.setenv("WORLD_SIZE", "1")
+        words = ["--run.folder", str(run), "--run.tensorboard", "false"]
+        assert main(["train", str(recipe), *words]) == 0
+    capsys.readouterr()
+    state = run / "checkpoints" / "step-00000001" / "state.safetensors"
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 1
+    state.write_bytes(content)
+    code, line = error_of(capsys, ["train", str(recipe), "--resume", str(run)])
+    assert (code, "state.safetensors" in line, "damaged" in line) == (4, True, True)
+
+
+def test_resume_with_another_recipe(
+    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANK", "0")
+        patch.setenv("WORLD_SIZE", "1")
+        words = ["--run.folder", str(run), "--run.tensorboard", "false"]
+        assert main(["train", str(recipe), *words]) == 0
+    capsys.readouterr()
+    words = ["--resume", str(run), "--solver.momentum", "0.5"]
+    code, line = error_of(capsys, ["train", str(recipe), *words])
+    assert (code, "solver.momentum is 0.5" in line) == (4, True)
+
+
+def test_print_config_resolves_every_word(
+    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
+) -> None:
+    assert main(["train", str(recipe), "--solver.base_lr", "0.3", "--print_config"]) == 0
+    resolved = capsys.readouterr().out
+    assert "base_lr = 0.3" in resolved
+    assert "steps = 1" in resolved
+    again = tmp_path / "again.toml"
+    again.write_text(resolved)
+    assert main(["train", str(again), "--print_config"]) == 0
+    assert capsys.readouterr().out == resolved

@@ -1,0 +1,168 @@
+"""What a user types, as processes of their own: train, verify, torchrun, and how runs fail."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+FIRECAFFE = [sys.executable, "-m", "firecaffe"]
+TIMEOUT_S = 120
+
+RECIPE = """
+[model]
+name = "lenet"
+[data]
+name = "generated"
+[train]
+global_batch_size = 16
+micro_batch_size = 4
+steps = 4
+eval_batch_size = 500
+[run]
+tensorboard = false
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def call(
+    *command: object, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, **(environment or {})},
+        check=False,
+    )
+
+
+def result_of(run: Path) -> dict[str, object]:
+    value: dict[str, object] = json.loads((run / "result.json").read_text())
+    return value
+
+
+def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    done = call(*FIRECAFFE, "train", recipe, "--nproc-per-node", "3", "--run.folder", ours)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert any("step 4/4" in line and "images/s" in line for line in lines)
+    assert any("top-1" in line for line in lines)
+    assert not any("\x1b" in line for line in lines)  # plain where there is no terminal
+
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    module = ["-m", "firecaffe", "train", recipe, "--run.folder", theirs]
+    done = call(*torchrun, "--nproc-per-node", "2", *module)
+    assert done.returncode == 0, done.stderr
+    assert result_of(ours)["world_size"] == 3
+    assert result_of(theirs)["world_size"] == 2
+    assert result_of(ours)["state_sha256"] == result_of(theirs)["state_sha256"]
+
+    compared = call(*FIRECAFFE, "compare", ours, theirs, "--json")
+    assert compared.returncode == 0, compared.stderr
+    assert json.loads(compared.stdout)["identical"] is True
+    names = {path.name for path in ours.iterdir()}
+    assert names == {
+        "recipe.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "timings",
+        "checkpoints",
+        "result.json",
+    }
+    assert {path.name for path in (ours / "timings").iterdir()} == {
+        "rank-0.jsonl",
+        "rank-1.jsonl",
+        "rank-2.jsonl",
+    }
+
+
+def test_verify_says_identical(recipe: Path) -> None:
+    words = ["--nproc-per-node", "1,2", "--steps", "2"]
+    done = call(*FIRECAFFE, "verify", recipe, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("identical: 1, 2 workers, every tensor after")
+
+
+def test_verify_names_the_first_difference(recipe: Path) -> None:
+    words = ["--nproc-per-node", "1,4", "--steps", "2", "--exchange.algorithm", "ring"]
+    done = call(*FIRECAFFE, "verify", recipe, *words)
+    assert done.returncode == 7
+    (line,) = done.stderr.splitlines()
+    assert "1 and 4 workers differ from step 1 on, first in parameter/conv1." in line
+    assert "ring does not add in the order of the micro-batch tree" in line
+
+
+def test_the_master_port_of_torchruns_environment_in_use(recipe: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        environment = {
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        done = call(*FIRECAFFE, "train", recipe, environment=environment)
+    assert done.returncode == 6
+    own = [line for line in done.stderr.splitlines() if line.startswith("firecaffe: ")]
+    assert own == [
+        f"firecaffe: rank 0: 2 ranks did not meet at 127.0.0.1:{port}: "
+        "the port is in use; choose another MASTER_PORT (--master-port)"
+    ]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_killed_rank_ends_the_run_with_its_name(recipe: Path, tmp_path: Path) -> None:
+    command = [*FIRECAFFE, "train", recipe, "--train.steps", "100000", "--nproc-per-node", "2"]
+    command += ["--run.folder", tmp_path / "run", "--train.eval_every", "1"]
+    with subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "test at step" in line:
+                break
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        victim = next(rank for rank in ranks if rank.environ().get("RANK") == "1")
+        victim.send_signal(signal.SIGKILL)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 128 + signal.SIGKILL
+    assert errors.splitlines() == ["firecaffe: rank 1 was ended by SIGKILL"]
+    assert not any(rank.is_running() for rank in ranks if rank.pid != victim.pid)
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_example_of_an_own_model(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "own_model.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    lines = []
+    for start in ([sys.executable], [*torchrun, "--nproc-per-node", "2"]):
+        done = subprocess.run(
+            [*start, str(example)],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            cwd=tmp_path,
+            check=True,
+        )
+        lines.append(done.stdout.splitlines()[-1])
+    assert lines[0] == lines[1]
+    assert lines[0].startswith("top-1 9") or lines[0].startswith("top-1 100")

@@ -1,0 +1,158 @@
+"""`firecaffe schedule`: what a user types, sees and gets back."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from firecaffe.cli import main
+from firecaffe.exchange import ALGORITHMS, EXCHANGES
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["schedule", *argv]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    return json.loads(run(capsys, *argv, "--json"))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5, 8])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_json_holds_the_whole_schedule(
+    capsys: pytest.CaptureFixture[str], algorithm: str, world_size: int
+) -> None:
+    found = run_json(capsys, algorithm, str(world_size), "--elements", "1009")
+    schedule = ALGORITHMS[algorithm](world_size, 1009)
+    assert [
+        (t["source"], t["destination"], t["start"], t["stop"], t["action"])
+        for t in found["transfers"]
+    ] == [
+        (t.source, t.destination, t.start, t.stop, "add" if t.reduce else "overwrite")
+        for t in schedule.transfers()
+    ]
+    counted = [sum(t["round"] == i for t in found["transfers"]) for i in range(1, 40)]
+    lengths = list(map(len, schedule.rounds))
+    assert counted == lengths + [0] * (39 - len(lengths))
+    assert (found["algorithm"], found["world_size"]) == (algorithm, world_size)
+    assert (found["num_rounds"], found["num_transfers"]) == (len(lengths), sum(lengths))
+
+
+def test_json_of_a_ring_by_its_formulas(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "ring", "6")
+    n = 6 * 1024
+    assert found["num_elements"] == n
+    assert found["num_rounds"] == found["serial_messages"] == 2 * 5
+    assert found["num_transfers"] == 2 * 5 * 6
+    assert found["busiest_rank_bytes"] == found["serial_bytes"] == 2 * 5 * n // 6 * 4
+    assert found["lower_bound_bytes"] == pytest.approx(2 * 5 / 6 * n * 4)
+    assert found["ratio_to_lower_bound"] == pytest.approx(1)
+    assert found["serial_additions"] == 5 * n // 6
+    assert found["adds_in_tree_order"] is False
+
+
+def test_json_of_a_parameter_server_by_its_formulas(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "parameter_server", "5", "--elements", "1000")
+    assert found["num_elements"] == 1000
+    assert found["busiest_rank_bytes"] == 4 * 1000 * 4
+    assert found["serial_bytes"] == 8 * 1000 * 4
+    assert found["ratio_to_lower_bound"] == pytest.approx(4 / (2 * 4 / 5))
+    assert found["adds_in_tree_order"] is True
+
+
+@pytest.mark.parametrize("argv", [("tree", "1"), ("ring", "4", "--elements", "0")])
+def test_nothing_to_send(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]) -> None:
+    found = run_json(capsys, *argv)
+    assert found["transfers"] == []
+    assert found["busiest_rank_bytes"] == found["lower_bound_bytes"] == 0
+    assert found["ratio_to_lower_bound"] is None
+    assert "0, of 0 transfers" in run(capsys, *argv)
+    assert "nothing is sent" in run(capsys, *argv, "--draw")
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "tree", "4").splitlines()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if "→" in line]
+    assert rows[1:] == [
+        ["1", "1 → 0", "0:4096", "add"],
+        ["1", "3 → 2", "0:4096", "add"],
+        ["2", "2 → 0", "0:4096", "add"],
+        ["3", "0 → 2", "0:4096", "overwrite"],
+        ["4", "0 → 1", "0:4096", "overwrite"],
+        ["4", "2 → 3", "0:4096", "overwrite"],
+    ]
+    assert lines[-5:] == [
+        "exchange      tree, 4 ranks, 4096 float32 elements",
+        "rounds        4, of 6 transfers in all",
+        "busiest rank  32768 bytes one way, 1.33 times the least that any all-reduce needs",
+        "in lock step  4 messages, 65536 bytes, 8192 additions, one after the other",
+        "additions     in the order of the fixed tree at this world size",
+    ]
+
+
+def test_another_order_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "additions     in another order at this world size" in run(capsys, "ring", "3")
+
+
+def test_long_tables_are_cut_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "ring", "16")
+    assert sum(line.startswith("│") for line in out.splitlines()) == 64
+    assert f"… and {2 * 15 * 16 - 64} more transfers; --json has all of them" in out
+    assert len(run_json(capsys, "ring", "16")["transfers"]) == 2 * 15 * 16
+    assert "more transfers" not in run(capsys, "tree", "33")  # 64 transfers
+
+
+def test_draw(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "tree", "4", "--draw")
+    assert "round 2  ◄═══╪═══╡   │  n" in out
+    assert "→" not in out
+    assert "exchange      tree, 4 ranks" in out
+    assert "the picture does not fit into 100 columns" in run(capsys, "ring", "64", "--draw")
+
+
+def test_the_width_of_the_terminal_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert "does not fit into 40 columns" in run(capsys, "tree", "4", "--draw")
+
+
+REFUSED = {
+    "unknown algorithm": (("rign", "4"), f"no exchange 'rign'; .* {', '.join(EXCHANGES)}"),
+    "native": (("native", "4"), "native is .* has no schedule; .* tree"),
+    "no rank": (("tree", "0"), "WORLD_SIZE is 0; it must be 1 to 1024"),
+    "negative world": (("tree", "-2"), "WORLD_SIZE is -2; it must be 1 to 1024"),
+    "too large": (("tree", "1025"), "WORLD_SIZE is 1025; it must be 1 to 1024"),
+    "no number": (("tree", "four"), "world_size: .* four"),
+    "negative elements": (("tree", "4", "--elements", "-1"), "--elements is -1; .* at least 0"),
+    "no world size": (("tree",), "world_size"),
+    "nothing": ((), "algorithm"),
+    "unknown option": (("tree", "4", "--color"), "--color"),
+}
+
+
+@pytest.mark.parametrize(("argv", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses_in_one_line(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
+) -> None:
+    assert main(["schedule", *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    [line] = captured.err.splitlines()
+    assert line.startswith("firecaffe: ")
+    assert re.search(message, line)
+
+
+def test_largest_world(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "tree", "1024", "--elements", "1")
+    assert found["num_rounds"] == 20
+    assert len(found["transfers"]) == 2 * 1023

@@ -1,0 +1,149 @@
+"""Pictures of schedules against pictures drawn by hand."""
+
+import pytest
+
+from firecaffe.exchange import ALGORITHMS
+from firecaffe.exchange.draw import LEGEND, draw
+from firecaffe.exchange.schedule import Schedule, Transfer
+
+TREE = """
+rank     0   1   2   3
+         │   │   │   │
+round 1  ◄═══╡   ◄═══╡  n
+         │   │   │   │
+round 2  ◄═══╪═══╡   │  n
+         │   │   │   │
+round 3  ├───┼───►   │  n
+         │   │   │   │
+round 4  ├───►   ├───►  n
+"""
+
+RING = """
+rank        0   1   2   3
+            │   │   │   │
+rounds 1-3  ╞═══►   ╞═══►  n/4
+            │   ╞═══►   │
+            ◄═══╪═══╪═══╡
+            │   │   │   │
+rounds 4-6  ├───►   ├───►  n/4
+            │   ├───►   │
+            ◄───┼───┼───┤
+"""
+
+HALVING_DOUBLING = """
+rank     0   1   2   3
+         │   │   │   │
+round 1  ◄═══►   ◄═══►  n/2
+         │   │   │   │
+round 2  ◄═══╪═══►   │  n/4
+         │   ◄═══╪═══►
+         │   │   │   │
+round 3  ◄───┼───►   │  n/4
+         │   ◄───┼───►
+         │   │   │   │
+round 4  ◄───►   ◄───►  n/2
+"""
+
+PAIRED_UP = """
+rank     0   1   2
+         │   │   │
+round 1  ◄═══╡   │  n
+         │   │   │
+round 2  ◄═══╪═══►  n
+         │   │   │
+round 3  ├───►   │  n
+"""
+
+EVERYBODY = """
+rank     0   1   2   3   4
+         │   │   │   │   │
+round 1  ◄══ all pairs ══►  n/5
+         │   │   │   │   │
+round 2  ◄── all pairs ──►  n/5
+"""
+
+BY_HAND = {
+    ("tree", 4, 8): TREE,
+    ("ring", 4, 8): RING,
+    ("halving_doubling", 4, 8): HALVING_DOUBLING,
+    ("recursive_doubling", 3, 8): PAIRED_UP,
+    ("sharded_parameter_server", 5, 10): EVERYBODY,
+}
+
+
+@pytest.mark.parametrize(("algorithm", "world_size", "num_elements"), BY_HAND)
+def test_by_hand(algorithm: str, world_size: int, num_elements: int) -> None:
+    picture = draw(ALGORITHMS[algorithm](world_size, num_elements))
+    by_hand = BY_HAND[algorithm, world_size, num_elements]
+    assert picture == f"{LEGEND}\n{by_hand}".removesuffix("\n")
+
+
+def test_kinds_and_lengths_are_not_mixed_up() -> None:
+    """An addition and an overwrite between two ranks are two arrows; a repeated one is two."""
+    round_ = (
+        Transfer(0, 1, 0, 4, reduce=True),
+        Transfer(1, 0, 4, 9, reduce=False),
+        Transfer(2, 1, 4, 6, reduce=True),
+        Transfer(2, 1, 6, 7, reduce=True),
+    )
+    odd = (Transfer(0, 2, 0, 7, reduce=False),)
+    picture = draw(Schedule("by hand", 3, 9, (round_, odd)))
+    assert picture.splitlines()[2:] == [
+        "rank     0   1   2",
+        "         │   │   │",
+        "round 1  ◄───┤   │  1 to 5 elements",
+        "         ╞═══►   │",
+        "         │   ◄═══╡",
+        "         │   ◄═══╡",
+        "         │   │   │",
+        "round 2  ├───┼───►  7 elements",
+    ]
+
+
+def test_all_pairs_of_two_kinds_are_drawn_one_by_one() -> None:
+    pairs = [(a, b) for a in range(5) for b in range(5) if a != b]
+    round_ = tuple(Transfer(a, b, 0, 9, reduce=a + b != 7) for a, b in pairs)
+    picture = draw(Schedule("by hand", 5, 9, (round_,)))
+    assert "all pairs" not in picture
+    assert picture.count("►") - LEGEND.count("►") == 10
+
+
+@pytest.mark.parametrize("world_size", range(2, 17))
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_transfer_has_a_head(algorithm: str, world_size: int) -> None:
+    schedule = ALGORITHMS[algorithm](world_size, 48 * world_size)
+    picture = draw(schedule)
+    lines = picture.splitlines()[3:]
+    assert all(len(line) <= 100 for line in picture.splitlines())
+    heads = 0
+    for line in lines:
+        name = line.split("◄")[0].split("│")[0]
+        if "round" in name:
+            first, _, last = name.split()[1].partition("-")
+            times = int(last or first) - int(first) + 1
+        all_pairs = world_size * (world_size - 1)
+        here = all_pairs if "all pairs" in line else line.count("◄") + line.count("►")
+        if here:
+            heads += here * times
+    assert heads == len(list(schedule.transfers()))
+
+
+def test_spacing_shrinks_before_it_gives_up() -> None:
+    schedule = ALGORITHMS["tree"](16, 16)
+    wide, narrow = "round 1  ◄═══╡   ◄═══╡   ◄", "round 1  ◄══╡  ◄══╡  ◄"
+    for width, row in ((100, wide), (73, wide), (72, narrow), (58, narrow)):
+        lines = draw(schedule, width).splitlines()
+        assert lines[4].startswith(row)
+        assert max(map(len, lines)) <= width
+    assert len(draw(schedule, 57).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("world_size", "width"), [(16, 50), (64, 100), (1024, 100), (4, 20)])
+def test_what_does_not_fit_is_one_line(world_size: int, width: int) -> None:
+    picture = draw(ALGORITHMS["tree"](world_size, 16), width)
+    assert picture == (f"tree, {world_size} ranks: the picture does not fit into {width} columns")
+
+
+def test_nothing_to_draw_is_one_line() -> None:
+    assert draw(ALGORITHMS["tree"](1, 16)) == "tree, 1 rank: nothing is sent"
+    assert draw(ALGORITHMS["ring"](3, 0)) == "ring, 3 ranks: nothing is sent"

@@ -1,0 +1,132 @@
+"""What a schedule may say, what it counts, and the one order of additions."""
+
+from itertools import pairwise
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firecaffe.exchange.schedule import (
+    Round,
+    Schedule,
+    Transfer,
+    check,
+    fold,
+    lower_bound_elements,
+    make_schedule,
+    shards,
+)
+
+Sum: TypeAlias = "int | tuple[Sum, Sum]"
+
+
+def add(source: int, destination: int, start: int = 0, stop: int = 10) -> Transfer:
+    return Transfer(source, destination, start, stop, reduce=True)
+
+
+def copy(source: int, destination: int, start: int = 0, stop: int = 10) -> Transfer:
+    return Transfer(source, destination, start, stop, reduce=False)
+
+
+REFUSED: dict[str, tuple[Round, str]] = {
+    "source beyond the ranks": ((add(3, 0),), r"round 1: .* names a rank outside 0\.\.2"),
+    "destination beyond the ranks": ((add(0, 3),), r"names a rank outside 0\.\.2"),
+    "negative rank": ((add(-1, 0),), r"names a rank outside 0\.\.2"),
+    "to itself": ((copy(1, 1),), "sends to itself"),
+    "before the vector": ((add(0, 1, -1, 5),), r"leaves 0\.\.10"),
+    "beyond the vector": ((add(0, 1, 5, 11),), r"leaves 0\.\.10"),
+    "backwards": ((add(0, 1, 6, 5),), r"leaves 0\.\.10"),
+    "two copies into one slice": ((copy(0, 2), copy(1, 2)), "overwrites what another"),
+    "copy into an addition": ((add(0, 2), copy(1, 2)), "overwrites what another"),
+    "addition into a copy": ((copy(0, 2), add(1, 2)), "overwrites what another"),
+    "additions overlap": ((add(0, 2, 0, 6), add(1, 2, 5, 10)), "overlapping slices .* rank 2"),
+    "addition inside another": ((add(0, 2), add(1, 2, 4, 6)), "overlapping slices .* rank 2"),
+    "copies overlap": ((copy(0, 2, 0, 6), copy(1, 2, 5, 10)), "overlapping slices .* rank 2"),
+    "sends what it overwrites": ((copy(0, 1), copy(1, 2)), "rank 1 sends what it is overwriting"),
+    "sends a part of what it overwrites": (
+        (copy(0, 1, 0, 6), add(1, 2, 5, 10)),
+        "rank 1 sends what it is overwriting",
+    ),
+}
+
+
+@pytest.mark.parametrize(("round_", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses(round_: Round, message: str) -> None:
+    harmless = (add(1, 0),)
+    with pytest.raises(ValueError, match=message):
+        check(Schedule("by hand", 3, 10, (harmless, round_)))
+    with pytest.raises(ValueError, match=message):
+        make_schedule("by hand", 3, 10, [harmless, (add(0, 1, 3, 3), *round_)])
+
+
+ALLOWED: dict[str, Round] = {
+    "several additions to one slice": (add(0, 2), add(1, 2)),
+    "swap and add": (add(0, 1), add(1, 0)),
+    "swap other slices": (copy(0, 1, 0, 5), copy(1, 0, 5, 10)),
+    "neighboring slices": (copy(0, 2, 0, 5), add(1, 2, 5, 10)),
+}
+
+
+@pytest.mark.parametrize("round_", ALLOWED.values(), ids=ALLOWED)
+def test_allows(round_: Round) -> None:
+    check(Schedule("by hand", 3, 10, (round_,)))
+
+
+def test_make_schedule_leaves_out_what_is_empty() -> None:
+    made = make_schedule("by hand", 2, 10, [[], [add(0, 1, 4, 4)], [add(0, 1), copy(1, 0, 2, 2)]])
+    assert made == Schedule("by hand", 2, 10, ((add(0, 1),),))
+
+
+def test_counts_of_a_schedule_written_by_hand() -> None:
+    """Rank 0 hears from both others at once, then speaks to one of them."""
+    rounds = ((add(1, 0, 0, 10), add(2, 0, 0, 10), copy(0, 1, 10, 14)), (copy(0, 2, 0, 7),))
+    schedule = Schedule("by hand", 3, 20, rounds)
+    assert schedule.elements_of_busiest_rank() == 20  # rank 0 receives 10 + 10 and sends 4 + 7
+    assert schedule.serial_elements() == 20 + 7
+    assert schedule.serial_messages() == 2 + 1
+    assert schedule.serial_additions() == 20
+    assert list(schedule.transfers()) == [*rounds[0], *rounds[1]]
+
+
+def test_an_empty_schedule_counts_nothing() -> None:
+    empty = Schedule("by hand", 1, 20, ())
+    assert empty.elements_of_busiest_rank() == 0
+    assert empty.serial_elements() == empty.serial_messages() == empty.serial_additions() == 0
+
+
+@pytest.mark.parametrize(("world_size", "bound"), [(1, 0), (2, 60), (3, 80), (4, 90), (6, 100)])
+def test_lower_bound(world_size: int, bound: float) -> None:
+    assert lower_bound_elements(world_size, 60) == pytest.approx(bound)
+
+
+def tree_sum(lo: int, hi: int) -> Sum:
+    """The tree from its root: the left side takes the largest power of two below the whole."""
+    if hi - lo == 1:
+        return lo
+    left = 1
+    while 2 * left < hi - lo:
+        left *= 2
+    return tree_sum(lo, lo + left), tree_sum(lo + left, hi)
+
+
+@pytest.mark.parametrize("count", range(1, 71))
+def test_fold_is_the_tree_seen_from_its_root(count: int) -> None:
+    values: list[Sum] = list(range(count))
+    assert fold(values, lambda a, b: (a, b)) == tree_sum(0, count)
+    assert values == list(range(count))
+
+
+def test_fold_by_hand() -> None:
+    assert fold(list("abcdefg"), lambda a, b: f"({a}{b})") == "(((ab)(cd))((ef)g))"
+
+
+@given(st.integers(0, 10**6), st.integers(1, 300))
+def test_shards_cover_the_vector_evenly(num_elements: int, parts: int) -> None:
+    slices = shards(num_elements, parts)
+    assert len(slices) == parts
+    assert slices[0][0] == 0
+    assert slices[-1][1] == num_elements
+    assert all(stop == start for (_, stop), (start, _) in pairwise(slices))
+    lengths = {stop - start for start, stop in slices}
+    assert max(lengths) - min(lengths) <= 1

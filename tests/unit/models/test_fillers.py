@@ -1,0 +1,134 @@
+"""Weights start where the authors' files start them."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe.models import MODELS, build_model, fillers
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+# weight shape, filler, standard deviation by its formula
+@pytest.mark.parametrize(
+    ("shape", "fill", "std"),
+    [
+        ((200, 100), fillers.gaussian(0.01), 0.01),
+        ((64, 32, 5, 5), fillers.gaussian(0.05), 0.05),
+        ((200, 100), fillers.xavier, 1 / math.sqrt(100)),
+        ((64, 32, 5, 5), fillers.xavier, 1 / math.sqrt(800)),
+        ((200, 100), fillers.msra, math.sqrt(2 / 100)),
+        ((64, 32, 5, 5), fillers.msra, math.sqrt(2 / 800)),
+        ((64, 32, 5, 5), fillers.msra_fan_out, math.sqrt(2 / 1600)),
+    ],
+)
+def test_standard_deviation(
+    shape: tuple[int, ...], fill: Callable[[Tensor], None], std: float
+) -> None:
+    weight = torch.empty(shape)
+    fill(weight)
+    n = weight.numel()
+    assert weight.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * n))
+    assert abs(weight.mean().item()) < 5 * std / math.sqrt(n)
+
+
+def test_xavier_is_uniform_up_to_its_bound() -> None:
+    weight = torch.empty(100, 300)
+    fillers.xavier(weight)
+    bound = math.sqrt(3 / 300)
+    assert 0.999 * bound < weight.abs().max().item() <= bound
+    assert (weight.abs() < bound / 2).float().mean().item() == pytest.approx(0.5, abs=0.02)
+
+
+def test_fill_sets_the_bias_and_takes_a_layer_without_one() -> None:
+    layer = nn.Conv2d(2, 3, 3)
+    fillers.fill(layer, fillers.xavier, bias=0.2)
+    assert layer.bias is not None
+    assert (layer.bias == 0.2).all()
+    fillers.fill(nn.Linear(2, 3, bias=False), fillers.xavier, bias=0.2)
+
+
+# layer, standard deviation of its weights, its biases: from the authors' files
+STARTS: dict[str, list[tuple[str, float, float | None]]] = {
+    "lenet": [("conv1", 1 / 5, 0), ("ip1", 1 / math.sqrt(800), 0)],
+    "nin_cifar": [("conv1", 0.05, 0), ("cccp1", 0.05, 0), ("cccp6", 0.05, 0)],
+    "nin": [
+        ("conv1", 0.01, 0),
+        ("conv2", 0.01, 0),
+        ("conv3", 0.01, 0),
+        ("conv4", 0.05, 0),
+        ("cccp1", 0.05, 0),
+        ("cccp7", 0.05, 0),
+        ("cccp8", 0.01, 0),
+    ],
+    "alexnet": [
+        ("features.0", 0.01, 0),
+        ("features.4", 0.01, 0.1),
+        ("features.8", 0.01, 0),
+        ("features.10", 0.01, 0.1),
+        ("features.12", 0.01, 0.1),
+        ("classifier.0", 0.005, 0.1),
+        ("classifier.3", 0.005, 0.1),
+        ("classifier.6", 0.01, 0),
+    ],
+    "caffenet": [
+        ("features.0", 0.01, 0),
+        ("features.4", 0.01, 1),
+        ("features.8", 0.01, 0),
+        ("features.10", 0.01, 1),
+        ("features.12", 0.01, 1),
+        ("classifier.0", 0.005, 1),
+        ("classifier.3", 0.005, 1),
+        ("classifier.6", 0.01, 0),
+    ],
+    "googlenet": [
+        ("conv1.conv", 1 / math.sqrt(147), 0.2),
+        ("inception3a.branch3.1.conv", 1 / math.sqrt(16 * 25), 0.2),
+        ("aux1.conv.conv", 1 / math.sqrt(512), 0.2),
+        ("aux2.fc1", 1 / math.sqrt(2048), 0.2),
+        ("aux2.fc2", 1 / 32, 0),
+        ("aux1.fc2", 1 / 32, 0),
+        ("fc", 1 / 32, 0),
+    ],
+    "squeezenet1_0": [
+        ("features.0", 1 / math.sqrt(147), 0),
+        ("features.3.expand3x3", 1 / 12, 0),
+        ("classifier.1", 0.01, 0),
+    ],
+    "resnet18": [("conv1", math.sqrt(2 / (64 * 49)), None)],
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_starts_of_the_networks(name: str) -> None:
+    network = build_model(name, num_classes=10)
+    for layer_name, std, bias in STARTS[name]:
+        layer = network.get_submodule(layer_name)
+        assert isinstance(layer, nn.Conv2d | nn.Linear)
+        tolerance = 5 / math.sqrt(2 * layer.weight.numel())
+        assert layer.weight.std().item() == pytest.approx(std, rel=tolerance), layer_name
+        if bias is None:
+            assert layer.bias is None
+        else:
+            assert layer.bias is not None
+            assert (layer.bias == torch.tensor(bias, dtype=torch.float32)).all(), layer_name
+
+
+@pytest.mark.parametrize("name", ["lenet", "nin_small", "googlenet_small_bn", "squeezenet1_1"])
+def test_start_is_a_function_of_the_seed(name: str) -> None:
+    starts = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        starts.append(torch.cat([p.detach().flatten() for p in build_model(name).parameters()]))
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
+
+
+def test_every_start_list_names_a_network() -> None:
+    assert STARTS.keys() <= MODELS.keys()

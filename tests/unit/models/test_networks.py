@@ -1,0 +1,205 @@
+"""Every network: shapes, gradients for every parameter, heads, loss."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from firecaffe.models import (
+    AUX_WEIGHT,
+    MODELS,
+    HeadedLogits,
+    build_model,
+    classification_loss,
+    logits_of,
+)
+from firecaffe.models.nin import nin_small
+from firecaffe.models.profile import profile
+
+HEADED = ["googlenet", "googlenet_bn"]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_and_backward_have_the_right_shapes(name: str) -> None:
+    with torch.device("meta"):
+        network = build_model(name)
+        images_BCHW = torch.empty(2, *MODELS[name].input_CHW)
+        labels_B = torch.zeros(2, dtype=torch.long)
+    outputs = network(images_BCHW)
+    assert logits_of(outputs).shape == (2, MODELS[name].num_classes)
+    torch.autograd.backward(classification_loss(outputs, labels_B))
+    for parameter_name, parameter in network.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.shape == parameter.shape
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_number_of_classes_and_channels_can_be_chosen(name: str) -> None:
+    with torch.device("meta"):
+        network = build_model(name, num_classes=7, in_channels=2)
+        outputs = network(torch.empty(2, 2, *MODELS[name].input_CHW[1:]))
+    assert all(logits.shape == (2, 7) for logits in (outputs if name in HEADED else [outputs]))
+
+
+@pytest.mark.parametrize("in_channels", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [("lenet", 28)]
+    + [
+        (name, side)
+        for name in ("nin_small", "nin_cifar", "googlenet_small_bn")
+        for side in (28, 32)
+    ],
+)
+def test_small_networks_on_real_numbers(name: str, side: int, in_channels: int) -> None:
+    network = build_model(name, in_channels=in_channels)
+    loss = classification_loss(
+        network(torch.randn(2, in_channels, side, side)), torch.tensor([3, 7])
+    )
+    torch.autograd.backward(loss)
+    assert loss.isfinite()
+    for parameter_name, parameter in network.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+
+
+@pytest.mark.parametrize("name", ["nin", "alexnet", "alexnet_ungrouped", "caffenet"])
+@pytest.mark.parametrize("side", [224, 227])
+def test_both_crops_of_the_authors_fit(name: str, side: int) -> None:
+    with torch.device("meta"):
+        assert build_model(name)(torch.empty(2, 3, side, side)).shape == (2, 1000)
+
+
+@pytest.mark.parametrize("name", HEADED)
+def test_heads_answer_in_training_only(name: str) -> None:
+    with torch.device("meta"):
+        network = build_model(name)
+        images_BCHW = torch.empty(2, 3, 224, 224)
+    outputs = network(images_BCHW)
+    assert isinstance(outputs, HeadedLogits)
+    assert outputs._fields == ("logits", "aux2", "aux1")
+    network.eval()
+    assert isinstance(network(images_BCHW), torch.Tensor)
+
+
+def test_heads_sit_where_the_paper_has_them() -> None:
+    network = build_model("googlenet", num_classes=3)
+    heard: dict[str, int] = {}
+    for name in ("aux1", "aux2"):
+        head = network.get_submodule(name)
+        head.register_forward_hook(
+            lambda _, inputs, __, name=name: heard.update({name: inputs[0].shape[1]})
+        )
+    network(torch.randn(1, 3, 224, 224))
+    assert heard == {"aux1": 512, "aux2": 528}
+
+
+def test_outputs_of_the_heads_come_in_torchvisions_order() -> None:
+    network = build_model("googlenet", num_classes=3)
+    for number, name in enumerate(("fc", "aux2.fc2", "aux1.fc2")):
+        classifier = network.get_submodule(name)
+        assert isinstance(classifier, nn.Linear)
+        nn.init.zeros_(classifier.weight)
+        nn.init.constant_(classifier.bias, number)
+    outputs = network(torch.randn(1, 3, 224, 224))
+    assert [logits.unique().item() for logits in outputs] == [0.0, 1.0, 2.0]
+
+
+def test_loss_weighs_each_head_by_three_tenths() -> None:
+    logits, aux2, aux1 = torch.randn(3, 5, 4).unbind()
+    labels_B = torch.tensor([0, 1, 2, 3, 0])
+    main, second, first = (F.cross_entropy(t, labels_B).item() for t in (logits, aux2, aux1))
+    loss = classification_loss(HeadedLogits(logits, aux2, aux1), labels_B).item()
+    assert AUX_WEIGHT == 0.3
+    assert loss == pytest.approx(main + 0.3 * (second + first))
+    assert classification_loss(logits, labels_B).item() == pytest.approx(main)
+    assert logits_of(HeadedLogits(logits, aux2, aux1)) is logits_of(logits)
+
+
+# From the authors' files; torchvision's for googlenet_bn.
+DROPOUT = {
+    "nin_small": [0.5],
+    "nin_cifar": [0.5, 0.5],
+    "nin": [0.5],
+    "alexnet": [0.5, 0.5],
+    "alexnet_ungrouped": [0.5, 0.5],
+    "caffenet": [0.5, 0.5],
+    "googlenet": [0.4, 0.7, 0.7],
+    "googlenet_bn": [0.2, 0.7, 0.7],
+    "googlenet_small_bn": [0.4],
+    "vgg16": [0.5, 0.5],
+    "vgg19": [0.5, 0.5],
+    "squeezenet1_0": [0.5],
+    "squeezenet1_1": [0.5],
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dropout_is_the_layer_that_the_trainer_knows(name: str) -> None:
+    with torch.device("meta"):
+        network = build_model(name)
+    layers = [part for part in network.modules() if "Dropout" in type(part).__name__]
+    assert sorted(p.p for p in layers if type(p) is nn.Dropout) == DROPOUT.get(name, [])
+    assert len(layers) == len(DROPOUT.get(name, []))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("alexnet", "Conv2d ReLU LocalResponseNorm MaxPool2d Conv2d"),
+        ("caffenet", "Conv2d ReLU MaxPool2d LocalResponseNorm Conv2d"),
+        (
+            "googlenet",
+            "Conv2d ReLU MaxPool2d LocalResponseNorm "
+            "Conv2d ReLU Conv2d ReLU LocalResponseNorm MaxPool2d",
+        ),
+    ],
+)
+def test_normalization_stands_where_the_authors_have_it(name: str, layers: str) -> None:
+    with torch.device("meta"):
+        rows = profile(build_model(name), MODELS[name].input_CHW, 1).layers
+    kinds = [row.kind for row in rows]
+    assert kinds[: len(layers.split())] == layers.split()
+
+
+# Source of the list: the documentation of torch.use_deterministic_algorithms.
+NONDETERMINISTIC_ON_CUDA = (
+    nn.AvgPool3d,
+    nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool2d,
+    nn.FractionalMaxPool2d,
+    # torch's own takes AvgPool3d.
+    nn.LocalResponseNorm,
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_layer_without_a_deterministic_backward(name: str) -> None:
+    with torch.device("meta"):
+        network = build_model(name)
+    for part in network.modules():
+        assert not isinstance(part, NONDETERMINISTIC_ON_CUDA)
+        # To a size of one it is a mean.
+        if isinstance(part, nn.AdaptiveAvgPool2d):
+            assert part.output_size in (1, (1, 1))
+
+
+def test_nin_small_learns() -> None:
+    network = nin_small(num_classes=2)
+    images_BCHW = torch.zeros(16, 1, 28, 28)
+    images_BCHW[8:, :, :14] = 1.0
+    labels_B = torch.arange(16) // 8
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(25):
+        optimizer.zero_grad()
+        loss = classification_loss(network(images_BCHW), labels_B)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 < losses[0]

@@ -1,0 +1,273 @@
+"""Finished runs side by side: rows, differing words, unlike work, and the command."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from rich.console import Console
+
+import firecaffe.cli
+from firecaffe.cli.compare import MIN_WIDTH, render
+from firecaffe.errors import RunError
+from firecaffe.runs.compare import (
+    Run,
+    differing_words,
+    names,
+    other_work,
+    read_run,
+    rows,
+    weights_identical,
+)
+
+DIGESTS = {"a": "5f59c6bf0087" + 52 * "a", "b": "958065d44b59" + 52 * "b"}
+
+
+def plant(folder: Path, **changes: Any) -> Path:
+    """A finished run's folder. A change is written as file__key or recipe__section__word."""
+    contents: dict[str, dict[str, Any]] = {
+        "result": {
+            "world_size": 1,
+            "exchange": "tree",
+            "route": "tree",
+            "data": "mnist: 60000 training images",
+            "steps": 400,
+            "images_per_s": 1000.0,
+            "exposed_communication": 0.0,
+            "top1": 0.9,
+            "weights_sha256": DIGESTS["a"],
+        },
+        "environment": {"host": "one", "cpu": "A", "gpus": [], "torch": "2.13.0", "command": ["x"]},
+        "recipe": {
+            "model": {"name": "lenet"},
+            "data": {"name": "mnist", "path": str(folder), "crop": 0},
+            "train": {"global_batch_size": 64, "steps": 400, "epochs": 1},
+            "solver": {"base_lr": 0.01, "stepvalue": []},
+            "run": {"folder": str(folder)},
+        },
+    }
+    for name, value in changes.items():
+        *path, word = name.split("__")
+        target = contents
+        for part in path:
+            target = target[part]
+        target[word] = value
+    folder.mkdir(parents=True)
+    for name in ("result", "environment"):
+        (folder / f"{name}.json").write_text(json.dumps(contents[name]))
+    (folder / "recipe.toml").write_text(tomli_w.dumps(contents["recipe"]))
+    return folder
+
+
+def planted(folder: Path, **changes: Any) -> Run:
+    return read_run(plant(folder, **changes))
+
+
+def text(runs: list[Run], width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for part in render(runs):
+        console.print(part)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def cells(shown: str, name: str) -> list[str]:
+    """The cells of a run's line in the table."""
+    return next(line for line in shown.splitlines() if line.startswith(name)).split()
+
+
+def test_equal_work(tmp_path: Path) -> None:
+    one = planted(tmp_path / "one")
+    four = planted(
+        tmp_path / "four",
+        result__world_size=4,
+        result__route="fold",
+        result__images_per_s=3210.0,
+        result__exposed_communication=0.0625,
+    )
+    table = rows([one, four])
+    assert [row.run for row in table] == ["one", "four"]
+    assert [row.workers for row in table] == [1, 4]
+    assert [row.exchange for row in table] == ["tree", "tree (fold)"]
+    assert [row.speedup for row in table] == [1.0, 3.21]
+    assert [row.other_work for row in table] == [[], []]
+    assert weights_identical([one, four])
+    assert differing_words([one, four]) == {}
+    shown = text([one, four])
+    assert (
+        " ".join(cells(shown, "four"))
+        == "four tree (fold) 4 64 0.01 400 3,210 3.21 6.2% 90.00% 5f59c6bf0087"
+    )
+    assert "no hyperparameter differs" in shown
+    assert "weights identical in all 2 runs: 5f59c6bf0087" in shown
+    assert "*" not in shown
+
+
+def test_the_speedup_is_against_the_first_run_given(tmp_path: Path) -> None:
+    one, two = planted(tmp_path / "1"), planted(tmp_path / "2", result__images_per_s=4000.0)
+    assert [row.speedup for row in rows([two, one])] == [1.0, 0.25]
+
+
+def test_another_learning_rate_is_shown_and_fair(tmp_path: Path) -> None:
+    one = planted(tmp_path / "one")
+    two = planted(
+        tmp_path / "two",
+        recipe__solver__base_lr=0.02,
+        recipe__solver__stepvalue=[200, 300],
+        recipe__data__path="elsewhere",
+        environment__gpus=["H200", "H200"],
+        environment__command=["y"],
+        result__weights_sha256=DIGESTS["b"],
+    )
+    assert differing_words([one, two, one]) == {
+        "solver.base_lr": [0.01, 0.02, 0.01],
+        "solver.stepvalue": [[], [200, 300], []],
+        "environment.gpus": [[], ["H200", "H200"], []],
+    }
+    shown = text([one, two])
+    assert cells(shown, "solver.base_lr") == ["solver.base_lr", "0.01", "0.02"]
+    assert cells(shown, "solver.stepvalue") == ["solver.stepvalue", "none", "200,", "300"]
+    assert cells(shown, "environment.gpus") == ["environment.gpus", "none", "H200,", "H200"]
+    assert "no hyperparameter differs" not in shown
+    assert "weights not identical: 2 different ones in 2 runs" in shown
+    assert "*" not in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"result__steps": 100, "recipe__train__steps": 100}, ["steps"]),
+        ({"recipe__train__global_batch_size": 128}, ["global batch"]),
+        ({"recipe__model__name": "nin"}, ["model"]),
+        ({"result__data": "mnist: 59999 training images"}, ["data"]),
+        ({"recipe__data__crop": 24}, ["data"]),
+        ({"recipe__model__name": "nin", "result__steps": 1}, ["model", "steps"]),
+    ],
+)
+def test_other_work_is_marked(tmp_path: Path, changes: dict[str, Any], what: list[str]) -> None:
+    one, two = planted(tmp_path / "one"), planted(tmp_path / "two", **changes)
+    assert other_work(one, two) == other_work(two, one) == what
+    shown = text([one, two])
+    assert "1.00" in cells(shown, "one")
+    assert "1.00*" in cells(shown, "two")
+    assert f"* not the same work as one: two in {', '.join(what)}." in shown
+
+
+def test_steps_counted_in_epochs_are_the_same_work(tmp_path: Path) -> None:
+    one = planted(tmp_path / "one")
+    two = planted(tmp_path / "two", recipe__train__steps=0, recipe__train__epochs=6)
+    assert other_work(one, two) == []
+    assert list(differing_words([one, two])) == ["train.steps", "train.epochs"]
+
+
+def test_a_word_that_only_one_run_has(tmp_path: Path) -> None:
+    one = planted(tmp_path / "one")
+    two = planted(tmp_path / "two", recipe__solver__new=False)
+    assert differing_words([one, two]) == {"solver.new": [None, False]}
+    assert cells(text([one, two]), "solver.new") == ["solver.new", "-", "false"]
+
+
+def test_a_run_too_short_for_a_rate(tmp_path: Path) -> None:
+    one, two = planted(tmp_path / "one", result__images_per_s=0.0), planted(tmp_path / "two")
+    assert [row.speedup for row in rows([one, two])] == [None, None]
+    assert [row.speedup for row in rows([two, one])] == [1.0, None]
+    assert "-" in cells(text([two, one]), "one")
+
+
+def test_one_run_alone(tmp_path: Path) -> None:
+    shown = text([planted(tmp_path / "one")])
+    assert cells(shown, "one")[-1] == "5f59c6bf0087"
+    assert "differ" not in shown
+    assert "identical" not in shown
+
+
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = planted(tmp_path / "x" / "run"), planted(tmp_path / "y" / "run")
+    assert names([a, b]) == [str(tmp_path / "x" / "run"), str(tmp_path / "y" / "run")]
+    monkeypatch.chdir(tmp_path / "x" / "run")
+    assert names([read_run(Path())]) == ["run"]
+
+
+def test_the_narrowest_table_loses_nothing(tmp_path: Path) -> None:
+    one = planted(tmp_path / "20260101-120000-googlenet_small_bn-16w")
+    shown = text([one, planted(tmp_path / "b", result__steps=1)], MIN_WIDTH)
+    assert "…" not in shown
+    for cell in ("400", "1,000", "1.00*", "0.0%", "90.00%", "5f59c6bf0087"):
+        assert cell in shown
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("result.json", None, "no result.json; the run did not finish"),
+        ("result.json", '{"steps": 4', "result.json: cannot be read"),
+        ("result.json", "{}", "result.json: world_size is None"),
+        ("environment.json", None, "no environment.json"),
+        ("environment.json", "[]", "holds no JSON object"),
+        ("recipe.toml", None, "recipe.toml: cannot be read"),
+        ("recipe.toml", "[train", "recipe.toml: cannot be read"),
+        ("recipe.toml", "train = 1\n[model]\nname = 'nin'", "train.global_batch_size is None"),
+    ],
+)
+def test_runs_that_are_none(
+    tmp_path: Path, file: str, content: str | None, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(tmp_path / "run")
+    (tmp_path / "run" / file).unlink()
+    if content is not None:
+        (tmp_path / "run" / file).write_text(content)
+    with pytest.raises(RunError, match=words):
+        read_run(tmp_path / "run")
+    assert firecaffe.cli.main(["compare", str(tmp_path / "run")]) == RunError.exit_code
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(f"firecaffe: {tmp_path}")
+    assert output.err.count("\n") == 1
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(plant(tmp_path / name)) for name in ("one", "two")]
+    assert firecaffe.cli.main(["compare", *folders]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert cells(output.out, "two")[-1] == "5f59c6bf0087"
+    assert "weights identical in all 2 runs" in output.out
+
+
+def test_a_pipe_folds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 150
+    assert firecaffe.cli.main(["compare", str(plant(tmp_path / long))]) == 0
+    assert cells(capsys.readouterr().out, long)[0] == long
+
+
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = plant(tmp_path / "one")
+    two = plant(tmp_path / "two", result__steps=4, result__weights_sha256=DIGESTS["b"])
+    assert firecaffe.cli.main(["compare", str(one), str(two), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["rows", "differing", "identical"]
+    assert found["identical"] is False
+    assert found["differing"] == {}
+    assert found["rows"][1] == {
+        "run": "two",
+        "workers": 1,
+        "exchange": "tree",
+        "global_batch_size": 64,
+        "base_lr": 0.01,
+        "steps": 4,
+        "images_per_s": 1000.0,
+        "speedup": 1.0,
+        "other_work": ["steps"],
+        "exposed_communication": 0.0,
+        "top1": 0.9,
+        "weights_sha256": DIGESTS["b"],
+    }
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"], ["run", "--unknown"]])
+def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert firecaffe.cli.main(["compare", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("firecaffe: ")

@@ -1,0 +1,86 @@
+"""Records of a run that goes on: JSON lines and TensorBoard curves."""
+
+import json
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
+
+from firecaffe.runs.record import JsonLines, Metrics, read_json_lines
+
+
+def test_rows_come_back(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": 1, "loss": 0.1},
+        {"step": 2, "loss": math.inf, "text": 'a "b"\n ü'},
+    ]
+    with JsonLines(tmp_path / "a.jsonl") as lines:
+        for row in rows:
+            lines.write(row)
+    assert read_json_lines(tmp_path / "a.jsonl") == rows
+    assert len((tmp_path / "a.jsonl").read_text().splitlines()) == len(rows)
+
+
+def test_floats_come_back_exactly(tmp_path: Path) -> None:
+    values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308]
+    with JsonLines(tmp_path / "a.jsonl") as lines:
+        lines.write({"values": values})
+    assert read_json_lines(tmp_path / "a.jsonl") == [{"values": values}]
+
+
+def test_a_flush_brings_whole_lines(tmp_path: Path) -> None:
+    with JsonLines(tmp_path / "a.jsonl") as lines:
+        lines.write({"step": 1})
+        lines.flush()
+        assert read_json_lines(tmp_path / "a.jsonl") == [{"step": 1}]
+
+
+def test_a_record_is_never_written_over(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with pytest.raises(FileExistsError):
+        JsonLines(tmp_path / "a.jsonl")
+
+
+def test_the_file_is_whole_after_an_error(tmp_path: Path) -> None:
+    with suppress(ZeroDivisionError), JsonLines(tmp_path / "a.jsonl") as lines:
+        lines.write({"step": 1})
+        raise ZeroDivisionError
+    assert read_json_lines(tmp_path / "a.jsonl") == [{"step": 1}]
+
+
+def test_a_last_line_cut_anywhere_is_left_out(tmp_path: Path) -> None:
+    rows = [{"step": 1, "x": "ab"}, {"step": 2, "x": "cd"}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    first = len(json.dumps(rows[0])) + 1
+    for length in range(len(text) + 1):
+        (tmp_path / "a.jsonl").write_text(text[:length])
+        whole = 2 if length == len(text) else int(length >= first)
+        assert read_json_lines(tmp_path / "a.jsonl") == rows[:whole]
+
+
+def test_metrics_are_curves_as_well(tmp_path: Path) -> None:
+    with Metrics(tmp_path, tensorboard=True) as metrics:
+        for step in (1, 2, 3):
+            metrics.write("train", step, {"loss": 1 / step, "samples": 8})
+        metrics.write("test", 3, {"top1": 0.5})
+        metrics.flush()
+        assert len(read_json_lines(tmp_path / "metrics.jsonl")) == 4
+    curves = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    curves.Reload()
+    assert sorted(curves.Tags()["scalars"]) == ["test/top1", "train/loss", "train/samples"]
+    loss = [(event.step, event.value) for event in curves.Scalars("train/loss")]
+    assert loss == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
+    assert read_json_lines(tmp_path / "metrics.jsonl")[-1] == {
+        "kind": "test",
+        "step": 3,
+        "top1": 0.5,
+    }
+
+
+def test_no_curves_where_none_are_wanted(tmp_path: Path) -> None:
+    with Metrics(tmp_path, tensorboard=False) as metrics:
+        metrics.write("train", 1, {"loss": 1.0})
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
