@@ -5,11 +5,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-
 from firecaffe.assemble import preflight
 from firecaffe.cli import data as data_command
-from firecaffe.cli.compare import render
+from firecaffe.cli.compare import show
 from firecaffe.cli.parse import parse_recipe, recipe_parser
 from firecaffe.cli.twin import train_twin
 from firecaffe.errors import DataError, NotIdenticalError
@@ -37,9 +35,7 @@ def main(argv: list[str]) -> int:
         for workers in counts:
             print(f"\ntraining on {workers} worker{'s' if workers > 1 else ''} …", flush=True)
             runs.append(read_run(train_twin(recipe, workers, Path(parent))))
-        console = Console()
-        for part in render(runs):
-            console.print(part)
+        show(runs)
         print(f"data: {runs[0].result['data']}")
         if len({run.result["weights_sha256"] for run in runs}) > 1:
             raise NotIdenticalError("the runs ended with different weights; `verify` says where")

@@ -3,9 +3,10 @@
 import json
 
 import torch
-from rich.console import Console
+from rich import box
 from rich.table import Table
 
+from firecaffe.cli.console import make_console
 from firecaffe.cli.parse import Parser
 from firecaffe.errors import RecipeError
 from firecaffe.models import MODELS, build_model
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
     if options.json:
         print(json.dumps(result.as_dict()))
     else:
-        Console().print(render(result))
+        make_console().print(render(result))
     return 0
 
 
@@ -57,8 +58,8 @@ def _parse_input(text: str) -> tuple[int, int, int]:
 def render(profile: Profile) -> Table:
     """One line per layer, totals in the last: MB are 10^6 bytes, M MACs 10^6 multiply-adds.
 
-    Activations and MACs are those of the whole batch. The caption has what decides between
-    exchanging gradients and exchanging activations: |W|, D and their ratio.
+    Activations, MACs and FLOPs, forward and backward, are those of the whole batch. The caption
+    has what decides between exchanging gradients and activations: |W|, D and their ratio.
     """
     size = "x".join(str(n) for n in profile.input_CHW)
     ratio = profile.data_bytes / profile.weight_bytes if profile.weight_bytes else 0.0
@@ -67,6 +68,7 @@ def render(profile: Profile) -> Table:
         caption=f"|W| {_millions(profile.weight_bytes)} MB, D {_millions(profile.data_bytes)} MB, "
         f"D / |W| {ratio:.1f}, {profile.forward_backward_flops / 1e9:,.1f} GFLOP per step",
         show_footer=True,
+        box=box.SIMPLE,
     )
     table.add_column("layer", "total")
     table.add_column("kind")
@@ -77,6 +79,7 @@ def render(profile: Profile) -> Table:
         "in, MB": "",
         "out, MB": "",
         "M MACs": _millions(profile.macs),
+        "GFLOP": f"{profile.forward_backward_flops / 1e9:,.2f}",
     }
     for header, total in totals.items():
         table.add_column(header, total, justify="right")
@@ -90,6 +93,7 @@ def render(profile: Profile) -> Table:
             _millions(layer.input_activation_bytes),
             _millions(layer.output_activation_bytes),
             _millions(layer.macs) if layer.macs else "",
+            f"{layer.forward_backward_flops / 1e9:,.2f}" if layer.macs else "",
         )
     return table
 

@@ -6,7 +6,7 @@ the same rounds backwards, copying. 2 lg p rounds, 2 (p - 1) / p · n elements, 
 possible. Distance 1 comes first (recursive distance doubling), so that additions are in tree
 order. Other world sizes pair up first (`power_of_two`).
 
-Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005, section 4.2.
+Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005.
 """
 
 from firecaffe.exchange.power_of_two import active_ranks, hand_on, pair_up

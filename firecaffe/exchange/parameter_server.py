@@ -4,7 +4,7 @@ Two rounds of p - 1 messages, all through one port: 2 (p - 1) (α + n β) + (p -
 server is one of the workers. FireCaffe counts one direction and p workers beside the server:
 p n β. The sum at the root is taken in tree order, since all parts are there at once.
 
-Source: Li et al., OSDI 2014; Iandola et al. 2016 (FireCaffe), section 5.1.
+Source: Li et al., OSDI 2014; Iandola et al. 2016 (FireCaffe).
 """
 
 from firecaffe.exchange.schedule import Schedule, Transfer, make_schedule

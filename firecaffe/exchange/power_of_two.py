@@ -4,7 +4,7 @@ With q the largest power of two up to p and r = p - q, the first 2 r ranks pair 
 gives its vector to the even one and waits; q ranks do the algorithm; the even ones hand the
 result on. This costs two more rounds of the whole vector.
 
-Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005, section 4.5.
+Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005.
 """
 
 from firecaffe.exchange.schedule import Transfer

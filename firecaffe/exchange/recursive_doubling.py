@@ -4,7 +4,7 @@ lg p rounds, the fewest possible, of the whole vector: lg p (α + n β + n γ). 
 After round k each rank holds the sum of its aligned block of 2^(k + 1) ranks: tree order.
 Other world sizes pair up first (`power_of_two`).
 
-Source: Thakur, Rabenseifner, Gropp 2005, section 4.1.
+Source: Thakur, Rabenseifner, Gropp 2005.
 """
 
 from firecaffe.exchange.power_of_two import active_ranks, hand_on, pair_up

@@ -103,13 +103,18 @@ def check(schedule: Schedule) -> None:
     """Refuses a schedule whose meaning would depend on timing.
 
     Raises: ValueError where a transfer leaves the ranks or the vector, where two transfers of a
-    round write overlapping slices (other than additions to the very same slice), or where a
-    rank sends a slice that the same round overwrites.
+    round write overlapping slices (other than additions to the very same slice), where a rank
+    sends a slice that the same round overwrites, or where one rank sends another two messages in
+    one round, which the receiver could not tell apart.
     """
     for index, round_ in enumerate(schedule.rounds):
         writes: dict[int, dict[tuple[int, int], bool]] = defaultdict(dict)
         sends: dict[int, set[tuple[int, int]]] = defaultdict(set)
+        pairs: set[tuple[int, int]] = set()
         for t in round_:
+            if (t.source, t.destination) in pairs:
+                raise ValueError(f"round {index}: {t} is a second message between its two ranks")
+            pairs.add((t.source, t.destination))
             if not (
                 0 <= t.source < schedule.world_size and 0 <= t.destination < schedule.world_size
             ):

@@ -36,11 +36,10 @@ def make_buckets(
             filled_bytes = 0
         groups[-1].append(index)
         filled_bytes += tensor.nbytes
-    return [make_bucket(tensors, group, multiple) for group in groups]
+    return [_make_bucket(tensors, group, multiple) for group in groups]
 
 
-def make_bucket(tensors: Sequence[Tensor], members: Sequence[int], multiple: int) -> Bucket:
-    """One bucket of the given members."""
+def _make_bucket(tensors: Sequence[Tensor], members: Sequence[int], multiple: int) -> Bucket:
     num_elements = sum(tensors[index].numel() for index in members)
     padded = -(-num_elements // multiple) * multiple
     flat = torch.zeros(padded, dtype=tensors[members[0]].dtype, device=tensors[members[0]].device)

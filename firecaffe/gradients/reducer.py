@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from firecaffe.comm.exchange import FOLD, Exchange
 from firecaffe.exchange.leaves import Node, TreeSum
-from firecaffe.gradients.buckets import Bucket, make_bucket, make_buckets, views_like
+from firecaffe.gradients.buckets import Bucket, make_buckets, views_like
 
 Leaf = list[Tensor]
 """One tensor for each parameter, and the tail last."""
@@ -63,10 +63,12 @@ class GradientReducer:
         self.exchange = exchange
         self.route = route
         self._used = torch.ones(len(self.parameters), dtype=tail.dtype, device=tail.device)
+        self._tail_index = len(self.parameters)
         tensors = [*self.parameters, torch.cat([self._used, tail])]
         ranks = exchange.world.world_size
-        self.buckets = make_buckets(self.parameters, ready_order, bucket_bytes, ranks)
-        self.buckets.append(make_bucket(tensors, [len(self.parameters)], ranks))
+        self.buckets = make_buckets(
+            tensors, [*ready_order, self._tail_index], bucket_bytes, multiple=ranks
+        )
         self._view_of = {
             member: view
             for bucket in self.buckets
@@ -75,6 +77,9 @@ class GradientReducer:
         self._bucket_of = {
             member: index for index, bucket in enumerate(self.buckets) for member in bucket.members
         }
+        # What is divided at the root: all but the tail, which ends the last bucket.
+        self._gradients = [bucket.flat for bucket in self.buckets]
+        self._gradients[-1] = self._gradients[-1][: self.buckets[-1].views[-1].storage_offset()]
         self._thread = ThreadPoolExecutor(1, "exchange", _use_one_thread) if ranks > 1 else None
         self._hooks = []
         if ranks > 1:
@@ -134,11 +139,10 @@ class GradientReducer:
         start = time.perf_counter()
         exchange_s = sum(future.result() for future in self._futures)
         exposed_s = time.perf_counter() - start
-        total = self._view_of[len(self.parameters)]
-        used = total[: len(self.parameters)].tolist()
-        for index, parameter in enumerate(self.parameters):
-            parameter.grad = self._view_of[index] if used[index] else None
-        return Totals(total[len(self.parameters) :], exposed_s, exchange_s)
+        used, tail = self._view_of[self._tail_index].tensor_split([len(self.parameters)])
+        for index, is_used in enumerate(used.tolist()):
+            self.parameters[index].grad = self._view_of[index] if is_used else None
+        return Totals(tail, exposed_s, exchange_s)
 
     def _on_ready(self, index: int, _: nn.Parameter) -> None:
         if self._closing:
@@ -153,21 +157,17 @@ class GradientReducer:
                 return
             self._next_bucket += 1
             nodes = self._close_bucket(self.buckets[index], tail)
-            divide = index < len(self.buckets) - 1  # the tail holds sums
             if self._thread is None:
-                if divide:
-                    self.buckets[index].flat.div_(self._total_weight)
+                self._gradients[index].div_(self._total_weight)
             else:
-                flat = self.buckets[index].flat
-                ready = torch.cuda.current_stream().record_event() if flat.is_cuda else None
-                self._futures.append(
-                    self._thread.submit(self._exchange, flat, nodes, divide, ready)
-                )
+                is_cuda = self.buckets[index].flat.is_cuda
+                ready = torch.cuda.current_stream().record_event() if is_cuda else None
+                self._futures.append(self._thread.submit(self._exchange, index, nodes, ready))
 
     def _close_bucket(self, bucket: Bucket, tail: Tensor | None) -> list[tuple[Node, Tensor]]:
         """Finishes this worker's sums of one bucket; returns its nodes of the tree."""
         for member, view in zip(bucket.members, bucket.views, strict=True):
-            if member == len(self.parameters):
+            if member == self._tail_index:
                 assert tail is not None
                 value = tail
             else:
@@ -191,9 +191,8 @@ class GradientReducer:
 
     def _exchange(
         self,
-        flat: Tensor,
+        index: int,
         nodes: list[tuple[Node, Tensor]],
-        divide: bool,
         ready: torch.cuda.Event | None,
     ) -> float:
         """Runs in the communication thread; returns its seconds.
@@ -204,13 +203,13 @@ class GradientReducer:
         if ready is not None:
             ready.synchronize()
         start = time.perf_counter()
+        flat = self.buckets[index].flat
         with torch.cuda.stream(self._stream):
             if self.route == FOLD:
                 self.exchange.fold(nodes, self.num_leaves, flat)
             else:
                 self.exchange.all_reduce(flat)
-            if divide:
-                flat.div_(self._total_weight)
+            self._gradients[index].div_(self._total_weight)
         if self._stream is not None:
             self._stream.synchronize()
         return time.perf_counter() - start

@@ -113,8 +113,8 @@ def find_checkpoint(where: Path) -> Path:
     """
     for folder in (where / "checkpoints", where):
         if (folder / LATEST).is_file():
-            name = (folder / LATEST).read_text(encoding="utf-8").strip()
-            if Path(name).name != name:
+            name = (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
+            if Path(name).name != name or name in ("", ".."):
                 raise CheckpointError(f"{folder / LATEST}: {name!r} is no name of a checkpoint")
             where = folder / name
             break
@@ -149,7 +149,7 @@ def load_checkpoint(where: Path) -> Checkpoint:
 def verify_checkpoint(where: Path) -> None:
     """Raises: CheckpointError where a file's SHA-256 is not the one in SHA256SUMS."""
     try:
-        lines = (where / SUMS).read_text(encoding="utf-8").splitlines()
+        lines = (where / SUMS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
         expected = {name: sha for sha, name in (line.split("  ", 1) for line in lines)}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{where / SUMS}: cannot be read ({error})") from error

@@ -171,9 +171,21 @@ def test_sends_match_receives_between_each_two_ranks(algorithm: str, world_size:
     assert all(a != b for a, b in sends)
 
 
+@pytest.mark.parametrize("reduce", [True, False])
+def test_two_messages_between_two_ranks_keep_their_order(reduce: bool) -> None:
+    """Slices of equal length: only the order of sends and receives tells them apart."""
+    round_ = (Transfer(1, 0, 2, 4, reduce), Transfer(1, 0, 0, 2, reduce))
+    schedule = Schedule("by hand", 2, 4, (round_,))
+    vectors = random_numbers(2, 4)
+    alone = run_through_queues(schedule, vectors)
+    assert same_bits(alone[0], interpret(schedule, vectors)[0])
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_pair_of_ranks_has_one_message_a_round_each_way(algorithm: str) -> None:
-    """Copies are received before additions; with one message there is nothing to confuse."""
+    """Receives are posted copies first, then additions slice by slice; with one message from each
+    rank there is nothing to confuse.
+    """
     for world_size, num_elements in product(WORLD_SIZES, (1, 64, 1009)):
         for round_ in ALGORITHMS[algorithm](world_size, num_elements).rounds:
             pairs = [(t.source, t.destination) for t in round_]

@@ -1,0 +1,10 @@
+"""Where tables are printed: as wide as the terminal, and uncut where there is none."""
+
+from rich.console import Console
+
+UNCUT_WIDTH = 140
+
+
+def make_console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=UNCUT_WIDTH)

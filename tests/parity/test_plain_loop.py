@@ -1,0 +1,211 @@
+"""The whole training on one worker against a bare PyTorch loop: the same weights, bit for bit."""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+import firecaffe
+from firecaffe import DataConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe.comm.digest import digest
+from firecaffe.data import SampleOrder, TensorDataset
+from firecaffe.models import classification_loss
+from firecaffe.train.checkpoint import find_checkpoint, load_checkpoint, state_tensors
+
+SEED, STEPS, RATE, MOMENTUM, DECAY = 11, 6, 0.05, 0.9, 0.001
+
+
+class Net(nn.Module):
+    """No dropout, whose noise is keyed by micro-batch, and no statistics of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(2, 8, 3, padding=1)
+        self.conv2 = nn.Conv2d(8, 6, 3)
+        self.head = nn.Linear(6 * 9, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = torch.relu(self.conv1(images))
+        x = F.max_pool2d(torch.relu(self.conv2(x)), 2)
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+
+@pytest.fixture(autouse=True)
+def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(SEED)
+    return Net()
+
+
+def data(num_samples: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(num_samples, 2, 8, 8, generator=generator)
+    return TensorDataset(images, torch.randint(0, 5, (num_samples,), generator=generator), 5)
+
+
+def ours(net: Net, train_set: TensorDataset, recipe: Recipe) -> dict[str, Tensor]:
+    """Parameters and optimizer state after `firecaffe.train`, from its last checkpoint."""
+    result = firecaffe.train(recipe, lambda: copy.deepcopy(net), train_set, train_set)
+    tensors = load_checkpoint(find_checkpoint(Path(recipe.run.folder))).tensors
+    names = [f"parameter/{name}" for name, _ in net.named_parameters()]
+    assert result.weights_sha256 == digest((name, tensors[name]) for name in names)
+    return tensors
+
+
+def recipe_for(folder: Path, batch: int, micro_batch: int) -> Recipe:
+    return Recipe(
+        train=TrainConfig(
+            global_batch_size=batch, micro_batch_size=micro_batch, steps=STEPS, seed=SEED
+        ),
+        solver=SolverConfig(base_lr=RATE, momentum=MOMENTUM, weight_decay=DECAY),
+        run=RunConfig(folder=str(folder / "run"), tensorboard=False),
+    )
+
+
+def same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        assert torch.equal(value.view(torch.int32), expected[name].view(torch.int32)), name
+
+
+def moved(found: dict[str, Tensor], net: Net) -> None:
+    for name, parameter in net.named_parameters():
+        assert not torch.equal(found[f"parameter/{name}"], parameter), name
+
+
+@pytest.mark.parametrize("num_samples", [60, 32])
+def test_one_micro_batch(tmp_path: Path, net: Net, num_samples: int) -> None:
+    """60 samples: no epoch ends within 6 steps of 8. 32: one does, with a whole step."""
+    train_set = data(num_samples)
+    found = ours(net, train_set, recipe_for(tmp_path, 8, 8))
+    moved(found, net)
+
+    order = SampleOrder(SEED, num_samples, 8, 8)
+    optimizer = optim.SGD(net.parameters(), RATE, MOMENTUM, weight_decay=DECAY)
+    for step in range(STEPS):
+        samples = order.micro_batch(step, 0)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(train_set.images_NCHW[samples]), train_set.labels_N[samples])
+        torch.autograd.backward(loss)
+        optimizer.step()
+    same_bits(found, state_tensors(net, optimizer))
+
+
+def tree_sum(values: Sequence[Tensor]) -> Tensor:
+    """The left subtree is the largest whole one; each pair is added once, left to right."""
+    if len(values) == 1:
+        return values[0]
+    half = 1
+    while 2 * half < len(values):
+        half *= 2
+    return tree_sum(values[:half]) + tree_sum(values[half:])
+
+
+def left_to_right(values: Sequence[Tensor]) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def bare_loop(
+    net: Net,
+    train_set: TensorDataset,
+    batch: int,
+    micro_batch: int,
+    add: Callable[[Sequence[Tensor]], Tensor],
+) -> dict[str, Tensor]:
+    """Gradients of micro-batches, added by `add`, over the samples that the step has."""
+    order = SampleOrder(SEED, len(train_set), batch, micro_batch)
+    parameters = list(net.parameters())
+    optimizer = optim.SGD(parameters, RATE, MOMENTUM, weight_decay=DECAY)
+    for step in range(STEPS):
+        leaves: list[list[Tensor]] = []
+        for leaf in range(batch // micro_batch):
+            samples = order.micro_batch(step, leaf)
+            if len(samples) == 0:
+                leaves.append([torch.zeros_like(parameter) for parameter in parameters])
+                continue
+            images, labels = train_set.images_NCHW[samples], train_set.labels_N[samples]
+            loss = F.cross_entropy(net(images), labels)
+            if len(samples) < micro_batch:
+                loss = loss * (len(samples) / micro_batch)
+            leaves.append(list(torch.autograd.grad(loss, parameters)))
+        weight = order.samples_in_step(step) / micro_batch
+        for parameter, gradients in zip(parameters, zip(*leaves, strict=True), strict=True):
+            parameter.grad = add(gradients) / weight
+        optimizer.step()
+    return state_tensors(net, optimizer)
+
+
+@pytest.mark.parametrize("num_micro_batches", [2, 3, 4, 5, 7, 8, 11])
+@pytest.mark.parametrize("num_samples", [200, 37])
+def test_several_micro_batches_in_tree_order(
+    tmp_path: Path, net: Net, num_micro_batches: int, num_samples: int
+) -> None:
+    """37 samples: an epoch ends within the training, with short and empty micro-batches."""
+    train_set = data(num_samples)
+    batch = 3 * num_micro_batches
+    recipe = recipe_for(tmp_path, batch, 3)
+    found = ours(net, train_set, recipe)
+    moved(found, net)
+    same_bits(found, bare_loop(net, train_set, batch, 3, tree_sum))
+
+
+def test_neither_buckets_nor_the_exchange_enter(tmp_path: Path, net: Net) -> None:
+    train_set = data(50)
+    expected = bare_loop(copy.deepcopy(net), train_set, 18, 3, tree_sum)
+    for index, (algorithm, bucket_bytes) in enumerate([("ring", 1), ("native", 300)]):
+        recipe = recipe_for(tmp_path / str(index), 18, 3)
+        exchange = ExchangeConfig(algorithm, bucket_bytes)
+        found = ours(
+            net,
+            train_set,
+            Recipe(train=recipe.train, solver=recipe.solver, run=recipe.run, exchange=exchange),
+        )
+        same_bits(found, expected)
+
+
+def test_another_order_gives_other_bits(tmp_path: Path, net: Net) -> None:
+    """The control: were all orders equal here, the tests above would show nothing."""
+    train_set = data(200)
+    found = ours(net, train_set, recipe_for(tmp_path, 24, 3))
+    other = bare_loop(copy.deepcopy(net), train_set, 24, 3, left_to_right)
+    assert any(not torch.equal(value, other[name]) for name, value in found.items())
+    for name, value in found.items():
+        torch.testing.assert_close(value, other[name])
+
+
+def test_images_reach_the_network_normalized(tmp_path: Path, net: Net) -> None:
+    """Bytes, mean and deviation of the recipe against the same written out."""
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randint(0, 256, (40, 2, 8, 8), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(40) % 5
+    recipe = recipe_for(tmp_path, 9, 3)
+    config = DataConfig(mean=[0.25, 0.5], std=[0.125])
+    found = ours(
+        net,
+        TensorDataset(images, labels),
+        Recipe(data=config, train=recipe.train, solver=recipe.solver, run=recipe.run),
+    )
+    mean = torch.tensor([0.25, 0.5]).view(1, 2, 1, 1)
+    plain = TensorDataset((images.float() / 255 - mean) / 0.125, labels)
+    same_bits(found, bare_loop(net, plain, 9, 3, tree_sum))
+
+
+def test_the_loss_is_cross_entropy() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits, labels = torch.randn(7, 5, generator=generator), torch.arange(7) % 5
+    expected = -(logits - logits.logsumexp(1, keepdim=True))[torch.arange(7), labels].mean()
+    torch.testing.assert_close(classification_loss(logits, labels), expected)

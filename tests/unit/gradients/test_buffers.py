@@ -1,0 +1,73 @@
+"""Buffers: every micro-batch from the step's start, mean changes weighted, counts once a step."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe.gradients.buffers import BufferChanges
+
+
+class Counted(nn.Module):
+    """Replaces one buffer, changes one in place, counts, and keeps a constant."""
+
+    mean: Tensor
+    sum: Tensor
+    count: Tensor
+    constant: Tensor
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2, 2, dtype=dtype))
+        self.register_buffer("sum", torch.zeros(3, dtype=dtype))
+        self.register_buffer("count", torch.tensor(5))
+        self.register_buffer("constant", torch.tensor(0.1, dtype=dtype))
+
+    def see(self, value: float) -> None:
+        self.mean = self.mean * 0.5 + value
+        self.sum += value
+        self.count += 1
+
+
+def run_step(model: Counted, values: list[float], weights: list[float]) -> None:
+    changes = BufferChanges(model)
+    changes.begin_step()
+    total = torch.zeros(changes.num_elements, dtype=changes.dtype)
+    for micro_batch, (value, weight) in enumerate(zip(values, weights, strict=True)):
+        changes.begin_micro_batch()
+        model.see(value)
+        total += torch.cat(changes.take(micro_batch, weight))
+    changes.finish_step(total, sum(weights))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_step(dtype: torch.dtype) -> None:
+    model = Counted(dtype)
+    model.mean += 4
+    run_step(model, [2.0, 4.0, 8.0], [1, 1, 0.5])
+    # Each from the start: mean 4 -> 2 + value; weighted over 2.5.
+    expected = 4 + ((2 + 2 - 4) + (2 + 4 - 4) + 0.5 * (2 + 8 - 4)) / 2.5
+    torch.testing.assert_close(model.mean, torch.full((2, 2), expected, dtype=dtype))
+    torch.testing.assert_close(model.sum, torch.full((3,), (2 + 4 + 4) / 2.5, dtype=dtype))
+    assert model.count == 6
+
+
+def test_a_constant_stays_the_same_bits() -> None:
+    model = Counted()
+    for _ in range(10):
+        run_step(model, [1.0] * 3, [1] * 3)  # a mean of three 0.1 would drift
+    assert torch.equal(model.constant, torch.tensor(0.1))
+
+
+def test_a_shared_buffer_counts_once() -> None:
+    model = Counted()
+    model.again = nn.Module()  # type: ignore[assignment]
+    model.again.register_buffer("sum", model.sum)
+    assert BufferChanges(model).num_elements == 4 + 3 + 1 + 1
+
+
+def test_a_model_without_buffers() -> None:
+    changes = BufferChanges(nn.Linear(2, 2))
+    changes.begin_step()
+    changes.begin_micro_batch()
+    assert changes.take(0, 1.0) == []
+    changes.finish_step(torch.zeros(0), 1.0)

@@ -1,0 +1,86 @@
+"""The reducer: when buckets leave, and what becomes of failures. Its sums are tests/parity's."""
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe.comm.exchange import Exchange
+from firecaffe.comm.world import World
+from firecaffe.gradients.reducer import GradientReducer
+
+WAIT_S = 20.0
+
+
+class RecordingExchange(Exchange):
+    """Stands in for two ranks; notes which vectors were exchanged, by length."""
+
+    def __init__(self) -> None:
+        super().__init__(World(0, 2, 0, 2, "host", torch.device("cpu")), "tree")
+        self.lengths: list[int] = []
+        self.happened = threading.Event()
+
+    def all_reduce(self, vector: Tensor) -> None:
+        self.lengths.append(vector.numel())
+        self.happened.set()
+
+
+class FailingExchange(RecordingExchange):
+    def all_reduce(self, vector: Tensor) -> None:
+        raise ConnectionError("the cable is out")
+
+
+def make_reducer(model: nn.Sequential, exchange: Exchange, order: list[int]) -> GradientReducer:
+    return GradientReducer(
+        list(model.parameters()), order, torch.zeros(1), 2, exchange, "tree", bucket_bytes=1
+    )
+
+
+def test_a_bucket_is_exchanged_while_backward_still_runs() -> None:
+    """Backward of the first layer waits until the last layer's gradients have been exchanged."""
+    first, second = nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False)
+    exchange = RecordingExchange()
+    reducer = make_reducer(nn.Sequential(first, second), exchange, [1, 0])
+
+    def wait(_: Tensor) -> None:
+        assert exchange.happened.wait(WAIT_S), "no bucket left before backward was over"
+        assert exchange.lengths == [5 * 7 + 1]  # padded to a multiple of two ranks
+
+    reducer.begin_step(1.0)
+    hidden = first(torch.ones(1, 3))
+    hidden.register_hook(wait)
+    reducer.add(0, second(hidden).sum(), torch.zeros(1), is_last=True)
+    reducer.finish_step()
+    reducer.close()
+    assert exchange.lengths == [36, 16, 4]  # the tail last: two parameters used, and one number
+
+
+def test_buckets_leave_in_one_order_whatever_is_ready_first() -> None:
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False))
+    exchange = RecordingExchange()
+    reducer = make_reducer(model, exchange, [0, 1])  # not the order of backward
+    reducer.begin_step(1.0)
+    reducer.add(0, model(torch.ones(1, 3)).sum(), torch.zeros(1), is_last=True)
+    reducer.finish_step()
+    reducer.close()
+    assert exchange.lengths == [16, 36, 4]
+
+
+def test_a_failed_exchange_fails_the_step() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    reducer = make_reducer(model, FailingExchange(), [1, 0])
+    reducer.begin_step(1.0)
+    reducer.add(0, model(torch.ones(1, 2)).sum(), torch.zeros(1), is_last=True)
+    with pytest.raises(ConnectionError, match="the cable is out"):
+        reducer.finish_step()
+    reducer.close()
+
+
+def test_closing_leaves_no_hook() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    exchange = RecordingExchange()
+    reducer = make_reducer(model, exchange, [0, 1])
+    reducer.close()
+    model(torch.ones(1, 2)).sum().backward()
+    assert exchange.lengths == []

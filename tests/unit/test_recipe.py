@@ -1,0 +1,196 @@
+"""The recipe: its file, its identity, its words and their help."""
+
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.data import DataConfig
+from firecaffe.errors import RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.recipe import check_recipe, flatten, identity, to_toml
+
+SECTIONS = get_type_hints(Recipe)
+
+# Every word has another value than its default.
+OTHER = Recipe(
+    model=ModelConfig(name="lenet"),
+    data=DataConfig(
+        name="cifar10",
+        path="/some where/ü \"quoted\" 'data'",
+        resize=128,
+        crop=24,
+        pad=4,
+        mirror=True,
+        mean=[0.1, 1 / 3, 1e-30],
+        std=[2.0],
+    ),
+    train=TrainConfig(
+        global_batch_size=96,
+        micro_batch_size=8,
+        steps=70,
+        epochs=3,
+        seed=9,
+        device="cpu",
+        threads=2,
+        autocast="bfloat16",
+        channels_last=True,
+        deterministic=False,
+        eval_every=7,
+        eval_batch_size=33,
+    ),
+    solver=SolverConfig(
+        type="adam",
+        base_lr=1e-05,
+        lr_policy="multistep",
+        gamma=0.1,
+        power=0.5,
+        stepsize=11,
+        stepvalue=[10, 20],
+        warmup_steps=5,
+        momentum=0.85,
+        momentum2=0.99,
+        rms_decay=0.9,
+        delta=1e-06,
+        weight_decay=0.0005,
+        clip_gradients=35.0,
+    ),
+    exchange=ExchangeConfig(algorithm="ring", bucket_bytes=1_000_000, timeout_s=0.5),
+    checkpoint=CheckpointConfig(every=12),
+    run=RunConfig(folder="runs/mine", tensorboard=False, digests=True),
+)
+
+
+def parsed(path: Path, *options: str) -> Recipe:
+    parser = recipe_parser("train", "RECIPE.toml", "")
+    return parse_recipe(parser, [str(path), *options])[0]
+
+
+def changed(recipe: Recipe, name: str, value: Any) -> Recipe:
+    section, word = name.split(".")
+    config = dataclasses.replace(getattr(recipe, section), **{word: value})
+    return dataclasses.replace(recipe, **{section: config})
+
+
+def test_the_example_changes_every_word() -> None:
+    default, other = flatten(Recipe()), flatten(OTHER)
+    assert default.keys() == other.keys()
+    assert [name for name in default if default[name] == other[name]] == []
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), OTHER], ids=["default", "other"])
+def test_a_recipe_is_its_file(tmp_path: Path, recipe: Recipe) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe), encoding="utf-8")
+    found = parsed(path)
+    assert found == recipe
+    assert flatten(found) == flatten(recipe)
+    assert list(map(type, flatten(found).values())) == list(map(type, flatten(recipe).values()))
+    assert to_toml(found) == to_toml(recipe)
+
+
+def test_every_word_is_written() -> None:
+    written = tomllib.loads(to_toml(OTHER))
+    assert {f"{s}.{w}" for s, words in written.items() for w in words} == set(flatten(OTHER))
+
+
+def test_a_word_of_the_command_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("[train]\nsteps = 5\nseed = 3\n")
+    recipe = parsed(path, "--train.steps", "8", "--solver.base_lr", "0.2")
+    assert (recipe.train.steps, recipe.train.seed, recipe.solver.base_lr) == (8, 3, 0.2)
+
+
+# --- identity -------------------------------------------------------------------------------------
+
+FREE = {
+    "data.path",
+    "train.device",
+    "train.eval_every",
+    "train.eval_batch_size",
+    "train.steps",
+    "train.epochs",
+    "exchange.algorithm",
+    "exchange.bucket_bytes",
+    "exchange.timeout_s",
+    "checkpoint.every",
+    "run.folder",
+    "run.tensorboard",
+    "run.digests",
+}
+"""What changes no bit of a training up to a given step."""
+
+
+def test_every_word_is_free_or_decides() -> None:
+    assert set(identity(OTHER, 70)) == set(flatten(OTHER)) - FREE
+
+
+@pytest.mark.parametrize("name", flatten(OTHER))
+def test_identity(name: str) -> None:
+    """Each word changed alone, from the default to the other value."""
+    recipe = changed(Recipe(), name, flatten(OTHER)[name])
+    found, default = identity(recipe, 100), identity(Recipe(), 100)
+    differs = [word for word in default if found[word] != default[word]]
+    assert differs == ([] if name in FREE else [name])
+
+
+def test_the_number_of_steps_decides_only_with_poly() -> None:
+    assert "train.steps" not in identity(Recipe(), 100)
+    poly = changed(Recipe(), "solver.lr_policy", "poly")
+    assert identity(poly, 100)["train.steps"] == 100
+    # However it was said: 100 steps, or epochs that come to 100.
+    in_epochs = changed(changed(poly, "train.steps", 0), "train.epochs", 4)
+    assert identity(in_epochs, 100) == identity(changed(poly, "train.steps", 100), 100)
+    assert identity(poly, 100) != identity(poly, 101)
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_word_is_explained(section: str) -> None:
+    kind = SECTIONS[section]
+    lines = (kind.__doc__ or "").splitlines()
+    explained = [match[1] for line in lines if (match := re.match(r"        (\w+): \S", line))]
+    assert explained == [field.name for field in dataclasses.fields(kind)]
+
+
+def test_help_shows_every_word(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = recipe_parser("train", "RECIPE.toml", "")
+    with pytest.raises(SystemExit) as caught:
+        parse_recipe(parser, ["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert [name for name in flatten(Recipe()) if f"--{name}" not in shown] == []
+    assert "Largest L2 norm of the gradient" in shown
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), OTHER], ids=["default", "other"])
+def test_accepted(recipe: Recipe) -> None:
+    check_recipe(recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("train.threads", 0, "train.threads is 0"),
+        ("solver.type", "lars", "solver.type is 'lars'"),
+        ("solver.lr_policy", "cosine", "solver.lr_policy is 'cosine'"),
+        ("exchange.algorithm", "star", "exchange.algorithm is 'star'; it must be one of param"),
+        ("exchange.bucket_bytes", 0, "exchange.bucket_bytes is 0; it must be at least 1"),
+        ("exchange.timeout_s", 0.0, "exchange.timeout_s is 0.0; it must be above 0"),
+        ("exchange.timeout_s", float("nan"), "exchange.timeout_s is nan"),
+        ("checkpoint.every", -1, "checkpoint.every is -1; it must be 0 or more"),
+    ],
+)
+def test_refused(name: str, value: object, words: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(words)):
+        check_recipe(changed(Recipe(), name, value))

@@ -1,0 +1,121 @@
+"""An evaluation against a plain computation, on any number of ranks."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from firecaffe.comm.world import World
+from firecaffe.data import DataConfig, TensorDataset
+from firecaffe.models import HeadedLogits, classification_loss
+from firecaffe.train import evaluate as module
+from firecaffe.train.config import TrainConfig
+from firecaffe.train.evaluate import Evaluation, evaluate
+from firecaffe.train.step import count_correct
+
+NUM_SAMPLES, NUM_CLASSES = 23, 7
+
+
+class Counted(TensorDataset):
+    """Counts which samples were asked for."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        super().__init__(images, labels, NUM_CLASSES)
+        self.asked: Counter[int] = Counter()
+
+    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+        self.asked.update(indices_B.tolist())
+        return super().batch(indices_B)
+
+
+@pytest.fixture
+def data() -> Counted:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(NUM_SAMPLES, 1, 4, 4, generator=generator)
+    return Counted(images, torch.randint(0, NUM_CLASSES, (NUM_SAMPLES,), generator=generator))
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    # In training, dropout and BatchNorm would give other outputs than in evaluation.
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 7))
+
+
+def alone(rank: int = 0, world_size: int = 1) -> World:
+    return World(rank, world_size, rank, world_size, "host", torch.device("cpu"))
+
+
+def run(net: nn.Module, data: Counted, batch_size: int, world: World) -> Evaluation:
+    config = TrainConfig(eval_batch_size=batch_size)
+    return evaluate(net, classification_loss, data, DataConfig(), config, world)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 23, 100])
+def test_against_a_plain_computation(net: nn.Module, data: Counted, batch_size: int) -> None:
+    found = run(net, data, batch_size, alone())
+    assert data.asked == Counter(range(NUM_SAMPLES))
+    assert net.training
+
+    net.eval()
+    with torch.no_grad():
+        logits = net(data.images_NCHW)
+    ranking = logits.argsort(1, descending=True).tolist()
+    labels = data.labels_N.tolist()
+    top1 = sum(r[0] == label for r, label in zip(ranking, labels, strict=True))
+    top5 = sum(label in r[:5] for r, label in zip(ranking, labels, strict=True))
+    assert found.samples == NUM_SAMPLES
+    assert found.top1 == top1 / NUM_SAMPLES
+    assert found.top5 == top5 / NUM_SAMPLES
+    assert found.loss == pytest.approx(F.cross_entropy(logits, data.labels_N).item(), rel=1e-6)
+
+
+def test_the_model_is_left_as_it_was(net: nn.Module, data: Counted) -> None:
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    run(net, data, 5, alone())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_any_number_of_ranks_counts_the_same(
+    net: nn.Module, data: Counted, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks take turns in this process: first each says its part, then all hear all parts."""
+    expected = run(net, data, 4, alone())
+    data.asked.clear()
+    said: list[str] = []
+
+    def note(world: World, text: str) -> list[str]:
+        said.append(text)
+        return [json.dumps([[0, 1, 0.0, 0.0, 0.0]])]
+
+    monkeypatch.setattr(module, "gather_text", note)
+    for rank in range(world_size):
+        run(net, data, 4, alone(rank, world_size))
+    assert data.asked == Counter(range(NUM_SAMPLES))
+    monkeypatch.setattr(module, "gather_text", lambda world, text: list(said))
+    for rank in range(world_size):
+        assert run(net, data, 4, alone(rank, world_size)) == expected
+
+
+@pytest.mark.parametrize("num_classes", [2, 5, 6, 10])
+@pytest.mark.parametrize("headed", [False, True])
+def test_count_correct(num_classes: int, headed: bool) -> None:
+    generator = torch.Generator().manual_seed(num_classes)
+    # No ties: each row is an order of its classes.
+    rows = [torch.randperm(num_classes, generator=generator) for _ in range(40)]
+    logits = torch.stack(rows).float()
+    labels = torch.randint(0, num_classes, (40,), generator=generator)
+    better = [
+        sum(value > row[label] for value in row)
+        for row, label in zip(logits.tolist(), labels.tolist(), strict=True)
+    ]
+    outputs = HeadedLogits(logits, -logits, -logits) if headed else logits
+    top1, top5 = count_correct(outputs, labels)
+    assert top1.dtype == top5.dtype == torch.float32
+    assert top1.item() == sum(count == 0 for count in better)
+    assert top5.item() == sum(count < 5 for count in better)
