@@ -9,7 +9,7 @@ from firecaffe.recipe import Recipe, to_toml
 
 def train_twin(recipe: Recipe, workers: int, parent: Path, digests: bool = False) -> Path:
     """Trains a recipe on so many local workers; returns the run's folder below `parent`."""
-    name = f"{workers}-workers"
+    name = f"{workers}-worker{'s' if workers > 1 else ''}"
     folder, path = parent / name, parent / f"{name}.toml"
     words = dataclasses.replace(recipe.run, folder=str(folder), digests=digests, tensorboard=False)
     path.write_text(to_toml(dataclasses.replace(recipe, run=words)), encoding="utf-8")

@@ -14,7 +14,7 @@ from firecaffe.models import HeadedLogits, classification_loss
 from firecaffe.train import evaluate as module
 from firecaffe.train.config import TrainConfig
 from firecaffe.train.evaluate import Evaluation, evaluate
-from firecaffe.train.step import count_correct
+from firecaffe.train.step import Loss, count_correct
 
 NUM_SAMPLES, NUM_CLASSES = 23, 7
 
@@ -49,9 +49,20 @@ def alone(rank: int = 0, world_size: int = 1) -> World:
     return World(rank, world_size, rank, world_size, "host", torch.device("cpu"))
 
 
-def run(net: nn.Module, data: Counted, batch_size: int, world: World) -> Evaluation:
+def run(
+    net: nn.Module,
+    data: Counted,
+    batch_size: int,
+    world: World,
+    loss: Loss = classification_loss,
+) -> Evaluation:
     config = TrainConfig(eval_batch_size=batch_size)
-    return evaluate(net, classification_loss, data, DataConfig(), config, world)
+    return evaluate(net, loss, data, DataConfig(), config, world)
+
+
+def uneven_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Of such different sizes that their sum depends on the order."""
+    return F.cross_entropy(outputs, labels) * 1000.0 ** labels[0]
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 23, 100])
@@ -85,7 +96,7 @@ def test_any_number_of_ranks_counts_the_same(
     net: nn.Module, data: Counted, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks take turns in this process: first each says its part, then all hear all parts."""
-    expected = run(net, data, 4, alone())
+    expected = run(net, data, 2, alone(), uneven_loss)
     data.asked.clear()
     said: list[str] = []
 
@@ -95,11 +106,11 @@ def test_any_number_of_ranks_counts_the_same(
 
     monkeypatch.setattr(module, "gather_text", note)
     for rank in range(world_size):
-        run(net, data, 4, alone(rank, world_size))
+        run(net, data, 2, alone(rank, world_size), uneven_loss)
     assert data.asked == Counter(range(NUM_SAMPLES))
     monkeypatch.setattr(module, "gather_text", lambda world, text: list(said))
     for rank in range(world_size):
-        assert run(net, data, 4, alone(rank, world_size)) == expected
+        assert run(net, data, 2, alone(rank, world_size), uneven_loss) == expected
 
 
 @pytest.mark.parametrize("num_classes", [2, 5, 6, 10])

@@ -1,0 +1,97 @@
+"""On CUDA: the same bits every time, on any number of workers, through NCCL. Skips without."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import firecaffe
+from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe.comm.exchange import Exchange
+from firecaffe.comm.interpret import interpret
+from firecaffe.comm.world import join
+from firecaffe.exchange import ALGORITHMS
+from firecaffe.models import build_model
+from firecaffe.runs.folder import read_run_file
+from firecaffe.train.arithmetic import cost_of_determinism
+from tests.ranks.networks import Everything, small_data
+from tests.world import Ranks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+
+RECIPE = Recipe(
+    train=TrainConfig(
+        global_batch_size=24, micro_batch_size=4, steps=5, seed=3, device="cuda", eval_batch_size=7
+    ),
+    solver=SolverConfig(type="adam", base_lr=0.01, clip_gradients=0.5),
+    exchange=ExchangeConfig(bucket_bytes=200, timeout_s=60),
+)
+
+
+def fit(recipe: Recipe, folder: str) -> firecaffe.Result:
+    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
+    return firecaffe.train(recipe, Everything, small_data(100), small_data(30, 1))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{}, {"channels_last": True}, {"autocast": "bfloat16"}, {"autocast": "float16"}],
+    ids=["float32", "channels_last", "bfloat16", "float16"],
+)
+def test_one_gpu_gives_the_same_bits_twice(
+    ranks: Ranks, words: dict[str, object], tmp_path: Path
+) -> None:
+    train = dataclasses.replace(RECIPE.train, **words)  # type: ignore[arg-type]
+    recipe = dataclasses.replace(RECIPE, train=train)
+    first, second = (ranks.run(1, fit, recipe, str(tmp_path / name))[0] for name in "ab")
+    assert first.state_sha256 == second.state_sha256
+    assert read_run_file(tmp_path / "a", "result.json")["cost_of_determinism"] > 0
+
+
+@needs_two
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "ring"])
+def test_two_gpus_give_the_bits_of_one(ranks: Ranks, algorithm: str, tmp_path: Path) -> None:
+    exchange = dataclasses.replace(RECIPE.exchange, algorithm=algorithm)
+    recipe = dataclasses.replace(RECIPE, exchange=exchange)
+    one = ranks.run(1, fit, recipe, str(tmp_path / "1"))[0]
+    two = ranks.run(2, fit, recipe, str(tmp_path / "2"))[0]
+    assert one.state_sha256 == two.state_sha256
+
+
+def exchange_on_gpu(algorithm: str) -> torch.Tensor:
+    with join("cuda") as world:
+        vector = torch.arange(1009.0, device=world.device) * (world.rank + 0.1)
+        Exchange(world, algorithm).all_reduce(vector)
+        return vector.cpu()
+
+
+@needs_two
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_exchange_over_nccl(ranks: Ranks, algorithm: str) -> None:
+    vectors = [torch.arange(1009.0) * (rank + 0.1) for rank in range(2)]
+    expected = interpret(ALGORITHMS[algorithm](2, 1009), vectors)
+    for rank, result in enumerate(ranks.run(2, exchange_on_gpu, algorithm)):
+        assert torch.equal(result, expected[rank])
+
+
+@pytest.mark.parametrize("name", ["googlenet", "resnet50", "alexnet"])
+def test_every_layer_has_a_deterministic_kernel(name: str) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        model = build_model(name).cuda()
+        size = 227 if name == "alexnet" else 224
+        outputs = model(torch.randn(2, 3, size, size, device="cuda"))
+        logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+        torch.autograd.backward(logits.sum())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_cost_of_determinism_is_a_ratio() -> None:
+    weight = torch.randn(64, 64, device="cuda")
+    assert cost_of_determinism(lambda: weight @ weight) > 0
