@@ -29,6 +29,7 @@ from firecaffe.errors import CheckpointError, DataError, RecipeError, RunError
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import build_model, classification_loss
+from firecaffe.models.config import ModelConfig
 from firecaffe.recipe import Recipe, check_recipe, flatten, identity, to_toml
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
@@ -42,6 +43,7 @@ from firecaffe.train.checkpoint import (
     restore,
 )
 from firecaffe.train.config import check_workers
+from firecaffe.train.learning_rate import learning_rate
 from firecaffe.train.loop import Result, Training
 from firecaffe.train.loop import train as run_training
 from firecaffe.train.solver import make_optimizer
@@ -73,6 +75,7 @@ def preflight(recipe: Recipe, world_size: int, resume: Path | None = None) -> No
         raise RunError(
             f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
         )
+    _check_rates(recipe, total_steps(recipe, data))
     if resume is not None:
         check_identity(
             load_checkpoint(find_checkpoint(resume)), identity(recipe, total_steps(recipe, data))
@@ -119,11 +122,22 @@ def train(
     Every rank returns the same result. Raises: FirecaffeError, one line for the user.
     """
     check_recipe(recipe)
+    if model is not None:
+        name = f"own {getattr(model, '__qualname__', type(model).__qualname__)}"
+        recipe = dataclasses.replace(recipe, model=ModelConfig(name))
+    if train_set is not None:
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name="own data"))
     with join(recipe.train.device, recipe.exchange.timeout_s) as world:
         check_workers(recipe.train, world.world_size)
         parts = Parts(model, loss, train_set, test_set)
         checkpoint = load_checkpoint(find_checkpoint(Path(resume))) if resume else None
         return _train_in(world, recipe, parts, checkpoint, str(resume or ""))
+
+
+def _check_rates(recipe: Recipe, steps: int) -> None:
+    """Raises: RecipeError where the first or the last learning rate cannot be."""
+    for step in (0, steps - 1):
+        learning_rate(recipe.solver, step, steps)
 
 
 def total_steps(recipe: Recipe, data: Data) -> int:
@@ -139,6 +153,7 @@ def _train_in(
     set_arithmetic(config, world.device)
     data = _open(recipe, parts)
     steps = total_steps(recipe, data)
+    _check_rates(recipe, steps)
     words = identity(recipe, steps)
     model = _build(recipe, parts, data, world)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -156,7 +171,7 @@ def _train_in(
 
     taken = route(algorithm, world.world_size, config.num_micro_batches)
     doubts += _doubts(recipe, world, probe, checkpoint)
-    name = f"{recipe.model.name if parts.model is None else 'own'}-{world.world_size}w"
+    name = f"{recipe.model.name.replace(' ', '-')}-{world.world_size}w"
     folder = _make_folder(world, recipe, name)
     reducer = GradientReducer(
         parameters,

@@ -2,9 +2,9 @@
 
 The gradients of each micro-batch are the leaves of the fixed binary tree of `exchange.leaves`. All
 but a worker's last micro-batch are added after their backward, by the binary counter. In the last
-one a hook on each parameter counts; when a bucket's gradients are all there, its sums are finished
-and one communication thread takes it to the other workers while backward goes on. Buckets leave in
-a fixed order, the same on all ranks. `p.grad` ends as a view into its bucket.
+one a hook on the last parameter of each bucket looks whether all its gradients are there; then its
+sums are finished and one communication thread takes it to the other workers while backward goes on.
+Buckets leave in a fixed order, the same on all ranks. `p.grad` ends as a view into its bucket.
 
 Beside the gradients every micro-batch brings a short row of numbers, the tail (its loss, its
 counts, its changes to buffers), summed by the same tree; and for each parameter whether it was
@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -74,18 +73,16 @@ class GradientReducer:
             for bucket in self.buckets
             for member, view in zip(bucket.members, bucket.views, strict=True)
         }
-        self._bucket_of = {
-            member: index for index, bucket in enumerate(self.buckets) for member in bucket.members
-        }
         # What is divided at the root: all but the tail, which ends the last bucket.
         self._gradients = [bucket.flat for bucket in self.buckets]
         self._gradients[-1] = self._gradients[-1][: self.buckets[-1].views[-1].storage_offset()]
         self._thread = ThreadPoolExecutor(1, "exchange", _use_one_thread) if ranks > 1 else None
         self._hooks = []
         if ranks > 1:
+            last_of_each = [bucket.members[-1] for bucket in self.buckets[:-1]]
             self._hooks = [
-                parameter.register_post_accumulate_grad_hook(partial(self._on_ready, index))  # type: ignore[no-untyped-call]
-                for index, parameter in enumerate(self.parameters)
+                self.parameters[index].register_post_accumulate_grad_hook(self._on_ready)  # type: ignore[no-untyped-call]
+                for index in last_of_each
             ]
         self._stream = torch.cuda.Stream(tail.device) if tail.is_cuda else None  # type: ignore[no-untyped-call]
         self._closing = False
@@ -103,7 +100,6 @@ class GradientReducer:
         self._counter: TreeSum[Leaf] = TreeSum(self.num_leaves, _add_in_place)
         self._merged: list[Leaf] = []
         self._node = Node(0, 0)
-        self._waiting = [len(bucket.members) for bucket in self.buckets]
         self._next_bucket = 0
         self._futures: list[Future[float]] = []
         for parameter in self.parameters:
@@ -127,7 +123,7 @@ class GradientReducer:
         mask = self._used if all(used) else self._used * self._used.new_tensor(used)
         tail = torch.cat([mask, tail])
         if is_last:
-            self._send_ready_buckets(tail, everything=True)
+            self._send_ready_buckets(tail)
             return
         gradients = [_gradient(parameter) for parameter in self.parameters]
         for parameter in self.parameters:
@@ -144,16 +140,18 @@ class GradientReducer:
             self.parameters[index].grad = self._view_of[index] if is_used else None
         return Totals(tail, exposed_s, exchange_s)
 
-    def _on_ready(self, index: int, _: nn.Parameter) -> None:
+    def _on_ready(self, _: nn.Parameter) -> None:
         if self._closing:
-            self._waiting[self._bucket_of[index]] -= 1
             self._send_ready_buckets(None)
 
-    def _send_ready_buckets(self, tail: Tensor | None, everything: bool = False) -> None:
-        """Takes the next buckets, in order, that are complete (or all, once backward is over)."""
+    def _send_ready_buckets(self, tail: Tensor | None) -> None:
+        """Takes the next buckets, in order, that are complete; all, once backward brought the tail.
+
+        Before, the last bucket, which ends in the tail, is never complete.
+        """
         while self._next_bucket < len(self.buckets):
             index = self._next_bucket
-            if self._waiting[index] and not everything:
+            if tail is None and not self._is_complete(index):
                 return
             self._next_bucket += 1
             nodes = self._close_bucket(self.buckets[index], tail)
@@ -163,6 +161,11 @@ class GradientReducer:
                 is_cuda = self.buckets[index].flat.is_cuda
                 ready = torch.cuda.current_stream().record_event() if is_cuda else None
                 self._futures.append(self._thread.submit(self._exchange, index, nodes, ready))
+
+    def _is_complete(self, index: int) -> bool:
+        if index == len(self.buckets) - 1:
+            return False
+        return all(self.parameters[m].grad is not None for m in self.buckets[index].members)
 
     def _close_bucket(self, bucket: Bucket, tail: Tensor | None) -> list[tuple[Node, Tensor]]:
         """Finishes this worker's sums of one bucket; returns its nodes of the tree."""

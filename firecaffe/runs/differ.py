@@ -18,9 +18,13 @@ class Difference:
 def first_difference(run: Path, other: Path) -> Difference | None:
     """None where all tensors are the same after every step.
 
-    Raises: RunError where the runs did not take the same steps with the same tensors.
+    Raises: RunError where a run has no digests, or where they did not take the same steps with
+    the same tensors.
     """
-    rows, other_rows = (read_json_lines(folder / "digests.jsonl") for folder in (run, other))
+    try:
+        rows, other_rows = (read_json_lines(folder / "digests.jsonl") for folder in (run, other))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{run}, {other}: no digests of both ({error})") from error
     for row, other_row in zip(rows, other_rows, strict=False):
         tensors, other_tensors = row["tensors"], other_row["tensors"]
         if row["step"] != other_row["step"] or tensors.keys() != other_tensors.keys():

@@ -80,7 +80,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        save_file({k: t.cpu().contiguous() for k, t in checkpoint.tensors.items()}, aside / STATE)
+        tensors = {
+            k: t.cpu().clone(memory_format=torch.contiguous_format)
+            for k, t in checkpoint.tensors.items()
+        }
+        save_file(tensors, aside / STATE)
         meta = {
             "step": checkpoint.step,
             "identity": checkpoint.identity,
@@ -181,7 +185,9 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: optim.Optimizer
         name, _, word = path.rpartition("/")
         if prefix != "optimizer" or name not in parameters:
             raise CheckpointError(f"checkpoint holds {key}, which the model does not have")
-        optimizer.state[parameters[name]][word] = _like(value, parameters[name])
+        # torch keeps an optimizer's count of steps on the CPU.
+        state = value if word == "step" else _like(value, parameters[name])
+        optimizer.state[parameters[name]][word] = state
     for path, scalar in checkpoint.scalars.items():
         name, _, word = path.rpartition("/")
         if name not in parameters:
@@ -220,7 +226,7 @@ def _copy(target: Tensor, source: Tensor | None, name: str) -> None:
 def _like(value: Tensor, parameter: Tensor) -> Tensor:
     """Optimizer state as the optimizer would have made it: on the device, in the same layout."""
     if value.shape != parameter.shape:
-        return value  # a count of steps, which torch keeps on the CPU
+        return value
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 

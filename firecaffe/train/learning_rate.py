@@ -56,8 +56,16 @@ def learning_rate(solver: SolverConfig, i: int, max_iter: int) -> float:
     """The rate of update i of max_iter; rises linearly over the first `warmup_steps` updates.
 
     Source of the warm-up: Goyal et al. 2017, section 2.2.
+
+    Raises: RecipeError where the policy's formula has no value.
     """
-    rate = solver.base_lr * POLICIES[solver.lr_policy](solver, i, max_iter)
+    try:
+        rate = solver.base_lr * POLICIES[solver.lr_policy](solver, i, max_iter)
+    except (OverflowError, ValueError) as error:
+        raise RecipeError(
+            f"solver.lr_policy {solver.lr_policy!r} gives no learning rate at step {i} with gamma "
+            f"{solver.gamma}, power {solver.power}, stepsize {solver.stepsize}: {error}"
+        ) from error
     if i < solver.warmup_steps:
         rate *= (i + 1) / solver.warmup_steps
     return rate
@@ -70,9 +78,13 @@ def check_policy(solver: SolverConfig) -> None:
         raise RecipeError(
             f"solver.lr_policy is {policy!r}; it must be one of {', '.join(POLICIES)}"
         )
-    needs_gamma = policy in ("step", "exp", "inv", "multistep", "sigmoid")
-    if needs_gamma and solver.gamma == 0:
-        raise RecipeError(f"solver.gamma is 0; lr_policy {policy!r} needs it")
+    for name in ("gamma", "power"):
+        if not math.isfinite(getattr(solver, name)):
+            raise RecipeError(f"solver.{name} is {getattr(solver, name)}; it must be finite")
+    if policy in ("step", "exp", "inv", "multistep") and solver.gamma <= 0:
+        raise RecipeError(f"solver.gamma is {solver.gamma}; lr_policy {policy!r} needs more than 0")
+    if policy == "sigmoid" and solver.gamma == 0:
+        raise RecipeError("solver.gamma is 0; lr_policy 'sigmoid' needs a slope")
     if policy == "step" and solver.stepsize < 1:
         raise RecipeError(
             f"solver.stepsize is {solver.stepsize}; lr_policy 'step' needs at least 1"

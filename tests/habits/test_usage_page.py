@@ -26,7 +26,8 @@ def test_every_exit_code_is_listed() -> None:
 
 
 def test_every_word_of_a_recipe_is_listed_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `([a-z_.]+\.\w+)` \| `?([^|`]*)`? \|", PAGE, re.M))
+    section = PAGE.split("## The words of a recipe")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([a-z_.]+\.\w+)` \| `?([^|`]*)`? \|", section, re.M))
     defaults = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in flatten(Recipe()).items()

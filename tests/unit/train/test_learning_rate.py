@@ -87,9 +87,9 @@ def test_warm_up_is_a_factor_on_the_policy() -> None:
     [
         ({"lr_policy": "cosine"}, r"solver\.lr_policy is 'cosine'; it must be one of fixed, step"),
         ({"lr_policy": ""}, r"solver\.lr_policy is ''"),
-        ({"lr_policy": "step", "stepsize": 5}, r"solver\.gamma is 0; lr_policy 'step'"),
-        ({"lr_policy": "exp"}, r"solver\.gamma is 0; lr_policy 'exp'"),
-        ({"lr_policy": "inv"}, r"solver\.gamma is 0; lr_policy 'inv'"),
+        ({"lr_policy": "step", "stepsize": 5}, r"solver\.gamma is 0.0; lr_policy 'step'"),
+        ({"lr_policy": "exp"}, r"solver\.gamma is 0.0; lr_policy 'exp'"),
+        ({"lr_policy": "inv"}, r"solver\.gamma is 0.0; lr_policy 'inv'"),
         ({"lr_policy": "multistep", "stepvalue": [5]}, r"solver\.gamma is 0"),
         ({"lr_policy": "sigmoid"}, r"solver\.gamma is 0; lr_policy 'sigmoid'"),
         ({"lr_policy": "step", "gamma": 0.1}, r"solver\.stepsize is 0; lr_policy 'step' needs"),
