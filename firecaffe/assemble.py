@@ -271,12 +271,12 @@ def _build(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:
 
 def _facts(recipe: Recipe, data: Data, model: nn.Module) -> dict[str, str]:
     """What all ranks must have in common before they train together."""
-    words = {k: v for k, v in flatten(recipe).items() if not k.startswith("run.")}
+    words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
     shapes = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in model.state_dict().items()}
     first = data.train.batch(torch.tensor([0]))
     return {
         "the code": f"torch {torch.__version__}, source {_source_digest()[:12]}",
-        "the recipe": json.dumps(words),
+        **words,
         "the training data": f"{data.description}, first image {digest([('', first[0])])[:12]}",
         "the model": json.dumps(shapes),
     }

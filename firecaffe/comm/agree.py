@@ -1,5 +1,6 @@
 """Ranks tell each other short texts, and find out who differs before training starts."""
 
+import json
 from collections import Counter
 
 import torch
@@ -42,17 +43,18 @@ def agree(world: World, facts: dict[str, str]) -> None:
     Raises: AgreementError, on every rank, naming the first fact that differs, who differs, and
     both values.
     """
-    for what, own in facts.items():
-        texts = gather_text(world, own)
-        different = differing_ranks(texts)
+    stated = [json.loads(text) for text in gather_text(world, json.dumps(facts))]
+    for what in facts:
+        values = [str(by_rank.get(what)) for by_rank in stated]
+        different = differing_ranks(values)
         if different:
             first = different[0]
-            other = next(rank for rank in range(len(texts)) if rank not in different)
+            other = next(rank for rank in range(len(values)) if rank not in different)
             ranks = ", ".join(str(rank) for rank in different)
             raise AgreementError(
                 f"rank {ranks} differs from the others in {what}: "
-                f"{_shorten(texts[first])} on rank {first}, "
-                f"{_shorten(texts[other])} on rank {other}; "
+                f"{_shorten(values[first])} on rank {first}, "
+                f"{_shorten(values[other])} on rank {other}; "
                 "start all ranks with the same code, recipe and data"
             )
 
