@@ -12,7 +12,6 @@ setting and one thread.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from firecaffe.comm.exchange import Exchange, route
 from firecaffe.comm.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
+from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import MODELS, build_model, classification_loss
@@ -33,6 +33,17 @@ from firecaffe.train.step import Stepper
 
 LEARNING_RATE = 0.01
 NUM_SAMPLES = 4096
+COLUMNS = (
+    "network",
+    "micro-batch",
+    "global batch",
+    "exchange",
+    "images/s",
+    "control's",
+    "ratio, median",
+    "ratios",
+    "n",
+)
 
 
 def main() -> None:
@@ -50,19 +61,20 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with join("cpu") as world:
+        if world.is_first:
+            print(f"{cpu_name()}, torch {torch.__version__}, {world.world_size} worker(s)\n")
+            print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
         for name in arguments.models:
             for micro_batch_size in arguments.micro_batch_sizes:
                 row = compare(world, name, micro_batch_size, arguments)
                 if world.is_first:
-                    print(json.dumps(row), flush=True)
-        if world.is_first:
-            print(json.dumps({"cpu": cpu_name(), "torch": torch.__version__}))
+                    print(f"| {' | '.join(row)} |", flush=True)
 
 
 def compare(
     world: World, name: str, micro_batch_size: int, arguments: argparse.Namespace
-) -> dict[str, object]:
-    """Times one network at one micro-batch size; a row of figures."""
+) -> list[str]:
+    """Times one network at one micro-batch size; the cells of a row."""
     config = TrainConfig(
         global_batch_size=micro_batch_size * arguments.num_micro_batches,
         micro_batch_size=micro_batch_size,
@@ -87,22 +99,18 @@ def compare(
             pairs.append(pair)
     ratios = [control_s / our_s for our_s, control_s in pairs]
     images = steps * config.global_batch_size
-    return {
-        "model": name,
-        "workers": world.world_size,
-        "exchange": arguments.exchange,
-        "control": "bare loop" if world.world_size == 1 else "DDP/Gloo",
-        "micro_batch_size": micro_batch_size,
-        "global_batch_size": config.global_batch_size,
-        "images_per_s": round(images / statistics.median(pair[0] for pair in pairs), 1),
-        "control_images_per_s": round(images / statistics.median(pair[1] for pair in pairs), 1),
-        "ratio_median": round(statistics.median(ratios), 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
-        "n": len(ratios),
-        "steps_per_block": steps,
-        "gradient_difference": f"{difference:.1e}",
-    }
+    our_s, control_s = (statistics.median(times) for times in zip(*pairs, strict=True))
+    return [
+        name,
+        str(micro_batch_size),
+        str(config.global_batch_size),
+        arguments.exchange,
+        f"{images / our_s:,.0f}",
+        f"{images / control_s:,.0f}",
+        f"{statistics.median(ratios):.3f}",
+        f"{min(ratios):.3f} to {max(ratios):.3f}",
+        str(len(ratios)),
+    ]
 
 
 class OurStep:
@@ -131,7 +139,7 @@ class OurStep:
             config.num_micro_batches,
             Exchange(world, algorithm),
             route(algorithm, world.world_size, config.num_micro_batches),
-            bucket_bytes=4_000_000,
+            bucket_bytes=ExchangeConfig().bucket_bytes,
         )
 
     def __call__(self, step: int) -> Tensor:

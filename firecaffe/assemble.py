@@ -71,15 +71,17 @@ def preflight(recipe: Recipe, world_size: int, resume: Path | None = None) -> No
     with torch.device("meta"):
         model = build_model(recipe.model.name, data.train.num_classes, data.train.sample_CHW[0])
     check_input(model, recipe, data.train)
+    if recipe.train.device == "cuda" and not torch.cuda.is_available():
+        raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
     if recipe.run.folder and Path(recipe.run.folder).exists():
         raise RunError(
             f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
         )
     _check_rates(recipe, total_steps(recipe, data))
     if resume is not None:
-        check_identity(
-            load_checkpoint(find_checkpoint(resume)), identity(recipe, total_steps(recipe, data))
-        )
+        words = identity(recipe, total_steps(recipe, data))
+        words["the training data"] = _describe(data.train)
+        check_identity(load_checkpoint(find_checkpoint(resume)), words)
 
 
 def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
@@ -154,23 +156,26 @@ def _train_in(
     data = _open(recipe, parts)
     steps = total_steps(recipe, data)
     _check_rates(recipe, steps)
-    words = identity(recipe, steps)
+    words = {**identity(recipe, steps), "the training data": _describe(data.train)}
     model = _build(recipe, parts, data, world)
     parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
     optimizer = make_optimizer(parameters, recipe.solver)
-    agree(world, _facts(recipe, data, model))
+    agree(world, _facts(recipe, data, model, world, checkpoint))
     doubts = _share_weights(world, model)
 
     batches = Batches(data.train, _sample_order(recipe, data), recipe.data, world.device)
     stepper = Stepper(model, parts.loss, batches, config, world.rank, world.world_size)
     # Before a checkpoint is restored, so that its digest compares with the first run's.
+    _check_outputs(stepper, recipe, data.train)
     probe = run_probe(model, parameters, partial(_first_loss, stepper), world)
     cost = _cost_of_determinism(stepper) if world.device.type == "cuda" else None
     if checkpoint is not None:
         _resume(checkpoint, words, steps, stepper, optimizer)
 
     taken = route(algorithm, world.world_size, config.num_micro_batches)
-    doubts += _doubts(recipe, world, probe, checkpoint)
+    doubts = list(dict.fromkeys(doubts + _doubts(recipe, world, probe, checkpoint)))
     name = f"{recipe.model.name.replace(' ', '-')}-{world.world_size}w"
     folder = _make_folder(world, recipe, name)
     reducer = GradientReducer(
@@ -201,6 +206,7 @@ def _train_in(
         probe=probe.digest,
         folder=folder,
         title=name,
+        doubts=doubts,
         notes=[data.description, *(f"warning: {doubt}" for doubt in doubts)],
     )
     try:
@@ -210,6 +216,7 @@ def _train_in(
     if world.is_first:
         record = {
             **dataclasses.asdict(result),
+            "model": recipe.model.name,
             "world_size": world.world_size,
             "exchange": algorithm,
             "route": taken,
@@ -245,6 +252,9 @@ def _open(recipe: Recipe, parts: Parts) -> Data:
         return open_data(recipe.data)
     if parts.train is None or parts.test is None:
         raise DataError("train_set and test_set come together; one of them is missing")
+    for name, dataset in (("train_set", parts.train), ("test_set", parts.test)):
+        if len(dataset) == 0:
+            raise DataError(f"{name} holds no sample")
     output_shape(parts.train, recipe.data)
     return Data(parts.train, parts.test, f"own data: {len(parts.train)} training images")
 
@@ -269,17 +279,31 @@ def _build(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:
     return model
 
 
-def _facts(recipe: Recipe, data: Data, model: nn.Module) -> dict[str, str]:
+def _facts(
+    recipe: Recipe, data: Data, model: nn.Module, world: World, checkpoint: Checkpoint | None
+) -> dict[str, str]:
     """What all ranks must have in common before they train together."""
     words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
     shapes = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in model.state_dict().items()}
-    first = data.train.batch(torch.tensor([0]))
+    resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
     return {
         "the code": f"torch {torch.__version__}, source {_source_digest()[:12]}",
         **words,
-        "the training data": f"{data.description}, first image {digest([('', first[0])])[:12]}",
+        "the kind of device": world.device.type,
+        "the training data": _describe(data.train),
+        "the test data": _describe(data.test),
         "the model": json.dumps(shapes),
+        "the checkpoint": resumed,
     }
+
+
+def _describe(dataset: Dataset) -> str:
+    """Tells data sets apart: their size, and the digest of three samples with their labels."""
+    last = len(dataset) - 1
+    images, labels = dataset.batch(torch.tensor([0, last // 2, last]))
+    samples = digest([("images", images), ("labels", labels)])
+    shape = "x".join(map(str, dataset.sample_CHW))
+    return f"{len(dataset)} images of {shape}, {dataset.num_classes} classes, {samples[:12]}"
 
 
 @torch.no_grad()
@@ -302,6 +326,35 @@ def _source_digest() -> str:
     for path in sorted(root.rglob("*.py")):
         sha.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
     return sha.hexdigest()
+
+
+def _check_outputs(stepper: Stepper, recipe: Recipe, dataset: Dataset) -> None:
+    """Runs one sample of evaluation, and the shortest micro-batch of an epoch, if it is of one.
+
+    Raises: RecipeError where the network does not take the images, gives too few classes, or has a
+    BatchNorm that cannot be computed over one sample.
+    """
+    model, name = stepper.model, recipe.model.name
+    images, _ = stepper.batch(0, 0)
+    training = model.training
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(images[:1])
+            model.train(training)
+            if len(dataset) % recipe.train.micro_batch_size == 1:
+                stepper.buffers.begin_step()
+                model(images[:1])
+                stepper.buffers.begin_micro_batch()
+    except (RuntimeError, ValueError) as error:
+        raise RecipeError(
+            f"model.name {name!r} does not take {'x'.join(map(str, images[:1].shape))}, which an "
+            f"epoch of {len(dataset)} samples ends with or an evaluation may: {error}"
+        ) from error
+    if outputs.ndim != 2 or outputs.shape[1] < dataset.num_classes:
+        raise RecipeError(
+            f"model.name {name!r} gives outputs of {tuple(outputs.shape)}; "
+            f"expected (1, {dataset.num_classes}) logits"
+        )
 
 
 def _first_loss(stepper: Stepper) -> Tensor:
@@ -336,7 +389,7 @@ def _make_folder(world: World, recipe: Recipe, name: str) -> Path:
 def _doubts(recipe: Recipe, world: World, probe: Probe, checkpoint: Checkpoint | None) -> list[str]:
     """Why other numbers of workers, or other machines, may not end in the same bits."""
     algorithm, leaves = recipe.exchange.algorithm, recipe.train.num_micro_batches
-    doubts = []
+    doubts = list(checkpoint.doubts) if checkpoint is not None else []
     if not is_invariant(algorithm, world.world_size, leaves):
         doubts.append(
             f"exchange.algorithm {algorithm} does not add in the order of the micro-batch tree "

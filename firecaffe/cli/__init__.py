@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 
+from firecaffe.comm.world import LAUNCHED
 from firecaffe.errors import FirecaffeError, RecipeError
 
 COMMANDS = {
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.{argv[0]}").main
         return command(argv[1:])
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return _fail("interrupted", INTERRUPTED)
     except FirecaffeError as error:
         return _fail(str(error), error.exit_code)
     except Exception as error:
@@ -51,7 +52,7 @@ def _fail(message: str, exit_code: int) -> int:
         extra = {"timestamp": str(int(time.time())), "time_s": time.time()}
         with open(report, "w", encoding="utf-8") as file:
             json.dump({"message": {"message": line, "extraInfo": extra}}, file)
-    if not report or "FIRECAFFE_LAUNCHED" not in os.environ:
+    if not report or LAUNCHED not in os.environ:
         rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
         print(f"firecaffe: {rank}{line}", file=sys.stderr)
     if report:

@@ -1,9 +1,10 @@
 """`firecaffe demo RECIPE.toml`: one worker, then several; the same bits, how much faster?"""
 
 import dataclasses
-import os
 import tempfile
 from pathlib import Path
+
+import psutil
 
 from firecaffe.assemble import preflight
 from firecaffe.cli import data as data_command
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> int:
     )
     recipe, _ = parse_recipe(parser, argv)
     recipe = _with_data(recipe)
-    counts = (1, max(2, min(MOST_WORKERS, os.cpu_count() or 1)))
+    counts = (1, max(2, min(MOST_WORKERS, len(psutil.Process().cpu_affinity()))))
     for workers in counts:
         preflight(recipe, workers)
     with tempfile.TemporaryDirectory(prefix="firecaffe-demo-") as parent:

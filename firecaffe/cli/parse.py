@@ -41,6 +41,9 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
 
     Raises: RecipeError in one line, with the word that is wrong.
     """
+    if "--recipe" in argv[:-1]:
+        place = argv.index("--recipe")
+        argv = [argv[place + 1], *argv[:place], *argv[place + 2 :]]
     if argv and not argv[0].startswith("-"):
         path = Path(argv[0])
         try:
@@ -51,7 +54,7 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
             raise RecipeError(f"recipe {path}: is no TOML ({error})") from error
         argv = ["--recipe", *argv]
     elif not set(argv) & {"-h", "--help"}:
-        raise RecipeError(f"no recipe given; usage: {parser.usage}")
+        raise RecipeError(f"no recipe given first; usage: {parser.usage}")
     options = parser.parse_args(argv)
     built = parser.instantiate(options)
     sections: dict[str, Any] = {name: built[name] for name in Recipe.__dataclass_fields__}

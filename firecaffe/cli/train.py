@@ -1,5 +1,6 @@
 """`firecaffe train RECIPE.toml`: train, on N local ranks or in the world that torchrun made."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def main(argv: list[str]) -> int:
         return 0
     resume = Path(options.resume) if options.resume else None
     if is_launched():
+        if options.nproc_per_node not in (1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
+            raise RecipeError(
+                f"--nproc-per-node is {options.nproc_per_node}, but RANK and WORLD_SIZE in the "
+                "environment say that another launcher has started this rank; unset them or leave "
+                "the option out"
+            )
         train(recipe, resume=resume)
         return 0
     if options.nproc_per_node < 1:

@@ -20,12 +20,6 @@ def fold_nodes(
 ) -> None:
     """total becomes the root over all ranks' nodes; see `Exchange.fold`."""
     group = world.exchange_group
-    if group is None:
-        counter: TreeSum[Tensor] = TreeSum(num_leaves, torch.add)
-        for node, vector in nodes:
-            counter.push(node, vector)
-        total.copy_(counter.total())
-        return
     ranks = world.world_size
     shard = total.numel() // ranks
     nodes_of_rank = [
@@ -36,7 +30,7 @@ def fold_nodes(
     counts = [len(owned) * shard for owned in nodes_of_rank]
     incoming = total.new_empty(sum(counts))
     dist.all_to_all_single(incoming, outgoing, counts, [len(nodes) * shard] * ranks, group=group)
-    counter = TreeSum(num_leaves, lambda left, right: left.add_(right))
+    counter: TreeSum[Tensor] = TreeSum(num_leaves, lambda left, right: left.add_(right))
     in_tree_order = (node for owned in nodes_of_rank for node in owned)
     for node, part in zip(in_tree_order, incoming.view(-1, shard), strict=True):
         counter.push(node, part)

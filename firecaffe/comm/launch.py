@@ -8,11 +8,13 @@ import sys
 import tempfile
 import uuid
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from firecaffe.comm.world import LAUNCHED
 from firecaffe.errors import LaunchError, PeerLostError
 
 LOOPBACK = "127.0.0.1"
@@ -34,9 +36,10 @@ def launch(arguments: list[str], nproc_per_node: int, master_port: int = 0) -> N
     Raises: LaunchError where the port is taken; RankFailedError for the rank that failed first.
     """
     check_port(master_port)
-    # The agent reports in its own many-line form what we report in one line.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ["FIRECAFFE_LAUNCHED"] = "1"  # ranks leave the last word to this process
+    # The agent reports in its own many-line form what we report in one line; its loggers set
+    # levels of their own.
+    logging.disable(logging.CRITICAL)
+    os.environ[LAUNCHED] = "1"  # ranks leave the last word to this process
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the recipe sets the ranks' threads
     if sys.platform.startswith("linux"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -57,7 +60,17 @@ def launch(arguments: list[str], nproc_per_node: int, master_port: int = 0) -> N
         except ChildFailedError as error:
             raise _describe(error) from error
         except SignalException as error:
-            raise KeyboardInterrupt from error
+            name = error.sigval.name
+            raise RankFailedError(
+                f"ended by {name}; a checkpoint, where the run has one, can be resumed (--resume)",
+                128 + error.sigval,
+            ) from error
+        except (DistError, RuntimeError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise LaunchError(f"{nproc_per_node} ranks could not be started: {reason}") from error
+        finally:
+            logging.disable(logging.NOTSET)
+            del os.environ[LAUNCHED]
 
 
 def check_port(port: int) -> None:
@@ -88,4 +101,7 @@ def _describe(error: ChildFailedError) -> RankFailedError:
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         return RankFailedError(f"rank {rank} was ended by {name}", 128 - failure.exitcode)
-    return RankFailedError(f"rank {rank}: {failure.message}", failure.exitcode)
+    message = failure.error_file_data.get("message")
+    if isinstance(message, dict):
+        return RankFailedError(f"rank {rank}: {message['message']}", failure.exitcode)
+    return RankFailedError(f"rank {rank} ended with code {failure.exitcode}", failure.exitcode)

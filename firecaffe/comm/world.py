@@ -5,7 +5,7 @@ which world to join; without it the world is this one process and no group is ma
 """
 
 import os
-import socket
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +21,9 @@ from firecaffe.errors import LaunchError, PeerLostError
 TIMEOUT_S = 300.0
 """How long a rank waits for the others before it gives up."""
 
+LAUNCHED = "FIRECAFFE_LAUNCHED"
+"""In the environment of ranks that firecaffe's own launcher started."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -28,9 +31,6 @@ class World:
 
     rank: int
     world_size: int
-    local_rank: int
-    local_world_size: int
-    host: str
     device: torch.device
     group: ProcessGroup | None = None
     """For the main thread: agreement, evaluation."""
@@ -56,21 +56,18 @@ def join(device: str = "auto", timeout_s: float = TIMEOUT_S) -> Iterator[World]:
     """
     keep_freed_memory()
     rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-    local_rank, local_world_size = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
+    local_rank = _number("LOCAL_RANK", 0)
     if not 0 <= rank < world_size:
         raise LaunchError(
             f"RANK is {rank}; with WORLD_SIZE={world_size} it must be 0..{world_size - 1}"
         )
     chosen = _device(device, local_rank)
-    host = socket.gethostname()
     if world_size == 1:
-        yield World(rank, world_size, local_rank, local_world_size, host, chosen)
+        yield World(rank, world_size, chosen)
         return
     group, exchange_group = _connect(world_size, chosen, timedelta(seconds=timeout_s))
     try:
-        yield World(
-            rank, world_size, local_rank, local_world_size, host, chosen, group, exchange_group
-        )
+        yield World(rank, world_size, chosen, group, exchange_group)
     finally:
         dist.destroy_process_group()
 
@@ -83,9 +80,17 @@ def peers_may_be_lost() -> Iterator[None]:
     """
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:  # Gloo's errors have no class of their own
-        reason = str(error).splitlines()[0]
+        reason = _without_source(str(error))
         raise PeerLostError(f"another rank went away or did not answer: {reason}") from error
+
+
+def _without_source(message: str) -> str:
+    """A process group's first sentence, without the place in its own code."""
+    first = message.splitlines()[0]
+    return re.sub(r"^\[[^]]*\] *", "", first).split(". ")[0]
 
 
 def _connect(
@@ -98,7 +103,11 @@ def _connect(
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend, timeout=timeout)
-        return dist.group.WORLD, dist.new_group(backend=backend, timeout=timeout)
+        exchange_group = dist.new_group(backend=backend, timeout=timeout)
+        if device.type == "cuda":
+            # NCCL wants all ranks in a group's first operation; a schedule may start with some.
+            dist.all_reduce(torch.zeros(1, device=device), group=exchange_group)
+        return dist.group.WORLD, exchange_group
     except (DistError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
@@ -114,6 +123,10 @@ def _device(name: str, local_rank: int) -> torch.device:
     if name != "cuda":
         raise LaunchError(f"train.device is {name!r}; it must be auto, cpu or cuda")
     count = torch.cuda.device_count()
+    if "RANK" in os.environ and "LOCAL_RANK" not in os.environ and _number("WORLD_SIZE", 1) > 1:
+        raise LaunchError("LOCAL_RANK is not set; it says which GPU is this rank's")
+    if count == 0:
+        raise LaunchError("train.device is cuda; this host shows no GPU (use cpu or auto)")
     if local_rank >= count:
         raise LaunchError(
             f"local rank {local_rank} has no GPU: this host shows {count}; "

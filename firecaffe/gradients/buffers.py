@@ -13,41 +13,47 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from firecaffe.errors import RecipeError
+
 Place = tuple[dict[str, Tensor | None], str]
 """A module's buffers and a name among them: where a tensor lives."""
 
 
 @dataclass
 class _Group:
-    """The buffers of one dtype, as views of `flat`."""
+    """The buffers of one dtype, as views of `flat`. A module may put other tensors in places."""
 
     flat: Tensor
     start: Tensor
-    places: list[tuple[Place, Tensor]]
+    views: list[tuple[Tensor, list[Place]]]
 
     def put_back(self) -> None:
+        """The step's start, in the views, in their places."""
         self.flat.copy_(self.start)
-        for (buffers, name), view in self.places:
-            buffers[name] = view
-
-    def collect(self) -> None:
-        """Brings what modules put in place of the views into the vector."""
-        for (buffers, name), view in self.places:
-            now = buffers[name]
-            if now is not view and now is not None:
-                view.copy_(now)
+        for view, places in self.views:
+            for buffers, name in places:
                 buffers[name] = view
+
+    def now(self) -> Tensor:
+        """What is in the places. Nothing is written, for backward may still need it."""
+        tensors = [buffers[name] for _, ((buffers, name), *_) in self.views]
+        if all(now is view for now, (view, _) in zip(tensors, self.views, strict=True)):
+            return self.flat
+        return torch.cat([now.reshape(-1) for now in tensors if now is not None])
 
 
 class BufferChanges:
     """The changes that one micro-batch makes to a model's buffers, as one flat vector."""
 
     def __init__(self, model: nn.Module) -> None:
+        """Raises: RecipeError where a buffer is complex."""
         places: dict[Tensor, list[Place]] = {}
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     places.setdefault(buffer, []).append((module._buffers, name))
+                    if buffer.is_complex():
+                        raise RecipeError(f"buffer {name} is complex; keep it as real numbers")
         dtypes = dict.fromkeys(buffer.dtype for buffer in places)
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         self.num_elements = sum(buffer.numel() for buffer in places)
@@ -59,8 +65,8 @@ class BufferChanges:
     def begin_step(self) -> None:
         """Remembers the buffers that every micro-batch of this step starts from."""
         for group in self._groups:
-            group.collect()
-            group.start.copy_(group.flat)
+            group.start.copy_(group.now())
+            group.put_back()
 
     def begin_micro_batch(self) -> None:
         """Puts the step's start back."""
@@ -71,12 +77,15 @@ class BufferChanges:
         """The changes of the micro-batch that just ran, times its weight, in flat parts."""
         parts = []
         for group in self._groups:
-            group.collect()
-            change = (group.flat - group.start).to(self.dtype)
-            if group.flat.is_floating_point():
+            now, start = group.now(), group.start
+            if start.is_floating_point():
+                # No change is 0 also where both are infinite, as in an attention mask.
+                change = torch.where(now == start, 0, now - start).to(self.dtype)
                 parts.append(change if weight == 1 else change * weight)
+            elif micro_batch == 0:
+                parts.append((now.long() - start.long()).to(self.dtype))
             else:
-                parts.append(change if micro_batch == 0 else torch.zeros_like(change))
+                parts.append(torch.zeros(start.shape, dtype=self.dtype, device=start.device))
         return parts
 
     def finish_step(self, total: Tensor, total_weight: float) -> None:
@@ -84,21 +93,23 @@ class BufferChanges:
         sizes = [group.flat.numel() for group in self._groups]
         for group, change in zip(self._groups, total.split_with_sizes(sizes), strict=True):
             group.put_back()
-            if group.flat.is_floating_point():
-                change = change / total_weight
-            group.flat.copy_(group.start.to(self.dtype) + change)
+            if group.start.is_floating_point():
+                moved = (group.start.to(self.dtype) + change / total_weight).to(group.start.dtype)
+            else:
+                moved = (group.start.long() + change.round().long()).to(group.start.dtype)
+            group.flat.copy_(torch.where(change == 0, group.start, moved))
 
 
 def _make_group(places_of: dict[Tensor, list[Place]]) -> _Group:
     """Moves buffers of one dtype into one vector and puts views of it in their places."""
     flat = torch.cat([buffer.detach().reshape(-1) for buffer in places_of])
-    places: list[tuple[Place, Tensor]] = []
+    views: list[tuple[Tensor, list[Place]]] = []
     offset = 0
-    for buffer, where in places_of.items():
+    for buffer, places in places_of.items():
         # .data: each view counts its own changes, or autograd would take one for all.
         view = flat[offset : offset + buffer.numel()].view(buffer.shape).data
-        places += [(place, view) for place in where]
+        views.append((view, places))
         offset += buffer.numel()
-    group = _Group(flat, flat.clone(), places)
+    group = _Group(flat, flat.clone(), views)
     group.put_back()
     return group

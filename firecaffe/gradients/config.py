@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass
+@dataclass(frozen=True)
 class ExchangeConfig:
     """How gradients are summed over the workers.
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.comm.exchange import FOLD, Exchange
+from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, TreeSum
 from firecaffe.gradients.buckets import Bucket, make_buckets, views_like
 
@@ -76,7 +77,9 @@ class GradientReducer:
         # What is divided at the root: all but the tail, which ends the last bucket.
         self._gradients = [bucket.flat for bucket in self.buckets]
         self._gradients[-1] = self._gradients[-1][: self.buckets[-1].views[-1].storage_offset()]
-        self._thread = ThreadPoolExecutor(1, "exchange", _use_one_thread) if ranks > 1 else None
+        self._thread = None
+        if ranks > 1:
+            self._thread = ThreadPoolExecutor(1, "exchange", _begin_thread, (tail.device,))
         self._hooks = []
         if ranks > 1:
             last_of_each = [bucket.members[-1] for bucket in self.buckets[:-1]]
@@ -92,7 +95,7 @@ class GradientReducer:
         for hook in self._hooks:
             hook.remove()
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.shutdown(cancel_futures=True)
 
     def begin_step(self, total_weight: float) -> None:
         """total_weight: what the sums are divided by, once, at the root."""
@@ -102,6 +105,7 @@ class GradientReducer:
         self._node = Node(0, 0)
         self._next_bucket = 0
         self._futures: list[Future[float]] = []
+        self._sent: list[tuple[Tensor, int]] = []
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -119,6 +123,11 @@ class GradientReducer:
         if loss is not None:
             torch.autograd.backward(loss)
         self._closing = False
+        if any(gradient._version != version for gradient, version in self._sent):
+            raise RecipeError(
+                "a parameter's gradient changed after backward had finished it; "
+                "torch.utils.checkpoint needs use_reentrant=False"
+            )
         used = [parameter.grad is not None for parameter in self.parameters]
         mask = self._used if all(used) else self._used * self._used.new_tensor(used)
         tail = torch.cat([mask, tail])
@@ -132,6 +141,9 @@ class GradientReducer:
 
     def finish_step(self) -> Totals:
         """Waits for the exchange and leaves the mean gradient in every `p.grad`."""
+        if self._stream is not None:
+            # Kernels of backward that are still running are compute, not communication.
+            torch.cuda.current_stream().synchronize()
         start = time.perf_counter()
         exchange_s = sum(future.result() for future in self._futures)
         exposed_s = time.perf_counter() - start
@@ -154,6 +166,9 @@ class GradientReducer:
             if tail is None and not self._is_complete(index):
                 return
             self._next_bucket += 1
+            if tail is None:
+                gradients = [self.parameters[m].grad for m in self.buckets[index].members]
+                self._sent += [(g, g._version) for g in gradients if g is not None]
             nodes = self._close_bucket(self.buckets[index], tail)
             if self._thread is None:
                 self._gradients[index].div_(self._total_weight)
@@ -227,6 +242,8 @@ def _add_in_place(left: Leaf, right: Leaf) -> Leaf:
     return left
 
 
-def _use_one_thread() -> None:
+def _begin_thread(device: torch.device) -> None:
     # Threads of its own would take cores from backward, which runs at the same time.
     torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)

@@ -19,7 +19,7 @@ from typing import Any
 from firecaffe.errors import RunError
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunConfig:
     """Where the run is recorded.
 

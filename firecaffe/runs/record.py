@@ -9,16 +9,13 @@ from torch.utils.tensorboard import SummaryWriter
 
 
 class JsonLines:
-    """A file of one JSON object a line; whole lines reach the file at each `flush`."""
+    """A file of one JSON object a line, each in the file as soon as it is written."""
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("x", encoding="utf-8")
+        self._file: TextIO = path.open("x", encoding="utf-8", buffering=1)
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")
-
-    def flush(self) -> None:
-        self._file.flush()
 
     def __enter__(self) -> Self:
         return self
@@ -47,7 +44,6 @@ class Metrics:
                 self._curves.add_scalar(f"{kind}/{name}", value, step)
 
     def flush(self) -> None:
-        self._lines.flush()
         if self._curves is not None:
             self._curves.flush()
 

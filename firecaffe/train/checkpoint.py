@@ -15,7 +15,7 @@ import json
 import math
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,10 @@ class Checkpoint:
     """Optimizer state that is no tensor."""
     scaler: dict[str, Any]
     """State of the float16 loss scale; empty without one."""
+    doubts: list[str] = field(default_factory=list)
+    """Why the training so far may not be the bits of other numbers of workers."""
+    digest: str = ""
+    """Of its SHA256SUMS, once it was read: tells checkpoints apart."""
 
 
 def state_tensors(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
@@ -90,17 +94,18 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             "identity": checkpoint.identity,
             "probe": checkpoint.probe,
             "history": checkpoint.history,
+            "doubts": checkpoint.doubts,
             "scalars": checkpoint.scalars,
             "scaler": checkpoint.scaler,
-            "torch": torch.__version__,
         }
         (aside / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
         sums = "".join(f"{_sha256(aside / file)}  {file}\n" for file in (STATE, META))
         (aside / SUMS).write_text(sums, encoding="utf-8")
         for file in (STATE, META, SUMS):
             sync_file(aside / file)
+        sync_folder(aside)
         final = folder / name
-        shutil.rmtree(final, ignore_errors=True)
+        shutil.rmtree(final, ignore_errors=True)  # left by a save that failed after this point
         os.rename(aside, final)
         sync_folder(folder)
         write_atomically(folder / LATEST, name + "\n")
@@ -142,9 +147,11 @@ def load_checkpoint(where: Path) -> Checkpoint:
             identity=dict(meta["identity"]),
             probe=str(meta["probe"]),
             history=str(meta["history"]),
+            doubts=[str(doubt) for doubt in meta["doubts"]],
             tensors=tensors,
             scalars=dict(meta["scalars"]),
             scaler=dict(meta["scaler"]),
+            digest=_sha256(where / SUMS),
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{where}: is no checkpoint of this program ({error})") from error

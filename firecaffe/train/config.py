@@ -5,6 +5,8 @@ from typing import Literal
 
 from firecaffe.errors import RecipeError
 
+MOST_THREADS = 1024
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -60,6 +62,8 @@ def check_train(config: TrainConfig) -> None:
     """Raises: RecipeError where a number cannot be."""
     for name in ("global_batch_size", "micro_batch_size", "threads", "eval_batch_size"):
         _at_least(f"train.{name}", getattr(config, name), 1)
+    if config.threads > MOST_THREADS:
+        raise RecipeError(f"train.threads is {config.threads}; it must be at most {MOST_THREADS}")
     for name in ("steps", "epochs", "eval_every"):
         _at_least(f"train.{name}", getattr(config, name), 0)
     if config.steps == 0 and config.epochs == 0:

@@ -35,6 +35,7 @@ def evaluate(
 
     Batches are the same for every number of ranks, and their sums are added in batch order.
     """
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     dtype = AUTOCAST.get(config.autocast)
     rows: list[tuple[int, int, float, float, float]] = []
@@ -54,7 +55,8 @@ def evaluate(
             mean_loss = loss(outputs, labels).item()
             top1, top5 = (count.item() for count in count_correct(outputs, labels))
             rows.append((number, len(labels), mean_loss * len(labels), top1, top5))
-    model.train()
+    for module, training in modes:
+        module.training = training
     gathered = [json.loads(text) for text in gather_text(world, json.dumps(rows))]
     in_batch_order = sorted(tuple(row) for part in gathered for row in part)
     _, samples, losses, top1s, top5s = zip(*in_batch_order, strict=True)

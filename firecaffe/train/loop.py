@@ -57,6 +57,8 @@ class Training:
     probe: str
     folder: Path
     title: str
+    doubts: list[str]
+    """Why other numbers of workers may not end in the same bits; see assemble."""
     notes: list[str]
     """What the run tells before it starts."""
 
@@ -66,15 +68,15 @@ class Result:
     """What a finished training came to. Rates leave out the first step, which warms up."""
 
     steps: int
-    samples: int
-    train_s: float
+    timed_samples: int
+    timed_s: float
     images_per_s: float
     exposed_communication: float
     """Share of the step time that ranks waited for communication, mean over ranks."""
     data_wait: float
     """Share of the step time that ranks waited for data, mean over ranks."""
-    loss: float
-    """Mean loss of the last step."""
+    loss: float | None
+    """Mean loss of the last step; None where a resumed run had none left to do."""
     test_loss: float
     top1: float
     top5: float
@@ -100,15 +102,12 @@ def train(t: Training) -> Result:
                 digests = stack.enter_context(JsonLines(t.folder / "digests.jsonl"))
         for note in t.notes:
             progress.say(f"{t.title}  {note}")
-        history, evaluation, results = t.history, None, []
-        train_s = 0.0
-        t.model.train()
+        history, sums = t.history, Sums()
         for step in range(t.first_step, t.steps):
             start = time.perf_counter()
             rate = learning_rate(t.solver, step, t.steps)
             result = t.stepper.run(step, rate, t.optimizer, t.reducer, t.solver.clip_gradients)
             history = extend_history(history, result.loss)
-            results.append(result)
             done = step + 1
             timings.write(asdict(result.timings))
             progress.step(done, rate, result)
@@ -116,19 +115,36 @@ def train(t: Training) -> Result:
                 metrics.write("train", done, {"learning_rate": rate, **_numbers(result)})
             if digests is not None:
                 digests.write({"step": done, "tensors": _state_digests(t, history)})
-            if step > t.first_step:
-                train_s += time.perf_counter() - start
-            evaluation = None
-            if done == t.steps or (t.config.eval_every and done % t.config.eval_every == 0):
-                evaluation = _evaluate(t, done, metrics, progress)
-            if done == t.steps or (t.checkpoint.every and done % t.checkpoint.every == 0):
+            sums.add(result, time.perf_counter() - start, is_first=step == t.first_step)
+            if done < t.steps and t.checkpoint.every and done % t.checkpoint.every == 0:
                 _save(t, done, history)
-        if evaluation is None:  # a resumed run with nothing left to do
-            evaluation = _evaluate(t, t.steps, metrics, progress)
-        final = _result(t, results, train_s, evaluation, history)
+            if done < t.steps and t.config.eval_every and done % t.config.eval_every == 0:
+                _evaluate(t, done, metrics, progress)
+        _save(t, t.steps, history)  # before the evaluation, which may fail
+        evaluation = _evaluate(t, t.steps, metrics, progress)
+        final = _result(t, sums, evaluation, history)
         for rank in final.drifted_ranks:
             progress.say(f"{t.title}  warning: rank {rank} ended with other weights than most")
         return final
+
+
+@dataclass
+class Sums:
+    """What the result needs of all steps. Times leave out the first step, which warms up."""
+
+    samples: int = 0
+    train_s: float = 0.0
+    exposed_communication_s: float = 0.0
+    data_s: float = 0.0
+    loss: float | None = None
+
+    def add(self, result: StepResult, step_s: float, is_first: bool) -> None:
+        self.loss = result.loss
+        if not is_first:
+            self.samples += result.samples
+            self.train_s += step_s
+            self.exposed_communication_s += result.timings.exposed_communication_s
+            self.data_s += result.timings.data_s
 
 
 def _evaluate(t: Training, done: int, metrics: Metrics | None, progress: RunProgress) -> Evaluation:
@@ -141,17 +157,20 @@ def _evaluate(t: Training, done: int, metrics: Metrics | None, progress: RunProg
 
 
 def _save(t: Training, done: int, history: str) -> None:
+    """Rank 0 saves; the others wait, so that its time is not taken for communication."""
     if t.world.is_first:
         checkpoint = Checkpoint(
             step=done,
             identity=t.identity,
             probe=t.probe,
             history=history,
+            doubts=t.doubts,
             tensors=state_tensors(t.model, t.optimizer),
             scalars=state_scalars(t.model, t.optimizer),
             scaler=t.stepper.scaler.state_dict(),
         )
         save_checkpoint(t.folder / "checkpoints", checkpoint)
+    gather_text(t.world, "saved")
 
 
 def _state_digests(t: Training, history: str) -> dict[str, str]:
@@ -170,32 +189,24 @@ def _numbers(result: StepResult) -> dict[str, float]:
     }
 
 
-def _result(
-    t: Training,
-    results: list[StepResult],
-    train_s: float,
-    evaluation: Evaluation,
-    history: str,
-) -> Result:
+def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Result:
     tensors = state_tensors(t.model, t.optimizer)
     weights = digest((k, v) for k, v in tensors.items() if not k.startswith("optimizer/"))
     drifted = differing_ranks(gather_text(t.world, weights))
     state = hashlib.sha256(f"{digest(tensors.items())} {history}".encode()).hexdigest()
-    counted = results[1:]
     shares = {
-        "communication": _share(sum(r.timings.exposed_communication_s for r in counted), train_s),
-        "data": _share(sum(r.timings.data_s for r in counted), train_s),
+        "communication": _share(sums.exposed_communication_s, sums.train_s),
+        "data": _share(sums.data_s, sums.train_s),
     }
     ranks = [json.loads(text) for text in gather_text(t.world, json.dumps(shares))]
-    samples = sum(result.samples for result in counted)
     return Result(
         steps=t.steps,
-        samples=samples,
-        train_s=train_s,
-        images_per_s=_share(samples, train_s),
+        timed_samples=sums.samples,
+        timed_s=sums.train_s,
+        images_per_s=_share(sums.samples, sums.train_s),
         exposed_communication=statistics.fmean(rank["communication"] for rank in ranks),
         data_wait=statistics.fmean(rank["data"] for rank in ranks),
-        loss=results[-1].loss if results else float("nan"),
+        loss=sums.loss,
         test_loss=evaluation.loss,
         top1=evaluation.top1,
         top5=evaluation.top5,

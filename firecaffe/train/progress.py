@@ -20,7 +20,7 @@ class RunProgress:
 
     def __init__(self, title: str, first_step: int, steps: int, shown: bool) -> None:
         self._console = Console(file=sys.stdout, quiet=not shown, soft_wrap=True)
-        self._title, self._steps = title, steps
+        self._title, self._first_step, self._steps = title, first_step, steps
         self._stride = max(1, (steps - first_step) // LINES)
         self._start, self._samples = time.perf_counter(), 0
         self._live = Progress(
@@ -41,11 +41,12 @@ class RunProgress:
     def step(self, step: int, learning_rate: float, result: StepResult) -> None:
         """After step `step`, counted from 1."""
         self._samples += result.samples
-        rate = self._samples / (time.perf_counter() - self._start)
+        elapsed_s = time.perf_counter() - self._start
+        rate = self._samples / elapsed_s
         numbers = f"loss {result.loss:.4f}  lr {learning_rate:.4g}  {rate:,.0f} images/s"
         self._live.update(self._task, completed=step, numbers=f"step {step}  {numbers}")
         if not self._console.is_terminal and (step % self._stride == 0 or step == self._steps):
-            left_s = (self._steps - step) * result.timings.step_s
+            left_s = elapsed_s / (step - self._first_step) * (self._steps - step)
             self.say(f"{self._title}  step {step}/{self._steps}  {numbers}  {left_s:,.0f} s left")
 
     def evaluation(self, step: int, result: Evaluation) -> None:

@@ -26,7 +26,7 @@ AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class Timings:
-    """Where one rank's time of one step went, in seconds."""
+    """Where one rank's time of one step, counted from 1, went; in seconds."""
 
     step: int
     data_s: float
@@ -99,7 +99,7 @@ class Stepper:
         loss_sum, top1, top5 = totals.tail[: len(COUNTS)].tolist()
         end = time.perf_counter()
         timings = Timings(
-            step=step,
+            step=step + 1,
             data_s=data_s,
             compute_s=before_wait - start - data_s,
             exposed_communication_s=totals.exposed_s,

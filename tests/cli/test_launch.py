@@ -150,6 +150,37 @@ def test_a_killed_rank_ends_the_run_with_its_name(recipe: Path, tmp_path: Path) 
     assert not (tmp_path / "run" / "result.json").exists()
 
 
+def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(
+    recipe: Path, tmp_path: Path
+) -> None:
+    """Two workers, killed; then one worker to the end; against three that were left alone."""
+    words = ["--train.steps", "30", "--checkpoint.every", "4"]
+    whole, killed, resumed = tmp_path / "whole", tmp_path / "killed", tmp_path / "resumed"
+    done = call(*FIRECAFFE, "train", recipe, *words, "--nproc-per-node", "3", "--run.folder", whole)
+    assert done.returncode == 0, done.stderr
+
+    start = [*FIRECAFFE, "train", recipe, *words, "--nproc-per-node", "2"]
+    start += ["--run.folder", killed, "--train.eval_every", "1"]
+    with subprocess.Popen(
+        [str(part) for part in start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "test at step 6:" in line:
+                break
+        for rank in psutil.Process(process.pid).children(recursive=True):
+            rank.kill()
+        process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 128 + signal.SIGKILL
+    assert not (killed / "result.json").exists()
+
+    done = call(*FIRECAFFE, "train", recipe, *words, "--resume", killed, "--run.folder", resumed)
+    assert done.returncode == 0, done.stderr
+    assert result_of(resumed)["state_sha256"] == result_of(whole)["state_sha256"]
+    steps = [json.loads(line)["step"] for line in (resumed / "metrics.jsonl").open()]
+    assert steps[0] > 4  # it did go on from a checkpoint
+
+
 def test_example_of_an_own_model(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "own_model.py"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

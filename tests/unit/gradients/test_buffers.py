@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from firecaffe.errors import RecipeError
 from firecaffe.gradients.buffers import BufferChanges
 
 
@@ -71,3 +72,53 @@ def test_a_model_without_buffers() -> None:
     changes.begin_micro_batch()
     assert changes.take(0, 1.0) == []
     changes.finish_step(torch.zeros(0), 1.0)
+
+
+class Odd(nn.Module):
+    """Buffers of other types and values, and one that forward uses and then replaces."""
+
+    mask: Tensor
+    unsigned: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("causal", torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]))
+        self.register_buffer("large", torch.tensor(123_456_789))
+        self.register_buffer("unsigned", torch.tensor([3], dtype=torch.uint8))
+        self.register_buffer("scale", torch.ones(2))
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = (x * self.scale * self.weight).sum()
+        self.scale = 0.5 * self.scale + x.detach()
+        self.mask = ~self.mask
+        self.unsigned = self.unsigned - 1
+        return y
+
+
+def test_odd_buffers() -> None:
+    model = Odd()
+    changes = BufferChanges(model)
+    changes.begin_step()
+    total = torch.zeros(changes.num_elements)
+    for micro_batch in range(2):
+        changes.begin_micro_batch()
+        loss = model(torch.ones(2))
+        total += torch.cat(changes.take(micro_batch, 1.0))
+        torch.autograd.backward(loss)  # take has not touched what backward needs
+    changes.finish_step(total, 2.0)
+    state = model.state_dict()
+    assert state["mask"].tolist() == [False, True]
+    assert torch.equal(state["causal"], torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]))
+    assert state["large"] == 123_456_789
+    assert state["unsigned"] == 2
+    assert state["scale"].tolist() == [1.5, 1.5]
+
+
+def test_a_complex_buffer_is_refused() -> None:
+    model = nn.Module()
+    model.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(RecipeError, match="phase is complex"):
+        BufferChanges(model)

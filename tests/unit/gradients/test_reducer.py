@@ -5,9 +5,11 @@ import threading
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from firecaffe.comm.exchange import Exchange
 from firecaffe.comm.world import World
+from firecaffe.errors import RecipeError
 from firecaffe.gradients.reducer import GradientReducer
 
 WAIT_S = 20.0
@@ -17,7 +19,7 @@ class RecordingExchange(Exchange):
     """Stands in for two ranks; notes which vectors were exchanged, by length."""
 
     def __init__(self) -> None:
-        super().__init__(World(0, 2, 0, 2, "host", torch.device("cpu")), "tree")
+        super().__init__(World(0, 2, torch.device("cpu")), "tree")
         self.lengths: list[int] = []
         self.happened = threading.Event()
 
@@ -84,3 +86,16 @@ def test_closing_leaves_no_hook() -> None:
     reducer.close()
     model(torch.ones(1, 2)).sum().backward()
     assert exchange.lengths == []
+
+
+def test_a_gradient_that_comes_in_parts_is_refused() -> None:
+    """Reentrant checkpoints run backward inside backward: a gradient is there before it is done."""
+    layer, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 1, bias=False)
+    reducer = make_reducer(nn.Sequential(layer, last), RecordingExchange(), [1, 0])
+    reducer.begin_step(1.0)
+    hidden = torch.ones(1, 4, requires_grad=True)
+    for _ in range(2):
+        hidden = checkpoint(lambda x: last(layer(x)).expand(1, 4), hidden, use_reentrant=True)
+    with pytest.raises(RecipeError, match="use_reentrant=False"):
+        reducer.add(0, hidden.sum(), torch.zeros(1), is_last=True)
+    reducer.close()

@@ -31,10 +31,9 @@ def test_floats_come_back_exactly(tmp_path: Path) -> None:
     assert read_json_lines(tmp_path / "a.jsonl") == [{"values": values}]
 
 
-def test_a_flush_brings_whole_lines(tmp_path: Path) -> None:
+def test_a_row_is_in_the_file_at_once(tmp_path: Path) -> None:
     with JsonLines(tmp_path / "a.jsonl") as lines:
         lines.write({"step": 1})
-        lines.flush()
         assert read_json_lines(tmp_path / "a.jsonl") == [{"step": 1}]
 
 

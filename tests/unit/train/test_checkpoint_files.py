@@ -99,7 +99,8 @@ def test_latest_points_to_it_only_after_the_rename(
     assert latest() == "step-00000002"
     folder = f"sync {tmp_path.name}"
     files = [f"sync {name}" for name in FILES]
-    assert seen == [*files, "rename", folder, "sync .latest.partial", "latest", folder]
+    aside = "sync .step-00000002.partial"
+    assert seen == [*files, aside, "rename", folder, "sync .latest.partial", "latest", folder]
 
 
 def refuse(*_: object, **__: object) -> NoReturn:

@@ -46,7 +46,7 @@ def net() -> nn.Module:
 
 
 def alone(rank: int = 0, world_size: int = 1) -> World:
-    return World(rank, world_size, rank, world_size, "host", torch.device("cpu"))
+    return World(rank, world_size, torch.device("cpu"))
 
 
 def run(

@@ -1,0 +1,23 @@
+"""Draws what a command printed as an SVG picture, for the README.
+
+make demo | python benchmarks/picture.py "make demo" > docs/demo.svg
+"""
+
+import io
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+
+def main() -> None:
+    title, lines = sys.argv[1], sys.stdin.read().rstrip().splitlines()
+    width = max(map(len, lines))
+    console = Console(record=True, width=width, file=io.StringIO())
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+    print(console.export_svg(title=title))
+
+
+if __name__ == "__main__":
+    main()
