@@ -1,8 +1,6 @@
 """From a recipe and a world to a training: the only file that knows all parts."""
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from firecaffe.comm.agree import agree, gather_text, take_from_first
-from firecaffe.comm.digest import digest
-from firecaffe.comm.exchange import Exchange, is_invariant, route
+from firecaffe.comm.agree import agree, gather_text
+from firecaffe.comm.exchange import Exchange, route
 from firecaffe.comm.world import World, join
 from firecaffe.data import (
     Batches,
@@ -26,11 +23,12 @@ from firecaffe.data import (
     output_shape,
 )
 from firecaffe.errors import CheckpointError, DataError, RecipeError, RunError
-from firecaffe.gradients.probe import Probe, run_probe
+from firecaffe.facts import describe, doubts_of, facts, share_weights
+from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import build_model, classification_loss
 from firecaffe.models.config import ModelConfig
-from firecaffe.recipe import Recipe, check_recipe, flatten, identity, to_toml
+from firecaffe.recipe import Recipe, check_recipe, identity, to_toml
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
 from firecaffe.runs.folder import create_run_folder
@@ -80,7 +78,7 @@ def preflight(recipe: Recipe, world_size: int, resume: Path | None = None) -> No
     _check_rates(recipe, total_steps(recipe, data))
     if resume is not None:
         words = identity(recipe, total_steps(recipe, data))
-        words["the training data"] = _describe(data.train)
+        words["the training data"] = describe(data.train)
         check_identity(load_checkpoint(find_checkpoint(resume)), words)
 
 
@@ -156,14 +154,14 @@ def _train_in(
     data = _open(recipe, parts)
     steps = total_steps(recipe, data)
     _check_rates(recipe, steps)
-    words = {**identity(recipe, steps), "the training data": _describe(data.train)}
+    words = {**identity(recipe, steps), "the training data": describe(data.train)}
     model = _build(recipe, parts, data, world)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
     optimizer = make_optimizer(parameters, recipe.solver)
-    agree(world, _facts(recipe, data, model, world, checkpoint))
-    doubts = _share_weights(world, model)
+    agree(world, facts(recipe, data, model, world, checkpoint))
+    doubts = share_weights(world, model)
 
     batches = Batches(data.train, _sample_order(recipe, data), recipe.data, world.device)
     stepper = Stepper(model, parts.loss, batches, config, world.rank, world.world_size)
@@ -175,7 +173,7 @@ def _train_in(
         _resume(checkpoint, words, steps, stepper, optimizer)
 
     taken = route(algorithm, world.world_size, config.num_micro_batches)
-    doubts = list(dict.fromkeys(doubts + _doubts(recipe, world, probe, checkpoint)))
+    doubts = list(dict.fromkeys(doubts + doubts_of(recipe, world, probe, checkpoint)))
     name = f"{recipe.model.name.replace(' ', '-')}-{world.world_size}w"
     folder = _make_folder(world, recipe, name)
     reducer = GradientReducer(
@@ -279,55 +277,6 @@ def _build(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:
     return model
 
 
-def _facts(
-    recipe: Recipe, data: Data, model: nn.Module, world: World, checkpoint: Checkpoint | None
-) -> dict[str, str]:
-    """What all ranks must have in common before they train together."""
-    words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
-    shapes = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in model.state_dict().items()}
-    resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
-    return {
-        "the code": f"torch {torch.__version__}, source {_source_digest()[:12]}",
-        **words,
-        "the kind of device": world.device.type,
-        "the training data": _describe(data.train),
-        "the test data": _describe(data.test),
-        "the model": json.dumps(shapes),
-        "the checkpoint": resumed,
-    }
-
-
-def _describe(dataset: Dataset) -> str:
-    """Tells data sets apart: their size, and the digest of three samples with their labels."""
-    last = len(dataset) - 1
-    images, labels = dataset.batch(torch.tensor([0, last // 2, last]))
-    samples = digest([("images", images), ("labels", labels)])
-    shape = "x".join(map(str, dataset.sample_CHW))
-    return f"{len(dataset)} images of {shape}, {dataset.num_classes} classes, {samples[:12]}"
-
-
-@torch.no_grad()
-def _share_weights(world: World, model: nn.Module) -> list[str]:
-    """All ranks start from rank 0's weights. Says who had made others, under the same seed."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    digests = gather_text(world, digest(named))
-    different = [rank for rank, text in enumerate(digests) if text != digests[0]]
-    if not different:
-        return []
-    take_from_first(world, [tensor for _, tensor in named])
-    ranks = ", ".join(map(str, different))
-    return [f"rank {ranks} made other initial weights from the same seed; rank 0's were taken"]
-
-
-def _source_digest() -> str:
-    """SHA-256 of this package's files: tells versions apart, with or without git."""
-    sha = hashlib.sha256()
-    root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        sha.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return sha.hexdigest()
-
-
 def _check_outputs(stepper: Stepper, recipe: Recipe, dataset: Dataset) -> None:
     """Runs one sample of evaluation, and the shortest micro-batch of an epoch, if it is of one.
 
@@ -384,22 +333,3 @@ def _make_folder(world: World, recipe: Recipe, name: str) -> Path:
         write_atomically(folder / "recipe.toml", to_toml(recipe))
         write_json(folder / "environment.json", describe_environment())
     return Path(gather_text(world, str(folder.resolve()))[0])
-
-
-def _doubts(recipe: Recipe, world: World, probe: Probe, checkpoint: Checkpoint | None) -> list[str]:
-    """Why other numbers of workers, or other machines, may not end in the same bits."""
-    algorithm, leaves = recipe.exchange.algorithm, recipe.train.num_micro_batches
-    doubts = list(checkpoint.doubts) if checkpoint is not None else []
-    if not is_invariant(algorithm, world.world_size, leaves):
-        doubts.append(
-            f"exchange.algorithm {algorithm} does not add in the order of the micro-batch tree "
-            f"at {world.world_size} workers and {leaves} micro-batches"
-        )
-    if probe.deviating_ranks:
-        ranks = ", ".join(map(str, probe.deviating_ranks))
-        doubts.append(f"rank {ranks} computes other bits than most ranks on the same micro-batch")
-    if checkpoint is not None and checkpoint.probe != probe.digest:
-        doubts.append("this machine computes other bits than the one that wrote the checkpoint")
-    if world.device.type == "cuda" and not recipe.train.deterministic:
-        doubts.append("train.deterministic is false; kernels may give other bits in each run")
-    return doubts

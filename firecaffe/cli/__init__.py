@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from firecaffe.comm.world import LAUNCHED
-from firecaffe.errors import FirecaffeError, RecipeError
+from firecaffe.errors import FirecaffeError, RecipeError, RunError
 
 COMMANDS = {
     "train": "train a network on N workers",
@@ -39,6 +39,8 @@ def main(argv: list[str] | None = None) -> int:
         return _fail("interrupted", INTERRUPTED)
     except FirecaffeError as error:
         return _fail(str(error), error.exit_code)
+    except OSError as error:  # a full disk, a folder without permission
+        return _fail(f"{error.filename or 'a file'}: {error.strerror}", RunError.exit_code)
     except Exception as error:
         traceback.print_exc()
         return _fail(f"{type(error).__name__}: {error}", FirecaffeError.exit_code)

@@ -55,6 +55,8 @@ def _report(runs: dict[int, Path], steps: int) -> int:
                 f"first in {difference.tensor}{why}"
             )
     result = read_run_file(runs[first], "result.json")
+    for doubt in result["identity_doubts"]:
+        print(f"note: {doubt}")
     counts = ", ".join(map(str, runs))
     print(
         f"identical: {counts} workers, every tensor after each of {steps} steps; "

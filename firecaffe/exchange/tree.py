@@ -4,7 +4,7 @@ In round k of the way up, rank j + 2^k sends its partial sum to rank j, for ever
 multiple of 2^(k + 1). After ceil(lg p) rounds rank 0 holds the total; the way down is the same
 rounds backwards. 2 ceil(lg p) rounds of the whole vector: 2 lg p (α + n β) + lg p · n γ.
 
-Source: Iandola et al. 2016 (FireCaffe).2; Thakur, Rabenseifner, Gropp 2005.
+Source: Iandola et al. 2016 (FireCaffe); Thakur, Rabenseifner, Gropp 2005.
 """
 
 from firecaffe.exchange.schedule import Schedule, Transfer, make_schedule

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ALIGNMENT = 16
+"""Elements."""
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -40,21 +43,32 @@ def make_buckets(
 
 
 def _make_bucket(tensors: Sequence[Tensor], members: Sequence[int], multiple: int) -> Bucket:
-    num_elements = sum(tensors[index].numel() for index in members)
-    padded = -(-num_elements // multiple) * multiple
+    padded = -(-offsets([tensors[i] for i in members])[-1] // multiple) * multiple
     flat = torch.zeros(padded, dtype=tensors[members[0]].dtype, device=tensors[members[0]].device)
     return Bucket(tuple(members), flat, views_like(flat, [tensors[i] for i in members]))
 
 
 def views_like(flat: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Consecutive parts of a flat vector, each with the shape and the strides of its tensor."""
+    """Parts of a flat vector, each with the shape and the strides of its tensor, as `offsets`."""
     views = []
-    offset = 0
-    for tensor in tensors:
+    for tensor, offset in zip(tensors, offsets(tensors), strict=False):
         if torch.ops.aten.is_non_overlapping_and_dense(tensor):
             view = torch.as_strided(flat, tensor.shape, tensor.stride(), offset)
         else:
             view = flat[offset : offset + tensor.numel()].view(tensor.shape)
         views.append(view)
-        offset += tensor.numel()
     return tuple(views)
+
+
+def offsets(tensors: Sequence[Tensor]) -> list[int]:
+    """Where each tensor begins in a flat vector, and last where the vector ends.
+
+    Beginnings are aligned as an allocation is: on a GPU some kernels choose by alignment how they
+    add, and a bucket's size must not change bits.
+    """
+    result, end = [], 0
+    for tensor in tensors:
+        begin = -(-end // ALIGNMENT) * ALIGNMENT
+        result.append(begin)
+        end = begin + tensor.numel()
+    return [*result, end]

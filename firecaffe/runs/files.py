@@ -1,6 +1,7 @@
 """Files that are whole or not there: written aside, synced, then renamed."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,16 @@ def write_atomically(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, json.dumps(value, indent=2) + "\n")
+def write_json(path: Path, row: dict[str, Any]) -> None:
+    write_atomically(path, json.dumps(finite(row), indent=2, allow_nan=False) + "\n")
+
+
+def finite(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with null for numbers that JSON does not have: a loss may be NaN."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
 
 
 def sync_file(path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any, Self, TextIO
 
 from torch.utils.tensorboard import SummaryWriter
 
+from firecaffe.runs.files import finite
+
 
 class JsonLines:
     """A file of one JSON object a line, each in the file as soon as it is written."""
@@ -15,7 +17,7 @@ class JsonLines:
         self._file: TextIO = path.open("x", encoding="utf-8", buffering=1)
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row) + "\n")
+        self._file.write(json.dumps(finite(row), allow_nan=False) + "\n")
 
     def __enter__(self) -> Self:
         return self

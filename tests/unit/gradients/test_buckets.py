@@ -25,11 +25,13 @@ def test_every_tensor_lies_once_in_some_bucket(bucket_bytes: int, multiple: int)
     for bucket in buckets:
         assert bucket.flat.numel() % multiple == 0
         used = sum(all_tensors[member].numel() for member in bucket.members)
-        assert 0 <= bucket.flat.numel() - used < multiple
+        gaps = 15 * (len(bucket.members) - 1)
+        assert 0 <= bucket.flat.numel() - used < multiple + gaps
         # Each view has its own elements: number them all, and no number is seen twice.
         bucket.flat.copy_(torch.arange(bucket.flat.numel()))
         seen = torch.cat([view.reshape(-1) for view in bucket.views])
-        assert sorted(seen.tolist()) == list(range(used))
+        assert len(set(seen.tolist())) == used
+        assert all(view.storage_offset() % 16 == 0 for view in bucket.views)
         for member, view in zip(bucket.members, bucket.views, strict=True):
             assert view.shape == all_tensors[member].shape
             assert view.stride() == all_tensors[member].stride()

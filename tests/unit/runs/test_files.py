@@ -70,10 +70,11 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_no_half_json_where_a_value_cannot_be_written(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", 1)
+    write_json(tmp_path / "a.json", {"x": 1})
+    before = (tmp_path / "a.json").read_text()
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {"x": object()})
-    assert (tmp_path / "a.json").read_text() == "1\n"
+    assert (tmp_path / "a.json").read_text() == before
 
 
 def test_sync_asks_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,87 @@
+"""What ranks must have in common before they train together, and what may cost the identity."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from firecaffe.comm.agree import gather_text, take_from_first
+from firecaffe.comm.digest import digest
+from firecaffe.comm.exchange import is_invariant
+from firecaffe.comm.world import World
+from firecaffe.data import Data, Dataset
+from firecaffe.gradients.probe import Probe
+from firecaffe.recipe import Recipe, flatten
+from firecaffe.train.checkpoint import Checkpoint
+
+
+def facts(
+    recipe: Recipe, data: Data, model: nn.Module, world: World, checkpoint: Checkpoint | None
+) -> dict[str, str]:
+    """What all ranks must have in common before they train together."""
+    words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
+    shapes = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in model.state_dict().items()}
+    resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
+    return {
+        "the code": f"torch {torch.__version__}, source {_source_digest()[:12]}",
+        **words,
+        "the kind of device": world.device.type,
+        "the training data": describe(data.train),
+        "the test data": describe(data.test),
+        "the model": json.dumps(shapes),
+        "the checkpoint": resumed,
+    }
+
+
+def describe(dataset: Dataset) -> str:
+    """Tells data sets apart: their size, and the digest of three samples with their labels."""
+    last = len(dataset) - 1
+    images, labels = dataset.batch(torch.tensor([0, last // 2, last]))
+    samples = digest([("images", images), ("labels", labels)])
+    shape = "x".join(map(str, dataset.sample_CHW))
+    return f"{len(dataset)} images of {shape}, {dataset.num_classes} classes, {samples[:12]}"
+
+
+@torch.no_grad()
+def share_weights(world: World, model: nn.Module) -> list[str]:
+    """All ranks start from rank 0's weights. Says who had made others, under the same seed."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    digests = gather_text(world, digest(named))
+    different = [rank for rank, text in enumerate(digests) if text != digests[0]]
+    if not different:
+        return []
+    take_from_first(world, [tensor for _, tensor in named])
+    ranks = ", ".join(map(str, different))
+    return [f"rank {ranks} made other initial weights from the same seed; rank 0's were taken"]
+
+
+def _source_digest() -> str:
+    """SHA-256 of this package's files: tells versions apart, with or without git."""
+    sha = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        sha.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return sha.hexdigest()
+
+
+def doubts_of(
+    recipe: Recipe, world: World, probe: Probe, checkpoint: Checkpoint | None
+) -> list[str]:
+    """Why other numbers of workers, or other machines, may not end in the same bits."""
+    algorithm, leaves = recipe.exchange.algorithm, recipe.train.num_micro_batches
+    doubts = list(checkpoint.doubts) if checkpoint is not None else []
+    if not is_invariant(algorithm, world.world_size, leaves):
+        doubts.append(
+            f"exchange.algorithm {algorithm} does not add in the order of the micro-batch tree "
+            f"at {world.world_size} workers and {leaves} micro-batches"
+        )
+    if probe.deviating_ranks:
+        ranks = ", ".join(map(str, probe.deviating_ranks))
+        doubts.append(f"rank {ranks} computes other bits than most ranks on the same micro-batch")
+    if checkpoint is not None and checkpoint.probe != probe.digest:
+        doubts.append("this machine computes other bits than the one that wrote the checkpoint")
+    if world.device.type == "cuda" and not recipe.train.deterministic:
+        doubts.append("train.deterministic is false; kernels may give other bits in each run")
+    return doubts
