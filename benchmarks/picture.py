@@ -4,6 +4,7 @@ make demo | python benchmarks/picture.py "make demo" > docs/demo.svg
 """
 
 import io
+import re
 import sys
 
 from rich.console import Console
@@ -16,7 +17,8 @@ def main() -> None:
     console = Console(record=True, width=width, file=io.StringIO())
     for line in lines:
         console.print(Text(line), soft_wrap=True)
-    print(console.export_svg(title=title))
+    # Without the fonts that rich would have a reader's browser fetch.
+    print(re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title=title), flags=re.DOTALL))
 
 
 if __name__ == "__main__":

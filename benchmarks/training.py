@@ -79,14 +79,14 @@ def compare(
         global_batch_size=micro_batch_size * arguments.num_micro_batches,
         micro_batch_size=micro_batch_size,
     )
-    dataset = _dataset(name)
+    dataset = make_dataset(name)
     order = SampleOrder(0, NUM_SAMPLES, config.global_batch_size, micro_batch_size)
     batches = Batches(dataset, order, DataConfig())
-    ours = OurStep(world, _network(name), batches, config, arguments.exchange)
+    ours = OurStep(world, make_network(name), batches, config, arguments.exchange)
     if world.world_size == 1:
-        control: Callable[[int], Tensor] = BareLoop(_network(name), dataset, order)
+        control: Callable[[int], Tensor] = BareLoop(make_network(name), dataset, order)
     else:
-        control = DdpLoop(_network(name), dataset, order, world)
+        control = DdpLoop(make_network(name), dataset, order, world)
     difference = _relative_difference(ours(0), control(0))
     has_chance = any(isinstance(m, nn.Dropout | nn.BatchNorm2d) for m in ours.model.modules())
     if difference > 1e-4 and not has_chance:
@@ -184,12 +184,12 @@ class DdpLoop:
         return _gradient(self.model)
 
 
-def _network(name: str) -> nn.Module:
+def make_network(name: str) -> nn.Module:
     torch.manual_seed(0)
     return build_model(name)
 
 
-def _dataset(name: str) -> TensorDataset:
+def make_dataset(name: str) -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
     shape = (NUM_SAMPLES, *MODELS[name].input_CHW)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)

@@ -53,7 +53,7 @@ def evaluate(
                 images = images.contiguous(memory_format=torch.channels_last)
             outputs = model(images)
             mean_loss = loss(outputs, labels).item()
-            top1, top5 = (count.item() for count in count_correct(outputs, labels))
+            top1, top5 = count_correct(outputs, labels).tolist()
             rows.append((number, len(labels), mean_loss * len(labels), top1, top5))
     for module, training in modes:
         module.training = training

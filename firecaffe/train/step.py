@@ -134,8 +134,12 @@ class Stepper:
         if weight != 1:
             loss = loss * weight
         with torch.no_grad():
-            counts = torch.stack([loss.detach().float(), *count_correct(outputs, labels)])
-            tail = torch.cat([counts.to(self.buffers.dtype), *self.buffers.take(leaf, weight)])
+            parts = [
+                loss.reshape(1),
+                count_correct(outputs, labels),
+                *self.buffers.take(leaf, weight),
+            ]
+            tail = torch.cat(parts).to(self.buffers.dtype)
         return self.scaler.scale(loss), tail
 
     def empty_tail(self) -> Tensor:
@@ -155,8 +159,9 @@ class Stepper:
         self.scaler.update()
 
 
-def count_correct(outputs: Any, labels: Tensor) -> list[Tensor]:
-    """How many samples have their label first, and among the first five; float32 scalars."""
+def count_correct(outputs: Any, labels: Tensor) -> Tensor:
+    """How many samples have their label first, and among the first five: float32, shape (2,)."""
     logits = outputs if isinstance(outputs, Tensor) else outputs[0]
     best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
-    return [best[:, 0].sum().float(), best.sum().float()]
+    by_place = best.sum(0, dtype=torch.float32)
+    return torch.stack([by_place[0], by_place.sum()])
