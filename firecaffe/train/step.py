@@ -67,6 +67,8 @@ class Stepper:
         self.buffers = BufferChanges(model)
         self.share = leaf_share(config.num_micro_batches, world_size, rank)
         self.device = next(model.parameters()).device
+        self._seen: list[tuple[Tensor, Tensor]] = []
+        self._no_counts = torch.zeros(2, device=self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
 
     def run(
@@ -82,6 +84,7 @@ class Stepper:
         samples = self.batches.order.samples_in_step(step)
         total_weight = samples / self.config.micro_batch_size
         reducer.begin_step(total_weight)
+        self._seen.clear()
         self.buffers.begin_step()
         data_s = 0.0
         for leaf in self.share:
@@ -123,7 +126,9 @@ class Stepper:
         A micro-batch without samples (at the end of an epoch) has no loss and a tail of zeros.
         """
         if len(labels) == 0:
-            return None, self.empty_tail()
+            tail = self.empty_tail()
+            tail[1 : len(COUNTS)] = self._counts(leaf)
+            return None, tail
         seed_random(self.config.seed, "dropout", step, leaf)
         dtype = AUTOCAST.get(self.config.autocast)
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
@@ -133,14 +138,22 @@ class Stepper:
         weight = len(labels) / self.config.micro_batch_size
         if weight != 1:
             loss = loss * weight
+        logits = outputs if isinstance(outputs, Tensor) else outputs[0]
+        self._seen.append((logits.detach(), labels))
         with torch.no_grad():
-            parts = [
-                loss.reshape(1),
-                count_correct(outputs, labels),
-                *self.buffers.take(leaf, weight),
-            ]
+            parts = [loss.reshape(1), self._counts(leaf), *self.buffers.take(leaf, weight)]
             tail = torch.cat(parts).to(self.buffers.dtype)
         return self.scaler.scale(loss), tail
+
+    def _counts(self, leaf: int) -> Tensor:
+        """Counts of all this worker's samples, with its last micro-batch; before, zeros.
+
+        Whole numbers have the same sum in any order, so they need not be counted leaf by leaf.
+        """
+        if leaf != self.share[-1] or not self._seen:
+            return self._no_counts
+        logits, labels = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
+        return count_correct(logits, labels)
 
     def empty_tail(self) -> Tensor:
         """The tail of a micro-batch without samples."""
