@@ -16,7 +16,9 @@ def main() -> None:
     width = max(map(len, lines))
     console = Console(record=True, width=width, file=io.StringIO())
     for line in lines:
-        console.print(Text(line), soft_wrap=True)
+        # An indentation of its own style, or some viewers drop it.
+        text = line.lstrip()
+        console.print(Text.assemble(line.removesuffix(text), (text, "white")), soft_wrap=True)
     # Without the fonts that rich would have a reader's browser fetch.
     print(re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title=title), flags=re.DOTALL))
 
