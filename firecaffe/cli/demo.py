@@ -1,10 +1,9 @@
 """`firecaffe demo RECIPE.toml`: one worker, then several; the same bits, how much faster?"""
 
 import dataclasses
+import os
 import tempfile
 from pathlib import Path
-
-import psutil
 
 from firecaffe.assemble import preflight
 from firecaffe.cli import data as data_command
@@ -28,7 +27,7 @@ def main(argv: list[str]) -> int:
     )
     recipe, _ = parse_recipe(parser, argv)
     recipe = _with_data(recipe)
-    counts = (1, max(2, min(MOST_WORKERS, len(psutil.Process().cpu_affinity()))))
+    counts = (1, max(2, min(MOST_WORKERS, _cores())))
     for workers in counts:
         preflight(recipe, workers)
     with tempfile.TemporaryDirectory(prefix="firecaffe-demo-") as parent:
@@ -41,6 +40,13 @@ def main(argv: list[str]) -> int:
         if len({run.result["weights_sha256"] for run in runs}) > 1:
             raise NotIdenticalError("the runs ended with different weights; `verify` says where")
     return 0
+
+
+def _cores() -> int:
+    """The cores that this process may use, where the system tells; else all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _with_data(recipe: Recipe) -> Recipe:

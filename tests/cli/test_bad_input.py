@@ -166,10 +166,8 @@ def test_verify_checks_all_its_numbers_first(
     assert (code, "9 ranks" in line) == (2, True)
 
 
-def test_flipped_byte_in_checkpoint(
-    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
-) -> None:
-    # One rank alone runs in this process when torchrun's environment says so.
+def finished_run(capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path) -> Path:
+    """A run of the recipe. One rank alone trains in this process when torchrun's words say so."""
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANK", "0")
@@ -177,6 +175,13 @@ def test_flipped_byte_in_checkpoint(
         words = ["--run.folder", str(run), "--run.tensorboard", "false"]
         assert main(["train", str(recipe), *words]) == 0
     capsys.readouterr()
+    return run
+
+
+def test_flipped_byte_in_checkpoint(
+    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
+) -> None:
+    run = finished_run(capsys, recipe, tmp_path)
     state = run / "checkpoints" / "step-00000001" / "state.safetensors"
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
@@ -188,13 +193,7 @@ def test_flipped_byte_in_checkpoint(
 def test_resume_with_another_recipe(
     capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RANK", "0")
-        patch.setenv("WORLD_SIZE", "1")
-        words = ["--run.folder", str(run), "--run.tensorboard", "false"]
-        assert main(["train", str(recipe), *words]) == 0
-    capsys.readouterr()
+    run = finished_run(capsys, recipe, tmp_path)
     words = ["--resume", str(run), "--solver.momentum", "0.5"]
     code, line = error_of(capsys, ["train", str(recipe), *words])
     assert (code, "solver.momentum is 0.5" in line) == (4, True)
