@@ -94,9 +94,11 @@ def compare(
     steps = _steps_for(arguments.block_s, ours, world)
     pairs = []
     for block in range(arguments.blocks + 1):
-        pair = [_time(run, block * steps, steps, world) for run in (ours, control)]
+        # Who goes first changes from block to block, so that neither always finds the cooler core.
+        runs = (ours, control)[:: -1 if block % 2 else 1]
+        times = {run: _time(run, block * steps, steps, world) for run in runs}
         if block:  # the first pair warms up
-            pairs.append(pair)
+            pairs.append((times[ours], times[control]))
     ratios = [control_s / our_s for our_s, control_s in pairs]
     images = steps * config.global_batch_size
     our_s, control_s = (statistics.median(times) for times in zip(*pairs, strict=True))
@@ -136,6 +138,7 @@ class OurStep:
             parameters,
             run_probe(model, parameters, loss, world).ready_order,
             self.stepper.empty_tail(),
+            self.stepper.empty_counts(),
             config.num_micro_batches,
             Exchange(world, algorithm),
             route(algorithm, world.world_size, config.num_micro_batches),

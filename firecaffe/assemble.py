@@ -180,6 +180,7 @@ def _train_in(
         parameters,
         probe.ready_order,
         stepper.empty_tail(),
+        stepper.empty_counts(),
         config.num_micro_batches,
         Exchange(world, algorithm),
         taken,

@@ -8,6 +8,7 @@ All buffers of one dtype are made views of one vector, so that a network with a 
 costs a few operations for each micro-batch and not hundreds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +57,6 @@ class BufferChanges:
                         raise RecipeError(f"buffer {name} is complex; keep it as real numbers")
         dtypes = dict.fromkeys(buffer.dtype for buffer in places)
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        self.num_elements = sum(buffer.numel() for buffer in places)
         self._groups = [
             _make_group({b: where for b, where in places.items() if b.dtype == dtype})
             for dtype in dtypes
@@ -73,6 +73,11 @@ class BufferChanges:
         for group in self._groups:
             group.put_back()
 
+    def no_changes(self) -> list[Tensor]:
+        """What `take` returns where nothing has changed."""
+        return [torch.zeros_like(group.start, dtype=self.dtype) for group in self._groups]
+
+    @torch.no_grad()
     def take(self, micro_batch: int, weight: float) -> list[Tensor]:
         """The changes of the micro-batch that just ran, times its weight, in flat parts."""
         parts = []
@@ -88,10 +93,9 @@ class BufferChanges:
                 parts.append(torch.zeros(start.shape, dtype=self.dtype, device=start.device))
         return parts
 
-    def finish_step(self, total: Tensor, total_weight: float) -> None:
-        """Sets the buffers from the sum of all micro-batches' changes, shape (num_elements,)."""
-        sizes = [group.flat.numel() for group in self._groups]
-        for group, change in zip(self._groups, total.split_with_sizes(sizes), strict=True):
+    def finish_step(self, totals: Sequence[Tensor], total_weight: float) -> None:
+        """Sets the buffers from the sums of all micro-batches' changes, as `take` gives them."""
+        for group, change in zip(self._groups, totals, strict=True):
             group.put_back()
             if group.start.is_floating_point():
                 moved = (group.start.to(self.dtype) + change / total_weight).to(group.start.dtype)

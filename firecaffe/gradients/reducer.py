@@ -6,10 +6,10 @@ one a hook on the last parameter of each bucket looks whether all its gradients 
 sums are finished and one communication thread takes it to the other workers while backward goes on.
 Buckets leave in a fixed order, the same on all ranks. `p.grad` ends as a view into its bucket.
 
-Beside the gradients every micro-batch brings a short row of numbers, the tail (its loss, its
-counts, its changes to buffers), summed by the same tree; and for each parameter whether it was
-used, so that one that nobody used keeps `p.grad = None` and the optimizer leaves it alone, on any
-number of workers.
+Beside the gradients every micro-batch brings its tail (its loss, its changes to buffers), summed by
+the same tree. Whole numbers have the same sum in any order, so each worker brings its counts once,
+with its last micro-batch; among them which parameters were used, so that one that nobody used keeps
+`p.grad = None` and the optimizer leaves it alone, on any number of workers.
 """
 
 import time
@@ -26,15 +26,17 @@ from firecaffe.exchange.leaves import Node, TreeSum
 from firecaffe.gradients.buckets import Bucket, make_buckets, views_like
 
 Leaf = list[Tensor]
-"""One tensor for each parameter, and the tail last."""
+"""One tensor for each parameter, then the tail's."""
 
 
 @dataclass(frozen=True)
 class Totals:
     """What a step's tree came to."""
 
-    tail: Tensor
-    """The sum of all tails."""
+    tail: tuple[Tensor, ...]
+    """The sums of all tails."""
+    counts: Tensor
+    """The sum of all workers' counts."""
     exposed_s: float
     """Seconds that the step waited for communication after its backward."""
     exchange_s: float
@@ -49,45 +51,46 @@ class GradientReducer:
         self,
         parameters: Sequence[nn.Parameter],
         ready_order: Sequence[int],
-        tail: Tensor,
+        tail: Sequence[Tensor],
+        counts: Tensor,
         num_leaves: int,
         exchange: Exchange,
         route: str,
         bucket_bytes: int,
     ) -> None:
         """parameters: those that need gradients. ready_order: their indices in the order in which
-        backward finishes them. tail: an example of a tail. route: see `comm.exchange.route`.
+        backward finishes them. tail, counts: examples. route: see `comm.exchange.route`.
         """
         self.parameters = list(parameters)
         self.num_leaves = num_leaves
         self.exchange = exchange
         self.route = route
-        self._used = torch.ones(len(self.parameters), dtype=tail.dtype, device=tail.device)
-        self._tail_index = len(self.parameters)
-        tensors = [*self.parameters, torch.cat([self._used, tail])]
+        self._unused = counts.new_zeros(len(self.parameters))
+        self._tail_members = range(len(self.parameters), len(self.parameters) + len(tail))
+        self._counts_member = self._tail_members.stop
+        tensors = [*self.parameters, *tail, torch.cat([self._unused, counts])]
         ranks = exchange.world.world_size
-        self.buckets = make_buckets(
-            tensors, [*ready_order, self._tail_index], bucket_bytes, multiple=ranks
-        )
+        order = [*ready_order, *self._tail_members, self._counts_member]
+        self.buckets = make_buckets(tensors, order, bucket_bytes, multiple=ranks)
         self._view_of = {
             member: view
             for bucket in self.buckets
             for member, view in zip(bucket.members, bucket.views, strict=True)
         }
-        # What is divided at the root: all but the tail, which ends the last bucket.
-        self._gradients = [bucket.flat for bucket in self.buckets]
-        self._gradients[-1] = self._gradients[-1][: self.buckets[-1].views[-1].storage_offset()]
+        # What is divided at the root: not the tail and not the counts.
+        self._gradients = [self._gradients_in(bucket) for bucket in self.buckets]
         self._thread = None
         if ranks > 1:
-            self._thread = ThreadPoolExecutor(1, "exchange", _begin_thread, (tail.device,))
+            self._thread = ThreadPoolExecutor(1, "exchange", _begin_thread, (counts.device,))
         self._hooks = []
         if ranks > 1:
-            last_of_each = [bucket.members[-1] for bucket in self.buckets[:-1]]
+            last_of_each = [bucket.members[-1] for bucket in self.buckets]
             self._hooks = [
                 self.parameters[index].register_post_accumulate_grad_hook(self._on_ready)  # type: ignore[no-untyped-call]
                 for index in last_of_each
+                if index < len(self.parameters)
             ]
-        self._stream = torch.cuda.Stream(tail.device) if tail.is_cuda else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(counts.device) if counts.is_cuda else None  # type: ignore[no-untyped-call]
         self._closing = False
 
     def close(self) -> None:
@@ -106,16 +109,19 @@ class GradientReducer:
         self._next_bucket = 0
         self._futures: list[Future[float]] = []
         self._sent: list[tuple[Tensor, int]] = []
+        self._used = [False] * len(self.parameters)
         for parameter in self.parameters:
             parameter.grad = None
 
-    def add(self, leaf: int, loss: Tensor | None, tail: Tensor, is_last: bool) -> None:
+    def add(
+        self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor], counts: Tensor | None
+    ) -> None:
         """Runs backward for one micro-batch and adds its gradients.
 
-        loss: None for a micro-batch without samples, which adds zeros. is_last: this worker has no
-        further micro-batch in this step.
+        loss: None for a micro-batch without samples, which adds zeros. counts: those of all this
+        worker's micro-batches, with its last one of the step; None before.
         """
-        if is_last:
+        if counts is not None:
             self._merged, self._node = self._counter.take_completed(Node(0, leaf))
             if self.route != FOLD:
                 self._merged += [value for _, value in reversed(self._counter.pending)]
@@ -128,16 +134,17 @@ class GradientReducer:
                 "a parameter's gradient changed after backward had finished it; "
                 "torch.utils.checkpoint needs use_reentrant=False"
             )
-        used = [parameter.grad is not None for parameter in self.parameters]
-        mask = self._used if all(used) else self._used * self._used.new_tensor(used)
-        tail = torch.cat([mask, tail])
-        if is_last:
-            self._send_ready_buckets(tail)
+        if not all(self._used):
+            now = (parameter.grad is not None for parameter in self.parameters)
+            self._used = [a or b for a, b in zip(self._used, now, strict=True)]
+        if counts is not None:
+            used = self._unused.new_tensor(self._used)
+            self._send_ready_buckets([*tail, torch.cat([used, counts])])
             return
         gradients = [_gradient(parameter) for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
-        self._counter.push(Node(0, leaf), [*gradients, tail])
+        self._counter.push(Node(0, leaf), [*gradients, *tail])
 
     def finish_step(self) -> Totals:
         """Waits for the exchange and leaves the mean gradient in every `p.grad`."""
@@ -147,19 +154,29 @@ class GradientReducer:
         start = time.perf_counter()
         exchange_s = sum(future.result() for future in self._futures)
         exposed_s = time.perf_counter() - start
-        used, tail = self._view_of[self._tail_index].tensor_split([len(self.parameters)])
+        used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
         for index, is_used in enumerate(used.tolist()):
             self.parameters[index].grad = self._view_of[index] if is_used else None
-        return Totals(tail, exposed_s, exchange_s)
+        tail = tuple(self._view_of[member] for member in self._tail_members)
+        return Totals(tail, counts, exposed_s, exchange_s)
+
+    def _gradients_in(self, bucket: Bucket) -> Tensor:
+        """The part of a bucket before the tail; members stand in order, the tail's last."""
+        tails = [view for m, view in self._members(bucket) if m >= len(self.parameters)]
+        return bucket.flat[: tails[0].storage_offset()] if tails else bucket.flat
+
+    @staticmethod
+    def _members(bucket: Bucket) -> list[tuple[int, Tensor]]:
+        return list(zip(bucket.members, bucket.views, strict=True))
 
     def _on_ready(self, _: nn.Parameter) -> None:
         if self._closing:
             self._send_ready_buckets(None)
 
-    def _send_ready_buckets(self, tail: Tensor | None) -> None:
+    def _send_ready_buckets(self, tail: Sequence[Tensor] | None) -> None:
         """Takes the next buckets, in order, that are complete; all, once backward brought the tail.
 
-        Before, the last bucket, which ends in the tail, is never complete.
+        tail: the tail's tensors and the counts. Without them no bucket that holds one is complete.
         """
         while self._next_bucket < len(self.buckets):
             index = self._next_bucket
@@ -169,7 +186,7 @@ class GradientReducer:
             if tail is None:
                 gradients = [self.parameters[m].grad for m in self.buckets[index].members]
                 self._sent += [(g, g._version) for g in gradients if g is not None]
-            nodes = self._close_bucket(self.buckets[index], tail)
+            nodes = self._close_bucket(self.buckets[index], tail or ())
             if self._thread is None:
                 self._gradients[index].div_(self._total_weight)
             else:
@@ -178,32 +195,33 @@ class GradientReducer:
                 self._futures.append(self._thread.submit(self._exchange, index, nodes, ready))
 
     def _is_complete(self, index: int) -> bool:
-        if index == len(self.buckets) - 1:
-            return False
-        return all(self.parameters[m].grad is not None for m in self.buckets[index].members)
+        return all(
+            member < len(self.parameters) and self.parameters[member].grad is not None
+            for member in self.buckets[index].members
+        )
 
-    def _close_bucket(self, bucket: Bucket, tail: Tensor | None) -> list[tuple[Node, Tensor]]:
+    def _close_bucket(self, bucket: Bucket, tail: Sequence[Tensor]) -> list[tuple[Node, Tensor]]:
         """Finishes this worker's sums of one bucket; returns its nodes of the tree."""
-        for member, view in zip(bucket.members, bucket.views, strict=True):
-            if member == self._tail_index:
-                assert tail is not None
-                value = tail
-            else:
-                value = _gradient(self.parameters[member])
-            if not self._merged:
-                view.copy_(value)
-            for left in self._merged[:-1]:
-                value = left[member].add_(value)
-            for left in self._merged[-1:]:
-                torch.add(left[member], value, out=view)
+        num_parameters = len(self.parameters)
+        values = [
+            _gradient(self.parameters[m]) if m < num_parameters else tail[m - num_parameters]
+            for m in bucket.members
+        ]
+        # The counts, the last member of the last bucket, are not in the leaves.
+        members = [m for m in bucket.members if m != self._counts_member]
+        for left in self._merged if members else ():
+            sums = [left[member] for member in members]
+            torch._foreach_add_(sums, values[: len(sums)])
+            values[: len(sums)] = sums
+        torch._foreach_copy_(bucket.views, values)
         if self.route != FOLD:
             return []
         nodes = []
         for node, leaf in self._counter.pending:
             flat = torch.zeros_like(bucket.flat)
-            parts = [leaf[member] for member in bucket.members]
-            for view, part in zip(views_like(flat, bucket.views), parts, strict=True):
-                view.copy_(part)
+            for member, view in zip(bucket.members, views_like(flat, bucket.views), strict=True):
+                if member != self._counts_member:
+                    view.copy_(leaf[member])
             nodes.append((node, flat))
         return [*nodes, (self._node, bucket.flat)]
 

@@ -18,9 +18,6 @@ from firecaffe.train.config import TrainConfig
 Loss = Callable[[Any, Tensor], Tensor]
 """(the network's outputs, labels) -> the mean loss of the samples, a scalar."""
 
-COUNTS = ("loss", "top1", "top5")
-"""The head of every tail; the changes to buffers follow."""
-
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -68,7 +65,7 @@ class Stepper:
         self.share = leaf_share(config.num_micro_batches, world_size, rank)
         self.device = next(model.parameters()).device
         self._seen: list[tuple[Tensor, Tensor]] = []
-        self._no_counts = torch.zeros(2, device=self.device)
+        self._dtype = AUTOCAST.get(config.autocast)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
 
     def run(
@@ -93,13 +90,15 @@ class Stepper:
             data_s += time.perf_counter() - before_data
             self.buffers.begin_micro_batch()
             loss, tail = self.forward(images, labels, step, leaf)
-            reducer.add(leaf, loss, tail, is_last=leaf == self.share[-1])
+            counts = self._counts() if leaf == self.share[-1] else None
+            reducer.add(leaf, loss, tail, counts)
         before_wait = time.perf_counter()
         totals = reducer.finish_step()
         before_update = time.perf_counter()
         self._update(learning_rate, optimizer, clip_gradients)
-        self.buffers.finish_step(totals.tail[len(COUNTS) :], total_weight)
-        loss_sum, top1, top5 = totals.tail[: len(COUNTS)].tolist()
+        loss_sums, *buffer_sums = totals.tail
+        self.buffers.finish_step(buffer_sums, total_weight)
+        loss_sum, (top1, top5) = loss_sums.item(), totals.counts.tolist()
         end = time.perf_counter()
         timings = Timings(
             step=step + 1,
@@ -120,45 +119,49 @@ class Stepper:
 
     def forward(
         self, images: Tensor, labels: Tensor, step: int, leaf: int
-    ) -> tuple[Tensor | None, Tensor]:
-        """The loss to differentiate and the tail of one micro-batch.
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """The loss to differentiate and the tail of one micro-batch: its loss and the changes to
+        buffers.
 
         A micro-batch without samples (at the end of an epoch) has no loss and a tail of zeros.
         """
         if len(labels) == 0:
-            tail = self.empty_tail()
-            tail[1 : len(COUNTS)] = self._counts(leaf)
-            return None, tail
+            return None, self.empty_tail()
         seed_random(self.config.seed, "dropout", step, leaf)
-        dtype = AUTOCAST.get(self.config.autocast)
-        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+        if self._dtype is None:
             outputs = self.model(images)
             loss = self.loss(outputs, labels)
+        else:
+            with torch.autocast(self.device.type, self._dtype):
+                outputs = self.model(images)
+                loss = self.loss(outputs, labels)
         # A short micro-batch weighs less; a full one is not multiplied, which keeps it cheap.
         weight = len(labels) / self.config.micro_batch_size
         if weight != 1:
             loss = loss * weight
         logits = outputs if isinstance(outputs, Tensor) else outputs[0]
         self._seen.append((logits.detach(), labels))
-        with torch.no_grad():
-            parts = [loss.reshape(1), self._counts(leaf), *self.buffers.take(leaf, weight)]
-            tail = torch.cat(parts).to(self.buffers.dtype)
+        # A copy: the loss may be a view of what backward needs, and the tail is added to in place.
+        tail = [loss.detach().float().reshape(1).clone(), *self.buffers.take(leaf, weight)]
         return self.scaler.scale(loss), tail
 
-    def _counts(self, leaf: int) -> Tensor:
-        """Counts of all this worker's samples, with its last micro-batch; before, zeros.
+    def empty_counts(self) -> Tensor:
+        """Samples whose label came first, and among the first five."""
+        return torch.zeros(2, device=self.device)
+
+    def empty_tail(self) -> list[Tensor]:
+        """The tail of a micro-batch without samples."""
+        return [torch.zeros(1, device=self.device), *self.buffers.no_changes()]
+
+    def _counts(self) -> Tensor:
+        """Counts of all this worker's samples of the step.
 
         Whole numbers have the same sum in any order, so they need not be counted leaf by leaf.
         """
-        if leaf != self.share[-1] or not self._seen:
-            return self._no_counts
+        if not self._seen:
+            return self.empty_counts()
         logits, labels = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
         return count_correct(logits, labels)
-
-    def empty_tail(self) -> Tensor:
-        """The tail of a micro-batch without samples."""
-        num_elements = len(COUNTS) + self.buffers.num_elements
-        return torch.zeros(num_elements, dtype=self.buffers.dtype, device=self.device)
 
     def _update(
         self, learning_rate: float, optimizer: optim.Optimizer, clip_gradients: float

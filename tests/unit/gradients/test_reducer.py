@@ -35,7 +35,7 @@ class FailingExchange(RecordingExchange):
 
 def make_reducer(model: nn.Sequential, exchange: Exchange, order: list[int]) -> GradientReducer:
     return GradientReducer(
-        list(model.parameters()), order, torch.zeros(1), 2, exchange, "tree", bucket_bytes=1
+        list(model.parameters()), order, [], torch.zeros(1), 2, exchange, "tree", bucket_bytes=1
     )
 
 
@@ -52,7 +52,7 @@ def test_a_bucket_is_exchanged_while_backward_still_runs() -> None:
     reducer.begin_step(1.0)
     hidden = first(torch.ones(1, 3))
     hidden.register_hook(wait)
-    reducer.add(0, second(hidden).sum(), torch.zeros(1), is_last=True)
+    reducer.add(0, second(hidden).sum(), [], torch.zeros(1))
     reducer.finish_step()
     reducer.close()
     assert exchange.lengths == [36, 16, 4]  # the tail last: two parameters used, and one number
@@ -63,7 +63,7 @@ def test_buckets_leave_in_one_order_whatever_is_ready_first() -> None:
     exchange = RecordingExchange()
     reducer = make_reducer(model, exchange, [0, 1])  # not the order of backward
     reducer.begin_step(1.0)
-    reducer.add(0, model(torch.ones(1, 3)).sum(), torch.zeros(1), is_last=True)
+    reducer.add(0, model(torch.ones(1, 3)).sum(), [], torch.zeros(1))
     reducer.finish_step()
     reducer.close()
     assert exchange.lengths == [16, 36, 4]
@@ -73,7 +73,7 @@ def test_a_failed_exchange_fails_the_step() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     reducer = make_reducer(model, FailingExchange(), [1, 0])
     reducer.begin_step(1.0)
-    reducer.add(0, model(torch.ones(1, 2)).sum(), torch.zeros(1), is_last=True)
+    reducer.add(0, model(torch.ones(1, 2)).sum(), [], torch.zeros(1))
     with pytest.raises(ConnectionError, match="the cable is out"):
         reducer.finish_step()
     reducer.close()
@@ -97,5 +97,5 @@ def test_a_gradient_that_comes_in_parts_is_refused() -> None:
     for _ in range(2):
         hidden = checkpoint(lambda x: last(layer(x)).expand(1, 4), hidden, use_reentrant=True)
     with pytest.raises(RecipeError, match="use_reentrant=False"):
-        reducer.add(0, hidden.sum(), torch.zeros(1), is_last=True)
+        reducer.add(0, hidden.sum(), [], torch.zeros(1))
     reducer.close()

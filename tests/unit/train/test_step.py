@@ -52,6 +52,7 @@ class Worker:
             parameters,
             list(reversed(range(len(parameters)))),
             self.stepper.empty_tail(),
+            self.stepper.empty_counts(),
             config.num_micro_batches,
             Exchange(World(0, 1, torch.device("cpu")), "tree"),
             "tree",
