@@ -1,0 +1,354 @@
+"""The emulated cluster: its links keep their rate, its ranks find each other, nothing is left."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cluster_run import RankFailedError, RunTimeoutError
+from benchmarks.namespaces import (
+    FOLDER,
+    ClusterError,
+    ClusterUnavailableError,
+    new_prefix,
+    remove_leftovers,
+)
+from benchmarks.virtual_cluster import VirtualCluster, parse_rate
+
+Up = Callable[..., VirtualCluster]
+
+ROOT = Path(__file__).parents[2]
+RATE = 100_000_000
+SIZE = 2_000_000
+
+TRANSFER = """
+import os, socket, sys, time
+size, meeting = int(sys.argv[1]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    with socket.create_server(meeting) as server:
+        senders = [server.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
+    begin, total = time.perf_counter(), 0
+    for sender in senders:
+        sender.sendall(b"!")
+    for sender in senders:
+        while data := sender.recv(1 << 18):
+            total += len(data)
+    print(total, time.perf_counter() - begin)
+else:
+    while True:
+        try:
+            connection = socket.create_connection(meeting)
+            break
+        except ConnectionRefusedError:  # rank 0 is not there yet
+            time.sleep(0.01)
+    connection.recv(1)
+    connection.sendall(bytes(size))
+    connection.close()
+"""
+"""All other ranks send to rank 0, which prints the bytes that came, and the seconds they took."""
+
+ALL_REDUCE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+value = torch.tensor([10.0 ** dist.get_rank()])
+dist.all_reduce(value)
+print(value.item())
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+REACH = """
+import socket, sys
+for address in sys.argv[2:]:
+    try:
+        socket.create_connection((address, int(sys.argv[1])), timeout=5).close()
+        print("reached", address)
+    except OSError:
+        print("failed", address)
+"""
+
+OWNER = """
+from benchmarks.virtual_cluster import VirtualCluster
+with VirtualCluster(2, 100_000_000) as cluster:
+    ranks = cluster.start(["sleep", "600"])
+    print(cluster.namespaces[0], *(rank.pid for rank in ranks), flush=True)
+    ranks[0].wait(600)
+"""
+
+
+def python(code: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def transfer(cluster: VirtualCluster, size: int = SIZE) -> tuple[int, float]:
+    """Bytes that came to host 0, and the seconds from the first to the last."""
+    count, seconds = cluster.run(python(TRANSFER, size), timeout_s=30).split()
+    return int(count), float(seconds)
+
+
+def names_like(name: str) -> list[str]:
+    """All namespaces of the cluster that one namespace belongs to."""
+    prefix = name.rpartition("-")[0]
+    return sorted(path.name for path in FOLDER.iterdir() if path.name.startswith(f"{prefix}-"))
+
+
+def all_end(pidfds: Iterable[int]) -> bool:
+    """Whether processes are gone; they have 10 s, for a kill is not waited for by who sends it."""
+    ends = []
+    for pidfd in pidfds:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        ends.append(bool(poll.poll(10_000)))
+        os.close(pidfd)
+    return all(ends)
+
+
+def tool(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_ranks_all_reduce(cluster: Up) -> None:
+    assert cluster(3, RATE).run(python(ALL_REDUCE)) == "111.0\n"
+
+
+def test_ranks_have_torchruns_environment(cluster: Up) -> None:
+    three = cluster(3, RATE)
+    show = (
+        "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $NODE_RANK "
+        "$MASTER_ADDR $GLOO_SOCKET_IFNAME $OMP_NUM_THREADS $MINE"
+    )
+    ranks = three.start(
+        ["sh", "-c", show],
+        ranks_per_host=2,
+        environment={"MINE": "yes", "OMP_NUM_THREADS": "2"},
+    )
+    assert [rank.wait(10) for rank in ranks] == [0] * 6
+    for rank, process in enumerate(ranks):
+        host, local_rank = divmod(rank, 2)
+        expected = f"{rank} {local_rank} 6 2 {host} {host} {three.address(0)} veth0 2 yes\n"
+        assert process.stdout == expected
+
+
+def test_links_keep_their_rate_and_count_what_is_sent(cluster: Up) -> None:
+    pair = cluster(2, RATE)
+    sent = [pair.sent_bytes(host) for host in (0, 1)]
+    count, seconds = transfer(pair)
+    assert count == SIZE
+    assert seconds > 0.8 * 8 * SIZE / RATE
+    assert SIZE < pair.sent_bytes(1) - sent[1] < 1.1 * SIZE
+    assert pair.sent_bytes(0) - sent[0] < 0.1 * SIZE
+
+    pair.set_rate(1, RATE // 4)
+    assert transfer(pair, SIZE // 2)[1] > 0.8 * 8 * (SIZE // 2) / (RATE // 4)
+    assert pair.conditions()["rate_bits_per_s"] == f"[{RATE}, {RATE // 4}]"
+
+
+def test_conditions_are_the_kernels(cluster: Up) -> None:
+    pair = cluster(2, RATE, congestion_control="reno", queue_bytes=200_000)
+    assert pair.conditions() == {
+        "hosts": 2,
+        "rate_bits_per_s": RATE,
+        "burst_bytes": 72_000,
+        "queue_bytes": 200_000,
+        "delay": "not emulated",
+        "congestion_control": "reno",
+        "kernel": os.uname().release,
+    }
+    settings = ["tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_no_metrics_save"]
+    paths = [f"/proc/sys/net/ipv4/{name}" for name in settings]
+    host, switch = names_like(pair.namespaces[1])[1:]
+    assert tool("ip", "netns", "exec", host, "cat", *paths) == "reno\n0\n1\n"
+    for name, device in (host, "veth0"), (switch, "p0"), (switch, "p1"):
+        assert "rate 100Mbit burst 72000b" in tool("tc", "-n", name, "qdisc", "show", "dev", device)
+
+
+def test_retransmits_are_counted_where_two_send_to_one_through_a_small_queue(cluster: Up) -> None:
+    three = cluster(3, RATE, queue_bytes=80_000)
+    assert transfer(three)[0] == 2 * SIZE
+    assert three.retransmits() > 0
+    pair = cluster(2, RATE)
+    assert transfer(pair)[0] == SIZE
+    assert pair.retransmits() < 0.1 * SIZE / 1448
+
+
+def test_a_link_that_is_down_carries_nothing_until_it_is_up(cluster: Up) -> None:
+    pair = cluster(2, RATE)
+    pair.link_down(1)
+    with pytest.raises(RunTimeoutError, match=r"rank\(s\) 0, 1 of 2 still ran after 1 s"):
+        pair.run(python(TRANSFER, 10), timeout_s=1)
+    pair.link_up(1)
+    assert transfer(pair, 10)[0] == 10
+
+
+def test_hosts_cannot_reach_the_machines_own_network(cluster: Up) -> None:
+    interfaces, routes = socket.if_nameindex(), Path("/proc/net/route").read_text()
+    one = cluster(1, RATE)
+    assert (socket.if_nameindex(), Path("/proc/net/route").read_text()) == (interfaces, routes)
+    addresses = ["127.0.0.1"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses the address to send from
+            addresses.append(probe.getsockname()[0])
+        except OSError:
+            pass
+    with socket.create_server(("", 0)) as server:
+        reach = python(REACH, server.getsockname()[1], *addresses)
+        assert tool(*reach) == "".join(f"reached {address}\n" for address in addresses)
+        assert one.run(reach) == "".join(f"failed {address}\n" for address in addresses)
+
+
+def test_two_clusters_at_once(cluster: Up) -> None:
+    first, second = cluster(2, RATE), cluster(2, RATE)
+    idle = second.start(["sleep", "600"])
+    sent = second.sent_bytes(1)
+    assert transfer(first)[0] == SIZE
+    assert second.sent_bytes(1) - sent < 0.1 * SIZE
+    assert transfer(second)[0] == SIZE
+    idle[0].end()
+    assert idle[0].exit_code == -signal.SIGKILL
+
+
+def test_a_killed_rank_ends_the_run(cluster: Up) -> None:
+    three = cluster(3, RATE)
+    with pytest.raises(RankFailedError, match="rank 1 was killed by SIGKILL") as caught:
+        three.run(["sh", "-c", "[ $RANK = 1 ] && kill -9 $$; sleep 600"])
+    assert caught.value.rank == 1
+    assert not any(tool("ip", "netns", "pids", name) for name in three.namespaces)
+
+
+def test_a_failed_rank_ends_the_run_with_its_last_words(cluster: Up) -> None:
+    failing = ["sh", "-c", "[ $RANK = 2 ] && echo no such network >&2 && exit 3; sleep 600"]
+    with pytest.raises(RankFailedError, match="rank 2 ended with exit code 3") as caught:
+        cluster(3, RATE).run(failing)
+    assert caught.value.rank == 2
+    assert str(caught.value).endswith("\nno such network")
+
+
+def test_a_test_may_wait_for_a_line_and_send_signals(cluster: Up) -> None:
+    rank = cluster(1, RATE).start(["sh", "-c", "trap 'echo caught' USR1; echo ready; sleep 600"])[0]
+    rank.wait_for_line("ready", 10)
+    rank.send_signal(signal.SIGUSR1)  # to sleep as well, which ends
+    rank.wait_for_line("caught", 10)
+    assert rank.wait(10) == 128 + signal.SIGUSR1
+    with pytest.raises(RankFailedError, match="never printed 'done'"):
+        rank.wait_for_line("done", 10)
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_nothing_is_left(cluster: Up, error: type[Exception] | None) -> None:
+    cluster(1, RATE)
+    pidfds = []
+    with suppress(ZeroDivisionError), VirtualCluster(2, RATE) as pair:
+        assert len(names_like(pair.namespaces[0])) == 3
+        # With a child in a session of its own, which no signal to the rank's group reaches.
+        for rank in pair.start(["sh", "-c", "setsid sleep 600 & echo $! >&2; echo ok; sleep 600"]):
+            rank.wait_for_line("ok", 10)
+            pidfds += [os.pidfd_open(rank.pid), os.pidfd_open(int(rank.stderr))]
+        if error is not None:
+            raise error
+    assert not names_like(pair.namespaces[0])
+    assert len(pidfds) == 4
+    assert all_end(pidfds)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"congestion_control": "none_such"}, r"congestion_control is 'none_such'; .*'reno'"),
+        ({"queue_bytes": -1}, 'tc .*illegal value for "limit"'),
+    ],
+    ids=str,
+)
+def test_a_cluster_that_fails_half_made_is_removed(
+    cluster: Up, options: dict[str, Any], message: str
+) -> None:
+    cluster(1, RATE)
+    broken = VirtualCluster(2, RATE, **options)
+    with pytest.raises(ClusterError, match=message), broken:
+        pytest.fail("it came up")
+    assert not names_like(broken.namespaces[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_a_killed_owners_cluster_goes(cluster: Up, number: signal.Signals) -> None:
+    living = cluster(2, RATE)
+    owner = subprocess.Popen(python(OWNER), stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    with owner:
+        assert owner.stdout is not None
+        name, *pids = owner.stdout.readline().split()
+        assert len(names_like(name)) == 3
+        pidfds = [os.pidfd_open(int(pid)) for pid in pids]
+        owner.send_signal(number)
+    assert all_end(pidfds)
+    if number == signal.SIGKILL:
+        assert len(names_like(name)) == 3
+        cluster(1, RATE)
+    else:
+        assert owner.returncode == 128 + number
+    assert not names_like(name)
+    assert transfer(living, 10)[0] == 10
+
+
+def test_a_number_given_to_another_process_does_not_keep_a_cluster(cluster: Up) -> None:
+    cluster(1, RATE)
+    mine, dead = f"{new_prefix()}-h0", f"fc{os.getpid()}-1-0-h0"
+    for name in (mine, dead):
+        tool("ip", "netns", "add", name)
+    try:
+        remove_leftovers()
+        assert [(FOLDER / name).exists() for name in (mine, dead)] == [True, False]
+    finally:
+        tool("ip", "netns", "delete", mine)
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ClusterUnavailableError, match="needs root; this is uid 1000"):
+        VirtualCluster(2, RATE).__enter__()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ClusterUnavailableError, match="needs ip; it is not in PATH"):
+        VirtualCluster(2, RATE).__enter__()
+
+
+@pytest.mark.parametrize(("hosts", "rate"), [(0, RATE), (255, RATE), (2, 0)])
+def test_a_cluster_that_cannot_be(hosts: int, rate: int) -> None:
+    with pytest.raises(ClusterError, match=f"{hosts} hosts|rate of 0"):
+        VirtualCluster(hosts, rate)
+
+
+@pytest.mark.parametrize(
+    ("text", "bits_per_s"),
+    [("200mbit", 200_000_000), ("2.5Gbit", 2_500_000_000), ("64kbit", 64_000), ("9bit", 9)],
+)
+def test_rates(text: str, bits_per_s: int) -> None:
+    assert parse_rate(text) == bits_per_s
+
+
+def test_command_line(cluster: Up) -> None:
+    cluster(1, RATE)
+    module = [sys.executable, "-m", "benchmarks.virtual_cluster", "--hosts", "2", "--rate", "2mbit"]
+
+    def typed(script: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*module, "--", "sh", "-c", script],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+
+    done = typed("echo $RANK of $WORLD_SIZE")
+    assert (done.returncode, done.stdout) == (0, "0 of 2\n")
+    assert "rate_bits_per_s: 2000000\n" in done.stderr
+    done = typed("exit $RANK")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: rank 1 ended with exit code 1; it wrote nothing" in done.stderr
