@@ -9,25 +9,34 @@ from rich.table import Table
 
 from firecaffe.cli.parse import Parser
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE
+from firecaffe.exchange import ALGORITHMS, find_schedule
 from firecaffe.exchange.draw import draw
 from firecaffe.exchange.order import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule, Transfer, lower_bound_elements
 
-USAGE = "ALGORITHM WORLD_SIZE [--elements N] [--draw] [--json]"
+USAGE = "ALGORITHM WORLD_SIZE [--ranks-per-node M] [--elements N] [--draw] [--json]"
 MAX_WORLD_SIZE = 1024
 ELEMENTS_PER_RANK = 1024
-"""With this many for each rank, every algorithm's shards are equal at every world size."""
+"""With this many for each rank all shards are equal at every world size; segments need not be."""
 BYTES_PER_ELEMENT = 4
 MAX_ROWS = 64
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(
-        "schedule", USAGE, f"The rounds and transfers of an exchange: {', '.join(ALGORITHMS)}."
+        "schedule",
+        USAGE,
+        f"The rounds and transfers of an exchange: {', '.join(ALGORITHMS)}, "
+        "'hierarchical(INNER,OUTER)'.",
     )
     parser.add_argument("algorithm", type=str, help="exchange.algorithm in a recipe")
     parser.add_argument("world_size", type=int, help="the number of ranks")
+    parser.add_argument(
+        "--ranks-per-node",
+        type=int,
+        default=1,
+        help="how many ranks a node has, for hierarchical(INNER,OUTER)",
+    )
     parser.add_argument(
         "--elements",
         type=int,
@@ -38,29 +47,32 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--draw", action="store_true", help="draw the rounds instead of a table")
     parser.add_argument("--json", action="store_true", help="print one JSON object, complete")
     options = parser.parse_args(argv)
-    schedule = _schedule(options.algorithm, options.world_size, options.elements)
+    ranks_per_node = options.ranks_per_node
+    schedule = _schedule(options.algorithm, options.world_size, ranks_per_node, options.elements)
+    found = facts(schedule, ranks_per_node)
     if options.json:
         transfers = [
             {"round": number, **_facts_of(transfer)} for number, transfer in _numbered(schedule)
         ]
-        print(json.dumps({**facts(schedule), "transfers": transfers}))
+        print(json.dumps({**found, "transfers": transfers}))
         return 0
     console = Console(highlight=False, soft_wrap=True)
     if options.draw:
         console.print(draw(schedule, console.width), markup=False)
     else:
         _print_transfers(schedule, console)
-    _print_totals(facts(schedule), console)
+    _print_totals(found, console)
     return 0
 
 
-def facts(schedule: Schedule) -> dict[str, Any]:
+def facts(schedule: Schedule, ranks_per_node: int) -> dict[str, Any]:
     """What can be said about a schedule, in float32 bytes where it is about bytes."""
     busiest = schedule.elements_of_busiest_rank()
     least = lower_bound_elements(schedule.world_size, schedule.num_elements)
     return {
         "algorithm": schedule.algorithm,
         "world_size": schedule.world_size,
+        "ranks_per_node": ranks_per_node,
         "num_elements": schedule.num_elements,
         "num_rounds": len(schedule.rounds),
         "num_transfers": sum(map(len, schedule.rounds)),
@@ -70,25 +82,25 @@ def facts(schedule: Schedule) -> dict[str, Any]:
         "serial_messages": schedule.serial_messages(),
         "serial_bytes": schedule.serial_elements() * BYTES_PER_ELEMENT,
         "serial_additions": schedule.serial_additions(),
-        "adds_in_tree_order": adds_in_tree_order(schedule.algorithm, schedule.world_size),
+        "adds_in_tree_order": adds_in_tree_order(
+            schedule.algorithm, schedule.world_size, ranks_per_node
+        ),
     }
 
 
-def _schedule(algorithm: str, world_size: int, num_elements: int | None) -> Schedule:
-    if algorithm == NATIVE:
-        raise RecipeError(
-            f"{NATIVE} is the backend's own all_reduce and has no schedule; "
-            f"those that have are {', '.join(ALGORITHMS)}"
-        )
-    if algorithm not in ALGORITHMS:
-        raise RecipeError(f"no exchange {algorithm!r}; the exchanges are {', '.join(EXCHANGES)}")
+def _schedule(
+    algorithm: str, world_size: int, ranks_per_node: int, num_elements: int | None
+) -> Schedule:
     if not 1 <= world_size <= MAX_WORLD_SIZE:
         raise RecipeError(f"WORLD_SIZE is {world_size}; it must be 1 to {MAX_WORLD_SIZE}")
     if num_elements is None:
         num_elements = ELEMENTS_PER_RANK * world_size
     if num_elements < 0:
         raise RecipeError(f"--elements is {num_elements}; it must be at least 0")
-    return ALGORITHMS[algorithm](world_size, num_elements)
+    try:
+        return find_schedule(algorithm, ranks_per_node)(world_size, num_elements)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
 
 
 def _numbered(schedule: Schedule) -> list[tuple[int, Transfer]]:

@@ -4,11 +4,16 @@ A new algorithm is one file with a `schedule(world_size, num_elements)` and one 
 training, the tests' sweep, `firecaffe schedule` and docs/exchange.md's test pick it up.
 """
 
+import re
 from collections.abc import Callable
+from functools import partial
 
 from firecaffe.exchange import (
+    double_tree,
     halving_doubling,
+    hierarchical,
     parameter_server,
+    pipelined_tree,
     recursive_doubling,
     ring,
     sharded_parameter_server,
@@ -20,12 +25,60 @@ ALGORITHMS: dict[str, Callable[[int, int], Schedule]] = {
     "parameter_server": parameter_server.schedule,
     "sharded_parameter_server": sharded_parameter_server.schedule,
     "tree": tree.schedule,
+    "pipelined_tree": pipelined_tree.schedule,
+    "double_tree": double_tree.schedule,
     "ring": ring.schedule,
     "recursive_doubling": recursive_doubling.schedule,
     "halving_doubling": halving_doubling.schedule,
 }
 
+ROOTED = ("parameter_server", "tree")
+"""Those that bring all sums to rank 0 and then hand them back: what `inner` may be."""
+
+SEGMENTED = ("pipelined_tree", "double_tree")
+"""Those whose schedules cut the vector themselves, so that its parts follow each other."""
+
 NATIVE = "native"
 """The backend's own all_reduce: no schedule, the control of every benchmark."""
 
 EXCHANGES = (*ALGORITHMS, NATIVE)
+
+
+def parse_hierarchical(name: str) -> tuple[str, str] | None:
+    """(inner, outer) of a name such as `hierarchical(tree,ring)`; None of any other."""
+    match = re.fullmatch(r"hierarchical\((\w+),(\w+)\)", name)
+    return None if match is None else (match[1], match[2])
+
+
+def find_schedule(name: str, ranks_per_node: int = 1) -> Callable[[int, int], Schedule]:
+    """The algorithm of a name: a row of `ALGORITHMS`, or `hierarchical(INNER,OUTER)` of two rows.
+
+    Only the latter asks about nodes; what it returns raises ValueError for a number of ranks
+    that does not fill nodes of `ranks_per_node`.
+
+    Raises: ValueError where there is no such algorithm, or no node of that many ranks.
+    """
+    if ranks_per_node < 1:
+        raise ValueError(f"ranks_per_node is {ranks_per_node}; it must be at least 1")
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if name == NATIVE:
+        raise ValueError(
+            f"{NATIVE} is the backend's own all_reduce and has no schedule; "
+            f"those that have are {', '.join(ALGORITHMS)}"
+        )
+    nested = parse_hierarchical(name)
+    if nested is None:
+        known = ", ".join((*EXCHANGES, "hierarchical(INNER,OUTER)"))
+        raise ValueError(f"no exchange {name!r}; the exchanges are {known}")
+    inner, outer = nested
+    if inner not in ROOTED:
+        raise ValueError(f"{name}: inner is {inner!r}; it must be one of {', '.join(ROOTED)}")
+    if outer not in ALGORITHMS:
+        raise ValueError(f"{name}: outer is {outer!r}; it must be one of {', '.join(ALGORITHMS)}")
+    return partial(
+        hierarchical.schedule,
+        inner=ALGORITHMS[inner],
+        outer=ALGORITHMS[outer],
+        ranks_per_node=ranks_per_node,
+    )

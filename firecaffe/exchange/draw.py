@@ -1,13 +1,14 @@
 """A schedule as a picture for a terminal: ranks are columns, rounds go down the page.
 
 A double line adds at its head, a single line overwrites; two heads are two transfers, one each
-way. Rounds that look alike are drawn once, and where every rank talks with every other, one line
-says so. Every sign is in code page 437, and so in every font that terminals use.
+way. Rounds that look alike are drawn once, as are two that take turns, and where every rank talks
+with every other, one line says so. Every sign is in code page 437, and so in every font that
+terminals use.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from firecaffe.exchange.schedule import Round, Schedule, Transfer
 
@@ -45,16 +46,13 @@ def draw(schedule: Schedule, width: int = 100) -> str:
 
 def _picture(schedule: Schedule, spacing: int) -> list[str]:
     ranks = range(schedule.world_size)
-    groups: list[tuple[str, str, list[str]]] = []
-    first = 1
-    for (arrows, amount), alike in groupby(
-        schedule.rounds, lambda round_: (_arrows(round_), _amount(round_, schedule.num_elements))
-    ):
-        last = first + sum(1 for _ in alike) - 1
-        name = f"round {first}" if first == last else f"rounds {first}-{last}"
-        rows = _rows(arrows, schedule.world_size, spacing)
-        groups.append((name, amount, rows))
-        first = last + 1
+    looks = [
+        (_arrows(round_), _amount(round_, schedule.num_elements)) for round_ in schedule.rounds
+    ]
+    groups = [
+        (name, looks[index][1], _rows(looks[index][0], schedule.world_size, spacing))
+        for name, index in _named_once(looks)
+    ]
     margin = max(len(name) for name, _, _ in groups) + 2
     lines = [
         LEGEND,
@@ -66,6 +64,34 @@ def _picture(schedule: Schedule, spacing: int) -> list[str]:
         lines.append(f"{name:{margin}}{rows[0]}  {amount}")
         lines += [" " * margin + row for row in rows[1:]]
     return lines
+
+
+def _named_once(looks: Sequence[object]) -> list[tuple[str, int]]:
+    """For each round that is drawn: the name of all rounds that it stands for, and its index."""
+    named = []
+    start = 0
+    while start < len(looks):
+        for period in (1, 2):
+            stop = start + period
+            while looks[stop : stop + period] == looks[start : start + period]:
+                stop += period
+            if stop > start + period:
+                break
+        else:
+            period, stop = 1, start + 1
+        named += [(_name(range(i + 1, stop + 1, period)), i) for i in range(start, start + period)]
+        start = stop
+    return named
+
+
+def _name(numbers: range) -> str:
+    first, last = numbers[0], numbers[-1]
+    if first == last:
+        return f"round {first}"
+    if numbers.step == 1:
+        return f"rounds {first}-{last}"
+    shown = numbers if len(numbers) < 4 else (first, numbers[1], "...", last)
+    return f"rounds {', '.join(map(str, shown))}"
 
 
 def _arrows(round_: Round) -> tuple[_Arrow, ...]:

@@ -23,16 +23,29 @@ class Node:
     index: int
 
 
-def leaf_share(num_leaves: int, world_size: int, rank: int) -> range:
-    """The consecutive leaves of one worker; shares differ by at most one leaf."""
-    return range(num_leaves * rank // world_size, num_leaves * (rank + 1) // world_size)
+def leaf_share(num_leaves: int, world_size: int, rank: int, level: int = 0) -> range:
+    """The consecutive leaves of one worker; shares differ by at most one node of `level`."""
+    nodes = num_nodes(num_leaves, level)
+    first, last = nodes * rank // world_size, nodes * (rank + 1) // world_size
+    return range(min(first << level, num_leaves), min(last << level, num_leaves))
+
+
+def num_nodes(num_leaves: int, level: int) -> int:
+    """Nodes of a level: the last one may be clipped."""
+    return -(-num_leaves // (1 << level))
 
 
 class TreeSum(Generic[T]):
-    """A binary counter of pending nodes. `add(left, right)` may add in place into `left`."""
+    """A binary counter of pending nodes. `add(left, right)` may add in place into `left`.
 
-    def __init__(self, num_leaves: int, add: Callable[[T, T], T]) -> None:
+    Nodes of `top_level` stay apart; by default the tree goes up to its root.
+    """
+
+    def __init__(
+        self, num_leaves: int, add: Callable[[T, T], T], top_level: int | None = None
+    ) -> None:
         self.num_leaves = num_leaves
+        self.top_level = top_level
         self.pending: list[tuple[Node, T]] = []
         self._add = add
 
@@ -50,7 +63,7 @@ class TreeSum(Generic[T]):
         how the last micro-batch is summed bucket by bucket while backward still runs.
         """
         merged: list[T] = []
-        while True:
+        while node.level != self.top_level:
             if node.index % 2 == 1:
                 sibling = Node(node.level, node.index - 1)
                 if not self.pending or self.pending[-1][0] != sibling:
@@ -61,6 +74,7 @@ class TreeSum(Generic[T]):
             elif (node.index + 1) << node.level < self.num_leaves:
                 return merged, node  # its right sibling is still to come
             node = Node(node.level + 1, node.index // 2)
+        return merged, node
 
     def total(self) -> T:
         """The value of the root.

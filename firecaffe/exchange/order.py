@@ -2,25 +2,31 @@
 
 from functools import lru_cache
 
-from firecaffe.exchange import ALGORITHMS, NATIVE
+from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.proof import prove
 
 
 @lru_cache
-def adds_in_tree_order(algorithm: str, world_size: int) -> bool:
+def adds_in_tree_order(algorithm: str, world_size: int, ranks_per_node: int = 1) -> bool:
     """Whether the result has the bits of the fixed tree over ranks at this world size.
 
     The vector is long enough that no shard of it is empty. `native` is a library's sum in an
     order that it does not promise; but two numbers have only one sum.
+
+    Raises: ValueError where `find_schedule` or what it finds does.
     """
     if algorithm == NATIVE:
         return world_size <= 2
-    return prove(ALGORITHMS[algorithm](world_size, 4 * world_size)).in_tree_order
+    schedule = find_schedule(algorithm, ranks_per_node)(world_size, 4 * world_size)
+    return prove(schedule).in_tree_order
 
 
 def keeps_tree_order(algorithm: str) -> bool:
     """Whether the algorithm is made for tree order; some keep it only at suitable world sizes.
 
-    Four ranks are the fewest at which orders of addition differ and every algorithm is at home.
+    Four ranks are the fewest at which orders of addition differ and every algorithm is at home;
+    for a hierarchical one, four nodes of four.
     """
+    if algorithm.startswith("hierarchical"):
+        return adds_in_tree_order(algorithm, 16, ranks_per_node=4)
     return adds_in_tree_order(algorithm, 4)

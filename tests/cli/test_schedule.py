@@ -103,6 +103,25 @@ def test_another_order_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "additions     in another order at this world size" in run(capsys, "ring", "3")
 
 
+def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two ring steps each way over three nodes, between the tree's way up and its way down."""
+    argv = ("hierarchical(tree,ring)", "12", "--ranks-per-node", "4")
+    found = run_json(capsys, *argv)
+    assert (found["algorithm"], found["ranks_per_node"]) == ("hierarchical(tree,ring)", 4)
+    assert found["num_rounds"] == found["serial_messages"] == 2 * 2 + 2 * 2
+    assert found["busiest_rank_bytes"] == 12 * 1024 * 4 * (2 + 2 * 2 // 3) + 12 * 1024 * 4 // 3
+    assert found["adds_in_tree_order"] is False
+    across = {
+        (t["source"], t["destination"])
+        for t in found["transfers"]
+        if t["source"] // 4 != t["destination"] // 4
+    }
+    assert across == {(0, 4), (4, 8), (8, 0)}
+    assert "rounds 3-4  ╞═══╪═══╪" in run(capsys, *argv, "--draw")
+    in_order = run_json(capsys, "hierarchical(tree,tree)", "12", "--ranks-per-node", "4")
+    assert in_order["adds_in_tree_order"] is True
+
+
 def test_long_tables_are_cut_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "ring", "16")
     assert sum(line.startswith("│") for line in out.splitlines()) == 64
@@ -129,6 +148,14 @@ def test_the_width_of_the_terminal_counts(
 REFUSED = {
     "unknown algorithm": (("rign", "4"), f"no exchange 'rign'; .* {', '.join(EXCHANGES)}"),
     "native": (("native", "4"), "native is .* has no schedule; .* tree"),
+    "unknown outer": (("hierarchical(tree,rign)", "4"), "outer is 'rign'; it must be one of"),
+    "inner without a root": (("hierarchical(ring,tree)", "4"), "inner is 'ring'; it must be one"),
+    "native outside": (("hierarchical(tree,native)", "4"), "outer is 'native'; it must be one of"),
+    "nodes not whole": (
+        ("hierarchical(tree,ring)", "7", "--ranks-per-node", "2"),
+        "7 ranks do not fill nodes of 2; .* multiple",
+    ),
+    "empty nodes": (("tree", "4", "--ranks-per-node", "0"), "ranks_per_node is 0; .* at least 1"),
     "no rank": (("tree", "0"), "WORLD_SIZE is 0; it must be 1 to 1024"),
     "negative world": (("tree", "-2"), "WORLD_SIZE is -2; it must be 1 to 1024"),
     "too large": (("tree", "1025"), "WORLD_SIZE is 1025; it must be 1 to 1024"),

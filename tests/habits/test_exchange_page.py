@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-from firecaffe.exchange import ALGORITHMS, EXCHANGES
+from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE, ROOTED, find_schedule
 from firecaffe.exchange.leaves import largest_nodes, leaf_share
 from firecaffe.exchange.order import adds_in_tree_order
-from firecaffe.exchange.schedule import lower_bound_elements
+from firecaffe.exchange.pipeline import SEGMENT_ELEMENTS, num_segments
+from firecaffe.exchange.schedule import Schedule, lower_bound_elements
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text(encoding="utf-8")
 WORLD_SIZES = range(1, 18)
 ELEMENTS = 720720 * 17
 """A multiple of every world size: formulas are about shards of equal length."""
+OVER_NODES = "hierarchical(tree,ring)"
+NODES = [(p, m) for p in WORLD_SIZES for m in range(1, p + 1) if p % m == 0]
 
 
 def table() -> dict[str, dict[str, str]]:
@@ -61,7 +64,7 @@ GRAMMAR = (
 )
 
 
-def evaluate(cell: str, world_size: int, **costs: int) -> Any:
+def evaluate(cell: str, world_size: int, **more: int) -> Any:
     """The value of a formula of the page, in fractions."""
     assert re.fullmatch(r"`[^`]+`", cell), f"{cell} is no formula"
     q = 2 ** (world_size.bit_length() - 1)
@@ -71,7 +74,8 @@ def evaluate(cell: str, world_size: int, **costs: int) -> Any:
         "r": Fraction(world_size - q),
         "n": Fraction(ELEMENTS),
         "B": Fraction(4 * ELEMENTS),
-        **{name: Fraction(value) for name, value in costs.items()},
+        "s": Fraction(num_segments(ELEMENTS, SEGMENT_ELEMENTS)),
+        **{name: Fraction(value) for name, value in more.items()},
     }
     tree = ast.parse(cell.strip("`"), mode="eval")
     assert all(isinstance(node, GRAMMAR) for node in ast.walk(tree)), f"{cell} is no formula"
@@ -86,7 +90,7 @@ def world_sizes(cell: str) -> set[int]:
 
 
 def test_every_exchange_is_a_row_and_nothing_else_is() -> None:
-    assert tuple(table()) == EXCHANGES
+    assert tuple(table()) == (*ALGORITHMS, OVER_NODES, NATIVE)
 
 
 @pytest.mark.parametrize("algorithm", EXCHANGES)
@@ -95,17 +99,37 @@ def test_tree_order_is_the_one_computed(algorithm: str) -> None:
     assert world_sizes(table()[algorithm]["adds in tree order at"]) == computed
 
 
+def test_tree_order_over_nodes_is_the_one_computed() -> None:
+    cell = table()[OVER_NODES]["adds in tree order at"]
+    assert cell == "p = m; p = 2 m where m = 2^k"
+    computed = {(p, m) for p, m in NODES if adds_in_tree_order(OVER_NODES, p, m)}
+    assert computed == {(p, m) for p, m in NODES if p == m or (p == 2 * m and m in (1, 2, 4, 8))}
+
+
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_formulas_are_the_schedules(algorithm: str, world_size: int) -> None:
-    row = table()[algorithm]
-    schedule = ALGORITHMS[algorithm](world_size, ELEMENTS)
-    busiest = evaluate(row["elements through the busiest rank, one way"], world_size)
-    assert evaluate(row["rounds"], world_size) == len(schedule.rounds)
+    compare(table()[algorithm], ALGORITHMS[algorithm](world_size, ELEMENTS), 1)
+
+
+@pytest.mark.parametrize(("world_size", "ranks_per_node"), NODES)
+def test_formulas_over_nodes_are_the_schedules(world_size: int, ranks_per_node: int) -> None:
+    schedule = find_schedule(OVER_NODES, ranks_per_node)(world_size, ELEMENTS)
+    compare(table()[OVER_NODES], schedule, ranks_per_node)
+
+
+def compare(row: dict[str, str], schedule: Schedule, ranks_per_node: int) -> None:
+    """The formulas of a row against the counts of a schedule."""
+
+    def value(cell: str, **costs: int) -> Any:
+        return evaluate(cell, schedule.world_size, m=ranks_per_node, **costs)
+
+    busiest = value(row["elements through the busiest rank, one way"])
+    assert value(row["rounds"]) == len(schedule.rounds)
     assert busiest == schedule.elements_of_busiest_rank()
 
     def time(alpha: int = 0, beta: int = 0, gamma: int = 0) -> Any:
-        return evaluate(row["time"], world_size, alpha=alpha, beta=beta, gamma=gamma)
+        return value(row["time"], alpha=alpha, beta=beta, gamma=gamma)
 
     assert time(alpha=1) == schedule.serial_messages()
     assert time(beta=1) == 4 * schedule.serial_elements()
@@ -115,7 +139,20 @@ def test_formulas_are_the_schedules(algorithm: str, world_size: int) -> None:
     )
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_segments_are_as_long_as_the_page_says() -> None:
+    """And the vector of the formulas is cut into equal ones, of an even number."""
+    assert f"at most {SEGMENT_ELEMENTS} elements (128 kB)" in PAGE
+    assert SEGMENT_ELEMENTS * 4 // 1024 == 128
+    segments = num_segments(ELEMENTS, SEGMENT_ELEMENTS)
+    assert segments % 2 == 0
+    assert ELEMENTS % segments == 0
+
+
+def test_both_rooted_exchanges_are_named_as_inner() -> None:
+    assert "INNER is " + " or ".join(f"`{name}`" for name in reversed(ROOTED)) in PAGE
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, OVER_NODES])
 def test_every_algorithm_is_described_and_has_a_source(algorithm: str) -> None:
     assert f"\n- **`{algorithm}`**: " in PAGE
     sources = PAGE.split("## Sources")[1]

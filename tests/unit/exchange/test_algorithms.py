@@ -15,6 +15,8 @@ WORLD_SIZES = range(1, 18)
 SIZES = (0, 1, 64, 1009, 12345)
 DIVISIBLE = 720720 * 17
 """A multiple of every world size to 17, so that all shards are equal: 720720 = lcm(1, …, 16)."""
+SEGMENTS = 374
+"""So many segments of equal length, 32760 elements, are the fewest of 32768 at most."""
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -66,6 +68,33 @@ def tree(p: int) -> Cost:
     return Cost(2 * levels, 2 * levels, Fraction(2 * levels), Fraction(levels), Fraction(levels))
 
 
+def pipelined_tree(p: int) -> Cost:
+    """With k = lg p rounded up: k (s + k) (α + n / s β) + k n γ, if s is at least 2 k."""
+    levels, s = ceil(log2(p)), SEGMENTS
+    segments = levels * (s + levels)
+    return Cost(
+        2 * levels + s - 1 if p > 1 else 0,
+        segments,
+        Fraction(segments, s),
+        Fraction(levels),
+        Fraction(levels),
+    )
+
+
+def double_tree(p: int) -> Cost:
+    """2 n β and the filling; a rank inside one tree hears from two children and two parents."""
+    levels, s = int(log2(p)), SEGMENTS
+    lone = log2(p) % 1 == 0  # on the lowest level there is one rank
+    segments = {1: 0, 2: s}.get(p, 2 * s + 4 * (levels - 1) - 2 * lone)
+    return Cost(
+        s + 2 * (levels - 1) if p > 1 else 0,
+        segments,
+        Fraction(segments, s),
+        Fraction(segments, 2 * s),
+        {1: Fraction(0), 2: Fraction(1), 3: Fraction(3, 2), 4: Fraction(3, 2)}.get(p, Fraction(2)),
+    )
+
+
 def ring(p: int) -> Cost:
     """2 (p - 1) α + 2 (p - 1) / p n β + (p - 1) / p n γ."""
     part = Fraction(p - 1, p)
@@ -92,11 +121,13 @@ def halving_doubling(p: int) -> Cost:
     return Cost(rounds, rounds, 2 * part + 2 * extra, part + extra, 2 * part + extra)
 
 
-# Source: Thakur, Rabenseifner, Gropp 2005; for the servers, by counting.
+# Source: Thakur, Rabenseifner, Gropp 2005; for servers and segments, by counting.
 COSTS: dict[str, Callable[[int], Cost]] = {
     "parameter_server": parameter_server,
     "sharded_parameter_server": sharded_parameter_server,
     "tree": tree,
+    "pipelined_tree": pipelined_tree,
+    "double_tree": double_tree,
     "ring": ring,
     "recursive_doubling": recursive_doubling,
     "halving_doubling": halving_doubling,
@@ -124,6 +155,8 @@ AT_THE_BOUND = {
     "parameter_server": {1, 2},
     "sharded_parameter_server": set(WORLD_SIZES),
     "tree": {1, 2},
+    "pipelined_tree": {1, 2},
+    "double_tree": {1, 2, 4},
     "ring": set(WORLD_SIZES),
     "recursive_doubling": {1, 2},
     "halving_doubling": {1, 2, 4, 8, 16},

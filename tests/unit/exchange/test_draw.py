@@ -1,8 +1,10 @@
 """Pictures of schedules against pictures drawn by hand."""
 
+import re
+
 import pytest
 
-from firecaffe.exchange import ALGORITHMS
+from firecaffe.exchange import ALGORITHMS, find_schedule
 from firecaffe.exchange.draw import LEGEND, draw
 from firecaffe.exchange.schedule import Schedule, Transfer
 
@@ -62,12 +64,62 @@ round 1  ◄══ all pairs ══►  n/5
 round 2  ◄── all pairs ──►  n/5
 """
 
+NODES = """
+rank        0   1   2   3   4   5
+            │   │   │   │   │   │
+round 1     ◄═══╡   ◄═══╡   ◄═══╡  n
+            │   │   │   │   │   │
+rounds 2-3  ╞═══╪═══►   │   │   │  n/3
+            │   │   ╞═══╪═══►   │
+            ◄═══╪═══╪═══╪═══╡   │
+            │   │   │   │   │   │
+rounds 4-5  ├───┼───►   │   │   │  n/3
+            │   │   ├───┼───►   │
+            ◄───┼───┼───┼───┤   │
+            │   │   │   │   │   │
+round 6     ├───►   ├───►   ├───►  n
+"""
+
+DOUBLE_TREE = """
+rank     0   1   2   3   4
+         │   │   │   │   │
+round 1  ╞═══►   ◄═══╡   │  n/2
+         │   ◄═══►   │   │
+         │   │   │   │   │
+round 2  │   │   │   ◄═══╡  n/2
+         │   ╞═══╪═══►   │
+         │   │   ╞═══╪═══►
+         ╞═══╪═══╪═══╪═══►
+         │   │   │   │   │
+round 3  │   │   │   ├───►  n/2
+         │   ◄───┼───┤   │
+         │   │   ◄───┼───┤
+         ◄───┼───┼───┼───┤
+         │   │   │   │   │
+round 4  ◄───┤   ├───►   │  n/2
+         │   ◄───►   │   │
+"""
+
+TAKING_TURNS = """
+rank                 0   1   2
+                     │   │   │
+rounds 1, 3, ..., 7  ╞═══►   │  n/8
+                     │   ◄═══►
+                     ╞═══╪═══►
+                     │   │   │
+rounds 2, 4, ..., 8  ◄───┤   │  n/8
+                     │   ◄───►
+                     ◄───┼───┤
+"""
+
 BY_HAND = {
     ("tree", 4, 8): TREE,
     ("ring", 4, 8): RING,
     ("halving_doubling", 4, 8): HALVING_DOUBLING,
     ("recursive_doubling", 3, 8): PAIRED_UP,
     ("sharded_parameter_server", 5, 10): EVERYBODY,
+    ("double_tree", 5, 16): DOUBLE_TREE,
+    ("double_tree", 3, 8 * 32_768): TAKING_TURNS,
 }
 
 
@@ -117,15 +169,53 @@ def test_every_transfer_has_a_head(algorithm: str, world_size: int) -> None:
     assert all(len(line) <= 100 for line in picture.splitlines())
     heads = 0
     for line in lines:
-        name = line.split("◄")[0].split("│")[0]
-        if "round" in name:
-            first, _, last = name.split()[1].partition("-")
-            times = int(last or first) - int(first) + 1
+        if name := re.match("rounds? [0-9-, .]+", line):
+            times = len(numbers_of(name[0]))
         all_pairs = world_size * (world_size - 1)
         here = all_pairs if "all pairs" in line else line.count("◄") + line.count("►")
         if here:
             heads += here * times
     assert heads == len(list(schedule.transfers()))
+
+
+def numbers_of(name: str) -> range:
+    """The rounds that a name stands for: round 1, rounds 2-5, or rounds 2, 4, ..., 8."""
+    first, *others = map(int, re.findall(r"\d+", name))
+    step = others[0] - first if "," in name else 1
+    return range(first, (others or [first])[-1] + 1, step)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("algorithm", ["pipelined_tree", "double_tree"])
+def test_many_segments_are_no_longer_a_picture_than_a_few(algorithm: str, world_size: int) -> None:
+    few, many = (
+        draw(ALGORITHMS[algorithm](world_size, segments * 32_768)).splitlines()
+        for segments in (24, 100)
+    )
+    assert len(few) == len(many)
+
+
+LOOKS = {
+    "a": ["round 1"],
+    "aab": ["rounds 1-2", "round 3"],
+    "abab": ["rounds 1, 3", "rounds 2, 4"],
+    "xababab": ["round 1", "rounds 2, 4, 6", "rounds 3, 5, 7"],
+    "ababababa": ["rounds 1, 3, ..., 7", "rounds 2, 4, ..., 8", "round 9"],
+    "abcabc": [f"round {number}" for number in range(1, 7)],
+    "aabb": ["rounds 1-2", "rounds 3-4"],
+}
+
+
+@pytest.mark.parametrize(("looks", "names"), LOOKS.items())
+def test_rounds_that_look_alike_or_take_turns_are_drawn_once(looks: str, names: list[str]) -> None:
+    rounds = tuple((Transfer(0, "xabc".index(look) + 1, 0, 1, reduce=True),) for look in looks)
+    lines = draw(Schedule("by hand", 5, 1, rounds)).splitlines()
+    assert [line[: line.index("╞")].rstrip() for line in lines if line.startswith("round")] == names
+
+
+def test_nodes() -> None:
+    schedule = find_schedule("hierarchical(tree,ring)", 2)(6, 12)
+    assert draw(schedule) == f"{LEGEND}\n{NODES}".removesuffix("\n")
 
 
 def test_spacing_shrinks_before_it_gives_up() -> None:

@@ -21,6 +21,13 @@ def two_at_most(p: int) -> bool:
     return p <= 2
 
 
+def three_at_most(p: int) -> bool:
+    """One fold of a rank and its two children. Of four ranks, the second tree brings the parts of
+    ranks 0 and 3 to rank 0 first.
+    """
+    return p <= 3
+
+
 def pairs_fill_the_left(p: int) -> bool:
     """Where pairing up the first 2 r of p = q + r ranks leaves the tree as it is.
 
@@ -40,6 +47,8 @@ IN_TREE_ORDER: dict[str, Callable[[int], bool]] = {
     "parameter_server": at_every_size,
     "sharded_parameter_server": at_every_size,
     "tree": at_every_size,
+    "pipelined_tree": at_every_size,
+    "double_tree": three_at_most,
     "ring": two_at_most,
     "recursive_doubling": pairs_fill_the_left,
     "halving_doubling": pairs_fill_the_left,
@@ -70,4 +79,4 @@ def test_tree_order_holds_for_every_length(algorithm: str, world_size: int) -> N
 
 @pytest.mark.parametrize("algorithm", EXCHANGES)
 def test_made_for_tree_order(algorithm: str) -> None:
-    assert keeps_tree_order(algorithm) == (algorithm not in ("ring", NATIVE))
+    assert keeps_tree_order(algorithm) == (algorithm not in ("ring", "double_tree", NATIVE))

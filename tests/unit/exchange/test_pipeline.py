@@ -1,0 +1,144 @@
+"""The segmented exchanges, with many segments: right sums, closed formulas, the shape of trees."""
+
+from collections import Counter
+from itertools import chain, pairwise, product
+from math import ceil, log2
+
+import pytest
+
+from firecaffe.exchange import double_tree, pipelined_tree, tree
+from firecaffe.exchange.double_tree import two_trees
+from firecaffe.exchange.pipeline import num_segments, overlay
+from firecaffe.exchange.proof import prove
+from firecaffe.exchange.schedule import Transfer, check
+
+WORLD_SIZES = range(1, 18)
+SEGMENTED = {
+    "pipelined_tree": pipelined_tree.schedule,
+    "double_tree": double_tree.schedule,
+}
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("algorithm", SEGMENTED)
+def test_every_rank_ends_with_every_part_once(algorithm: str, world_size: int) -> None:
+    sizes = ((0, 5), (1, 5), (2, 1), (5, 1), (64, 10), (1009, 37), (12345, 1000))
+    for num_elements, segment_elements in sizes:
+        schedule = SEGMENTED[algorithm](world_size, num_elements, segment_elements=segment_elements)
+        check(schedule)
+        assert (schedule.algorithm, schedule.world_size) == (algorithm, world_size)
+        assert all(0 < t.num_elements <= segment_elements for t in schedule.transfers())
+        slices = {(t.start, t.stop) for t in schedule.transfers()}
+        if world_size > 1 and num_elements:
+            assert len(slices) >= num_elements / segment_elements
+            lengths = {stop - start for start, stop in slices}
+            assert max(lengths) - min(lengths) <= 1
+        proof = prove(schedule)
+        assert proof.complete
+        if algorithm == "pipelined_tree":
+            assert proof.in_tree_order
+
+
+@pytest.mark.parametrize("algorithm", SEGMENTED)
+def test_a_segment_holds_something(algorithm: str) -> None:
+    with pytest.raises(ValueError, match=r"segment_elements is .*; it must be at least 1"):
+        SEGMENTED[algorithm](4, 100, segment_elements=0)
+
+
+@pytest.mark.parametrize(
+    ("num_elements", "segments"), [(0, 1), (1, 1), (10, 1), (11, 2), (20, 2), (21, 3)]
+)
+def test_number_of_segments(num_elements: int, segments: int) -> None:
+    assert num_segments(num_elements, 10) == segments
+
+
+def test_overlay_by_hand() -> None:
+    a, b, c, d = (Transfer(0, rank, 0, 1, reduce=True) for rank in (1, 2, 3, 4))
+    assert overlay([[[a], [b]], [[c], [d]]], stride=1) == [[a], [b, c], [d]]
+    assert overlay([[[a], [b]], [[c], [d]]], stride=2) == [[a], [b], [c], [d]]
+    assert overlay([[[a], [], [b]], [[c], [], [d]]], stride=2) == [[a], [], [b, c], [], [d]]
+
+
+def segments_of_pipelined_tree(p: int, s: int) -> int:
+    """Segments through the root's port. It receives in rounds c to c + k - 1 for segment c, and
+    sends in the k rounds after; of 2 k s messages, those that meet in a round count once.
+    """
+    k = ceil(log2(p))
+    return 2 * k * s - sum(min(k, i, s - i) for i in range(1, s))
+
+
+@pytest.mark.parametrize(("world_size", "s"), list(product(WORLD_SIZES, (1, 2, 3, 7, 20))))
+def test_costs_of_a_pipelined_tree(world_size: int, s: int) -> None:
+    k = ceil(log2(world_size))
+    schedule = pipelined_tree.schedule(world_size, 6 * s, segment_elements=6)
+    assert len(schedule.rounds) == (2 * k + s - 1 if world_size > 1 else 0)
+    assert schedule.serial_messages() == segments_of_pipelined_tree(world_size, s)
+    assert schedule.serial_elements() == 6 * segments_of_pipelined_tree(world_size, s)
+    assert schedule.serial_additions() == k * 6 * s
+    assert schedule.elements_of_busiest_rank() == k * 6 * s
+    if s >= 2 * k:
+        assert segments_of_pipelined_tree(world_size, s) == k * (s + k)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_one_segment_is_the_tree(world_size: int) -> None:
+    alone = pipelined_tree.schedule(world_size, 100, segment_elements=100)
+    assert alone.rounds == tree.schedule(world_size, 100).rounds
+
+
+@pytest.mark.parametrize(("world_size", "per_tree"), list(product(WORLD_SIZES, (1, 2, 3, 10))))
+def test_costs_of_a_double_tree(world_size: int, per_tree: int) -> None:
+    """Each tree sends up in s / 2 + levels - 1 rounds, and down in as many, two segments a port.
+
+    At a power of two only one rank is on the lowest level, so that the first round and the last
+    bring one; of two ranks each hears from one other alone.
+    """
+    p, s, levels = world_size, 2 * per_tree, int(log2(world_size))
+    one_way = per_tree + levels - 1 if p > 1 else 0
+    a_round = 1 if p == 2 else 2
+    alone_below = p > 2 and p == 2**levels
+    up = a_round * one_way - alone_below
+    schedule = double_tree.schedule(p, 6 * s, segment_elements=6)
+    assert len(schedule.rounds) == 2 * one_way
+    assert schedule.serial_messages() == 2 * up
+    assert schedule.serial_elements() == 6 * 2 * up
+    assert schedule.serial_additions() == 6 * up
+
+
+@pytest.mark.parametrize("world_size", [3, 4, 5, 31, 32, 64])
+def test_a_double_tree_of_many_segments_takes_twice_the_vector(world_size: int) -> None:
+    schedule = double_tree.schedule(world_size, 200, segment_elements=1)
+    assert 2 <= schedule.serial_elements() / 200 <= 2 * (1 + 2 * log2(world_size) / 200)
+
+
+@pytest.mark.parametrize("world_size", range(1, 65))
+def test_two_trees(world_size: int) -> None:
+    """Each reaches all ranks from one root, is binary and low; no rank is inside both."""
+    inside = []
+    for levels in two_trees(world_size):
+        assert len(levels) == int(log2(world_size))
+        edges = list(chain.from_iterable(levels))
+        children = [child for child, _ in edges]
+        assert len(set(children)) == len(children) == world_size - 1
+        [root] = set(range(world_size)) - set(children)
+        above = {root}
+        for level in levels:
+            assert {parent for _, parent in level} <= above
+            above = {child for child, _ in level}
+        hears = Counter(parent for _, parent in edges)
+        assert all(count <= 2 for count in hears.values())
+        inside.append(set(hears))
+    assert not inside[0] & inside[1]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
+def test_rounds_of_a_double_tree_go_one_way_and_fill_the_ports(world_size: int) -> None:
+    rounds = double_tree.schedule(world_size, 400, segment_elements=10).rounds
+    for round_ in rounds:
+        assert len({t.reduce for t in round_}) == 1
+        for port in (Counter(t.source for t in round_), Counter(t.destination for t in round_)):
+            assert max(port.values()) <= 2
+    levels = int(log2(world_size))
+    middle = rounds[3 * levels : -3 * levels]
+    assert all(a[0].reduce != b[0].reduce for a, b in pairwise(middle))
+    assert {len(round_) for round_ in middle} == {2 * (world_size - 1)}
