@@ -21,8 +21,10 @@ from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from firecaffe.comm.exchange import Exchange, route
+from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
+from firecaffe.exchange.leaves import leaf_share
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
@@ -122,11 +124,11 @@ class OurStep:
         self, world: World, model: nn.Module, batches: Batches, config: TrainConfig, algorithm: str
     ) -> None:
         self.model = model
-        parameters = list(model.parameters())
-        self.stepper = Stepper(
-            model, classification_loss, batches, config, world.rank, world.world_size
-        )
-        self.optimizer = optim.SGD(parameters, LEARNING_RATE, 0.9, foreach=True)
+        parameters = dict(model.named_parameters())
+        leaves = config.num_micro_batches
+        share = leaf_share(leaves, world.world_size, world.rank)
+        self.stepper = Stepper(model, classification_loss, batches, config, share)
+        self.optimizer = optim.SGD(model.parameters(), LEARNING_RATE, 0.9, foreach=True)
         self.stepper.buffers.begin_step()
 
         def loss() -> Tensor:
@@ -136,12 +138,12 @@ class OurStep:
 
         self.reducer = GradientReducer(
             parameters,
-            run_probe(model, parameters, loss, world).ready_order,
+            run_probe(model, list(model.parameters()), loss, world).ready_order,
             self.stepper.empty_tail(),
             self.stepper.empty_counts(),
-            config.num_micro_batches,
-            Exchange(world, algorithm),
-            route(algorithm, world.world_size, config.num_micro_batches),
+            leaves,
+            Exchange(world, algorithm, meet_local_ranks(world, ExchangeConfig().timeout_s)),
+            route(algorithm, world, leaves),
             bucket_bytes=ExchangeConfig().bucket_bytes,
         )
 

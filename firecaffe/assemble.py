@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.comm.agree import agree, gather_text
-from firecaffe.comm.exchange import Exchange, route
+from firecaffe.comm.exchange import FOLD, Exchange, route
+from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.world import World, join
 from firecaffe.data import (
     Batches,
@@ -23,7 +24,11 @@ from firecaffe.data import (
     output_shape,
 )
 from firecaffe.errors import CheckpointError, DataError, RecipeError, RunError
+from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange.leaves import leaf_share
 from firecaffe.facts import describe, doubts_of, facts, share_weights
+from firecaffe.gradients.combine import Hook
+from firecaffe.gradients.config import coding_of
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import build_model, classification_loss
@@ -36,6 +41,7 @@ from firecaffe.train.arithmetic import cost_of_determinism, seed_random, set_ari
 from firecaffe.train.checkpoint import (
     Checkpoint,
     check_identity,
+    compressor_state,
     find_checkpoint,
     load_checkpoint,
     restore,
@@ -56,6 +62,7 @@ class Parts:
     loss: Loss = classification_loss
     train: Dataset | None = None
     test: Dataset | None = None
+    comm_hook: tuple[object, Hook] | None = None
 
 
 def preflight(recipe: Recipe, world_size: int, resume: Path | None = None) -> None:
@@ -64,7 +71,7 @@ def preflight(recipe: Recipe, world_size: int, resume: Path | None = None) -> No
     Raises: a FirecaffeError of the kind that the training would have met.
     """
     check_recipe(recipe)
-    check_workers(recipe.train, world_size)
+    check_workers(recipe.train, world_size, recipe.exchange.compressor_level)
     data = check_data(recipe.data)
     with torch.device("meta"):
         model = build_model(recipe.model.name, data.train.num_classes, data.train.sample_CHW[0])
@@ -111,13 +118,16 @@ def train(
     test_set: Dataset | None = None,
     loss: Loss = classification_loss,
     resume: str | Path | None = None,
+    comm_hook: tuple[object, Hook] | None = None,
 ) -> Result:
     """Trains in the world of torchrun's environment, or alone without one.
 
     model: a function that makes the network (a class will do); it is called under the recipe's
     seed. train_set, test_set: anything with the four members of `firecaffe.data.Dataset`. loss:
     (outputs, labels) -> the mean loss. Each stands in for what the recipe names. resume: a run
-    folder or a checkpoint to go on from, with any number of workers.
+    folder or a checkpoint to go on from, with any number of workers. comm_hook: (state, hook), a
+    communication hook as `DistributedDataParallel.register_comm_hook` takes it, which then sums
+    the gradients instead of the recipe's exchange.
 
     Every rank returns the same result. Raises: FirecaffeError, one line for the user.
     """
@@ -128,8 +138,9 @@ def train(
     if train_set is not None:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name="own data"))
     with join(recipe.train.device, recipe.exchange.timeout_s) as world:
-        check_workers(recipe.train, world.world_size)
-        parts = Parts(model, loss, train_set, test_set)
+        check_workers(recipe.train, world.world_size, recipe.exchange.compressor_level)
+        _check_hosts(recipe, world)
+        parts = Parts(model, loss, train_set, test_set, comm_hook)
         checkpoint = load_checkpoint(find_checkpoint(Path(resume))) if resume else None
         return _train_in(world, recipe, parts, checkpoint, str(resume or ""))
 
@@ -156,15 +167,21 @@ def _train_in(
     _check_rates(recipe, steps)
     words = {**identity(recipe, steps), "the training data": describe(data.train)}
     model = _build(recipe, parts, data, world)
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = list(named.values())
     if not parameters:
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
+    coding = coding_of(recipe.exchange)
+    if coding is not None:
+        _check_coded(recipe, named, parts)
     optimizer = make_optimizer(parameters, recipe.solver)
     agree(world, facts(recipe, data, model, world, checkpoint))
     doubts = share_weights(world, model)
 
     batches = Batches(data.train, _sample_order(recipe, data), recipe.data, world.device)
-    stepper = Stepper(model, parts.loss, batches, config, world.rank, world.world_size)
+    level = 0 if coding is None else coding.level
+    share = leaf_share(config.num_micro_batches, world.world_size, world.rank, level)
+    stepper = Stepper(model, parts.loss, batches, config, share)
     # Before a checkpoint is restored, so that its digest compares with the first run's.
     _check_outputs(stepper, recipe, data.train)
     probe = run_probe(model, parameters, partial(_first_loss, stepper), world)
@@ -172,20 +189,29 @@ def _train_in(
     if checkpoint is not None:
         _resume(checkpoint, words, steps, stepper, optimizer)
 
-    taken = route(algorithm, world.world_size, config.num_micro_batches)
+    taken = route(algorithm, world, config.num_micro_batches)
     doubts = list(dict.fromkeys(doubts + doubts_of(recipe, world, probe, checkpoint)))
     name = f"{recipe.model.name.replace(' ', '-')}-{world.world_size}w"
     folder = _make_folder(world, recipe, name)
+    local = None
+    is_plain = coding is None and parts.comm_hook is None and taken != FOLD
+    if recipe.exchange.shared_memory and world.device.type == "cpu" and is_plain:
+        local = meet_local_ranks(world, recipe.exchange.timeout_s)
+    exchange = Exchange(world, algorithm, local)
     reducer = GradientReducer(
-        parameters,
+        named,
         probe.ready_order,
         stepper.empty_tail(),
         stepper.empty_counts(),
         config.num_micro_batches,
-        Exchange(world, algorithm),
+        exchange,
         taken,
         recipe.exchange.bucket_bytes,
+        coding,
+        parts.comm_hook,
     )
+    if checkpoint is not None and reducer.compressor is not None:
+        reducer.compressor.load_state(compressor_state(checkpoint))
     training = Training(
         world=world,
         model=model,
@@ -218,7 +244,7 @@ def _train_in(
             "model": recipe.model.name,
             "world_size": world.world_size,
             "exchange": algorithm,
-            "route": taken,
+            "route": _describe_route(taken, recipe, exchange, parts),
             "data": data.description,
             "identity_doubts": doubts,
             "resumed_from": resumed_from,
@@ -226,6 +252,40 @@ def _train_in(
         }
         write_json(folder / "result.json", record)
     return result
+
+
+def _check_hosts(recipe: Recipe, world: World) -> None:
+    """Raises: RecipeError where a hierarchical exchange does not fit the ranks of the hosts."""
+    if recipe.exchange.algorithm == NATIVE:
+        return
+    try:
+        find_schedule(recipe.exchange.algorithm, world.local_world_size)(world.world_size, 1)
+    except ValueError as error:
+        raise RecipeError(f"exchange.algorithm: {error}") from None
+
+
+def _check_coded(recipe: Recipe, named: dict[str, nn.Parameter], parts: Parts) -> None:
+    """Raises: RecipeError where the gradients cannot be encoded."""
+    compressor = recipe.exchange.compressor
+    if parts.comm_hook is not None:
+        raise RecipeError(
+            f"exchange.compressor {compressor} and comm_hook both take the gradients; use one"
+        )
+    for name, parameter in named.items():
+        if parameter.dtype != torch.float32:
+            raise RecipeError(
+                f"exchange.compressor {compressor} encodes float32; {name} is {parameter.dtype}"
+            )
+
+
+def _describe_route(taken: str, recipe: Recipe, exchange: Exchange, parts: Parts) -> str:
+    """How gradients really went, for the run's record."""
+    if parts.comm_hook is not None:
+        return f"communication hook {getattr(parts.comm_hook[1], '__qualname__', 'of the user')}"
+    coding = coding_of(recipe.exchange)
+    if coding is not None:
+        return f"{coding.compressor} at level {coding.level} of the micro-batch tree"
+    return f"shared memory, {taken} between hosts" if exchange.shares_memory else taken
 
 
 def _resume(

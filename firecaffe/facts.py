@@ -12,6 +12,7 @@ from firecaffe.comm.digest import digest
 from firecaffe.comm.exchange import is_invariant
 from firecaffe.comm.world import World
 from firecaffe.data import Data, Dataset
+from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.probe import Probe
 from firecaffe.recipe import Recipe, flatten
 from firecaffe.train.checkpoint import Checkpoint
@@ -72,7 +73,8 @@ def doubts_of(
     """Why other numbers of workers, or other machines, may not end in the same bits."""
     algorithm, leaves = recipe.exchange.algorithm, recipe.train.num_micro_batches
     doubts = list(checkpoint.doubts) if checkpoint is not None else []
-    if not is_invariant(algorithm, world.world_size, leaves):
+    is_coded = recipe.exchange.compressor != NO_COMPRESSOR
+    if not is_coded and not is_invariant(algorithm, world, leaves):
         doubts.append(
             f"exchange.algorithm {algorithm} does not add in the order of the micro-batch tree "
             f"at {world.world_size} workers and {leaves} micro-batches"

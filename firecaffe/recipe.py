@@ -8,8 +8,7 @@ import tomli_w
 
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import EXCHANGES
-from firecaffe.gradients.config import ExchangeConfig
+from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange
 from firecaffe.models.config import ModelConfig
 from firecaffe.runs.folder import RunConfig
 from firecaffe.train.config import CheckpointConfig, TrainConfig, check_train
@@ -38,18 +37,12 @@ def check_recipe(recipe: Recipe) -> None:
     check_train(recipe.train)
     check_solver(recipe.solver)
     check_policy(recipe.solver)
-    exchange = recipe.exchange
-    if exchange.algorithm not in EXCHANGES:
-        known = ", ".join(EXCHANGES)
+    check_exchange(recipe.exchange)
+    if recipe.exchange.compressor != NO_COMPRESSOR and recipe.train.autocast == "float16":
         raise RecipeError(
-            f"exchange.algorithm is {exchange.algorithm!r}; it must be one of {known}"
+            f"exchange.compressor {recipe.exchange.compressor} with train.autocast float16: the "
+            "loss scale changes between steps, what a codec has kept back would not; use bfloat16"
         )
-    if exchange.bucket_bytes < 1:
-        raise RecipeError(
-            f"exchange.bucket_bytes is {exchange.bucket_bytes}; it must be at least 1"
-        )
-    if not exchange.timeout_s > 0:
-        raise RecipeError(f"exchange.timeout_s is {exchange.timeout_s}; it must be above 0")
     if recipe.checkpoint.every < 0:
         raise RecipeError(f"checkpoint.every is {recipe.checkpoint.every}; it must be 0 or more")
 
@@ -67,8 +60,8 @@ _FREE_WORDS = (
 def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     """The words that decide bits, by dotted name: a run may only be resumed with the same.
 
-    Workers, buckets, exchange, checkpoints and paths are not among them. The planned number of
-    steps is, where the learning rate depends on it.
+    Workers, buckets, exchange, checkpoints and paths are not among them. A compressor is, and the
+    planned number of steps, where the learning rate depends on it.
     """
     sections = ("model", "data", "train", "solver")
     words = {
@@ -76,6 +69,9 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
         for name, value in flatten(recipe).items()
         if name.split(".")[0] in sections and name not in _FREE_WORDS
     }
+    words["exchange.compressor"] = recipe.exchange.compressor
+    if recipe.exchange.compressor != NO_COMPRESSOR:
+        words["exchange.compressor_level"] = recipe.exchange.compressor_level
     if recipe.solver.lr_policy == "poly":
         words["train.steps"] = steps
     return words

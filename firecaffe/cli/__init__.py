@@ -17,6 +17,7 @@ COMMANDS = {
     "compare": "compare finished runs",
     "profile": "a network's parameters, activations and FLOPs, layer by layer",
     "schedule": "the rounds and transfers of an exchange",
+    "bench": "measure exchanges beside the backend's own, and the link",
     "data": "obtain a data set",
     "demo": "train on one and on several workers, and compare",
 }

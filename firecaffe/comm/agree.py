@@ -1,10 +1,11 @@
-"""Ranks tell each other short texts, and find out who differs before training starts."""
+"""Ranks tell each other texts and tensors, and find out who differs before training starts."""
 
 import json
 from collections import Counter
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import Tensor
 
 from firecaffe.comm.world import World, peers_may_be_lost
@@ -13,9 +14,22 @@ from firecaffe.errors import AgreementError
 
 def gather_text(world: World, text: str) -> list[str]:
     """The texts of all ranks, in rank order."""
+    return [data.decode() for data in gather_bytes(world, text.encode())]
+
+
+def gather_tensors(world: World, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The named tensors of all ranks, on the CPU. What several have is taken from the last."""
+    gathered: dict[str, Tensor] = {}
+    for data in gather_bytes(world, save({k: t.cpu().contiguous() for k, t in tensors.items()})):
+        gathered |= load(data)
+    return gathered
+
+
+def gather_bytes(world: World, data: bytes) -> list[bytes]:
+    """What all ranks bring, in rank order."""
     if world.group is None:
-        return [text]
-    own = torch.tensor(bytearray(text.encode()), dtype=torch.uint8)
+        return [data]
+    own = torch.frombuffer(bytearray(data or b" "), dtype=torch.uint8)[: len(data)]
     with peers_may_be_lost():
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world.world_size)]
         dist.all_gather(sizes, torch.tensor([own.numel()]), group=world.group)
@@ -24,9 +38,7 @@ def gather_text(world: World, text: str) -> list[str]:
         padded[: own.numel()] = own
         rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world.world_size)]
         dist.all_gather(rows, padded, group=world.group)
-    return [
-        bytes(row[: int(size)].tolist()).decode() for row, size in zip(rows, sizes, strict=True)
-    ]
+    return [row[: int(size)].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
 def differing_ranks(texts: list[str]) -> list[int]:

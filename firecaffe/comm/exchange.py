@@ -1,79 +1,179 @@
 """A gradient exchange that runs: an algorithm's schedules, bound to this rank and its group."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from firecaffe.comm.execute import RankRound, execute, rounds_of_rank
-from firecaffe.comm.fold import fold_nodes
+from firecaffe.comm.execute import Piece, execute, in_one_call, one_by_one
+from firecaffe.comm.local import LocalRanks
+from firecaffe.comm.rounds import AHEAD, RankRound, rounds_of_rank, scratch_elements
+from firecaffe.comm.shared_sum import sum_in_place
 from firecaffe.comm.world import World, peers_may_be_lost
-from firecaffe.exchange import ALGORITHMS, NATIVE
-from firecaffe.exchange.leaves import Node, shares_are_subtrees
+from firecaffe.exchange import NATIVE, SEGMENTED, find_schedule, parse_hierarchical
+from firecaffe.exchange.leaves import shares_are_subtrees
 from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
+from firecaffe.exchange.schedule import shards
 
 FOLD = "fold"
 """All-to-all, addition in tree order, all-gather: for shares that are no subtrees."""
 
+PIECES = 4
+"""A vector goes through its schedule in this many pieces, side by side."""
 
-def route(algorithm: str, world_size: int, num_leaves: int) -> str:
+SHORTEST_PIECE_BYTES = 32_768
+"""Below this a message's own cost outweighs what pieces hide."""
+
+
+def route(algorithm: str, world: World, num_leaves: int) -> str:
     """How the micro-batch tree goes on across workers: the algorithm, or `FOLD`.
 
     An exchange that is made for tree order keeps it: where the shares are unequal, or the world
     size does not suit the algorithm, `FOLD` stands in, and the run's record says so.
     """
-    if not keeps_tree_order(algorithm):
-        return algorithm
-    if shares_are_subtrees(num_leaves, world_size) and adds_in_tree_order(algorithm, world_size):
+    if not keeps_tree_order(algorithm) or _continues_tree(algorithm, world, num_leaves):
         return algorithm
     return FOLD
 
 
-def is_invariant(algorithm: str, world_size: int, num_leaves: int) -> bool:
+def is_invariant(algorithm: str, world: World, num_leaves: int) -> bool:
     """Whether this many workers end in the same bits as one worker does."""
-    if world_size == 1 or route(algorithm, world_size, num_leaves) == FOLD:
+    if world.world_size == 1 or route(algorithm, world, num_leaves) == FOLD:
         return True
-    return shares_are_subtrees(num_leaves, world_size) and adds_in_tree_order(algorithm, world_size)
+    return _continues_tree(algorithm, world, num_leaves)
+
+
+def _continues_tree(algorithm: str, world: World, num_leaves: int) -> bool:
+    return shares_are_subtrees(num_leaves, world.world_size) and adds_in_tree_order(
+        algorithm, world.world_size, world.local_world_size
+    )
+
+
+def outer_algorithm(algorithm: str, world: World) -> str | None:
+    """What goes on between hosts where the ranks of each sum in shared memory; None where the
+    order of additions would be another than the algorithm's own.
+    """
+    nested = parse_hierarchical(algorithm)
+    if nested is not None:
+        return nested[1]
+    size, hosts = world.local_world_size, world.world_size // world.local_world_size
+    if not adds_in_tree_order(algorithm, world.world_size) or algorithm == NATIVE:
+        return None
+    whole = hosts == 1 or size & (size - 1) == 0
+    return algorithm if whole and adds_in_tree_order(algorithm, hosts) else None
 
 
 class Exchange:
-    """Sums vectors over all ranks, in place. Used by one thread at a time."""
+    """Sums vectors over all ranks, in place. Used by one thread at a time.
 
-    def __init__(self, world: World, algorithm: str) -> None:
+    On one host, ranks sum vectors that `empty` has made in the memory that they share; between
+    hosts only the first rank of each then sends. Other vectors go through the algorithm's schedule.
+    """
+
+    def __init__(self, world: World, algorithm: str, local: LocalRanks | None = None) -> None:
+        """local: the ranks of this host, where they are to share memory."""
         self.world = world
         self.algorithm = algorithm
-        self._rounds: dict[int, list[RankRound]] = {}
+        self._outer = outer_algorithm(algorithm, world) if local is not None else None
+        self._local = local if self._outer is not None else None
+        self._shared: dict[int, list[Tensor]] = {}
+        self._rounds: dict[tuple[str, int], list[RankRound]] = {}
         self._scratch: dict[torch.dtype, Tensor] = {}
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether ranks of one host sum in the memory that they share."""
+        return self._local is not None
+
+    def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A vector of zeros to be summed. All ranks must ask for the same, in the same order."""
+        if self._local is None or device.type != "cpu" or num_elements == 0:
+            return torch.zeros(num_elements, dtype=dtype, device=device)
+        with peers_may_be_lost():
+            vectors = self._local.share(num_elements, dtype)
+        own = vectors[self._local.own]
+        self._shared[own.data_ptr()] = vectors
+        return own
 
     def all_reduce(self, vector: Tensor) -> None:
         """vector, shape (num_elements,), becomes the sum of all ranks' vectors."""
-        group = self.world.exchange_group
-        if group is None:
+        if self.world.exchange_group is None:
             return
         with peers_may_be_lost():
-            if self.algorithm == NATIVE:
-                dist.all_reduce(vector, group=group)
-                return
-            rounds = self._rounds_for(vector.numel())
-            needed = max((round_.scratch_elements for round_ in rounds), default=0)
-            execute(rounds, self.world.rank, vector, self._scratch_for(vector, needed), group)
+            shared = self._shared.get(vector.data_ptr())
+            if shared is not None and self._local is not None:
+                self._sum_shared(shared, self._local)
+            elif self.algorithm == NATIVE:
+                dist.all_reduce(vector, group=self.world.exchange_group)
+            else:
+                self._send(self.algorithm, vector, range(self.world.world_size))
 
-    def fold(self, nodes: list[tuple[Node, Tensor]], num_leaves: int, total: Tensor) -> None:
-        """total becomes the root of the micro-batch tree over the nodes of all ranks.
+    def close(self) -> None:
+        """Lets go of the memory that local ranks share, and of what connects them."""
+        self._shared.clear()
+        if self._local is not None:
+            self._local.close()
 
-        nodes: this rank's largest nodes with their vectors, each of total's shape; its length
-        must be a multiple of the number of ranks.
-        """
-        with peers_may_be_lost():
-            fold_nodes(nodes, num_leaves, total, self.world)
+    def _sum_shared(self, vectors: list[Tensor], local: LocalRanks) -> None:
+        hosts = range(0, self.world.world_size, local.size)
+        if len(hosts) == 1:
+            sum_in_place(local, vectors, into=range(local.size))
+            return
+        sum_in_place(local, vectors, into=[0])
+        if local.own == 0:
+            assert self._outer is not None
+            self._send(self._outer, vectors[0], hosts)
+        local.barrier()
+        if local.own != 0:
+            vectors[local.own].copy_(vectors[0])
+        # The first rank's vector may not change before everybody has read it.
+        local.barrier()
 
-    def _rounds_for(self, num_elements: int) -> list[RankRound]:
-        if num_elements not in self._rounds:
-            schedule = ALGORITHMS[self.algorithm](self.world.world_size, num_elements)
-            self._rounds[num_elements] = rounds_of_rank(schedule, self.world.rank)
-        return self._rounds[num_elements]
+    def _send(self, algorithm: str, vector: Tensor, ranks: Sequence[int]) -> None:
+        """Sums over some ranks, this one among them, through an algorithm's schedule."""
+        group = self.world.exchange_group
+        assert group is not None
+        # NCCL tells a pair's messages apart by their order alone and wants a round's at once.
+        is_gloo = not vector.is_cuda
+        whole = [(0, vector.numel())]
+        parts = pieces(algorithm, vector.numel(), vector.itemsize) if is_gloo else whole
+        rounds = [self._rounds_for(algorithm, stop - start, ranks) for start, stop in parts]
+        needed = [scratch_elements(of_piece) for of_piece in rounds]
+        scratch = self._scratch_for(vector, sum(needed)).split_with_sizes(needed)
+        execute(
+            [
+                Piece(
+                    vector[start:stop],
+                    rounds[i],
+                    scratch[i],
+                    one_by_one(group, ranks, i) if is_gloo else in_one_call(group, ranks),
+                    ranks.index(self.world.rank),
+                    ahead=AHEAD if is_gloo else 0,
+                )
+                for i, (start, stop) in enumerate(parts)
+            ]
+        )
+
+    def _rounds_for(
+        self, algorithm: str, num_elements: int, ranks: Sequence[int]
+    ) -> list[RankRound]:
+        if (algorithm, num_elements) not in self._rounds:
+            find = find_schedule(algorithm, self.world.local_world_size)
+            schedule = find(len(ranks), num_elements)
+            of_rank = rounds_of_rank(schedule, ranks.index(self.world.rank))
+            self._rounds[algorithm, num_elements] = of_rank
+        return self._rounds[algorithm, num_elements]
 
     def _scratch_for(self, vector: Tensor, num_elements: int) -> Tensor:
         scratch = self._scratch.get(vector.dtype)
         if scratch is None or scratch.numel() < num_elements:
             scratch = self._scratch[vector.dtype] = vector.new_empty(num_elements)
-        return scratch
+        return scratch[:num_elements]
+
+
+def pieces(algorithm: str, num_elements: int, itemsize: int) -> list[tuple[int, int]]:
+    """How a vector is cut; each piece goes through the algorithm's schedule for its length."""
+    longest = num_elements * itemsize // SHORTEST_PIECE_BYTES
+    count = 1 if algorithm in SEGMENTED else max(1, min(PIECES, longest))
+    return shards(num_elements, count)

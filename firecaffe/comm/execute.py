@@ -1,99 +1,182 @@
-"""Executes a schedule: this rank's sends, receives and additions over a process group."""
+"""Executes a schedule: this rank's sends, receives and additions over a process group.
 
-from collections import defaultdict
+A vector is cut into pieces that go through the same schedule side by side, so that while one
+piece is being added, or waits for a slow peer, the others keep both directions of the link busy.
+Receives are posted some rounds ahead and additions are done in place. Nothing is decided by
+what arrives first: every rank waits in the order (round, piece), so no two can wait for each
+other, and the sums are those of the schedule.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import P2POp, ProcessGroup
+from torch.distributed import P2POp, ProcessGroup, Work
 
-from firecaffe.exchange.schedule import Schedule, fold
+from firecaffe.comm.rounds import AHEAD, Addition, RankRound
+from firecaffe.exchange.schedule import fold
 
+WINDOW = 2
+"""Sends of one round under way at a time, while receives of that round are still to come. A server
+that hears from all at once would lose packets; so ranks wait for their turn."""
 
-@dataclass(frozen=True)
-class Addition:
-    """The parts that arrive for one slice of this rank in one round, in order of source."""
+Message = tuple[bool, int, Tensor]
+"""(whether it is a send, the peer, the elements)."""
 
-    start: int
-    stop: int
-    sources: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class RankRound:
-    """One round as one rank sees it. Slices are (peer, start, stop)."""
-
-    sends: list[tuple[int, int, int]] = field(default_factory=list)
-    copies: list[tuple[int, int, int]] = field(default_factory=list)
-    additions: list[Addition] = field(default_factory=list)
-
-    @property
-    def scratch_elements(self) -> int:
-        return sum((a.stop - a.start) * len(a.sources) for a in self.additions)
+Start = Callable[[Sequence[Message]], list[Work]]
+"""Starts messages on a group; one Work for each."""
 
 
-def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
-    """What one rank does in each round in which it does anything.
+@dataclass
+class Piece:
+    """One part of a vector on its way through its rounds."""
 
-    Sends and receives stand in the order of the schedule, so between each two ranks they match.
-    """
-    rounds = []
-    for round_ in schedule.rounds:
-        sends = [(t.destination, t.start, t.stop) for t in round_ if t.source == rank]
-        arriving = [t for t in round_ if t.destination == rank]
-        copies = [(t.source, t.start, t.stop) for t in arriving if not t.reduce]
-        sources: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for t in arriving:
-            if t.reduce:
-                sources[t.start, t.stop].append(t.source)
-        additions = [Addition(*slice_, tuple(sorted(s))) for slice_, s in sources.items()]
-        if sends or arriving:
-            rounds.append(RankRound(sends, copies, additions))
-    return rounds
+    vector: Tensor
+    rounds: Sequence[RankRound]
+    scratch: Tensor
+    start: Start
+    rank: int
+    ahead: int = AHEAD
+    _posted: int = 0
+    _receiving: dict[int, list[Work]] = field(default_factory=dict)
+    _sending: list[tuple[int, int, Work]] = field(default_factory=list)
+    _waiting: list[tuple[int, int, int]] = field(default_factory=list)
 
+    def begin(self, index: int) -> None:
+        """Posts the receives of this round and of those ahead, and sends what is due."""
+        round_ = self.rounds[index]
+        messages: list[Message] = []
+        numbers = []
+        while self._posted < len(self.rounds) and self._posted <= index + self.ahead:
+            posted = self.rounds[self._posted]
+            if posted.postable > index:
+                break
+            for receive in posted.receives:
+                length = receive.stop - receive.start
+                if receive.scratch is None:
+                    self._finish_sends(receive.start, receive.stop)
+                    target = self.vector[receive.start : receive.stop]
+                else:
+                    target = self.scratch[receive.scratch : receive.scratch + length]
+                messages.append((False, receive.source, target))
+                numbers.append(self._posted)
+            self._receiving[self._posted] = []
+            self._posted += 1
+        window = WINDOW if round_.receives else len(round_.sends)
+        sends, self._waiting = round_.sends[:window], round_.sends[window:]
+        messages += [(True, peer, self.vector[start:stop]) for peer, start, stop in sends]
+        works = self.start(messages)
+        for number, work in zip(numbers, works, strict=False):
+            self._receiving[number].append(work)
+        for (_, start, stop), work in zip(sends, works[len(numbers) :], strict=True):
+            self._sending.append((start, stop, work))
 
-def execute(
-    rounds: list[RankRound], rank: int, vector: Tensor, scratch: Tensor, group: ProcessGroup
-) -> None:
-    """Carries out one rank's part of a schedule, in place.
-
-    vector: shape (num_elements,), contiguous. scratch: same dtype and device, at least as long as
-    the `scratch_elements` of every round.
-    """
-    for round_ in rounds:
-        operations = [
-            P2POp(dist.isend, vector[start:stop], group_peer=peer, group=group)
-            for peer, start, stop in round_.sends
-        ]
-        operations += [
-            P2POp(dist.irecv, vector[start:stop], group_peer=peer, group=group)
-            for peer, start, stop in round_.copies
-        ]
-        received: list[dict[int, Tensor]] = []
-        offset = 0
-        for addition in round_.additions:
-            length = addition.stop - addition.start
-            parts = {}
-            for source in addition.sources:
-                parts[source] = scratch[offset : offset + length]
-                offset += length
-                operations.append(P2POp(dist.irecv, parts[source], group_peer=source, group=group))
-            received.append(parts)
-        for work in dist.batch_isend_irecv(operations):
+    def finish(self, index: int) -> None:
+        """Waits for the round's messages and does its additions."""
+        round_ = self.rounds[index]
+        for work in self._receiving.pop(index):
             work.wait()
-        for addition, parts in zip(round_.additions, received, strict=True):
-            own = vector[addition.start : addition.stop]
-            _add_in_order(own, rank, parts)
+            self._send_waiting(1)
+        self._send_waiting(len(self._waiting))
+        for addition in round_.additions:
+            self._finish_sends(addition.start, addition.stop)
+            self._add(addition)
+
+    def close(self) -> None:
+        """Waits for the last sends."""
+        self._finish_sends(0, self.vector.numel())
+
+    def _send_waiting(self, count: int) -> None:
+        sends, self._waiting = self._waiting[:count], self._waiting[count:]
+        if sends:
+            works = self.start(
+                [(True, peer, self.vector[start:stop]) for peer, start, stop in sends]
+            )
+            for (_, start, stop), work in zip(sends, works, strict=True):
+                self._sending.append((start, stop, work))
+
+    def _finish_sends(self, start: int, stop: int) -> None:
+        """What is being sent must not change."""
+        under_way = []
+        for sent_start, sent_stop, work in self._sending:
+            if sent_start < stop and start < sent_stop:
+                work.wait()
+            else:
+                under_way.append((sent_start, sent_stop, work))
+        self._sending = under_way
+
+    def _add(self, addition: Addition) -> None:
+        """The slice becomes the fold, over rank, of itself and the parts that arrived."""
+        own = self.vector[addition.start : addition.stop]
+        length = addition.stop - addition.start
+        terms = [
+            (source, self.scratch[offset : offset + length])
+            for source, offset in addition.parts.items()
+        ]
+        in_order = [part for _, part in sorted([*terms, (self.rank, own)])]
+        # The sum of two is the common case; it needs no second pass over memory.
+        if len(in_order) == 2:
+            torch.add(in_order[0], in_order[1], out=own)
+            return
+        total = fold(in_order, lambda left, right: left.add_(right))
+        if total is not own:
+            own.copy_(total)
 
 
-def _add_in_order(own: Tensor, rank: int, parts: dict[int, Tensor]) -> None:
-    """own becomes the fold, over rank, of itself and the received parts."""
-    in_order = [part for _, part in sorted([*parts.items(), (rank, own)])]
-    # The sum of two is the common case; it needs no second pass over memory.
-    if len(in_order) == 2:
-        torch.add(in_order[0], in_order[1], out=own)
-        return
-    total = fold(in_order, lambda left, right: left.add_(right))
-    if total is not own:
-        own.copy_(total)
+def execute(pieces: Sequence[Piece]) -> None:
+    """Carries out one rank's part of the pieces' schedules, in place."""
+    for piece in pieces:
+        if piece.rounds:
+            piece.begin(0)
+    order = sorted(
+        (round_.number, which, index)
+        for which, piece in enumerate(pieces)
+        for index, round_ in enumerate(piece.rounds)
+    )
+    for _, which, index in order:
+        piece = pieces[which]
+        piece.finish(index)
+        if index + 1 < len(piece.rounds):
+            piece.begin(index + 1)
+    for piece in pieces:
+        piece.close()
+
+
+def one_by_one(group: ProcessGroup, ranks: Sequence[int], tag: int) -> Start:
+    """Messages of a backend that matches them by tag, such as Gloo.
+
+    ranks: which ranks of the group the schedule's are.
+    """
+
+    def start(messages: Sequence[Message]) -> list[Work]:
+        return [
+            group.send([tensor], ranks[peer], tag)
+            if is_send
+            else group.recv([tensor], ranks[peer], tag)
+            for is_send, peer, tensor in messages
+        ]
+
+    return start
+
+
+def in_one_call(group: ProcessGroup, ranks: Sequence[int]) -> Start:
+    """Messages of a backend that must know those of a round together, such as NCCL.
+
+    It matches them by order and its Works stand for the whole call; so nothing is posted ahead.
+    """
+
+    def start(messages: Sequence[Message]) -> list[Work]:
+        if not messages:
+            return []
+        operations = [
+            P2POp(
+                dist.isend if is_send else dist.irecv, tensor, group_peer=ranks[peer], group=group
+            )
+            for is_send, peer, tensor in messages
+        ]
+        works = dist.batch_isend_irecv(operations)
+        return works if len(works) == len(messages) else [works[-1]] * len(messages)
+
+    return start

@@ -36,6 +36,9 @@ class World:
     """For the main thread: agreement, evaluation."""
     exchange_group: ProcessGroup | None = None
     """For the communication thread alone, so that no order between the two can matter."""
+    local_rank: int = 0
+    local_world_size: int = 1
+    """Ranks on this host, as the launcher says."""
 
     @property
     def is_first(self) -> bool:
@@ -67,7 +70,8 @@ def join(device: str = "auto", timeout_s: float = TIMEOUT_S) -> Iterator[World]:
         return
     group, exchange_group = _connect(world_size, chosen, timedelta(seconds=timeout_s))
     try:
-        yield World(rank, world_size, chosen, group, exchange_group)
+        local_world_size = _number("LOCAL_WORLD_SIZE", 1)
+        yield World(rank, world_size, chosen, group, exchange_group, local_rank, local_world_size)
     finally:
         dist.destroy_process_group()
 

@@ -1,6 +1,16 @@
-"""The recipe's [exchange] section: how gradients travel, never what they come to."""
+"""The recipe's [exchange] section: how gradients travel, and what of them."""
 
 from dataclasses import dataclass
+
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange.order import keeps_tree_order
+from firecaffe.gradients.compressors import COMPRESSORS
+
+NO_COMPRESSOR = "none"
+
+MOST_LEVEL = 20
+"""A million micro-batches a node."""
 
 
 @dataclass(frozen=True)
@@ -8,13 +18,65 @@ class ExchangeConfig:
     """How gradients are summed over the workers.
 
     Args:
-        algorithm: A row of docs/exchange.md: tree, halving_doubling, recursive_doubling,
-            parameter_server, sharded_parameter_server, ring or native.
+        algorithm: A row of docs/exchange.md: tree, pipelined_tree, double_tree,
+            halving_doubling, recursive_doubling, parameter_server, sharded_parameter_server,
+            ring, native, or hierarchical(INNER,OUTER).
+        compressor: How gradients are encoded on the way: none, float16, bfloat16, int8, one_bit,
+            threshold, top_k or power_sgd. All but none change the result.
+        compressor_level: The level of the micro-batch tree whose nodes are encoded: 0 encodes every
+            micro-batch, 1 every sum of two, 2 of four. Part of the result; and there can be no more
+            workers than nodes.
         bucket_bytes: Gradients travel in buckets of about this many bytes, each as soon as
             backward has made it ready.
+        shared_memory: Ranks of one host add in the memory that they share, in tree order, and only
+            one of them sends. The result is the same.
         timeout_s: How long a rank waits for the others before it gives up.
     """
 
     algorithm: str = "tree"
+    compressor: str = NO_COMPRESSOR
+    compressor_level: int = 0
     bucket_bytes: int = 4_000_000
+    shared_memory: bool = True
     timeout_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Coding:
+    """A compressor, and the level of the tree where it encodes."""
+
+    compressor: str
+    level: int
+
+
+def coding_of(config: ExchangeConfig) -> Coding | None:
+    """None where gradients travel as they are."""
+    if config.compressor == NO_COMPRESSOR:
+        return None
+    return Coding(config.compressor, config.compressor_level)
+
+
+def check_exchange(config: ExchangeConfig) -> None:
+    """Raises: RecipeError where a word cannot be, or two cannot be together."""
+    algorithm, compressor = config.algorithm, config.compressor
+    if algorithm != NATIVE:
+        try:
+            find_schedule(algorithm)
+        except ValueError as error:
+            raise RecipeError(f"exchange.algorithm: {error}") from None
+    if compressor not in (NO_COMPRESSOR, *COMPRESSORS):
+        known = ", ".join((NO_COMPRESSOR, *COMPRESSORS))
+        raise RecipeError(f"exchange.compressor is {compressor!r}; it must be one of {known}")
+    if compressor != NO_COMPRESSOR and not keeps_tree_order(algorithm):
+        raise RecipeError(
+            f"exchange.compressor {compressor} encodes nodes of the micro-batch tree and adds them "
+            f"in its order, which exchange.algorithm {algorithm} does not keep; use tree"
+        )
+    if not 0 <= config.compressor_level <= MOST_LEVEL:
+        raise RecipeError(
+            f"exchange.compressor_level is {config.compressor_level}; it must be 0 to {MOST_LEVEL}"
+        )
+    if config.bucket_bytes < 1:
+        raise RecipeError(f"exchange.bucket_bytes is {config.bucket_bytes}; it must be at least 1")
+    if not config.timeout_s > 0:
+        raise RecipeError(f"exchange.timeout_s is {config.timeout_s}; it must be above 0")

@@ -13,7 +13,7 @@ with its last micro-batch; among them which parameters were used, so that one th
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -23,7 +23,12 @@ from torch import Tensor, nn
 from firecaffe.comm.exchange import FOLD, Exchange
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, TreeSum
-from firecaffe.gradients.buckets import Bucket, make_buckets, views_like
+from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
+from firecaffe.gradients.combine import AllReduce, Combine, Compressed, Fold, Hook, Hooked
+from firecaffe.gradients.compressors import make_compressor
+from firecaffe.gradients.compressors.codec import ROW
+from firecaffe.gradients.compressors.wire import Compressor
+from firecaffe.gradients.config import Coding
 
 Leaf = list[Tensor]
 """One tensor for each parameter, then the tail's."""
@@ -49,7 +54,7 @@ class GradientReducer:
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        parameters: Mapping[str, nn.Parameter],
         ready_order: Sequence[int],
         tail: Sequence[Tensor],
         counts: Tensor,
@@ -57,28 +62,52 @@ class GradientReducer:
         exchange: Exchange,
         route: str,
         bucket_bytes: int,
+        coding: Coding | None = None,
+        hook: tuple[object, Hook] | None = None,
     ) -> None:
-        """parameters: those that need gradients. ready_order: their indices in the order in which
-        backward finishes them. tail, counts: examples. route: see `comm.exchange.route`.
+        """parameters: those that need gradients, by name. ready_order: their indices in the order
+        in which backward finishes them. tail, counts: examples. route: see `comm.exchange.route`.
+        coding: the compressor, in place of the route. hook: (state, hook) of DDP's kind, likewise.
         """
-        self.parameters = list(parameters)
+        self.parameters = list(parameters.values())
         self.num_leaves = num_leaves
         self.exchange = exchange
-        self.route = route
-        self._unused = counts.new_zeros(len(self.parameters))
-        self._tail_members = range(len(self.parameters), len(self.parameters) + len(tail))
+        num_parameters = len(self.parameters)
+        self._unused = counts.new_zeros(num_parameters)
+        self._tail_members = range(num_parameters, num_parameters + len(tail))
         self._counts_member = self._tail_members.stop
         tensors = [*self.parameters, *tail, torch.cat([self._unused, counts])]
-        ranks = exchange.world.world_size
-        order = [*ready_order, *self._tail_members, self._counts_member]
-        self.buckets = make_buckets(tensors, order, bucket_bytes, multiple=ranks)
+        last = [*self._tail_members, self._counts_member]
+        # What is encoded or given to a hook has no tail; else a tail needs no message of its own.
+        is_apart = coding is not None or hook is not None
+        groups = [ready_order, last] if is_apart else [[*ready_order, *last]]
+        world = exchange.world
+        self._alignment = ALIGNMENT if coding is None else ROW
+        multiple = world.world_size if coding is None else world.world_size * ROW
+        self.buckets = make_buckets(
+            tensors, groups, bucket_bytes, multiple, exchange.empty, self._alignment
+        )
         self._view_of = {
             member: view
             for bucket in self.buckets
             for member, view in zip(bucket.members, bucket.views, strict=True)
         }
-        # What is divided at the root: not the tail and not the counts.
-        self._gradients = [self._gradients_in(bucket) for bucket in self.buckets]
+        self.compressor: Compressor | None = None
+        self._combine: Combine
+        if coding is not None:
+            layouts = [layout_of(bucket, list(parameters)) for bucket in self.buckets]
+            self.compressor = make_compressor(coding.compressor, layouts)
+            self._combine = Compressed(
+                world, self.compressor, num_leaves, coding.level, num_parameters
+            )
+        elif hook is not None:
+            num_encoded = sum(bucket.members[0] < num_parameters for bucket in self.buckets)
+            self._combine = Hooked(exchange, *hook, self.parameters, num_encoded)
+        elif route == FOLD:
+            self._combine = Fold(world, num_leaves, num_parameters)
+        else:
+            self._combine = AllReduce(exchange, num_parameters)
+        ranks = world.world_size
         self._thread = None
         if ranks > 1:
             self._thread = ThreadPoolExecutor(1, "exchange", _begin_thread, (counts.device,))
@@ -99,11 +128,13 @@ class GradientReducer:
             hook.remove()
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
+        self.exchange.close()
 
     def begin_step(self, total_weight: float) -> None:
         """total_weight: what the sums are divided by, once, at the root."""
         self._total_weight = total_weight
-        self._counter: TreeSum[Leaf] = TreeSum(self.num_leaves, _add_in_place)
+        top_level = self._combine.top_level
+        self._counter: TreeSum[Leaf] = TreeSum(self.num_leaves, _add_in_place, top_level)
         self._merged: list[Leaf] = []
         self._node = Node(0, 0)
         self._next_bucket = 0
@@ -123,7 +154,7 @@ class GradientReducer:
         """
         if counts is not None:
             self._merged, self._node = self._counter.take_completed(Node(0, leaf))
-            if self.route != FOLD:
+            if not self._combine.apart:
                 self._merged += [value for _, value in reversed(self._counter.pending)]
             self._closing = True
         if loss is not None:
@@ -160,15 +191,6 @@ class GradientReducer:
         tail = tuple(self._view_of[member] for member in self._tail_members)
         return Totals(tail, counts, exposed_s, exchange_s)
 
-    def _gradients_in(self, bucket: Bucket) -> Tensor:
-        """The part of a bucket before the tail; members stand in order, the tail's last."""
-        tails = [view for m, view in self._members(bucket) if m >= len(self.parameters)]
-        return bucket.flat[: tails[0].storage_offset()] if tails else bucket.flat
-
-    @staticmethod
-    def _members(bucket: Bucket) -> list[tuple[int, Tensor]]:
-        return list(zip(bucket.members, bucket.views, strict=True))
-
     def _on_ready(self, _: nn.Parameter) -> None:
         if self._closing:
             self._send_ready_buckets(None)
@@ -188,7 +210,7 @@ class GradientReducer:
                 self._sent += [(g, g._version) for g in gradients if g is not None]
             nodes = self._close_bucket(self.buckets[index], tail or ())
             if self._thread is None:
-                self._gradients[index].div_(self._total_weight)
+                self._combine(index, nodes, self.buckets[index], self._total_weight)
             else:
                 is_cuda = self.buckets[index].flat.is_cuda
                 ready = torch.cuda.current_stream().record_event() if is_cuda else None
@@ -214,12 +236,13 @@ class GradientReducer:
             torch._foreach_add_(sums, values[: len(sums)])
             values[: len(sums)] = sums
         torch._foreach_copy_(bucket.views, values)
-        if self.route != FOLD:
+        if not self._combine.apart:
             return []
         nodes = []
         for node, leaf in self._counter.pending:
             flat = torch.zeros_like(bucket.flat)
-            for member, view in zip(bucket.members, views_like(flat, bucket.views), strict=True):
+            views = views_like(flat, bucket.views, self._alignment)
+            for member, view in zip(bucket.members, views, strict=True):
                 if member != self._counts_member:
                     view.copy_(leaf[member])
             nodes.append((node, flat))
@@ -239,13 +262,8 @@ class GradientReducer:
         if ready is not None:
             ready.synchronize()
         start = time.perf_counter()
-        flat = self.buckets[index].flat
         with torch.cuda.stream(self._stream):
-            if self.route == FOLD:
-                self.exchange.fold(nodes, self.num_leaves, flat)
-            else:
-                self.exchange.all_reduce(flat)
-            self._gradients[index].div_(self._total_weight)
+            self._combine(index, nodes, self.buckets[index], self._total_weight)
         if self._stream is not None:
             self._stream.synchronize()
         return time.perf_counter() - start

@@ -1,6 +1,7 @@
 """Checkpoints: the whole state of a training, for any number of workers.
 
-    checkpoints/step-00000100/state.safetensors   parameters, buffers, optimizer state
+    checkpoints/step-00000100/state.safetensors   parameters, buffers, optimizer state,
+                                                  and what a compressor has kept back
     checkpoints/step-00000100/meta.json           step, recipe identity, scalars
     checkpoints/step-00000100/SHA256SUMS          as sha256sum writes it; `sha256sum -c` checks it
     checkpoints/latest                            the name of the newest whole one
@@ -26,6 +27,9 @@ from torch import Tensor, nn, optim
 
 from firecaffe.errors import CheckpointError
 from firecaffe.runs.files import sync_file, sync_folder, write_atomically
+
+COMPRESSOR = "compressor/"
+"""Before the names of what a compressor has kept back; see `compressor_state`."""
 
 STATE, META, SUMS, LATEST = "state.safetensors", "meta.json", "SHA256SUMS", "latest"
 
@@ -180,7 +184,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: optim.Optimizer
 
     Raises: CheckpointError where names or shapes are not the model's.
     """
-    rest = dict(checkpoint.tensors)
+    rest = {k: t for k, t in checkpoint.tensors.items() if not k.startswith(COMPRESSOR)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _copy(parameter, rest.pop(f"parameter/{name}", None), name)
@@ -200,6 +204,15 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: optim.Optimizer
         if name not in parameters:
             raise CheckpointError(f"checkpoint holds {path}, which the model does not have")
         optimizer.state[parameters[name]][word] = scalar
+
+
+def compressor_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """What the compressors of all ranks had kept back; empty where there was none."""
+    return {
+        key.removeprefix(COMPRESSOR): tensor
+        for key, tensor in checkpoint.tensors.items()
+        if key.startswith(COMPRESSOR)
+    }
 
 
 def check_identity(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from firecaffe.errors import RecipeError
+from firecaffe.exchange.leaves import num_nodes
 
 MOST_THREADS = 1024
 
@@ -75,8 +76,14 @@ def check_train(config: TrainConfig) -> None:
         )
 
 
-def check_workers(config: TrainConfig, world_size: int) -> None:
-    """Raises: RecipeError where there are more ranks than micro-batches."""
+def check_workers(config: TrainConfig, world_size: int, level: int = 0) -> None:
+    """Raises: RecipeError where there are more ranks than nodes of `level` to share out."""
+    nodes = num_nodes(config.num_micro_batches, level)
+    if level and world_size > nodes:
+        raise RecipeError(
+            f"{world_size} ranks but only {nodes} sums of {1 << level} micro-batches to encode "
+            f"(exchange.compressor_level {level}); use at most {nodes} ranks or a lower level"
+        )
     if world_size > config.num_micro_batches:
         raise RecipeError(
             f"{world_size} ranks but only {config.num_micro_batches} micro-batches a step "

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
-from firecaffe.comm.agree import differing_ranks, gather_text
+from firecaffe.comm.agree import differing_ranks, gather_tensors, gather_text
 from firecaffe.comm.digest import digest, digest_each
 from firecaffe.comm.world import World
 from firecaffe.data import DataConfig, Dataset
@@ -19,6 +19,7 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.runs.folder import RunConfig
 from firecaffe.runs.record import JsonLines, Metrics
 from firecaffe.train.checkpoint import (
+    COMPRESSOR,
     Checkpoint,
     extend_history,
     save_checkpoint,
@@ -158,6 +159,9 @@ def _evaluate(t: Training, done: int, metrics: Metrics | None, progress: RunProg
 
 def _save(t: Training, done: int, history: str) -> None:
     """Rank 0 saves; the others wait, so that its time is not taken for communication."""
+    kept_back: dict[str, Tensor] = {}
+    if t.reducer.compressor is not None:
+        kept_back = gather_tensors(t.world, t.reducer.compressor.state())
     if t.world.is_first:
         checkpoint = Checkpoint(
             step=done,
@@ -165,7 +169,10 @@ def _save(t: Training, done: int, history: str) -> None:
             probe=t.probe,
             history=history,
             doubts=t.doubts,
-            tensors=state_tensors(t.model, t.optimizer),
+            tensors={
+                **state_tensors(t.model, t.optimizer),
+                **{f"{COMPRESSOR}{key}": tensor for key, tensor in kept_back.items()},
+            },
             scalars=state_scalars(t.model, t.optimizer),
             scaler=t.stepper.scaler.state_dict(),
         )

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.data import Batches
-from firecaffe.exchange.leaves import leaf_share
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.train.arithmetic import seed_random
@@ -54,15 +53,15 @@ class Stepper:
         loss: Loss,
         batches: Batches,
         config: TrainConfig,
-        rank: int,
-        world_size: int,
+        share: range,
     ) -> None:
+        """share: this worker's micro-batches of every step; see `exchange.leaves.leaf_share`."""
         self.model = model
         self.loss = loss
         self.batches = batches
         self.config = config
         self.buffers = BufferChanges(model)
-        self.share = leaf_share(config.num_micro_batches, world_size, rank)
+        self.share = share
         self.device = next(model.parameters()).device
         self._seen: list[tuple[Tensor, Tensor]] = []
         self._dtype = AUTOCAST.get(config.autocast)

@@ -168,7 +168,7 @@ def test_neither_buckets_nor_the_exchange_enter(tmp_path: Path, net: Net) -> Non
     expected = bare_loop(copy.deepcopy(net), train_set, 18, 3, tree_sum)
     for index, (algorithm, bucket_bytes) in enumerate([("ring", 1), ("native", 300)]):
         recipe = recipe_for(tmp_path / str(index), 18, 3)
-        exchange = ExchangeConfig(algorithm, bucket_bytes)
+        exchange = ExchangeConfig(algorithm, bucket_bytes=bucket_bytes)
         found = ours(
             net,
             train_set,

@@ -60,7 +60,14 @@ OTHER = Recipe(
         weight_decay=0.0005,
         clip_gradients=35.0,
     ),
-    exchange=ExchangeConfig(algorithm="ring", bucket_bytes=1_000_000, timeout_s=0.5),
+    exchange=ExchangeConfig(
+        algorithm="halving_doubling",
+        compressor="int8",
+        compressor_level=1,
+        bucket_bytes=1_000_000,
+        shared_memory=False,
+        timeout_s=0.5,
+    ),
     checkpoint=CheckpointConfig(every=12),
     run=RunConfig(folder="runs/mine", tensorboard=False, digests=True),
 )
@@ -117,6 +124,7 @@ FREE = {
     "train.epochs",
     "exchange.algorithm",
     "exchange.bucket_bytes",
+    "exchange.shared_memory",
     "exchange.timeout_s",
     "checkpoint.every",
     "run.folder",
@@ -133,9 +141,15 @@ def test_every_word_is_free_or_decides() -> None:
 @pytest.mark.parametrize("name", flatten(OTHER))
 def test_identity(name: str) -> None:
     """Each word changed alone, from the default to the other value."""
-    recipe = changed(Recipe(), name, flatten(OTHER)[name])
-    found, default = identity(recipe, 100), identity(Recipe(), 100)
+    start = Recipe()
+    if name == "exchange.compressor_level":  # without a compressor it means nothing
+        start = changed(start, "exchange.compressor", "int8")
+    found, default = (
+        identity(recipe, 100) for recipe in (changed(start, name, flatten(OTHER)[name]), start)
+    )
     differs = [word for word in default if found[word] != default[word]]
+    if name == "exchange.compressor":
+        assert found.keys() - default.keys() == {"exchange.compressor_level"}
     assert differs == ([] if name in FREE else [name])
 
 
@@ -184,7 +198,10 @@ def test_accepted(recipe: Recipe) -> None:
         ("train.threads", 0, "train.threads is 0"),
         ("solver.type", "lars", "solver.type is 'lars'"),
         ("solver.lr_policy", "cosine", "solver.lr_policy is 'cosine'"),
-        ("exchange.algorithm", "star", "exchange.algorithm is 'star'; it must be one of param"),
+        ("exchange.algorithm", "star", "exchange.algorithm: no exchange 'star'; the exchanges are"),
+        ("exchange.algorithm", "hierarchical(ring,tree)", "inner is 'ring'; it must be one of"),
+        ("exchange.compressor", "gzip", "exchange.compressor is 'gzip'; it must be one of none,"),
+        ("exchange.compressor_level", -1, "exchange.compressor_level is -1; it must be 0 to 20"),
         ("exchange.bucket_bytes", 0, "exchange.bucket_bytes is 0; it must be at least 1"),
         ("exchange.timeout_s", 0.0, "exchange.timeout_s is 0.0; it must be above 0"),
         ("exchange.timeout_s", float("nan"), "exchange.timeout_s is nan"),
@@ -194,3 +211,17 @@ def test_accepted(recipe: Recipe) -> None:
 def test_refused(name: str, value: object, words: str) -> None:
     with pytest.raises(RecipeError, match=re.escape(words)):
         check_recipe(changed(Recipe(), name, value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("exchange.algorithm", "ring", "which exchange.algorithm ring does not keep; use tree"),
+        ("train.autocast", "float16", "with train.autocast float16"),
+    ],
+)
+def test_a_compressor_is_refused_with(name: str, value: object, words: str) -> None:
+    recipe = changed(Recipe(), "exchange.compressor", "one_bit")
+    check_recipe(recipe)
+    with pytest.raises(RecipeError, match=re.escape(words)):
+        check_recipe(changed(recipe, name, value))

@@ -1,18 +1,25 @@
 """Schedules run on real numbers: all ranks in one process, and rank by rank through queues."""
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from firecaffe.comm.execute import RankRound, rounds_of_rank
 from firecaffe.comm.interpret import interpret
-from firecaffe.exchange import ALGORITHMS
+from firecaffe.comm.rounds import RankRound, rounds_of_rank, scratch_elements
+from firecaffe.exchange import ALGORITHMS, ROOTED, double_tree, find_schedule, pipelined_tree
 from firecaffe.exchange.order import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule, Transfer
 
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
+    **ALGORITHMS,
+    "pipelined_tree, many segments": partial(pipelined_tree.schedule, segment_elements=100),
+    "double_tree, many segments": partial(double_tree.schedule, segment_elements=100),
+}
 WORLD_SIZES = range(1, 18)
 SIZES = (0, 1, 64, 1009, 12345)
 
@@ -43,29 +50,48 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_sums_are_exact(algorithm: str, world_size: int) -> None:
     for num_elements in SIZES:
         vectors = whole_numbers(world_size, num_elements)
         before = [vector.clone() for vector in vectors]
         total = torch.stack(vectors).sum(dim=0)
-        results = interpret(ALGORITHMS[algorithm](world_size, num_elements), vectors)
+        results = interpret(SCHEDULES[algorithm](world_size, num_elements), vectors)
         assert len(results) == world_size
         assert all(torch.equal(result, total) for result in results)
         assert all(same_bits(vector, old) for vector, old in zip(vectors, before, strict=True))
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_bits_are_those_of_the_tree_where_the_proof_says_so(
     algorithm: str, world_size: int
 ) -> None:
     vectors = random_numbers(world_size, 1009)
-    results = interpret(ALGORITHMS[algorithm](world_size, 1009), vectors)
+    results = interpret(SCHEDULES[algorithm](world_size, 1009), vectors)
     tree = tree_sum(vectors)
     assert all(torch.allclose(result, tree, atol=1e-4) for result in results)
     assert all(same_bits(result, results[0]) for result in results)
-    assert same_bits(results[0], tree) == adds_in_tree_order(algorithm, world_size)
+    name = algorithm.split(",")[0]
+    assert same_bits(results[0], tree) == adds_in_tree_order(name, world_size)
+
+
+@pytest.mark.parametrize("outer", ALGORITHMS)
+@pytest.mark.parametrize("inner", ROOTED)
+def test_nodes(inner: str, outer: str) -> None:
+    """Sums over nodes, by interpreter and by ranks on their own, and the bits where proved."""
+    name = f"hierarchical({inner},{outer})"
+    for ranks_per_node, nodes in product((1, 2, 3, 4), (1, 2, 3, 4)):
+        world_size = ranks_per_node * nodes
+        schedule = find_schedule(name, ranks_per_node)(world_size, 1009)
+        vectors = random_numbers(world_size, 1009)
+        results = interpret(schedule, vectors)
+        alone = run_through_queues(schedule, vectors)
+        tree = tree_sum(vectors)
+        assert all(torch.allclose(result, tree, atol=1e-4) for result in results)
+        assert all(same_bits(a, results[0]) for a in (*alone, *results))
+        in_order = adds_in_tree_order(name, world_size, ranks_per_node)
+        assert same_bits(results[0], tree) == in_order
 
 
 def test_transfers_read_what_was_there_when_the_round_began() -> None:
@@ -102,7 +128,7 @@ def run_through_queues(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor
                     for peer, start, stop in round_.sends:
                         queues[rank, peer].append(held[rank][start:stop].clone())
                     sent[rank] = progress = True
-                if not receive(round_, rank, held[rank], queues):
+                if not take_in(round_, rank, held[rank], queues):
                     break
                 waiting[rank].popleft()
                 sent[rank] = False
@@ -112,24 +138,28 @@ def run_through_queues(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor
     return held
 
 
-def receive(
+def take_in(
     round_: RankRound,
     rank: int,
     own: Tensor,
     queues: dict[tuple[int, int], deque[Tensor]],
 ) -> bool:
     """Takes in one round, if all of its messages are there."""
-    expected = [peer for peer, _, _ in round_.copies]
-    expected += [source for addition in round_.additions for source in addition.sources]
-    if any(len(queues[peer, rank]) < expected.count(peer) for peer in set(expected)):
+    expected = Counter(receive.source for receive in round_.receives)
+    if any(len(queues[peer, rank]) < count for peer, count in expected.items()):
         return False
-    copied = [queues[peer, rank].popleft() for peer, _, _ in round_.copies]
-    parts = [[queues[peer, rank].popleft() for peer in a.sources] for a in round_.additions]
-    for (_, start, stop), message in zip(round_.copies, copied, strict=True):
-        put(own[start:stop], message)
-    for addition, messages in zip(round_.additions, parts, strict=True):
+    scratch = torch.full((scratch_elements([round_]),), torch.nan)
+    for receive in round_.receives:
+        message = queues[receive.source, rank].popleft()
+        length = receive.stop - receive.start
+        if receive.scratch is None:
+            put(own[receive.start : receive.stop], message)
+        else:
+            put(scratch[receive.scratch : receive.scratch + length], message)
+    for addition in round_.additions:
         slice_ = own[addition.start : addition.stop]
-        by_rank = dict(zip(addition.sources, messages, strict=True)) | {rank: slice_}
+        by_rank = {source: scratch[at : at + len(slice_)] for source, at in addition.parts.items()}
+        by_rank[rank] = slice_
         put(slice_, tree_sum([by_rank[source] for source in sorted(by_rank)]))
     return True
 
@@ -141,10 +171,10 @@ def put(slice_: Tensor, message: Tensor) -> None:
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_ranks_on_their_own_do_what_interpret_does(algorithm: str, world_size: int) -> None:
     for num_elements in (1, 1009):
-        schedule = ALGORITHMS[algorithm](world_size, num_elements)
+        schedule = SCHEDULES[algorithm](world_size, num_elements)
         vectors = random_numbers(world_size, num_elements)
         alone = run_through_queues(schedule, vectors)
         together = interpret(schedule, vectors)
@@ -152,20 +182,17 @@ def test_ranks_on_their_own_do_what_interpret_does(algorithm: str, world_size: i
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_sends_match_receives_between_each_two_ranks(algorithm: str, world_size: int) -> None:
-    schedule = ALGORITHMS[algorithm](world_size, 1009)
+    schedule = SCHEDULES[algorithm](world_size, 1009)
     sends: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     receives: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank in range(world_size):
         for round_ in rounds_of_rank(schedule, rank):
             for peer, start, stop in round_.sends:
                 sends[rank, peer].append((start, stop))
-            for peer, start, stop in round_.copies:
-                receives[peer, rank].append((start, stop))
-            for addition in round_.additions:
-                for source in addition.sources:
-                    receives[source, rank].append((addition.start, addition.stop))
+            for receive in round_.receives:
+                receives[receive.source, rank].append((receive.start, receive.stop))
     assert sends == receives
     assert sum(map(len, sends.values())) == len(list(schedule.transfers()))
     assert all(a != b for a, b in sends)
@@ -181,13 +208,11 @@ def test_two_messages_between_two_ranks_keep_their_order(reduce: bool) -> None:
     assert same_bits(alone[0], interpret(schedule, vectors)[0])
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", SCHEDULES)
 def test_a_pair_of_ranks_has_one_message_a_round_each_way(algorithm: str) -> None:
-    """Receives are posted copies first, then additions slice by slice; with one message from each
-    rank there is nothing to confuse.
-    """
+    """With one message from each rank there is nothing to confuse."""
     for world_size, num_elements in product(WORLD_SIZES, (1, 64, 1009)):
-        for round_ in ALGORITHMS[algorithm](world_size, num_elements).rounds:
+        for round_ in SCHEDULES[algorithm](world_size, num_elements).rounds:
             pairs = [(t.source, t.destination) for t in round_]
             assert len(set(pairs)) == len(pairs)
 
@@ -199,5 +224,5 @@ def test_a_rank_skips_the_rounds_in_which_it_does_nothing() -> None:
 
 def test_scratch_holds_every_part_that_is_added_in_a_round() -> None:
     [push, pull] = rounds_of_rank(ALGORITHMS["parameter_server"](5, 100), 0)
-    assert push.scratch_elements == 4 * 100
-    assert pull.scratch_elements == 0
+    assert scratch_elements([push]) == 4 * 100
+    assert scratch_elements([pull]) == 0

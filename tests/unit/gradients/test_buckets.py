@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from firecaffe.gradients.buckets import make_buckets, views_like
+from firecaffe.gradients.buckets import layout_of, make_buckets, views_like
 
 
 def tensors() -> list[torch.Tensor]:
@@ -16,11 +16,15 @@ def tensors() -> list[torch.Tensor]:
     ]
 
 
+def new_vector(num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros(num_elements, dtype=dtype, device=device)
+
+
 @pytest.mark.parametrize("bucket_bytes", [1, 50, 10_000])
 @pytest.mark.parametrize("multiple", [1, 4, 7])
 def test_every_tensor_lies_once_in_some_bucket(bucket_bytes: int, multiple: int) -> None:
     all_tensors, order = tensors(), [4, 2, 0, 1, 3]
-    buckets = make_buckets(all_tensors, order, bucket_bytes, multiple)
+    buckets = make_buckets(all_tensors, [order], bucket_bytes, multiple, new_vector)
     assert [member for bucket in buckets for member in bucket.members] == order
     for bucket in buckets:
         assert bucket.flat.numel() % multiple == 0
@@ -39,12 +43,26 @@ def test_every_tensor_lies_once_in_some_bucket(bucket_bytes: int, multiple: int)
 
 
 def test_a_bucket_ends_where_it_is_full_or_the_type_changes() -> None:
-    buckets = make_buckets(tensors(), [0, 1, 2, 3, 4], 48 + 480, 1)
+    buckets = make_buckets(tensors(), [[0, 1, 2, 3, 4]], 48 + 480, 1, new_vector)
     assert [bucket.members for bucket in buckets] == [(0, 1), (2,), (3,), (4,)]
 
 
 def test_a_tensor_larger_than_a_bucket_gets_one_of_its_own() -> None:
-    assert [b.members for b in make_buckets(tensors(), [0, 1, 2], 100, 1)] == [(0,), (1,), (2,)]
+    buckets = make_buckets(tensors(), [[0, 1, 2]], 100, 1, new_vector)
+    assert [bucket.members for bucket in buckets] == [(0,), (1,), (2,)]
+
+
+def test_a_bucket_ends_with_its_group() -> None:
+    buckets = make_buckets(tensors(), [[0, 1], [2]], 10_000, 1, new_vector)
+    assert [bucket.members for bucket in buckets] == [(0, 1), (2,)]
+
+
+def test_a_layout_says_where_in_memory_and_in_which_order_of_dimensions() -> None:
+    [bucket] = make_buckets(tensors(), [[0, 1, 4]], 10_000, 256, new_vector, alignment=256)
+    layout = layout_of(bucket, ["a", "b"])  # number 4 is no parameter
+    assert layout.names == ("a", "b")
+    assert layout.spans == ((0, 12), (256, 256 + 120))
+    assert layout.shapes == ((3, 4), (2, 4, 5, 3))
 
 
 def test_a_view_of_a_tensor_with_gaps_is_dense() -> None:

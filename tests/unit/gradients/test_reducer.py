@@ -35,7 +35,14 @@ class FailingExchange(RecordingExchange):
 
 def make_reducer(model: nn.Sequential, exchange: Exchange, order: list[int]) -> GradientReducer:
     return GradientReducer(
-        list(model.parameters()), order, [], torch.zeros(1), 2, exchange, "tree", bucket_bytes=1
+        dict(model.named_parameters()),
+        order,
+        [],
+        torch.zeros(1),
+        2,
+        exchange,
+        "tree",
+        bucket_bytes=1,
     )
 
 

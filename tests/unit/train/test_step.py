@@ -45,9 +45,11 @@ class Worker:
         self.data = TensorDataset(images, torch.arange(NUM_SAMPLES) % 6)
         self.order = SampleOrder(config.seed, NUM_SAMPLES, 10, config.micro_batch_size)
         batches = Batches(self.data, self.order, DataConfig())
-        self.stepper = Stepper(net, classification_loss, batches, config, 0, 1)
-        parameters = list(net.parameters())
-        self.optimizer = optim.SGD(parameters, 1.0)
+        self.stepper = Stepper(
+            net, classification_loss, batches, config, range(config.num_micro_batches)
+        )
+        parameters = dict(net.named_parameters())
+        self.optimizer = optim.SGD(net.parameters(), 1.0)
         self.reducer = GradientReducer(
             parameters,
             list(reversed(range(len(parameters)))),

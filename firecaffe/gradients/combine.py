@@ -1,0 +1,182 @@
+"""From this worker's nodes of one bucket to the mean over all workers: the ways that there are.
+
+Each way is an object with `top_level` (where local sums stop; None: they go on as far as they can),
+`apart` (whether nodes are handed over one by one) and a call. The call finds this worker's last
+node in the bucket itself and the others beside it, and leaves the total there, of which the
+gradients are divided by the step's weight.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from firecaffe.comm.exchange import Exchange
+from firecaffe.comm.fold import fold_nodes
+from firecaffe.comm.wire import NodeWire
+from firecaffe.comm.world import World, peers_may_be_lost
+from firecaffe.exchange.leaves import Node, largest_nodes, leaf_share, num_nodes
+from firecaffe.gradients.buckets import Bucket
+from firecaffe.gradients.compressors.wire import Compressor
+
+
+class Combine(Protocol):
+    """See the top of this file."""
+
+    @property
+    def top_level(self) -> int | None: ...
+    @property
+    def apart(self) -> bool: ...
+    def __call__(
+        self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
+    ) -> None:
+        """nodes: this worker's, in order, where they are apart; the last one is the bucket's."""
+
+
+class AllReduce:
+    """The exchange's algorithm; each worker has one sum."""
+
+    top_level = None
+    apart = False
+
+    def __init__(self, exchange: Exchange, num_parameters: int) -> None:
+        self.exchange = exchange
+        self.num_parameters = num_parameters
+
+    def __call__(
+        self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
+    ) -> None:
+        self.exchange.all_reduce(bucket.flat)
+        gradients_of(bucket, self.num_parameters).div_(total_weight)
+
+
+class Fold:
+    """For shares that are no subtrees: the tree goes on from all workers' largest nodes."""
+
+    top_level = None
+    apart = True
+
+    def __init__(self, world: World, num_leaves: int, num_parameters: int) -> None:
+        self.world = world
+        self.num_leaves = num_leaves
+        self.num_parameters = num_parameters
+        self._nodes_of_rank = [
+            largest_nodes(num_leaves, leaf_share(num_leaves, world.world_size, rank))
+            for rank in range(world.world_size)
+        ]
+
+    def __call__(
+        self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
+    ) -> None:
+        vectors = [vector for _, vector in nodes]
+        with peers_may_be_lost():
+            total = fold_nodes(self._nodes_of_rank, vectors, self.num_leaves, self.world)
+        bucket.flat.copy_(total)
+        gradients_of(bucket, self.num_parameters).div_(total_weight)
+
+
+class Compressed:
+    """Nodes of one level of the tree, each encoded on its own, on one worker as on many."""
+
+    apart = True
+
+    def __init__(
+        self,
+        world: World,
+        compressor: Compressor,
+        num_leaves: int,
+        level: int,
+        num_parameters: int,
+    ) -> None:
+        self.compressor = compressor
+        self.top_level = level
+        self.num_parameters = num_parameters
+        self.wire = NodeWire(world, num_nodes(num_leaves, level))
+
+    def __call__(
+        self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
+    ) -> None:
+        vectors = [vector for _, vector in nodes]
+        if bucket.members[0] >= self.num_parameters:  # the tail, which is not encoded
+            bucket.flat.copy_(self.wire.sum_nodes(vectors))
+            return
+        for vector in vectors:
+            # Before it is encoded: what a codec keeps back for the next step is in the same units.
+            vector.div_(total_weight)
+        numbered = [(node.index, vector) for node, vector in nodes]
+        bucket.flat.copy_(self.compressor.reduce(index, numbered, self.wire))
+
+
+Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
+"""A DDP communication hook: (state, bucket) -> the mean over ranks, to come."""
+
+
+class Hooked:
+    """A DDP communication hook, torch's or anyone's, in place of an exchange of ours."""
+
+    top_level = None
+    apart = False
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        state: object,
+        hook: Hook,
+        parameters: Sequence[Tensor],
+        num_buckets: int,
+    ) -> None:
+        self.exchange = exchange
+        self.state = state
+        self.hook = hook
+        self.parameters = list(parameters)
+        self.num_buckets = num_buckets
+
+    def __call__(
+        self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
+    ) -> None:
+        if bucket.members[0] >= len(self.parameters):
+            self.exchange.all_reduce(bucket.flat)
+            return
+        # A hook takes the mean over ranks of what each of them brings.
+        bucket.flat.mul_(self.exchange.world.world_size / total_weight)
+        view = HookBucket(bucket, index, index == self.num_buckets - 1, self.parameters)
+        with peers_may_be_lost():
+            bucket.flat.copy_(self.hook(self.state, view).wait())
+
+
+class HookBucket:
+    """What a hook sees of a bucket: the methods of `torch.distributed.GradBucket`."""
+
+    def __init__(
+        self, bucket: Bucket, index: int, is_last: bool, parameters: Sequence[Tensor]
+    ) -> None:
+        self._bucket = bucket
+        self._index = index
+        self._is_last = is_last
+        self._parameters = parameters
+        self._buffer = bucket.flat
+
+    def index(self) -> int:
+        return self._index
+
+    def is_last(self) -> bool:
+        return self._is_last
+
+    def buffer(self) -> Tensor:
+        return self._buffer
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+
+    def gradients(self) -> list[Tensor]:
+        return list(self._bucket.views)
+
+    def parameters(self) -> list[Tensor]:
+        return [self._parameters[member] for member in self._bucket.members]
+
+
+def gradients_of(bucket: Bucket, num_parameters: int) -> Tensor:
+    """The part of a bucket's vector before the tail, whose members stand last."""
+    tails = [member for member in bucket.members if member >= num_parameters]
+    return bucket.flat[: bucket.start(tails[0])] if tails else bucket.flat

@@ -1,0 +1,50 @@
+"""Gradient codecs on the wire: fewer bytes, still the same bits on any number of workers.
+
+Gradients are encoded at fixed nodes of the micro-batch tree, not at workers. Local sums stop at one
+level; each node there is encoded on its own, also where one worker holds them all, keeps its
+own memory of what was not sent, and decoded nodes are added in float32 in tree order.
+
+A new codec is one file and one row here.
+"""
+
+from collections.abc import Sequence
+
+from firecaffe.errors import RecipeError
+from firecaffe.gradients.compressors.by_rows import RowCompressor
+from firecaffe.gradients.compressors.by_tensors import TensorCompressor
+from firecaffe.gradients.compressors.casts import BFLOAT16, FLOAT16
+from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
+from firecaffe.gradients.compressors.int8 import INT8
+from firecaffe.gradients.compressors.one_bit import ONE_BIT
+from firecaffe.gradients.compressors.power_sgd import PowerSGD
+from firecaffe.gradients.compressors.threshold import THRESHOLD
+from firecaffe.gradients.compressors.top_k import TOP_K
+from firecaffe.gradients.compressors.wire import Compressor, Layout
+
+COMPRESSORS: dict[str, RowCodec | TensorCodec | LowRank] = {
+    "float16": FLOAT16,
+    "bfloat16": BFLOAT16,
+    "int8": INT8,
+    "one_bit": ONE_BIT,
+    "threshold": THRESHOLD,
+    "top_k": TOP_K,
+    "power_sgd": LowRank(rank=4),
+}
+
+
+def make_compressor(name: str, layouts: Sequence[Layout]) -> Compressor:
+    """A compressor with no memory yet, for buckets laid out so.
+
+    Raises: RecipeError where there is no such compressor.
+    """
+    if name not in COMPRESSORS:
+        raise RecipeError(
+            f"exchange.compressor is {name!r}; it must be one of {', '.join(COMPRESSORS)}"
+        )
+    match COMPRESSORS[name]:
+        case RowCodec() as codec:
+            return RowCompressor(codec, layouts)
+        case TensorCodec() as codec:
+            return TensorCompressor(codec, layouts)
+        case LowRank(rank):
+            return PowerSGD(rank, layouts)

@@ -1,0 +1,33 @@
+"""float16 and bfloat16: each number rounded to 16 bits, as a cast does.
+
+float16 keeps 11 significant bits of magnitudes from 6e-8 to 65504; beyond, a gradient becomes
+infinite, as in any cast, and the trainer sees it. bfloat16 keeps 8 bits and float32's range.
+
+There is no memory. A rounded value is off by at most one part in 2048 (256), in either direction
+alike, and PyTorch's own hooks for DDP, fp16_compress_hook and bf16_compress_hook, keep none.
+
+Source: the formats are IEEE 754-2019 binary16 and, for bfloat16, the upper half of binary32;
+rounding is to nearest, ties to even.
+"""
+
+import torch
+from torch import Tensor
+
+from firecaffe.gradients.compressors.codec import ROW, RowCodec
+
+
+def make_cast(dtype: torch.dtype) -> RowCodec:
+    """A row is its elements in `dtype`."""
+    row_bytes = ROW * dtype.itemsize
+
+    def encode(vector: Tensor) -> Tensor:
+        return vector.to(dtype).view(torch.uint8).view(-1, row_bytes)
+
+    def decode(encoded: Tensor) -> Tensor:
+        return encoded.view(dtype).view(-1).to(torch.float32)
+
+    return RowCodec(encode, decode, row_bytes, remembers=False)
+
+
+FLOAT16 = make_cast(torch.float16)
+BFLOAT16 = make_cast(torch.bfloat16)

@@ -1,0 +1,45 @@
+"""What a codec is: two functions between float32 numbers and bytes, decided by nothing else.
+
+A codec sees one row of 256 elements or one parameter tensor of one node, never a bucket, a rank or
+a step. So its bytes are the same wherever the node is computed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+ROW = 256
+"""Elements. Every parameter tensor begins at a multiple of it, on all ranks and in all buckets."""
+
+
+@dataclass(frozen=True)
+class RowCodec:
+    """A codec whose rows stand alone, so that ranks can share out the rows of a vector."""
+
+    encode: Callable[[Tensor], Tensor]
+    """float32 (rows · ROW,) to uint8 (rows, row_bytes)."""
+    decode: Callable[[Tensor], Tensor]
+    """uint8 (rows, row_bytes) to float32 (rows · ROW,)."""
+    row_bytes: int
+    remembers: bool
+    """Whether what a step did not send is added to the next; see `feedback`."""
+    row_elements: int = ROW
+
+
+@dataclass(frozen=True)
+class TensorCodec:
+    """A codec for one parameter tensor at a time. Payloads may differ in length."""
+
+    encode: Callable[[Tensor, Tensor], Tensor]
+    """x = gradient + memory, and the memory, both float32 (n,), to uint8 (bytes,)."""
+    decode: Callable[[Tensor, int], Tensor]
+    """uint8 (bytes,) and n to float32 (n,)."""
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """No codec of one node: all nodes' gradients together become two thin matrices."""
+
+    rank: int
+    """Columns of either."""

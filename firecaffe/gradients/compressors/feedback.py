@@ -1,0 +1,104 @@
+"""Error feedback: what a step did not send is not lost but added to the next step's gradient.
+
+    x = gradient + memory,   sent = decode(encode(x)),   memory = x - sent
+
+Summed over steps, sent = gradients - last memory: whatever the codec leaves out arrives later, and
+the error of all steps together is that of the last. Without it one_bit, threshold and top_k do
+not converge to the same loss.
+
+The memory belongs to a node of the micro-batch tree and to a parameter, not to a rank and not to a
+bucket. One worker keeps those of all nodes, eight workers those of one node each, and a checkpoint
+carries them from one number of workers to another.
+
+Source: Seide et al. 2014, section 2.2 (as "quantization error"); Karimireddy et al. 2019, "Error
+Feedback Fixes SignSGD", which proves it for every codec that sends part of its input.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from firecaffe.errors import CheckpointError
+from firecaffe.gradients.compressors.wire import Layout
+
+
+def keep_rest(memory: Tensor, x: Tensor, sent: Tensor) -> None:
+    """memory = x - sent, written in place.
+
+    A gradient that is not finite is the trainer's to see, in the total; nothing of it is kept, or
+    every later step would see it again.
+    """
+    torch.sub(x, sent, out=memory)
+    memory.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+class NodeMemory:
+    """One flat vector for each bucket and own node, laid out as the gradients are."""
+
+    def __init__(self, layouts: Sequence[Layout], remembered: Iterable[str]) -> None:
+        """remembered: the parameters that have a memory; the others' is zero and not saved."""
+        self._layouts = layouts
+        self._sizes = {
+            name: stop - start
+            for layout in layouts
+            for name, (start, stop) in zip(layout.names, layout.spans, strict=True)
+            if name in set(remembered)
+        }
+        self._vectors: dict[tuple[int, int], Tensor] = {}
+        # Loaded and not yet asked for: by parameter, then by node.
+        self._loaded: dict[str, dict[int, Tensor]] = {}
+
+    def vectors(self, bucket: int, nodes: list[tuple[int, Tensor]]) -> list[Tensor]:
+        """The memories of this rank's nodes of a bucket, to be changed in place."""
+        for node, vector in nodes:
+            if (bucket, node) not in self._vectors:
+                self._vectors[bucket, node] = torch.zeros_like(vector)
+        if self._loaded:
+            self._take_loaded(bucket, [node for node, _ in nodes])
+        return [self._vectors[bucket, node] for node, _ in nodes]
+
+    def _take_loaded(self, bucket: int, nodes: list[int]) -> None:
+        """Copies what belongs to this rank's nodes and lets go of the other ranks'."""
+        layout = self._layouts[bucket]
+        for name, (start, stop) in zip(layout.names, layout.spans, strict=True):
+            by_node = self._loaded.pop(name, {})
+            for node in by_node.keys() & set(nodes):
+                self._vectors[bucket, node][start:stop] = by_node[node]
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy by "node.parameter", each of shape (elements,); see `Compressor.state`.
+
+        Before the first step after loading it is not known which nodes are this rank's: then all
+        that was loaded.
+        """
+        state = {
+            f"{node}.{name}": memory.clone()
+            for name, by_node in self._loaded.items()
+            for node, memory in by_node.items()
+        }
+        for (bucket, node), vector in self._vectors.items():
+            layout = self._layouts[bucket]
+            for name, (start, stop) in zip(layout.names, layout.spans, strict=True):
+                if name in self._sizes:
+                    state[f"{node}.{name}"] = vector[start:stop].clone()
+        return state
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """See `Compressor.load_state`."""
+        loaded: dict[str, dict[int, Tensor]] = {}
+        for key, memory in state.items():
+            node, _, name = key.partition(".")
+            if not node.isdecimal() or name not in self._sizes:
+                raise CheckpointError(
+                    f"the checkpoint has compressor memory {key!r}, "
+                    "which this model and exchange.compressor do not keep"
+                )
+            if memory.shape != (self._sizes[name],):
+                raise CheckpointError(
+                    f"compressor memory {key!r} has shape {tuple(memory.shape)}; "
+                    f"the parameter needs ({self._sizes[name]},)"
+                )
+            loaded.setdefault(name, {})[int(node)] = memory
+        self._vectors.clear()
+        self._loaded = loaded

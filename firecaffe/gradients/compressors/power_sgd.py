@@ -1,0 +1,164 @@
+"""power_sgd: all nodes' gradients of a weight as one product of two thin matrices.
+
+A weight's gradient, viewed as a matrix M of a rows (its first dimension) and b columns, is sent as
+P Q with P (a, r), Q (r, b) and r = 4: r · (a + b) numbers for a · b. One step of power iteration
+finds them. It is linear in M up to one orthonormalization, so it works on the sum over nodes
+without anyone seeing that sum:
+
+    P = sum over nodes of M_node Qᵀ      Q: the last step's, so that steps go on iterating
+    P = an orthonormal basis of P's columns
+    Q = sum over nodes of Pᵀ M_node
+    total = P Q,   memory of a node = M_node - total / number of nodes
+
+so total + all memories = all M_node. Vectors, and matrices that would not shrink, travel as they
+are. Both sums are in tree order, and all ranks compute the rest from the same bits.
+
+Q begins with normal random numbers drawn from the parameter's name. A row of Q that is zero (the
+gradient was, or has a rank below r) or not finite would stay so for ever: it begins again.
+
+Differs from the source: the basis is by Householder's QR, not Gram-Schmidt, for it stays
+orthonormal where P has columns that are zero or dependent.
+
+Source: Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for
+Distributed Optimization", NeurIPS, algorithms 1 and 2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from firecaffe.errors import CheckpointError
+from firecaffe.gradients.compressors.feedback import NodeMemory, keep_rest
+from firecaffe.gradients.compressors.low_rank import (
+    first_query,
+    matrix_columns,
+    orthonormal,
+    revive,
+)
+from firecaffe.gradients.compressors.wire import Layout, Wire, tensors_of
+
+QUERY = "q."
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A weight that is sent as two factors."""
+
+    name: str
+    start: int
+    rows: int
+    columns: int
+
+    def of(self, vector: Tensor) -> Tensor:
+        """Its part of a flat vector, (rows, columns)."""
+        return vector[self.start : self.start + self.rows * self.columns].view(self.rows, -1)
+
+
+class PowerSGD:
+    """See `Compressor`."""
+
+    def __init__(self, rank: int, layouts: Sequence[Layout]) -> None:
+        self._rank = rank
+        self._layouts = layouts
+        self._columns = {
+            name: columns
+            for name, shape in tensors_of(layouts).items()
+            if (columns := matrix_columns(shape, rank)) is not None
+        }
+        self._memory = NodeMemory(layouts, self._columns)
+        self._queries: dict[str, Tensor] = {}
+
+    def reduce(self, bucket: int, nodes: list[tuple[int, Tensor]], wire: Wire) -> Tensor:
+        matrices, exact = self._parts(self._layouts[bucket])
+        memories = self._memory.vectors(bucket, nodes)
+        xs = [x.add_(memory) for (_, x), memory in zip(nodes, memories, strict=True)]
+        total = torch.zeros_like(xs[0])
+        products = self._sum_products(xs, matrices, exact, total, wire)
+        if not matrices:
+            return total
+        bases = [orthonormal(product) for product in products]
+        sums = wire.sum_nodes(
+            [_flatten([p.T @ m.of(x) for m, p in zip(matrices, bases, strict=True)]) for x in xs]
+        )
+        factors = sums.split_with_sizes([self._rank * m.columns for m in matrices])
+        for m, basis, factor in zip(matrices, bases, factors, strict=True):
+            # A copy of its own: a product must not see where in `sums` its factor lay.
+            query = factor.view(self._rank, -1).clone()
+            torch.mm(basis, query, out=m.of(total))
+            self._queries[m.name] = revive(query, m.name)
+            share = m.of(total) / wire.num_nodes
+            for x, memory in zip(xs, memories, strict=True):
+                keep_rest(m.of(memory), m.of(x), share)
+        return total
+
+    def _sum_products(
+        self,
+        xs: list[Tensor],
+        matrices: list[_Matrix],
+        exact: list[tuple[int, int]],
+        total: Tensor,
+        wire: Wire,
+    ) -> list[Tensor]:
+        """P of each matrix, (rows, rank). What is not compressed travels along, into total."""
+        queries = [self._query(m, total.device) for m in matrices]
+        sums = wire.sum_nodes(
+            [
+                _flatten(
+                    [x[start:stop] for start, stop in exact]
+                    + [m.of(x) @ q.T for m, q in zip(matrices, queries, strict=True)]
+                )
+                for x in xs
+            ]
+        )
+        end = 0
+        for start, stop in exact:
+            begin, end = end, end + stop - start
+            total[start:stop] = sums[begin:end]
+        parts = sums[end:].split_with_sizes([m.rows * self._rank for m in matrices])
+        return [part.view(-1, self._rank) for part in parts]
+
+    def _parts(self, layout: Layout) -> tuple[list[_Matrix], list[tuple[int, int]]]:
+        """The matrices of a bucket, and the spans of all else."""
+        matrices, exact = [], []
+        for name, (start, stop) in zip(layout.names, layout.spans, strict=True):
+            columns = self._columns.get(name)
+            if columns is None:
+                exact.append((start, stop))
+            else:
+                matrices.append(_Matrix(name, start, (stop - start) // columns, columns))
+        return matrices, exact
+
+    def _query(self, matrix: _Matrix, device: torch.device) -> Tensor:
+        query = self._queries.get(matrix.name)
+        if query is None:
+            query = first_query(matrix.name, self._rank, matrix.columns)
+        return query.to(device)
+
+    def state(self) -> dict[str, Tensor]:
+        queries = {QUERY + name: query.clone() for name, query in self._queries.items()}
+        return {**queries, **self._memory.state()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        queries: dict[str, Tensor] = {}
+        memories: dict[str, Tensor] = {}
+        for key, value in state.items():
+            if not key.startswith(QUERY):
+                memories[key] = value
+                continue
+            name = key.removeprefix(QUERY)
+            needed = (self._rank, self._columns.get(name))
+            if value.shape != needed:
+                raise CheckpointError(
+                    f"the checkpoint's compressor state {key!r} has shape {tuple(value.shape)}; "
+                    f"this model needs {needed if name in self._columns else 'none'}"
+                )
+            queries[name] = value.clone()
+        self._memory.load_state(memories)
+        self._queries = queries
+
+
+def _flatten(tensors: list[Tensor]) -> Tensor:
+    """One vector of all elements, in order."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
