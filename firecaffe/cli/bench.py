@@ -1,0 +1,123 @@
+"""`firecaffe bench exchange`: exchanges side by side with the backend's own, and the link."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import psutil
+import torch
+from rich.console import Console
+
+from firecaffe.cli.bench_report import make_report, show
+from firecaffe.cli.bench_words import Plan, make_parser, make_plan
+from firecaffe.cli.console import make_console
+from firecaffe.comm.agree import agree, gather_text
+from firecaffe.comm.bench_exchange import time_exchanges
+from firecaffe.comm.conditions import conditions_since, read_counters
+from firecaffe.comm.launch import launch
+from firecaffe.comm.measure import measure_link
+from firecaffe.comm.world import World, is_launched, join
+from firecaffe.errors import RecipeError
+from firecaffe.runs.environment import describe_environment
+
+RANKS = 2
+"""Started where neither --nproc-per-node nor a launcher says how many."""
+THREADS = 1
+"""Of each rank, as in training by default."""
+VECTORS_HELD = 4
+"""Of the largest size, by each rank at least: its own, the sum, the summed, what arrives."""
+
+PROGRESS_WIDTH = 24
+
+
+def main(argv: list[str]) -> int:
+    if argv[:1] not in (["exchange"], ["-h"], ["--help"]):
+        found = repr(argv[0]) if argv else "nothing"
+        raise RecipeError(f"bench measures `exchange`, as in `bench exchange`; found {found}")
+    options = make_parser().parse_args(argv[1:] if argv[0] == "exchange" else argv)
+    plan = make_plan(options)
+    if is_launched():
+        if options.nproc_per_node not in (None, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
+            raise RecipeError(
+                f"--nproc-per-node is {options.nproc_per_node}, but RANK and WORLD_SIZE in the "
+                "environment say that another launcher has started this rank; unset them or leave "
+                "the option out"
+            )
+        run_rank(plan, options.json)
+        return 0
+    ranks = RANKS if options.nproc_per_node is None else options.nproc_per_node
+    _check_ranks(ranks, "--nproc-per-node")
+    _check_memory(plan, ranks)
+    sys.stdout.flush()
+    launch(["bench", *argv], ranks, options.master_port)
+    return 0
+
+
+def run_rank(plan: Plan, as_json: bool) -> None:
+    """This rank's part of the measurement; the first rank prints."""
+    torch.set_num_threads(THREADS)
+    with join(plan.device) as world:
+        _check_ranks(world.world_size, "WORLD_SIZE")
+        agree(world, {"bench options": json.dumps(asdict(plan)), "torch": torch.__version__})
+        console = make_console()
+        with _progress(console, shown=world.is_first and not as_json) as progress:
+            report = _measure(plan, world, progress)
+    if world.is_first:
+        if as_json:
+            print(json.dumps(report))
+        else:
+            show(report, console)
+
+
+def _measure(plan: Plan, world: World, progress: Callable[[str], None]) -> dict[str, Any]:
+    # torchrun numbers its agents; hosts that another launcher uses are told apart by name.
+    who = json.dumps([describe_environment(), os.environ.get("GROUP_RANK", "")])
+    stated = [json.loads(text) for text in gather_text(world, who)]
+    nodes = [(environment["host"], group_rank) for environment, group_rank in stated]
+    # The first rank on another node, for then it is the network; else the next process.
+    other = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), 1)
+    progress("the link")
+    link = measure_link(world, 0, other)
+    before = read_counters()
+    timings = time_exchanges(world, plan.algorithms, plan.sizes_bytes, plan.repetitions, progress)
+    conditions = gather_text(world, json.dumps(asdict(conditions_since(before))))
+    return make_report(
+        timings,
+        link,
+        plan.link_bits_per_s,
+        device=world.device.type,
+        threads=THREADS,
+        nodes=nodes,
+        environments=[environment for environment, _ in stated],
+        conditions=[json.loads(text) for text in conditions],
+    )
+
+
+@contextmanager
+def _progress(console: Console, shown: bool) -> Iterator[Callable[[str], None]]:
+    """Takes what is being measured; says it in a terminal."""
+    if not (shown and console.is_terminal):
+        yield lambda _: None
+        return
+    # No spinner: its thread would take the processor from what is measured.
+    yield lambda what: console.print(f"measuring: {what:{PROGRESS_WIDTH}}", end="\r")
+    console.print(" " * (PROGRESS_WIDTH + len("measuring: ")), end="\r")
+
+
+def _check_ranks(ranks: int, word: str) -> None:
+    if ranks < 2:
+        raise RecipeError(f"{word} is {ranks}; an exchange needs at least 2 ranks")
+
+
+def _check_memory(plan: Plan, ranks: int) -> None:
+    needed_bytes = VECTORS_HELD * max(plan.sizes_bytes) * ranks
+    found_bytes = psutil.virtual_memory().total
+    if plan.device != "cuda" and needed_bytes > found_bytes:
+        raise RecipeError(
+            f"-e would take {needed_bytes / 1e9:,.1f} GB for {ranks} ranks; this host has "
+            f"{found_bytes / 1e9:,.1f} GB"
+        )

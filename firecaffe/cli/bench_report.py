@@ -1,0 +1,197 @@
+"""What `firecaffe bench exchange` found, as one JSON object, and that object as a table."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from firecaffe.comm.bench_exchange import WARM_UP, Timing
+from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT, checks_bits
+from firecaffe.comm.measure import Link
+from firecaffe.exchange import NATIVE
+
+MIN_WIDTH = 120
+"""A narrower terminal breaks lines itself, which reads better than cells folded to shreds."""
+
+HEADERS = (
+    "size (B)",
+    "count",
+    "exchange",
+    "time (us)",
+    "min",
+    "max",
+    "algbw (GB/s)",
+    "busbw (GB/s)",
+    "/ native",
+    "of bound",
+)
+LEGEND = (
+    "time: of the slowest rank, median of {n} in turns (min, max); algbw, busbw: as nccl-tests "
+    "defines them\n"
+    "/ native: its time over native's, median of the same {n} turns; "
+    "of bound: 2 (p - 1) / p · size / link, over its time\n"
+    "every sum was right in every repetition; bits of the tree checked up to {bits} bytes: {who}"
+)
+
+
+def make_report(
+    timings: Sequence[Timing],
+    link: Link,
+    link_bits_per_s: float | None,
+    *,
+    device: str,
+    threads: int,
+    nodes: Sequence[tuple[str, str]],
+    environments: Sequence[dict[str, Any]],
+    conditions: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """The JSON object. The last three sequences have an item for each rank."""
+    used = link.bandwidth_bytes_per_s if link_bits_per_s is None else link_bits_per_s / 8
+    return {
+        "bench": "exchange",
+        "world_size": timings[0].world_size,
+        "device": device,
+        "dtype": "float32",
+        "threads_per_rank": threads,
+        "repetitions": len(timings[0].samples_s),
+        "warm_up": WARM_UP,
+        "nodes": _by_node(nodes, environments, conditions),
+        "link": {
+            "between_ranks": [link.first, link.second],
+            "between_nodes": nodes[link.first] != nodes[link.second],
+            "latency_s": link.latency_s,
+            "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
+            "latency_samples_s": list(link.latency_samples_s),
+            "bandwidth_samples_bytes_per_s": list(link.bandwidth_samples_bytes_per_s),
+            "bound_uses": "measured" if link_bits_per_s is None else "given",
+            "bound_bandwidth_bytes_per_s": used,
+        },
+        "results": [_result(timing, _control(timing, timings), used) for timing in timings],
+    }
+
+
+def _by_node(
+    nodes: Sequence[tuple[str, str]],
+    environments: Sequence[dict[str, Any]],
+    conditions: Sequence[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Facts of each node once, as its first rank states them."""
+    found = []
+    for node in dict.fromkeys(nodes):
+        ranks = [rank for rank, other in enumerate(nodes) if other == node]
+        stated = conditions[ranks[0]]
+        own_share = sum(conditions[rank]["process_cpu_share"] for rank in ranks)
+        found.append(
+            {
+                "host": node[0],
+                "ranks": ranks,
+                "environment": environments[ranks[0]],
+                "conditions": {
+                    "congestion_control": stated["congestion_control"],
+                    "retransmitted_segments": stated["retransmitted_segments"],
+                    "cpu_busy_share": stated["cpu_busy_share"],
+                    "cpu_own_share": own_share,
+                },
+            }
+        )
+    return found
+
+
+def _control(timing: Timing, timings: Sequence[Timing]) -> Timing:
+    return next(t for t in timings if t.algorithm == NATIVE and t.size_bytes == timing.size_bytes)
+
+
+def _result(timing: Timing, control: Timing, link_bytes_per_s: float) -> dict[str, Any]:
+    count = timing.size_bytes // BYTES_PER_ELEMENT
+    return {
+        "algorithm": timing.algorithm,
+        "size_bytes": timing.size_bytes,
+        "count": count,
+        "time_s": timing.time_s,
+        "min_s": min(timing.samples_s),
+        "max_s": max(timing.samples_s),
+        "algbw_bytes_per_s": timing.algbw_bytes_per_s,
+        "busbw_bytes_per_s": timing.busbw_bytes_per_s,
+        "ratio_to_native": timing.ratio_to(control),
+        "share_of_bound": timing.share_of_bound(link_bytes_per_s),
+        "tree_bits_checked": checks_bits(timing.algorithm, timing.world_size, count),
+        "samples_s": list(timing.samples_s),
+    }
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """Prints the report: plain lines where there is no terminal."""
+    for line in _head(report):
+        console.print(line, markup=False, soft_wrap=True)
+    if console.is_terminal:
+        console.width = max(console.width, MIN_WIDTH)
+    box = SIMPLE_HEAD if console.is_terminal else None
+    table = Table(box=box, show_edge=False, pad_edge=False)
+    for header in HEADERS:
+        table.add_column(header, justify="left" if header == "exchange" else "right")
+    for number, row in enumerate(report["results"]):
+        if number and row["size_bytes"] != report["results"][number - 1]["size_bytes"]:
+            table.add_section()
+        table.add_row(*_cells(row))
+    console.print()
+    console.print(table)
+    console.print()
+    checked = [row for row in report["results"] if row["tree_bits_checked"]]
+    legend = LEGEND.format(
+        n=report["repetitions"],
+        bits=max((row["size_bytes"] for row in checked), default=0),
+        who=", ".join(dict.fromkeys(row["algorithm"] for row in checked)) or "none",
+    )
+    console.print(legend, markup=False, soft_wrap=True)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        str(row["size_bytes"]),
+        str(row["count"]),
+        row["algorithm"],
+        *(f"{row[name] * 1e6:.1f}" for name in ("time_s", "min_s", "max_s")),
+        *(f"{row[name] / 1e9:.3f}" for name in ("algbw_bytes_per_s", "busbw_bytes_per_s")),
+        f"{row['ratio_to_native']:.2f}",
+        f"{row['share_of_bound']:.3f}",
+    ]
+
+
+def _head(report: dict[str, Any]) -> list[str]:
+    nodes, link = report["nodes"], report["link"]
+    environment = nodes[0]["environment"]
+    spread = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    processor = environment["gpus"][0] if report["device"] == "cuda" else environment["cpu"]
+    measured_bits_per_s = link["bandwidth_bytes_per_s"] * 8
+    where = "different nodes" if link["between_nodes"] else "the same node"
+    used_bits_per_s = link["bound_bandwidth_bytes_per_s"] * 8
+    source = "as measured" if link["bound_uses"] == "measured" else "as given (--link)"
+    first, second = link["between_ranks"]
+    lines = [
+        f"{report['world_size']} ranks on {spread}, {report['device']}, {processor}, "
+        f"{environment['cores']} cores, torch {environment['torch']}",
+        f"link       measured between rank {first} and rank {second} on {where}: "
+        f"α {link['latency_s'] * 1e6:.1f} us, β {1e9 / link['bandwidth_bytes_per_s']:.3f} ns/B, "
+        f"that is {_rate(measured_bits_per_s)}",
+        f"bound      uses {_rate(used_bits_per_s)}, {source}",
+    ]
+    for node in nodes:
+        found = node["conditions"]
+        lines.append(
+            f"conditions {node['host']} from rank {node['ranks'][0]} on: "
+            f"congestion control {found['congestion_control'] or '?'}, "
+            f"retransmitted segments {_or_unknown(found['retransmitted_segments'])}, "
+            f"processors {found['cpu_busy_share']:.0%} busy, "
+            f"{found['cpu_own_share']:.0%} by these ranks"
+        )
+    return lines
+
+
+def _rate(bits_per_s: float) -> str:
+    return f"{bits_per_s / 1e9:.3f} Gbit/s"
+
+
+def _or_unknown(value: int | None) -> str:
+    return "?" if value is None else str(value)

@@ -1,0 +1,129 @@
+"""The words of `firecaffe bench exchange`: what is to be measured, checked before a rank starts."""
+
+import re
+from dataclasses import dataclass
+
+from jsonargparse import Namespace
+
+from firecaffe.cli.parse import Parser
+from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import EXCHANGES, NATIVE
+
+USAGE = (
+    "[--nproc-per-node N] [--algorithms all|a,b,…] [-b 8] [-e 128M] [-f 2] [-n 7] "
+    "[--link BITS_PER_S] [--json]"
+)
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured; the same on all ranks."""
+
+    algorithms: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+    repetitions: int
+    device: str
+    link_bits_per_s: float | None
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "bench exchange",
+        USAGE,
+        "Measure exchanges side by side with the backend's own all_reduce, and the link between "
+        "two ranks. Every sum is checked.",
+    )
+    parser.add_argument("--nproc-per-node", type=int, default=None, help="local ranks to start")
+    parser.add_argument("--master-port", type=int, default=0, help="where they meet; 0: any")
+    parser.add_argument("--algorithms", type=str, default="all", help=", ".join(EXCHANGES))
+    parser.add_argument("-b", "--minbytes", type=str, default="8", help="smallest size; K is 1024")
+    parser.add_argument("-e", "--maxbytes", type=str, default="128M", help="largest size")
+    parser.add_argument("-f", "--stepfactor", type=int, default=2, help="from size to size")
+    parser.add_argument("-n", "--iters", type=int, default=7, help="repetitions that count")
+    parser.add_argument("--device", type=str, default="auto", help=", ".join(DEVICES))
+    parser.add_argument(
+        "--link",
+        type=str,
+        default=None,
+        help="bits per second of a rank's link, one way, as 200M or 2.5G (k is 1000); without "
+        "it the link is taken as it was measured",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, complete")
+    return parser
+
+
+def make_plan(options: Namespace) -> Plan:
+    """Raises: RecipeError, with the word that is wrong."""
+    if options.iters < 1:
+        raise RecipeError(f"-n is {options.iters}; it must be at least 1")
+    if options.device not in DEVICES:
+        raise RecipeError(f"--device is {options.device!r}; it must be {', '.join(DEVICES)}")
+    least, most = parse_size("-b", options.minbytes), parse_size("-e", options.maxbytes)
+    return Plan(
+        parse_algorithms(options.algorithms),
+        sizes(least, most, options.stepfactor),
+        options.iters,
+        options.device,
+        None if options.link is None else parse_link(options.link),
+    )
+
+
+def parse_algorithms(text: str) -> tuple[str, ...]:
+    """The exchanges of `all` or `a,b,…`, each once; `native`, the control, is always the first.
+
+    Raises: RecipeError.
+    """
+    names = list(EXCHANGES) if text == "all" else text.split(",")
+    for name in names:
+        if name not in EXCHANGES:
+            raise RecipeError(
+                f"--algorithms: no exchange {name!r}; it must be all, or some of "
+                f"{', '.join(EXCHANGES)} with commas between"
+            )
+    return tuple(dict.fromkeys([NATIVE, *names]))
+
+
+def parse_size(word: str, text: str) -> int:
+    """Bytes of whole float32 elements, with K, M or G of 1024 as in nccl-tests.
+
+    Raises: RecipeError.
+    """
+    match = re.fullmatch(r"([0-9]+)([KMG]?)", text)
+    size = int(match[1]) * 1024 ** " KMG".index(match[2] or " ") if match else 0
+    if size < BYTES_PER_ELEMENT or size % BYTES_PER_ELEMENT:
+        raise RecipeError(
+            f"{word} is {text!r}; it must be bytes, a multiple of {BYTES_PER_ELEMENT} "
+            "(float32), as 8, 64K, 128M or 1G (K is 1024)"
+        )
+    return size
+
+
+def parse_link(text: str) -> float:
+    """Bits per second, with k, M or G of 1000.
+
+    Raises: RecipeError.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMG]?)", text)
+    rate = float(match[1]) * 1000 ** " kMG".index(match[2] or " ") if match else 0.0
+    if rate <= 0:
+        raise RecipeError(
+            f"--link is {text!r}; it must be bits per second, as 200M or 2.5G (k is 1000)"
+        )
+    return rate
+
+
+def sizes(least_bytes: int, most_bytes: int, factor: int) -> tuple[int, ...]:
+    """From the least to at most the most, each `factor` times the one before.
+
+    Raises: RecipeError.
+    """
+    if most_bytes < least_bytes:
+        raise RecipeError(f"-e is {most_bytes}; it must be at least -b, which is {least_bytes}")
+    if factor < 2:
+        raise RecipeError(f"-f is {factor}; it must be a whole number, 2 or more")
+    found = [least_bytes]
+    while found[-1] * factor <= most_bytes:
+        found.append(found[-1] * factor)
+    return tuple(found)

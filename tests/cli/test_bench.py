@@ -1,0 +1,229 @@
+"""`firecaffe bench exchange`: started both ways, what it prints, and what it refuses."""
+
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from firecaffe.cli import main
+from firecaffe.comm.measure import measure_link
+from firecaffe.exchange import ALGORITHMS, EXCHANGES, ring
+from firecaffe.exchange.schedule import Schedule
+from tests.world import Ranks
+
+TIMEOUT_S = 120
+SMALL = ("-b", "8", "-e", "4K", "-f", "512", "-n", "2")
+
+NUMBER = (int, float)
+RESULT = {
+    "algorithm": str,
+    "size_bytes": int,
+    "count": int,
+    "time_s": float,
+    "min_s": float,
+    "max_s": float,
+    "algbw_bytes_per_s": float,
+    "busbw_bytes_per_s": float,
+    "ratio_to_native": NUMBER,
+    "share_of_bound": float,
+    "tree_bits_checked": bool,
+    "samples_s": list,
+}
+REPORT = {
+    "bench": str,
+    "world_size": int,
+    "device": str,
+    "dtype": str,
+    "threads_per_rank": int,
+    "repetitions": int,
+    "warm_up": int,
+    "nodes": list,
+    "link": dict,
+    "results": list,
+}
+NODE = {"host": str, "ranks": list, "environment": dict, "conditions": dict}
+CONDITIONS = {
+    "congestion_control": (str, type(None)),
+    "retransmitted_segments": (int, type(None)),
+    "cpu_busy_share": float,
+    "cpu_own_share": float,
+}
+LINK = {
+    "between_ranks": list,
+    "between_nodes": bool,
+    "latency_s": float,
+    "bandwidth_bytes_per_s": float,
+    "latency_samples_s": list,
+    "bandwidth_samples_bytes_per_s": list,
+    "bound_uses": str,
+    "bound_bandwidth_bytes_per_s": float,
+}
+
+
+def check_schema(found: dict[str, Any], schema: dict[str, Any]) -> None:
+    assert list(found) == list(schema)
+    for name, kind in schema.items():
+        assert isinstance(found[name], kind), f"{name} is {found[name]!r}"
+
+
+def test_started_by_itself_it_prints_one_json_object() -> None:
+    command = [sys.executable, "-m", "firecaffe", "bench", "exchange", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, *SMALL, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    [line] = done.stdout.splitlines()
+    report = json.loads(line)
+    check_schema(report, REPORT)
+    check_schema(report["link"], LINK)
+    [node] = report["nodes"]
+    check_schema(node, NODE)
+    check_schema(node["conditions"], CONDITIONS)
+    assert node["ranks"] == [0, 1]
+    assert node["environment"]["torch"] == torch.__version__
+    assert (report["world_size"], report["repetitions"]) == (2, 2)
+    assert report["link"]["between_ranks"] == [0, 1]
+    assert report["link"]["bound_uses"] == "measured"
+    assert {(r["algorithm"], r["size_bytes"]) for r in report["results"]} == {
+        (name, size) for name in EXCHANGES for size in (8, 4096)
+    }
+    for result in report["results"]:
+        check_schema(result, RESULT)
+        samples_s = result["samples_s"]
+        assert len(samples_s) == 2
+        assert result["time_s"] == median(samples_s)
+        assert (result["min_s"], result["max_s"]) == (min(samples_s), max(samples_s))
+        assert result["count"] * 4 == result["size_bytes"]
+        # With two ranks, 2 (p - 1) / p is 1.
+        assert result["busbw_bytes_per_s"] == pytest.approx(
+            result["size_bytes"] / median(samples_s)
+        )
+        assert result["tree_bits_checked"] is True  # two numbers have only one sum
+
+
+def forgetful_ring(world_size: int, num_elements: int) -> Schedule:
+    """A ring whose last round is missing: one shard of every rank is not the sum."""
+    whole = ring.schedule(world_size, num_elements)
+    return dataclasses.replace(whole, rounds=whole.rounds[:-1])
+
+
+def bench(*argv: str) -> tuple[int, str, str]:
+    """The command as a rank that a launcher such as torchrun has started."""
+    out, errors = io.StringIO(), io.StringIO()
+    short = partial(measure_link, least_stream_s=0.001)
+    with (
+        redirect_stdout(out),
+        redirect_stderr(errors),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("firecaffe.cli.bench.measure_link", short)
+        code = main(["bench", "exchange", *argv])
+    return code, out.getvalue(), errors.getvalue()
+
+
+def bench_with_a_broken_ring(*argv: str) -> tuple[int, str, str]:
+    ALGORITHMS["ring"] = forgetful_ring  # in this rank's own process
+    return bench(*argv)
+
+
+def test_in_torchruns_world_the_first_rank_prints_a_table(ranks: Ranks) -> None:
+    words = ("--algorithms", "tree,ring", "--link", "200M")
+    by_rank = ranks.run(3, bench, *SMALL, *words)
+    assert [(code, errors) for code, _, errors in by_rank] == [(0, "")] * 3
+    assert [out for _, out, _ in by_rank[1:]] == ["", ""]
+    lines = by_rank[0][1].splitlines()
+    assert lines[0].startswith("3 ranks on 1 node, cpu, ")
+    assert lines[1].startswith("link       measured between rank 0 and rank 1 on the same node: α ")
+    assert lines[2] == "bound      uses 0.200 Gbit/s, as given (--link)"
+    header = next(i for i, line in enumerate(lines) if line.startswith("size (B)"))
+    rows = [line.split() for line in lines[header + 1 : header + 7]]
+    assert [row[:3] for row in rows] == [
+        [size, count, name]
+        for size, count in (("8", "2"), ("4096", "1024"))
+        for name in ("native", "tree", "ring")
+    ]
+    assert all(row[8] == "1.00" for row in rows if row[2] == "native")
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_a_broken_exchange_is_refused_before_any_time_is_shown(ranks: Ranks) -> None:
+    for rank, (code, out, errors) in enumerate(ranks.run(2, bench_with_a_broken_ring, *SMALL)):
+        assert (code, out) == (7, "")
+        [line] = errors.splitlines()
+        assert line.startswith(
+            f"firecaffe: rank {rank}: ring over 2 ranks, 8 bytes: the sum is wrong: element "
+        )
+
+
+def test_a_world_of_one_has_nothing_to_exchange(ranks: Ranks) -> None:
+    [(code, out, errors)] = ranks.run(1, bench, *SMALL)
+    assert (code, out) == (2, "")
+    assert errors == "firecaffe: rank 0: WORLD_SIZE is 1; an exchange needs at least 2 ranks\n"
+
+
+def test_two_launchers_are_one_too_many(ranks: Ranks) -> None:
+    for code, out, errors in ranks.run(2, bench, *SMALL, "--nproc-per-node", "3"):
+        assert (code, out) == (2, "")
+        assert "--nproc-per-node is 3, but RANK and WORLD_SIZE" in errors
+
+
+REFUSED = {
+    "nothing": ([], 2, ["`bench exchange`", "found nothing"]),
+    "another word": (["network"], 2, ["`bench exchange`", "'network'"]),
+    "unknown exchange": (["exchange", "--algorithms", "rign"], 2, ["'rign'", "tree, "]),
+    "smallest size": (["exchange", "-b", "8KB"], 2, ["-b is '8KB'", "128M", "K is 1024"]),
+    "largest size": (["exchange", "-e", "10"], 2, ["-e is '10'", "multiple of 4"]),
+    "nothing between": (["exchange", "-b", "1M", "-e", "1K"], 2, ["-e is 1024", "1048576"]),
+    "no factor": (["exchange", "-f", "1"], 2, ["-f is 1", "2 or more"]),
+    "factor in parts": (["exchange", "-f", "1.5"], 2, ["stepfactor", "int", "1.5"]),
+    "no repetition": (["exchange", "-n", "0"], 2, ["-n is 0", "at least 1"]),
+    "rate in bytes": (["exchange", "--link", "25GB"], 2, ["--link is '25GB'", "bits per second"]),
+    "empty rate": (["exchange", "--link", ""], 2, ["--link is ''", "bits per second"]),
+    "device": (["exchange", "--device", "tpu"], 2, ["--device is 'tpu'", "auto, cpu, cuda"]),
+    "one rank": (["exchange", "--nproc-per-node", "1"], 2, ["--nproc-per-node is 1", "2 ranks"]),
+    "no rank": (["exchange", "--nproc-per-node", "0"], 2, ["--nproc-per-node is 0", "2 ranks"]),
+    "memory": (["exchange", "-e", "8192G", "--device", "cpu"], 2, ["-e would take", "this host"]),
+    "unknown option": (["exchange", "--compress"], 2, ["--compress"]),
+    "port": (["exchange", "--master-port", "99999999"], 6, ["--master-port", "99999999"]),
+}
+
+
+@pytest.mark.parametrize(("argv", "code", "parts"), REFUSED.values(), ids=REFUSED)
+def test_refuses_in_one_line_before_any_rank_is_started(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    code: int,
+    parts: list[str],
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr("firecaffe.comm.launch.elastic_launch", refuse)
+    assert main(["bench", *argv]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    [line] = captured.err.splitlines()
+    assert line.startswith("firecaffe: ")
+    for part in parts:
+        assert part in line
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["bench", "--help"], ["bench", "exchange", "-h"]):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        assert ended.value.code == 0
+        assert "--maxbytes" in capsys.readouterr().out

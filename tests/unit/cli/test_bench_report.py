@@ -1,0 +1,107 @@
+"""The report of `firecaffe bench exchange`: figures worked out by hand, and the table of them."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from firecaffe.cli.bench_report import make_report, show
+from firecaffe.comm.bench_exchange import Timing
+from firecaffe.comm.measure import Link
+
+ENVIRONMENT = {"cpu": "A processor", "gpus": [], "cores": 2, "torch": "2.13.0"}
+CONDITIONS = {
+    "congestion_control": "reno",
+    "retransmitted_segments": 3,
+    "cpu_busy_share": 0.5,
+    "process_cpu_share": 0.125,
+}
+ROWS = (
+    "16000000 4000000 native 8000.0 8000.0 9000.0 2.000 3.000 1.00 1.500",
+    "16000000 4000000 tree 4000.0 3000.0 6000.0 4.000 6.000 0.50 3.000",
+)
+LINK = Link(0, 2, (50e-6, 40e-6, 90e-6), (2e9, 1e9, 4e9))
+
+
+def report(link_bits_per_s: float | None = None) -> dict[str, Any]:
+    """4 ranks on 2 nodes, 16 MB: 8 ms by native, 4 ms by the tree."""
+    return make_report(
+        [
+            Timing("native", 4, 16_000_000, (8e-3, 9e-3, 8e-3)),
+            Timing("tree", 4, 16_000_000, (4e-3, 3e-3, 6e-3)),
+        ],
+        LINK,
+        link_bits_per_s,
+        device="cpu",
+        threads=1,
+        nodes=[("a", "0"), ("a", "0"), ("b", "1"), ("b", "1")],
+        environments=[{**ENVIRONMENT, "host": host} for host in "aabb"],
+        conditions=[CONDITIONS, CONDITIONS, CONDITIONS, {**CONDITIONS, "process_cpu_share": 0.25}],
+    )
+
+
+def test_results() -> None:
+    native, tree = report()["results"]
+    assert (tree["algorithm"], tree["size_bytes"], tree["count"]) == ("tree", 16e6, 4e6)
+    assert (tree["time_s"], tree["min_s"], tree["max_s"]) == (4e-3, 3e-3, 6e-3)
+    assert tree["samples_s"] == [4e-3, 3e-3, 6e-3]
+    assert tree["algbw_bytes_per_s"] == pytest.approx(4e9)
+    assert tree["busbw_bytes_per_s"] == pytest.approx(6e9)
+    assert tree["ratio_to_native"] == pytest.approx(0.5)  # of 1/2, 1/3 and 3/4
+    assert native["ratio_to_native"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given_bits_per_s", "used", "share"), [(None, "measured", 3.0), (80e9, "given", 0.6)]
+)
+def test_bound_is_of_the_link_as_given_or_else_as_measured(
+    given_bits_per_s: float | None, used: str, share: float
+) -> None:
+    found = report(given_bits_per_s)
+    assert found["link"]["bound_uses"] == used
+    assert found["results"][1]["share_of_bound"] == pytest.approx(share)
+    assert found["link"]["latency_s"] == 50e-6
+    assert found["link"]["bandwidth_bytes_per_s"] == 2e9
+    assert found["link"]["between_nodes"] is True
+
+
+def test_nodes_are_told_once_and_the_work_of_their_ranks_is_added() -> None:
+    first, second = report()["nodes"]
+    assert (first["host"], first["ranks"]) == ("a", [0, 1])
+    assert (second["host"], second["ranks"]) == ("b", [2, 3])
+    assert second["environment"]["host"] == "b"
+    assert second["conditions"]["cpu_own_share"] == 0.375
+    assert second["conditions"]["cpu_busy_share"] == 0.5
+
+
+def printed(found: dict[str, Any]) -> list[str]:
+    out = io.StringIO()
+    show(found, Console(file=out, width=140))
+    return out.getvalue().splitlines()
+
+
+def test_table_without_a_terminal_is_plain_lines() -> None:
+    lines = printed(report())
+    assert lines[0] == "4 ranks on 2 nodes, cpu, A processor, 2 cores, torch 2.13.0"
+    assert lines[1] == (
+        "link       measured between rank 0 and rank 2 on different nodes: "
+        "α 50.0 us, β 0.500 ns/B, that is 16.000 Gbit/s"
+    )
+    assert lines[2] == "bound      uses 16.000 Gbit/s, as measured"
+    assert lines[3] == (
+        "conditions a from rank 0 on: congestion control reno, retransmitted segments 3, "
+        "processors 50% busy, 25% by these ranks"
+    )
+    header = next(i for i, line in enumerate(lines) if line.startswith("size (B)"))
+    for line, row in zip(lines[header + 1 : header + 3], ROWS, strict=True):
+        assert " ".join(line.split()) == row
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_what_the_system_does_not_tell_is_not_made_up() -> None:
+    found = report(link_bits_per_s=1e9)
+    found["nodes"][0]["conditions"].update(congestion_control=None, retransmitted_segments=None)
+    lines = printed(found)
+    assert lines[2] == "bound      uses 1.000 Gbit/s, as given (--link)"
+    assert "congestion control ?, retransmitted segments ?," in lines[3]
