@@ -22,6 +22,9 @@ FOLD = "fold"
 PIECES = 4
 """A vector goes through its schedule in this many pieces, side by side."""
 
+LANES = 2
+"""Vectors under way at once: while the total of one comes down a tree, the next goes up."""
+
 SHORTEST_PIECE_BYTES = 32_768
 """Below this a message's own cost outweighs what pieces hide."""
 
@@ -65,7 +68,7 @@ def outer_algorithm(algorithm: str, world: World) -> str | None:
 
 
 class Exchange:
-    """Sums vectors over all ranks, in place. Used by one thread at a time.
+    """Sums vectors over all ranks, in place. Each lane is used by one thread at a time.
 
     On one host, ranks sum vectors that `empty` has made in the memory that they share; between
     hosts only the first rank of each then sends. Other vectors go through the algorithm's schedule.
@@ -79,12 +82,22 @@ class Exchange:
         self._local = local if self._outer is not None else None
         self._shared: dict[int, list[Tensor]] = {}
         self._rounds: dict[tuple[str, int], list[RankRound]] = {}
-        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
 
     @property
     def shares_memory(self) -> bool:
         """Whether ranks of one host sum in the memory that they share."""
         return self._local is not None
+
+    @property
+    def lanes(self) -> int:
+        """How many vectors may be under way at once. Where messages are told apart by their order
+        alone, one.
+        """
+        is_one_by_one = self.algorithm == NATIVE or self.shares_memory
+        if self.world.exchange_group is None or self.world.device.type != "cpu" or is_one_by_one:
+            return 1
+        return LANES
 
     def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A vector of zeros to be summed. All ranks must ask for the same, in the same order."""
@@ -96,8 +109,11 @@ class Exchange:
         self._shared[own.data_ptr()] = vectors
         return own
 
-    def all_reduce(self, vector: Tensor) -> None:
-        """vector, shape (num_elements,), becomes the sum of all ranks' vectors."""
+    def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
+        """vector, shape (num_elements,), becomes the sum of all ranks' vectors.
+
+        lane: 0 to `lanes` - 1, the same on all ranks; vectors of one lane go one after the other.
+        """
         if self.world.exchange_group is None:
             return
         with peers_may_be_lost():
@@ -107,7 +123,7 @@ class Exchange:
             elif self.algorithm == NATIVE:
                 dist.all_reduce(vector, group=self.world.exchange_group)
             else:
-                self._send(self.algorithm, vector, range(self.world.world_size))
+                self._send(self.algorithm, vector, range(self.world.world_size), lane)
 
     def close(self) -> None:
         """Lets go of the memory that local ranks share, and of what connects them."""
@@ -123,14 +139,14 @@ class Exchange:
         sum_in_place(local, vectors, into=[0])
         if local.own == 0:
             assert self._outer is not None
-            self._send(self._outer, vectors[0], hosts)
+            self._send(self._outer, vectors[0], hosts, lane=0)
         local.barrier()
         if local.own != 0:
             vectors[local.own].copy_(vectors[0])
         # The first rank's vector may not change before everybody has read it.
         local.barrier()
 
-    def _send(self, algorithm: str, vector: Tensor, ranks: Sequence[int]) -> None:
+    def _send(self, algorithm: str, vector: Tensor, ranks: Sequence[int], lane: int) -> None:
         """Sums over some ranks, this one among them, through an algorithm's schedule."""
         group = self.world.exchange_group
         assert group is not None
@@ -140,14 +156,16 @@ class Exchange:
         parts = pieces(algorithm, vector.numel(), vector.itemsize) if is_gloo else whole
         rounds = [self._rounds_for(algorithm, stop - start, ranks) for start, stop in parts]
         needed = [scratch_elements(of_piece) for of_piece in rounds]
-        scratch = self._scratch_for(vector, sum(needed)).split_with_sizes(needed)
+        scratch = self._scratch_for(vector, sum(needed), lane).split_with_sizes(needed)
         execute(
             [
                 Piece(
                     vector[start:stop],
                     rounds[i],
                     scratch[i],
-                    one_by_one(group, ranks, i) if is_gloo else in_one_call(group, ranks),
+                    one_by_one(group, ranks, lane * PIECES + i)
+                    if is_gloo
+                    else in_one_call(group, ranks),
                     ranks.index(self.world.rank),
                     ahead=AHEAD if is_gloo else 0,
                 )
@@ -165,10 +183,10 @@ class Exchange:
             self._rounds[algorithm, num_elements] = of_rank
         return self._rounds[algorithm, num_elements]
 
-    def _scratch_for(self, vector: Tensor, num_elements: int) -> Tensor:
-        scratch = self._scratch.get(vector.dtype)
+    def _scratch_for(self, vector: Tensor, num_elements: int, lane: int) -> Tensor:
+        scratch = self._scratch.get((lane, vector.dtype))
         if scratch is None or scratch.numel() < num_elements:
-            scratch = self._scratch[vector.dtype] = vector.new_empty(num_elements)
+            scratch = self._scratch[lane, vector.dtype] = vector.new_empty(num_elements)
         return scratch[:num_elements]
 
 

@@ -1,9 +1,10 @@
 """From this worker's nodes of one bucket to the mean over all workers: the ways that there are.
 
 Each way is an object with `top_level` (where local sums stop; None: they go on as far as they can),
-`apart` (whether nodes are handed over one by one) and a call. The call finds this worker's last
-node in the bucket itself and the others beside it, and leaves the total there, of which the
-gradients are divided by the step's weight.
+`apart` (whether nodes are handed over one by one), `lanes` (how many buckets may be under way at
+once; bucket i goes by lane i mod lanes, and each lane by a thread of its own) and a call. The call
+finds this worker's last node in the bucket itself and the others beside it, and leaves the total
+there, of which the gradients are divided by the step's weight.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ class Combine(Protocol):
     def top_level(self) -> int | None: ...
     @property
     def apart(self) -> bool: ...
+    @property
+    def lanes(self) -> int: ...
     def __call__(
         self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
     ) -> None:
@@ -42,12 +45,13 @@ class AllReduce:
 
     def __init__(self, exchange: Exchange, num_parameters: int) -> None:
         self.exchange = exchange
+        self.lanes = exchange.lanes
         self.num_parameters = num_parameters
 
     def __call__(
         self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
     ) -> None:
-        self.exchange.all_reduce(bucket.flat)
+        self.exchange.all_reduce(bucket.flat, index % self.lanes)
         gradients_of(bucket, self.num_parameters).div_(total_weight)
 
 
@@ -56,6 +60,7 @@ class Fold:
 
     top_level = None
     apart = True
+    lanes = 1
 
     def __init__(self, world: World, num_leaves: int, num_parameters: int) -> None:
         self.world = world
@@ -80,6 +85,7 @@ class Compressed:
     """Nodes of one level of the tree, each encoded on its own, on one worker as on many."""
 
     apart = True
+    lanes = 1
 
     def __init__(
         self,
@@ -117,6 +123,7 @@ class Hooked:
 
     top_level = None
     apart = False
+    lanes = 1
 
     def __init__(
         self,

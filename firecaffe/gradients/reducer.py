@@ -3,7 +3,7 @@
 The gradients of each micro-batch are the leaves of the fixed binary tree of `exchange.leaves`. All
 but a worker's last micro-batch are added after their backward, by the binary counter. In the last
 one a hook on the last parameter of each bucket looks whether all its gradients are there; then its
-sums are finished and one communication thread takes it to the other workers while backward goes on.
+sums are finished and a communication thread takes it to the other workers while backward goes on.
 Buckets leave in a fixed order, the same on all ranks. `p.grad` ends as a view into its bucket.
 
 Beside the gradients every micro-batch brings its tail (its loss, its changes to buffers), summed by
@@ -32,6 +32,9 @@ from firecaffe.gradients.config import Coding
 
 Leaf = list[Tensor]
 """One tensor for each parameter, then the tail's."""
+
+Span = tuple[float, float]
+"""When something began and when it ended, in seconds of `time.perf_counter`."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,12 @@ class GradientReducer:
         else:
             self._combine = AllReduce(exchange, num_parameters)
         ranks = world.world_size
-        self._thread = None
+        self._threads: list[ThreadPoolExecutor] = []
         if ranks > 1:
-            self._thread = ThreadPoolExecutor(1, "exchange", _begin_thread, (counts.device,))
+            self._threads = [
+                ThreadPoolExecutor(1, "exchange", _begin_thread, (counts.device,))
+                for _ in range(self._combine.lanes)
+            ]
         self._hooks = []
         if ranks > 1:
             last_of_each = [bucket.members[-1] for bucket in self.buckets]
@@ -126,8 +132,8 @@ class GradientReducer:
         """Removes the hooks and ends the communication thread."""
         for hook in self._hooks:
             hook.remove()
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
         self.exchange.close()
 
     def begin_step(self, total_weight: float) -> None:
@@ -138,7 +144,7 @@ class GradientReducer:
         self._merged: list[Leaf] = []
         self._node = Node(0, 0)
         self._next_bucket = 0
-        self._futures: list[Future[float]] = []
+        self._futures: list[Future[Span]] = []
         self._sent: list[tuple[Tensor, int]] = []
         self._used = [False] * len(self.parameters)
         for parameter in self.parameters:
@@ -183,7 +189,7 @@ class GradientReducer:
             # Kernels of backward that are still running are compute, not communication.
             torch.cuda.current_stream().synchronize()
         start = time.perf_counter()
-        exchange_s = sum(future.result() for future in self._futures)
+        exchange_s = covered_s([future.result() for future in self._futures])
         exposed_s = time.perf_counter() - start
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
         for index, is_used in enumerate(used.tolist()):
@@ -209,12 +215,13 @@ class GradientReducer:
                 gradients = [self.parameters[m].grad for m in self.buckets[index].members]
                 self._sent += [(g, g._version) for g in gradients if g is not None]
             nodes = self._close_bucket(self.buckets[index], tail or ())
-            if self._thread is None:
+            if not self._threads:
                 self._combine(index, nodes, self.buckets[index], self._total_weight)
             else:
                 is_cuda = self.buckets[index].flat.is_cuda
                 ready = torch.cuda.current_stream().record_event() if is_cuda else None
-                self._futures.append(self._thread.submit(self._exchange, index, nodes, ready))
+                thread = self._threads[index % len(self._threads)]
+                self._futures.append(thread.submit(self._exchange, index, nodes, ready))
 
     def _is_complete(self, index: int) -> bool:
         return all(
@@ -253,8 +260,8 @@ class GradientReducer:
         index: int,
         nodes: list[tuple[Node, Tensor]],
         ready: torch.cuda.Event | None,
-    ) -> float:
-        """Runs in the communication thread; returns its seconds.
+    ) -> Span:
+        """Runs in a communication thread; returns when it began and ended.
 
         On a GPU the thread has a stream of its own and waits on the host for both ends, so that
         its seconds are those of the exchange.
@@ -266,7 +273,17 @@ class GradientReducer:
             self._combine(index, nodes, self.buckets[index], self._total_weight)
         if self._stream is not None:
             self._stream.synchronize()
-        return time.perf_counter() - start
+        return start, time.perf_counter()
+
+
+def covered_s(spans: Sequence[Span]) -> float:
+    """Seconds in which at least one of the spans ran."""
+    total = 0.0
+    until = float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from firecaffe.comm.exchange import Exchange
 from firecaffe.comm.world import World
 from firecaffe.errors import RecipeError
-from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.reducer import GradientReducer, covered_s
 
 WAIT_S = 20.0
 
@@ -23,13 +23,13 @@ class RecordingExchange(Exchange):
         self.lengths: list[int] = []
         self.happened = threading.Event()
 
-    def all_reduce(self, vector: Tensor) -> None:
+    def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
         self.lengths.append(vector.numel())
         self.happened.set()
 
 
 class FailingExchange(RecordingExchange):
-    def all_reduce(self, vector: Tensor) -> None:
+    def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
         raise ConnectionError("the cable is out")
 
 
@@ -106,3 +106,8 @@ def test_a_gradient_that_comes_in_parts_is_refused() -> None:
     with pytest.raises(RecipeError, match="use_reentrant=False"):
         reducer.add(0, hidden.sum(), [], torch.zeros(1))
     reducer.close()
+
+
+def test_time_that_two_exchanges_share_counts_once() -> None:
+    assert covered_s([]) == 0
+    assert covered_s([(5.0, 6.0), (0.0, 2.0), (1.0, 4.0), (1.5, 3.0)]) == 5.0
