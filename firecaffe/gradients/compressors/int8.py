@@ -29,9 +29,8 @@ def encode(vector: Tensor) -> Tensor:
     rows = vector.view(-1, ROW)
     scale = rows.abs().amax(dim=1, keepdim=True) / LARGEST
     scale *= scale >= torch.finfo(torch.float32).tiny  # NaN · 0 is NaN still
-    # By infinity every finite element comes to 0, as it must where there is no usable scale.
-    usable = (scale > 0) & scale.isfinite()
-    steps = rows / torch.where(usable, scale, torch.inf)
+    steps = rows / torch.where(scale > 0, scale, torch.inf)
+    # What a NaN would be as a whole number is undefined; the scale tells of it.
     codes = steps.nan_to_num_(nan=0.0).round_().to(torch.int8)
     scale_bytes = scale.view(-1).view(torch.uint8).view(-1, SCALE_BYTES)
     return torch.cat([codes.view(torch.uint8), scale_bytes], dim=1)

@@ -57,7 +57,9 @@ def test_each_row_is_encoded_as_if_alone() -> None:
 
 @pytest.mark.parametrize("number", [0.0, -0.0, TINY, 100 * TINY, 1e-45])
 def test_a_row_without_a_usable_scale_sends_zeros(number: float) -> None:
-    assert torch.equal(sent(torch.full((ROW,), number)), torch.zeros(ROW))
+    row = torch.full((ROW,), number)
+    assert not INT8.encode(row).any()
+    assert torch.equal(sent(row), torch.zeros(ROW))
 
 
 def test_the_smallest_row_that_is_sent() -> None:

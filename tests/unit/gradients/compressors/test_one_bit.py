@@ -59,6 +59,11 @@ def test_no_other_two_values_have_a_smaller_squared_error() -> None:
     )
 
 
+def test_a_sign_that_no_element_has_stands_for_0() -> None:
+    assert struct.unpack("<2f", bytes(encode([1.0, 2.0]))[:8]) == (0, 1.5)
+    assert struct.unpack("<2f", bytes(encode([-1.0, -2.0]))[:8]) == (-1.5, 0)
+
+
 def test_one_element_is_sent_as_it_is() -> None:
     assert sent([0.1]) == [torch.tensor(0.1).item()]
     assert sent([-0.1]) == [torch.tensor(-0.1).item()]

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
+from firecaffe.gradients.compressors import COMPRESSORS
+from firecaffe.gradients.compressors.codec import LowRank
 from firecaffe.gradients.compressors.low_rank import first_query
 from firecaffe.gradients.compressors.power_sgd import PowerSGD
 from tests.unit.gradients.compressors.local_wire import (
@@ -90,6 +92,7 @@ def test_a_sum_of_that_rank_or_less_arrives_whole(rank: int) -> None:
 
 
 def test_bytes_of_a_node() -> None:
+    assert COMPRESSORS["power_sgd"] == LowRank(RANK)
     _, sent_bytes = reduce(PowerSGD(RANK, [LAYOUT]), gradients(0)[:1])
     factors = RANK * (20 + 30) + RANK * (9 + 36)
     assert sent_bytes == 4 * (factors + 20 + 15)
