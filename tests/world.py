@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -30,21 +30,30 @@ class Ranks:
             ["torch", "torch.distributed", "torch._dynamo", "firecaffe.assemble"]
         )
 
-    def run(self, world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def run(
+        self,
+        world_size: int,
+        function: Callable[..., Any],
+        *arguments: Any,
+        local_world_size: int | None = None,
+        lost: Container[int] = (),
+    ) -> list[Any]:
         """`function(*arguments)` with torchrun's environment on each rank; results by rank.
 
-        The function must be at the top of an importable module. Raises: RankError with the
-        traceback of the rank that failed first.
+        The function must be at the top of an importable module. local_world_size: ranks of each
+        host, as they are told; by default all are on one. lost: ranks from which no result is
+        awaited; theirs is None. Raises: RankError with the traceback of the rank that failed first.
         """
+        on_host = local_world_size or world_size
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         processes, pipes = [], []
         for rank in range(world_size):
             receiver, sender = self._context.Pipe(duplex=False)
             environment = {
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
+                "LOCAL_RANK": str(rank % on_host),
                 "WORLD_SIZE": str(world_size),
-                "LOCAL_WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(on_host),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(store.port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -58,10 +67,12 @@ class Ranks:
             processes.append(process)
             pipes.append(receiver)
         try:
-            return [_result(rank, pipe) for rank, pipe in enumerate(pipes)]
+            return [
+                None if rank in lost else _result(rank, pipe) for rank, pipe in enumerate(pipes)
+            ]
         finally:
-            for process in processes:
-                process.join(1)
+            for rank, process in enumerate(processes):
+                process.join(0 if rank in lost else 1)
                 process.kill()
 
 

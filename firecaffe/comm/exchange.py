@@ -8,7 +8,7 @@ from torch import Tensor
 
 from firecaffe.comm.execute import Piece, execute, in_one_call, one_by_one
 from firecaffe.comm.local import LocalRanks
-from firecaffe.comm.rounds import AHEAD, RankRound, rounds_of_rank, scratch_elements
+from firecaffe.comm.rounds import RankRound, rounds_of_rank, scratch_elements
 from firecaffe.comm.shared_sum import sum_in_place
 from firecaffe.comm.world import World, peers_may_be_lost
 from firecaffe.exchange import NATIVE, SEGMENTED, find_schedule, parse_hierarchical
@@ -79,15 +79,15 @@ class Exchange:
         self.world = world
         self.algorithm = algorithm
         self._outer = outer_algorithm(algorithm, world) if local is not None else None
-        self._local = local if self._outer is not None else None
+        self._local = local
         self._shared: dict[int, list[Tensor]] = {}
-        self._rounds: dict[tuple[str, int], list[RankRound]] = {}
+        self._rounds: dict[tuple[str, int, int], list[RankRound]] = {}
         self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
 
     @property
     def shares_memory(self) -> bool:
         """Whether ranks of one host sum in the memory that they share."""
-        return self._local is not None
+        return self._outer is not None
 
     @property
     def lanes(self) -> int:
@@ -101,7 +101,7 @@ class Exchange:
 
     def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A vector of zeros to be summed. All ranks must ask for the same, in the same order."""
-        if self._local is None or device.type != "cpu" or num_elements == 0:
+        if self._local is None or self._outer is None or device.type != "cpu" or num_elements == 0:
             return torch.zeros(num_elements, dtype=dtype, device=device)
         with peers_may_be_lost():
             vectors = self._local.share(num_elements, dtype)
@@ -118,7 +118,9 @@ class Exchange:
             return
         with peers_may_be_lost():
             shared = self._shared.get(vector.data_ptr())
-            if shared is not None and self._local is not None:
+            # A part of a vector from `empty` may begin where it does.
+            is_whole = shared is not None and shared[0].numel() == vector.numel()
+            if shared is not None and is_whole and self._local is not None:
                 self._sum_shared(shared, self._local)
             elif self.algorithm == NATIVE:
                 dist.all_reduce(vector, group=self.world.exchange_group)
@@ -167,7 +169,7 @@ class Exchange:
                     if is_gloo
                     else in_one_call(group, ranks),
                     ranks.index(self.world.rank),
-                    ahead=AHEAD if is_gloo else 0,
+                    at_once=not is_gloo,
                 )
                 for i, (start, stop) in enumerate(parts)
             ]
@@ -176,12 +178,14 @@ class Exchange:
     def _rounds_for(
         self, algorithm: str, num_elements: int, ranks: Sequence[int]
     ) -> list[RankRound]:
-        if (algorithm, num_elements) not in self._rounds:
+        # The hosts' first ranks alone go through another schedule than all ranks do.
+        key = (algorithm, len(ranks), num_elements)
+        if key not in self._rounds:
             find = find_schedule(algorithm, self.world.local_world_size)
             schedule = find(len(ranks), num_elements)
             of_rank = rounds_of_rank(schedule, ranks.index(self.world.rank))
-            self._rounds[algorithm, num_elements] = of_rank
-        return self._rounds[algorithm, num_elements]
+            self._rounds[key] = of_rank
+        return self._rounds[key]
 
     def _scratch_for(self, vector: Tensor, num_elements: int, lane: int) -> Tensor:
         scratch = self._scratch.get((lane, vector.dtype))

@@ -3,8 +3,8 @@
 A vector is cut into pieces that go through the same schedule side by side, so that while one
 piece is being added, or waits for a slow peer, the others keep both directions of the link busy.
 Receives are posted some rounds ahead and additions are done in place. Nothing is decided by
-what arrives first: every rank waits in the order (round, piece), so no two can wait for each
-other, and the sums are those of the schedule.
+what arrives first: every rank waits in the order (round, piece), and within a round by turns that
+`rounds_of_rank` allows, so no two can wait for each other, and the sums are those of the schedule.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,6 @@ from torch.distributed import P2POp, ProcessGroup, Work
 
 from firecaffe.comm.rounds import AHEAD, Addition, RankRound
 from firecaffe.exchange.schedule import fold
-
-WINDOW = 2
-"""Sends of one round under way at a time, while receives of that round are still to come. A server
-that hears from all at once would lose packets; so ranks wait for their turn."""
 
 Message = tuple[bool, int, Tensor]
 """(whether it is a send, the peer, the elements)."""
@@ -38,7 +34,8 @@ class Piece:
     scratch: Tensor
     start: Start
     rank: int
-    ahead: int = AHEAD
+    at_once: bool = False
+    """Whether all messages of a round start in one call, and none before the round is due."""
     _posted: int = 0
     _receiving: dict[int, list[Work]] = field(default_factory=dict)
     _sending: list[tuple[int, int, Work]] = field(default_factory=list)
@@ -47,13 +44,28 @@ class Piece:
     def begin(self, index: int) -> None:
         """Posts the receives of this round and of those ahead, and sends what is due."""
         round_ = self.rounds[index]
+        numbers, messages = self._receives_to_post(index)
+        window = len(round_.sends) if self.at_once else round_.window
+        sends, self._waiting = round_.sends[:window], round_.sends[window:]
+        messages += [(True, peer, self.vector[start:stop]) for peer, start, stop in sends]
+        works = self.start(messages)
+        self._note_posted(numbers, works)
+        for (_, start, stop), work in zip(sends, works[len(numbers) :], strict=True):
+            self._sending.append((start, stop, work))
+
+    def post(self) -> None:
+        """Posts the first receives, where they need not go with the first sends."""
+        if not self.at_once:
+            numbers, messages = self._receives_to_post(0)
+            self._note_posted(numbers, self.start(messages))
+
+    def _receives_to_post(self, index: int) -> tuple[list[int], list[Message]]:
+        """Those that are due in round `index`, with the numbers of the rounds that need them."""
         messages: list[Message] = []
         numbers = []
-        while self._posted < len(self.rounds) and self._posted <= index + self.ahead:
-            posted = self.rounds[self._posted]
-            if posted.postable > index:
-                break
-            for receive in posted.receives:
+        ahead = 0 if self.at_once else AHEAD
+        while self._posted < len(self.rounds) and self._posted <= index + ahead:
+            for receive in self.rounds[self._posted].receives:
                 length = receive.stop - receive.start
                 if receive.scratch is None:
                     self._finish_sends(receive.start, receive.stop)
@@ -64,14 +76,11 @@ class Piece:
                 numbers.append(self._posted)
             self._receiving[self._posted] = []
             self._posted += 1
-        window = WINDOW if round_.receives else len(round_.sends)
-        sends, self._waiting = round_.sends[:window], round_.sends[window:]
-        messages += [(True, peer, self.vector[start:stop]) for peer, start, stop in sends]
-        works = self.start(messages)
+        return numbers, messages
+
+    def _note_posted(self, numbers: Sequence[int], works: Sequence[Work]) -> None:
         for number, work in zip(numbers, works, strict=False):
             self._receiving[number].append(work)
-        for (_, start, stop), work in zip(sends, works[len(numbers) :], strict=True):
-            self._sending.append((start, stop, work))
 
     def finish(self, index: int) -> None:
         """Waits for the round's messages and does its additions."""
@@ -83,6 +92,9 @@ class Piece:
         for addition in round_.additions:
             self._finish_sends(addition.start, addition.stop)
             self._add(addition)
+        for start, stop, offset in round_.detours:
+            self._finish_sends(start, stop)
+            self.vector[start:stop] = self.scratch[offset : offset + stop - start]
 
     def close(self) -> None:
         """Waits for the last sends."""
@@ -127,6 +139,8 @@ class Piece:
 
 def execute(pieces: Sequence[Piece]) -> None:
     """Carries out one rank's part of the pieces' schedules, in place."""
+    for piece in pieces:
+        piece.post()
     for piece in pieces:
         if piece.rounds:
             piece.begin(0)

@@ -5,11 +5,12 @@ rank that is killed leaves nothing behind. Each pair of ranks has one such socke
 byte to and from everybody, and the end of a process closes its sockets, which wakes whoever waits.
 """
 
-import mmap
 import os
+import select
 import socket
 import sys
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -41,10 +42,22 @@ class LocalRanks:
 
         Raises: PeerLostError that names a rank which is gone, or did not come in time.
         """
-        self._to_all(b".")
-        for local_rank, peer in enumerate(self.sockets):
-            if peer is not None:
-                self._receive(local_rank, peer)
+        self._to_all([])
+        waiting = {peer.fileno(): peer for peer in self.sockets if peer is not None}
+        poll = select.poll()
+        for descriptor in waiting:
+            poll.register(descriptor, select.POLLIN)
+        # Not one by one: the end of a rank is seen also while another is late.
+        while waiting:
+            first = next(iter(waiting.values()))
+            timeout_s = first.gettimeout()
+            ready = poll.poll(None if timeout_s is None else timeout_s * 1000)
+            if not ready:
+                raise self._lost(self.sockets.index(first), TimeoutError())
+            for descriptor, _ in ready:
+                poll.unregister(descriptor)
+                peer = waiting.pop(descriptor)
+                self._receive(self.sockets.index(peer), peer, 0)
 
     def share(self, num_elements: int, dtype: torch.dtype) -> list[Tensor]:
         """One vector of zeros for each local rank, which all of them can read and write.
@@ -55,25 +68,18 @@ class LocalRanks:
         descriptor = os.memfd_create("firecaffe", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, num_bytes)
         descriptors = []
-        for peer in self.sockets:
-            if peer is not None:
-                socket.send_fds(peer, [b"."], [descriptor])
+        self._to_all([descriptor])
         for local_rank, peer in enumerate(self.sockets):
             if peer is None:
                 descriptors.append(descriptor)
                 continue
-            try:
-                _, received, _, _ = socket.recv_fds(peer, 1, 1)
-            except OSError as error:
-                raise self._lost(local_rank, error) from error
-            if not received:
-                raise self._lost(local_rank, None)
-            descriptors.append(received[0])
+            descriptors += self._receive(local_rank, peer, 1)
         vectors = []
         for each in descriptors:
-            memory = mmap.mmap(each, num_bytes)
+            # By its path, for then no descriptor stays open; there may be many vectors.
+            path = f"/proc/self/fd/{each}"
+            vectors.append(torch.from_file(path, shared=True, size=num_elements, dtype=dtype))
             os.close(each)
-            vectors.append(torch.frombuffer(memory, dtype=dtype, count=num_elements))
         return vectors
 
     def close(self) -> None:
@@ -82,27 +88,60 @@ class LocalRanks:
             if peer is not None:
                 peer.close()
 
-    def _to_all(self, message: bytes) -> None:
+    def _to_all(self, descriptors: list[int]) -> None:
         for local_rank, peer in enumerate(self.sockets):
             if peer is not None:
                 try:
-                    peer.sendall(message)
+                    socket.send_fds(peer, [bytes([self.own])], descriptors)
                 except OSError as error:
                     raise self._lost(local_rank, error) from error
 
-    def _receive(self, local_rank: int, peer: socket.socket) -> None:
+    def _receive(self, local_rank: int, peer: socket.socket, descriptors: int) -> list[int]:
+        """The descriptors that come with a peer's message, which is its own number, or that of
+        a rank which it has lost.
+        """
         try:
-            message = peer.recv(1)
+            message, received, _, _ = socket.recv_fds(peer, 1, descriptors)
         except OSError as error:
             raise self._lost(local_rank, error) from error
         if not message:
             raise self._lost(local_rank, None)
+        if message[0] != local_rank:
+            raise self._lost(local_rank, None, message[0])
+        return received
 
-    def _lost(self, local_rank: int, error: OSError | None) -> PeerLostError:
-        rank = self.first_rank + local_rank
+    def _lost(
+        self, local_rank: int, error: OSError | None, last_word: int | None = None
+    ) -> PeerLostError:
+        """What to say of a rank that is gone; the others hear who it was.
+
+        A rank that has lost another ends too, so whoever meets the end of it asks who was first.
+        """
+        if last_word is None:
+            last_word = self._last_word(local_rank)
+        for peer in self.sockets:
+            if peer is not None:
+                peer.setblocking(False)
+                with suppress(OSError):
+                    peer.send(bytes([last_word]))
+        rank = self.first_rank + last_word
+        if last_word != local_rank:
+            by = self.first_rank + local_rank
+            return PeerLostError(f"rank {rank}, on this host, was lost, says rank {by}")
         if isinstance(error, TimeoutError):
             return PeerLostError(f"rank {rank}, on this host, did not answer in time")
         return PeerLostError(f"rank {rank}, on this host, went away")
+
+    def _last_word(self, local_rank: int) -> int:
+        """The last message of a rank which has no more to say."""
+        last = local_rank
+        peer = self.sockets[local_rank]
+        assert peer is not None
+        peer.setblocking(False)
+        with suppress(OSError):
+            while message := peer.recv(1):
+                last = message[0]
+        return last
 
 
 def meet_local_ranks(world: World, timeout_s: float) -> LocalRanks | None:
@@ -114,7 +153,8 @@ def meet_local_ranks(world: World, timeout_s: float) -> LocalRanks | None:
     size = world.local_world_size
     facts = gather_text(world, f"{size} {world.rank - world.local_rank}")
     regular = [f"{size} {rank - rank % size}" for rank in range(world.world_size)]
-    if size < 2 or facts != regular or not sys.platform.startswith("linux"):
+    is_regular = facts == regular and world.world_size % size == 0
+    if size < 2 or not is_regular or not sys.platform.startswith("linux"):
         return None
     first = world.rank - world.local_rank
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

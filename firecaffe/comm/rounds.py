@@ -3,16 +3,20 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
-from firecaffe.exchange.schedule import Schedule, Transfer
+from firecaffe.exchange.schedule import Round, Schedule, Transfer
 
 AHEAD = 2
-"""Rounds for which receives are posted before they are due, so that no message waits for its
-receiver to look up."""
+"""Rounds for which receives are posted before they are due. A Gloo sender waits until it hears that
+its receiver is ready, and that word queues behind whatever the receiver is sending."""
+
+WINDOW = 2
+"""Sends of one round under way at a time, while receives of that round are still to come. A server
+that hears from all at once would lose packets; so ranks wait for their turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Elements [start, stop) from `source`: into the vector, or into scratch to be added."""
+    """Elements [start, stop) from `source`: into the vector, or into scratch."""
 
     source: int
     start: int
@@ -36,11 +40,14 @@ class RankRound:
     number: int
     sends: list[tuple[int, int, int]]
     """(destination, start, stop), the next rank first: so not all send to one at a time."""
+    window: int
+    """Sends that may start at once; every other one waits for one more receive of the round."""
     receives: list[Receive]
     """In the order in which others send them."""
     additions: list[Addition]
-    postable: int
-    """From which of this rank's rounds on, counted from 0, its receives may be posted."""
+    detours: list[tuple[int, int, int]]
+    """(start, stop, where in scratch): what comes over scratch because its place is still in use
+    when the receive is posted."""
 
 
 def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
@@ -55,30 +62,41 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
         if sent or arriving:
             own.append((number, sent, arriving))
     world_size = schedule.world_size
-    part_elements = [sum(t.num_elements for t in arriving if t.reduce) for _, _, arriving in own]
+    over_scratch = [
+        {t for t in arriving if t.reduce or _is_in_use(own, index, t)}
+        for index, (_, _, arriving) in enumerate(own)
+    ]
+    needed = [sum(t.num_elements for t in transfers) for transfers in over_scratch]
     # A round's scratch is free again when the receives of the rounds ahead of it need theirs.
-    stride = max(part_elements, default=0)
+    stride = max(needed, default=0)
     rounds: list[RankRound] = []
-    reducing = 0
+    used = 0
     for index, (number, sent, arriving) in enumerate(own):
         sent.sort(key=lambda t: (t.destination - rank) % world_size)
         arriving.sort(key=lambda t: (rank - t.source) % world_size)
-        offset = stride * (reducing % (AHEAD + 1))
-        reducing += part_elements[index] > 0
+        offset = stride * (used % (AHEAD + 1))
+        used += needed[index] > 0
         receives = []
         parts: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        detours = []
         for t in arriving:
-            receives.append(Receive(t.source, t.start, t.stop, offset if t.reduce else None))
+            if t not in over_scratch[index]:
+                receives.append(Receive(t.source, t.start, t.stop, None))
+                continue
+            receives.append(Receive(t.source, t.start, t.stop, offset))
             if t.reduce:
                 parts[t.start, t.stop][t.source] = offset
-                offset += t.num_elements
+            else:
+                detours.append((t.start, t.stop, offset))
+            offset += t.num_elements
         rounds.append(
             RankRound(
                 number,
                 [(t.destination, t.start, t.stop) for t in sent],
+                _window(schedule.rounds[number], world_size, rank, sent),
                 receives,
                 [Addition(*slice_, by_source) for slice_, by_source in parts.items()],
-                _postable(own, index),
+                detours,
             )
         )
     return rounds
@@ -88,24 +106,41 @@ def scratch_elements(rounds: list[RankRound]) -> int:
     """How much scratch the rounds need."""
     return max(
         (
-            offset + addition.stop - addition.start
+            receive.scratch + receive.stop - receive.start
             for round_ in rounds
-            for addition in round_.additions
-            for offset in addition.parts.values()
+            for receive in round_.receives
+            if receive.scratch is not None
         ),
         default=0,
     )
 
 
-def _postable(own: list[tuple[int, list[Transfer], list[Transfer]]], index: int) -> int:
-    """The first round after the last one that touches what this one's receives overwrite."""
-    copies = [t for t in own[index][2] if not t.reduce]
-    for earlier in range(index - 1, max(-1, index - 1 - AHEAD), -1):
-        _, sent, arriving = own[earlier]
-        if any(
-            touched.start < copy.stop and copy.start < touched.stop
-            for copy in copies
-            for touched in (*sent, *arriving)
-        ):
-            return earlier + 1
-    return max(0, index - AHEAD)
+def _window(round_: Round, world_size: int, rank: int, sent: list[Transfer]) -> int:
+    """WINDOW where ranks that wait for their turn cannot wait for each other; else all at once.
+
+    They cannot where each message is at most WINDOW - 1 later among those that its source sends
+    than among those that its destination waits for: the receive for which it may have to wait at
+    its source is then an earlier one than the receive which waits for it.
+    """
+    distance = {t.destination: (t.destination - rank) % world_size for t in sent}
+    turn = dict.fromkeys(distance, 0)
+    receives = 0
+    for t in round_:
+        receives += t.destination == rank
+        if t.destination in distance:
+            nearer = (t.destination - t.source) % world_size < distance[t.destination]
+            turn[t.destination] += nearer
+    if receives and all(i < turn[t.destination] + WINDOW for i, t in enumerate(sent)):
+        return WINDOW
+    return len(sent)
+
+
+def _is_in_use(
+    own: list[tuple[int, list[Transfer], list[Transfer]]], index: int, copy: Transfer
+) -> bool:
+    """Whether a round in which the receive is posted already still touches its slice."""
+    return any(
+        touched.start < copy.stop and copy.start < touched.stop
+        for _, sent, arriving in own[max(0, index - AHEAD) : index]
+        for touched in (*sent, *arriving)
+    )

@@ -161,6 +161,8 @@ def take_in(
         by_rank = {source: scratch[at : at + len(slice_)] for source, at in addition.parts.items()}
         by_rank[rank] = slice_
         put(slice_, tree_sum([by_rank[source] for source in sorted(by_rank)]))
+    for start, stop, offset in round_.detours:
+        put(own[start:stop], scratch[offset : offset + stop - start])
     return True
 
 

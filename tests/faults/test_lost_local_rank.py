@@ -1,0 +1,117 @@
+"""A rank of this host that is gone: the others say which one, at once, and leave nothing behind.
+
+Where nothing else is said, a rank would wait for longer than the tests do.
+"""
+
+import os
+import select
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from firecaffe.comm import shared_sum
+from firecaffe.comm.agree import gather_text
+from firecaffe.comm.exchange import Exchange
+from firecaffe.comm.local import LocalRanks, meet_local_ranks
+from firecaffe.comm.world import join
+from firecaffe.errors import PeerLostError
+from tests.faults.test_ranks_that_differ import lose_a_rank
+from tests.world import Ranks
+
+LONG_S = 1000.0
+SHORT_S = 2.0
+CPU = torch.device("cpu")
+
+
+def kill_this(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose(victim: int, how: str) -> tuple[str, list[str]]:
+    """What a survivor says, and the files of shared memory that it had mapped."""
+    torch.set_num_threads(1)
+    with join("cpu", timeout_s=LONG_S) as world:
+        local = meet_local_ranks(world, LONG_S)
+        assert local is not None
+        exchange = Exchange(world, "tree", local)
+        vector = exchange.empty(100_000, torch.float32, CPU)
+        exchange.all_reduce(vector)
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        files = sorted({line.split(maxsplit=5)[5] for line in maps if "firecaffe" in line})
+        gather_text(world, "all are here")
+        if world.rank == victim:
+            if how == "leaves":
+                exchange.close()
+                return "", files
+            if how == "killed in the sum":
+                vars(shared_sum)["fold"] = kill_this
+            elif how == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            else:
+                kill_this()
+        if how == "stopped":
+            for peer in local.sockets:
+                if peer is not None:
+                    peer.settimeout(SHORT_S)
+        if how == "killed, and a rank that saw it has left":
+            last = max(rank for rank in range(world.world_size) if rank != victim)
+            if world.rank == last:
+                wait_for_others_to_leave(local, victim)
+        try:
+            if how == "killed before vectors are made":
+                exchange.empty(1000, torch.float32, CPU)
+            else:
+                exchange.all_reduce(vector)
+        except PeerLostError as error:
+            return str(error), files
+        finally:
+            exchange.close()
+    return "", files
+
+
+def wait_for_others_to_leave(local: LocalRanks, victim: int) -> None:
+    """Returns when only the victim's end, or nobody's, is still open."""
+    for local_rank, peer in enumerate(local.sockets):
+        if peer is not None and local_rank != victim:
+            poll = select.poll()
+            poll.register(peer, 0)  # no event but the end of the other side
+            poll.poll()
+
+
+@pytest.mark.parametrize(
+    ("world_size", "victim", "how"),
+    [
+        (2, 0, "killed at the barrier"),
+        (4, 1, "killed at the barrier"),
+        (4, 0, "killed in the sum"),
+        (3, 2, "killed in the sum"),
+        (3, 1, "killed before vectors are made"),
+        (3, 2, "killed, and a rank that saw it has left"),
+        (4, 1, "killed, and a rank that saw it has left"),
+        (3, 0, "leaves"),
+        (4, 1, "stopped"),
+    ],
+)
+def test_the_others_name_the_rank_that_is_gone(
+    ranks: Ranks, world_size: int, victim: int, how: str
+) -> None:
+    results = ranks.run(world_size, lose, victim, how, lost={victim})
+    reason = "did not answer in time" if how == "stopped" else "went away"
+    for rank, result in enumerate(results):
+        if rank == victim:
+            continue
+        said, files = result
+        words = (f"rank {victim}, on this host, {reason}", f"rank {victim}, on this host, was lost")
+        assert said.startswith(words), said
+        # Memory without a name goes with its last process, however that ends.
+        assert all(file.startswith("/memfd:firecaffe") for file in files)
+        assert files
+
+
+def test_training_names_the_rank_that_is_gone(ranks: Ranks, tmp_path: Path) -> None:
+    results = ranks.run(3, lose_a_rank, str(tmp_path / "run"), lost={1})
+    assert results[1] is None
+    assert all(result.startswith("rank 1, on this host") for result in (results[0], results[2]))
+    assert not (tmp_path / "run" / "result.json").exists()

@@ -1,0 +1,202 @@
+"""Sums in the memory that ranks of one host share: the bits of the tree, and nobody too early."""
+
+import dataclasses
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from firecaffe.comm.exchange import Exchange, pieces
+from firecaffe.comm.interpret import interpret
+from firecaffe.comm.local import meet_local_ranks
+from firecaffe.comm.world import World, join
+from firecaffe.exchange import ring, tree
+from tests.world import Ranks
+
+SIZES = (0, 1, 15, 16, 17, 1009, 200_003)
+WAIT_S = 60.0
+CPU = torch.device("cpu")
+
+
+def vector_of(rank: int, num_elements: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + num_elements + seed)
+    return torch.randn(num_elements, generator=generator, dtype=dtype)
+
+
+def vectors_of(world_size: int, num_elements: int, dtype: torch.dtype) -> list[Tensor]:
+    return [vector_of(rank, num_elements, dtype) for rank in range(world_size)]
+
+
+def by_tree(vectors: list[Tensor]) -> Tensor:
+    return interpret(tree.schedule(len(vectors), vectors[0].numel()), vectors)[0]
+
+
+def meet(world: World, algorithm: str) -> Exchange:
+    """An exchange that shares memory."""
+    local = meet_local_ranks(world, WAIT_S)
+    assert local is not None
+    exchange = Exchange(world, algorithm, local)
+    assert exchange.shares_memory
+    return exchange
+
+
+def sums(algorithms: list[str], dtype: torch.dtype, seed: int = 0) -> list[list[Tensor]]:
+    """The sum at each size, by memory; all vectors of an algorithm exist at once."""
+    torch.set_num_threads(1)
+    with join("cpu") as world:
+        return [sums_by(meet(world, algorithm), dtype, seed) for algorithm in algorithms]
+
+
+def sums_by(exchange: Exchange, dtype: torch.dtype, seed: int) -> list[Tensor]:
+    vectors = [exchange.empty(num_elements, dtype, CPU) for num_elements in SIZES]
+    for vector in vectors:
+        assert not vector.any()
+        vector.copy_(vector_of(exchange.world.rank, vector.numel(), dtype, seed))
+    for vector in vectors:
+        exchange.all_reduce(vector)
+    results = [vector.clone() for vector in vectors]
+    exchange.close()
+    return results
+
+
+DTYPES = {2: torch.float64, 3: torch.float32, 4: torch.float32, 5: torch.float64}
+
+
+@pytest.mark.parametrize("world_size", DTYPES)
+def test_one_host_gives_the_bits_of_the_tree(ranks: Ranks, world_size: int) -> None:
+    dtype = DTYPES[world_size]
+    for [results] in ranks.run(world_size, sums, ["tree"], dtype):
+        for result in results:
+            assert torch.equal(result, by_tree(vectors_of(world_size, len(result), dtype)))
+
+
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_hosts_give_the_bits_of_the_tree(ranks: Ranks, hosts: int) -> None:
+    algorithms = ["tree", "halving_doubling", "pipelined_tree"]
+    by_rank = ranks.run(2 * hosts, sums, algorithms, torch.float32, local_world_size=2)
+    for index, num_elements in enumerate(SIZES):
+        expected = by_tree(vectors_of(2 * hosts, num_elements, torch.float32))
+        for by_algorithm in by_rank:
+            assert all(torch.equal(results[index], expected) for results in by_algorithm)
+
+
+@pytest.mark.parametrize(("hosts", "local"), [(3, 2), (2, 3)])
+def test_hosts_give_the_bits_of_their_own_exchange(ranks: Ranks, hosts: int, local: int) -> None:
+    """A ring of hosts; each has the tree over its own ranks, also if they are three."""
+    algorithms = ["hierarchical(tree,ring)"]
+    by_rank = ranks.run(hosts * local, sums, algorithms, torch.float32, local_world_size=local)
+    for index, num_elements in enumerate(SIZES):
+        vectors = vectors_of(hosts * local, num_elements, torch.float32)
+        of_hosts = [by_tree(vectors[host * local :][:local]) for host in range(hosts)]
+        for start, stop in pieces("ring", num_elements, 4):
+            parts = [vector[start:stop] for vector in of_hosts]
+            expected = interpret(ring.schedule(hosts, stop - start), parts)[0]
+            for [results] in by_rank:
+                assert torch.equal(results[index][start:stop], expected)
+
+
+def sum_others(algorithm: str) -> list[Tensor]:
+    """Sums of a shared vector, then of others: as long, a part of it, and again itself."""
+    torch.set_num_threads(1)
+    with join("cpu") as world:
+        exchange = meet(world, algorithm)
+        results = []
+        shared = exchange.empty(1009, torch.float32, CPU)
+        for vector in (shared, torch.empty(1009), shared[:100], shared[100:], shared):
+            vector.copy_(vector_of(world.rank, vector.numel(), torch.float32))
+            rest = shared[vector.numel() :].clone()
+            exchange.all_reduce(vector)
+            if vector.data_ptr() == shared.data_ptr():
+                assert torch.equal(shared[vector.numel() :], rest)
+            results.append(vector.clone())
+        exchange.close()
+        return results
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_other_vectors_go_through_the_schedule(ranks: Ranks, world_size: int) -> None:
+    for results in ranks.run(world_size, sum_others, "tree", local_world_size=2):
+        for result in results:
+            vectors = vectors_of(world_size, result.numel(), torch.float32)
+            assert torch.equal(result, by_tree(vectors))
+
+
+def sum_many_times(rounds: int) -> list[int]:
+    """Rounds in which a sum was wrong. Ranks write their vectors as soon as they may."""
+    torch.set_num_threads(1)
+    with join("cpu") as world:
+        exchange = meet(world, "tree")
+        vectors = [exchange.empty(n, torch.float32, CPU) for n in (1009, 40, 70_000)]
+        numbers = [torch.arange(len(vector)) % 7 for vector in vectors]
+        p = world.world_size
+        wrong = []
+        for round_ in range(rounds):
+            for vector, number in zip(vectors, numbers, strict=True):
+                torch.add(number, (world.rank + 1) * (round_ + 1), out=vector)
+                exchange.all_reduce(vector)
+                # Whole numbers below 2^24: any order of addition gives the same.
+                expected = number * p + (round_ + 1) * p * (p + 1) // 2
+                if not torch.equal(vector, expected.float()):
+                    wrong.append(round_)
+        exchange.close()
+        return wrong
+
+
+@pytest.mark.parametrize(("world_size", "local"), [(3, 3), (4, 2)])
+def test_many_sums_one_after_the_other(ranks: Ranks, world_size: int, local: int) -> None:
+    results = ranks.run(world_size, sum_many_times, 300, local_world_size=local)
+    assert results == [[]] * world_size
+
+
+def test_two_worlds_of_one_machine_do_not_meet(ranks: Ranks) -> None:
+    def run(seed: int) -> list[list[list[Tensor]]]:
+        return ranks.run(2, sums, ["tree"], torch.float32, seed)
+
+    with ThreadPoolExecutor(2) as threads:
+        results = threads.map(run, (1, 2))
+    for seed, by_rank in enumerate(results, start=1):
+        for index, num_elements in enumerate(SIZES):
+            vectors = [vector_of(rank, num_elements, torch.float32, seed) for rank in range(2)]
+            assert all(torch.equal(of_rank[index], by_tree(vectors)) for [of_rank] in by_rank)
+
+
+def what_stays_open(algorithm: str) -> tuple[list[str], bool]:
+    """Descriptors of vectors that are in use, and whether sockets are open after close."""
+    with join("cpu") as world:
+        local = meet_local_ranks(world, WAIT_S)
+        assert local is not None
+        exchange = Exchange(world, algorithm, local)
+        vectors = [exchange.empty(100, torch.float32, CPU) for _ in range(3)]
+        paths = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        targets = [os.readlink(path) for path in paths if os.path.lexists(path)]
+        for vector in vectors:
+            exchange.all_reduce(vector)
+        exchange.close()
+        is_open = any(peer is not None and peer.fileno() != -1 for peer in local.sockets)
+        return [target for target in targets if "firecaffe" in target], is_open
+
+
+@pytest.mark.parametrize("algorithm", ["tree", "ring"])
+def test_vectors_keep_no_descriptors_and_close_keeps_none(ranks: Ranks, algorithm: str) -> None:
+    """A ring of three does not add in tree order, and so does not share; it met all the same."""
+    assert ranks.run(3, what_stays_open, algorithm) == [([], False)] * 3
+
+
+def meet_where(told: list[list[int]]) -> list[bool]:
+    """Whether ranks meet that are told these numbers of ranks on their hosts."""
+    met = []
+    with join("cpu") as world:
+        for sizes in told:
+            size = sizes[world.rank]
+            as_told = dataclasses.replace(
+                world, local_world_size=size, local_rank=world.rank % size
+            )
+            met.append(meet_local_ranks(as_told, WAIT_S) is not None)
+    return met
+
+
+def test_hosts_that_are_not_alike_do_not_share(ranks: Ranks) -> None:
+    told = [[1, 1, 1], [2, 2, 1], [1, 2, 2], [2, 2, 2], [3, 3, 2]]
+    assert ranks.run(3, meet_where, told) == [[False] * len(told)] * 3
