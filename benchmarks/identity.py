@@ -1,27 +1,31 @@
-"""`firecaffe verify` for every exchange that adds in tree order, on several networks.
+"""`firecaffe verify` for every exchange that adds in tree order and every compressor.
 
-    python benchmarks/identity.py > benchmarks/results/identity.md
+    python benchmarks/identity.py [--photos FOLDER] > benchmarks/results/identity.md
 
-Each row trains one network on 1, 2, 3 and 4 workers with one exchange and compares every weight,
-buffer, optimizer state and loss after every step. The rows of one network must also agree among
-each other, for the exchange changes no bit either. `ring` and `native` are controls: they add in
-another order.
+Each row trains one network on 1, 2, 3 and 4 workers and compares every weight, buffer, optimizer
+state and loss after every step. Rows of one network without a compressor must also agree among each
+other, for the exchange changes no bit either. `double_tree`, `ring` and `native` are controls: they
+add in another order. With an image folder the network NiN for ImageNet trains on its photos.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.order import keeps_tree_order
+from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.runs.environment import cpu_name
 
 WORKERS = "1,2,3,4"
-STEPS = 4
 NETWORKS = ("nin_small", "googlenet_small_bn")
 LARGER = "nin_cifar"
-RECIPE = """
+SOCKETS = "--exchange.shared_memory=false"
+
+GENERATED = """
 [data]
 name = "generated"
 pad = 2
@@ -37,37 +41,80 @@ weight_decay = 0.0005
 bucket_bytes = 100_000
 """
 
+PHOTOS = """
+[data]
+name = "folder"
+path = "{folder}"
+resize = 256
+crop = 224
+mirror = true
+[train]
+global_batch_size = 8
+micro_batch_size = 2
+[solver]
+base_lr = 0.01
+weight_decay = 0.0005
+"""
+
+HEAD = """# The number of workers changes no bit
+
+`python benchmarks/identity.py{photos}` on {cpu}. Every row is one `firecaffe verify`
+on {workers} workers: 4 steps of 8 micro-batches of 4 images, generated data with augmentation, SGD
+with momentum and weight decay, buckets of 100 kB; `nin` 2 steps of 4 micro-batches of 2 photos of
+3 x 224 x 224. Compared after every step: every weight, buffer, optimizer state and loss. 3 workers
+have unequal shares and take `fold`. With shared_memory=false all messages go through sockets.
+
+| network | words of the recipe | verdict |
+|---|---|---|"""
+
 
 def main() -> None:
-    print("# The number of workers changes no bit\n")
-    print(
-        f"`python benchmarks/identity.py` on {cpu_name()}. Every row is one `firecaffe verify` on"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    print(f"{WORKERS} workers: {STEPS} steps of 8 micro-batches of 4 images, generated data with")
-    print(
-        "augmentation, SGD with momentum and weight decay, buckets of 100 kB. Compared after every"
-    )
-    print("step: every weight, buffer, optimizer state and loss. 3 workers have unequal shares and")
-    print("take `fold`.\n")
-    print("| network | exchange | verdict |\n|---|---|---|")
-    in_order = [name for name in EXCHANGES if keeps_tree_order(name)]
-    rows = [(network, exchange) for network in NETWORKS for exchange in in_order]
-    rows += [(NETWORKS[0], exchange) for exchange in EXCHANGES if exchange not in in_order]
-    rows.append((LARGER, "tree"))
+    parser.add_argument("--photos", type=Path, help="a folder with train/CLASS and test/CLASS")
+    photos: Path | None = parser.parse_args().photos
+    given = " --photos FOLDER" if photos else ""
+    print(HEAD.format(photos=given, cpu=cpu_name(), workers=WORKERS))
     with tempfile.TemporaryDirectory() as folder:
-        recipe = Path(folder) / "recipe.toml"
-        recipe.write_text(RECIPE, encoding="utf-8")
-        for network, exchange in rows:
-            print(f"| {network} | {exchange} | {verify(recipe, network, exchange)} |", flush=True)
+        generated = Path(folder) / "generated.toml"
+        generated.write_text(GENERATED, encoding="utf-8")
+        of_photos = Path(folder) / "photos.toml"
+        for network, words in rows():
+            report(generated, network, words, steps=4)
+        if photos is not None:
+            of_photos.write_text(PHOTOS.format(folder=photos.resolve()), encoding="utf-8")
+            for exchange in in_order():
+                report(of_photos, "nin", [f"--exchange.algorithm={exchange}", SOCKETS], 2)
+            report(of_photos, "nin", [], 2)
 
 
-def verify(recipe: Path, network: str, exchange: str) -> str:
-    """The last line of one `firecaffe verify`."""
-    command = [sys.executable, "-m", "firecaffe", "verify", str(recipe)]
-    command += ["--nproc-per-node", WORKERS, "--steps", str(STEPS)]
-    command += ["--model.name", network, "--exchange.algorithm", exchange]
+def rows() -> Iterator[tuple[str, list[str]]]:
+    """(network, words) of every comparison on generated data."""
+    others = [name for name in EXCHANGES if name not in in_order()]
+    for network in NETWORKS:
+        yield network, []
+        for exchange in in_order():
+            yield network, [f"--exchange.algorithm={exchange}", SOCKETS]
+        for compressor in COMPRESSORS:
+            yield network, [f"--exchange.compressor={compressor}", "--exchange.compressor_level=1"]
+    for exchange in others:
+        yield NETWORKS[0], [f"--exchange.algorithm={exchange}", SOCKETS]
+    yield LARGER, [SOCKETS]
+
+
+def in_order() -> list[str]:
+    return [name for name in EXCHANGES if keeps_tree_order(name)]
+
+
+def report(recipe: Path, network: str, words: list[str], steps: int) -> None:
+    """Prints the row of one `firecaffe verify`: its last line."""
+    command = [sys.executable, "-m", "firecaffe", "verify", str(recipe), *words]
+    command += ["--nproc-per-node", WORKERS, "--model.name", network, "--steps", str(steps)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return (done.stderr or done.stdout).splitlines()[-1].removeprefix("firecaffe: ")
+    verdict = (done.stderr or done.stdout).splitlines()[-1].removeprefix("firecaffe: ")
+    said = ", ".join(word.removeprefix("--exchange.") for word in words) or "as they are by default"
+    print(f"| {network} | {said} | {verdict} |", flush=True)
 
 
 if __name__ == "__main__":

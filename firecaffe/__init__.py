@@ -5,7 +5,8 @@
     recipe = firecaffe.Recipe(train=firecaffe.TrainConfig(global_batch_size=64, steps=100))
     result = firecaffe.train(recipe, model=MyNet, train_set=mine, test_set=mine_too)
 
-Run alone it trains on one worker; under torchrun on as many as there are ranks.
+Run alone it trains on one worker; under torchrun on as many as there are ranks. In a training
+script of your own, `firecaffe.parallelize(model)` stands in for DistributedDataParallel.
 """
 
 from firecaffe.assemble import train
@@ -13,6 +14,7 @@ from firecaffe.data import DataConfig, TensorDataset
 from firecaffe.errors import FirecaffeError
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.config import ModelConfig
+from firecaffe.parallelize import comm_hook, parallelize
 from firecaffe.recipe import Recipe
 from firecaffe.runs.folder import RunConfig
 from firecaffe.train.config import CheckpointConfig, TrainConfig
@@ -31,5 +33,7 @@ __all__ = [
     "SolverConfig",
     "TensorDataset",
     "TrainConfig",
+    "comm_hook",
+    "parallelize",
     "train",
 ]

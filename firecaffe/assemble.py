@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from firecaffe.checks import check_coded, check_hosts, check_input, check_outputs, check_rates
 from firecaffe.comm.agree import agree, gather_text
+from firecaffe.comm.auto import AutoChoice, choose_exchange
 from firecaffe.comm.exchange import FOLD, Exchange, route
 from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.world import World, join
@@ -24,11 +26,11 @@ from firecaffe.data import (
     output_shape,
 )
 from firecaffe.errors import CheckpointError, DataError, RecipeError, RunError
-from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange.choose import AUTO, bucket_sizes
 from firecaffe.exchange.leaves import leaf_share
 from firecaffe.facts import describe, doubts_of, facts, share_weights
 from firecaffe.gradients.combine import Hook
-from firecaffe.gradients.config import coding_of
+from firecaffe.gradients.config import coding_of, level_of
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import build_model, classification_loss
@@ -47,7 +49,6 @@ from firecaffe.train.checkpoint import (
     restore,
 )
 from firecaffe.train.config import check_workers
-from firecaffe.train.learning_rate import learning_rate
 from firecaffe.train.loop import Result, Training
 from firecaffe.train.loop import train as run_training
 from firecaffe.train.solver import make_optimizer
@@ -71,7 +72,7 @@ def preflight(recipe: Recipe, world_size: int, resume: Path | None = None) -> No
     Raises: a FirecaffeError of the kind that the training would have met.
     """
     check_recipe(recipe)
-    check_workers(recipe.train, world_size, recipe.exchange.compressor_level)
+    check_workers(recipe.train, world_size, level_of(recipe.exchange))
     data = check_data(recipe.data)
     with torch.device("meta"):
         model = build_model(recipe.model.name, data.train.num_classes, data.train.sample_CHW[0])
@@ -82,33 +83,11 @@ def preflight(recipe: Recipe, world_size: int, resume: Path | None = None) -> No
         raise RunError(
             f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
         )
-    _check_rates(recipe, total_steps(recipe, data))
+    check_rates(recipe, total_steps(recipe, data))
     if resume is not None:
         words = identity(recipe, total_steps(recipe, data))
         words["the training data"] = describe(data.train)
         check_identity(load_checkpoint(find_checkpoint(resume)), words)
-
-
-def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
-    """Runs shapes through a model on the meta device.
-
-    Raises: RecipeError where the model does not take the data's images or has too few classes.
-    """
-    shape = output_shape(dataset, recipe.data)
-    by = "x".join(map(str, shape))
-    try:
-        logits = model.eval()(torch.empty(recipe.train.micro_batch_size, *shape, device="meta"))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RecipeError(
-            f"model.name {recipe.model.name!r} does not take images of {by} "
-            f"(data.name {recipe.data.name!r}): {reason}"
-        ) from error
-    if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
-        raise RecipeError(
-            f"model.name {recipe.model.name!r} gives {tuple(logits.shape)} for images of {by}; "
-            f"expected ({recipe.train.micro_batch_size}, {dataset.num_classes})"
-        )
 
 
 def train(
@@ -138,17 +117,11 @@ def train(
     if train_set is not None:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name="own data"))
     with join(recipe.train.device, recipe.exchange.timeout_s) as world:
-        check_workers(recipe.train, world.world_size, recipe.exchange.compressor_level)
-        _check_hosts(recipe, world)
+        check_workers(recipe.train, world.world_size, level_of(recipe.exchange))
+        check_hosts(recipe, world)
         parts = Parts(model, loss, train_set, test_set, comm_hook)
         checkpoint = load_checkpoint(find_checkpoint(Path(resume))) if resume else None
         return _train_in(world, recipe, parts, checkpoint, str(resume or ""))
-
-
-def _check_rates(recipe: Recipe, steps: int) -> None:
-    """Raises: RecipeError where the first or the last learning rate cannot be."""
-    for step in (0, steps - 1):
-        learning_rate(recipe.solver, step, steps)
 
 
 def total_steps(recipe: Recipe, data: Data) -> int:
@@ -160,11 +133,11 @@ def total_steps(recipe: Recipe, data: Data) -> int:
 def _train_in(
     world: World, recipe: Recipe, parts: Parts, checkpoint: Checkpoint | None, resumed_from: str
 ) -> Result:
-    config, algorithm = recipe.train, recipe.exchange.algorithm
+    config = recipe.train
     set_arithmetic(config, world.device)
     data = _open(recipe, parts)
     steps = total_steps(recipe, data)
-    _check_rates(recipe, steps)
+    check_rates(recipe, steps)
     words = {**identity(recipe, steps), "the training data": describe(data.train)}
     model = _build(recipe, parts, data, world)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -173,26 +146,32 @@ def _train_in(
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
     coding = coding_of(recipe.exchange)
     if coding is not None:
-        _check_coded(recipe, named, parts)
+        check_coded(recipe, named, parts.comm_hook is not None)
     optimizer = make_optimizer(parameters, recipe.solver)
     agree(world, facts(recipe, data, model, world, checkpoint))
     doubts = share_weights(world, model)
 
     batches = Batches(data.train, _sample_order(recipe, data), recipe.data, world.device)
-    level = 0 if coding is None else coding.level
+    level = level_of(recipe.exchange)
     share = leaf_share(config.num_micro_batches, world.world_size, world.rank, level)
     stepper = Stepper(model, parts.loss, batches, config, share)
     # Before a checkpoint is restored, so that its digest compares with the first run's.
-    _check_outputs(stepper, recipe, data.train)
+    check_outputs(stepper, recipe, data.train)
     probe = run_probe(model, parameters, partial(_first_loss, stepper), world)
     cost = _cost_of_determinism(stepper) if world.device.type == "cuda" else None
     if checkpoint is not None:
         _resume(checkpoint, words, steps, stepper, optimizer)
 
+    in_order = [parameters[index] for index in probe.ready_order]
+    recipe_as_written, choice = recipe, _choose_exchange(recipe, parts, world, in_order)
+    if choice is not None:
+        resolved = dataclasses.replace(recipe.exchange, algorithm=choice.algorithm)
+        recipe = dataclasses.replace(recipe, exchange=resolved)
+    algorithm = recipe.exchange.algorithm
     taken = route(algorithm, world, config.num_micro_batches)
     doubts = list(dict.fromkeys(doubts + doubts_of(recipe, world, probe, checkpoint)))
     name = f"{recipe.model.name.replace(' ', '-')}-{world.world_size}w"
-    folder = _make_folder(world, recipe, name)
+    folder = _make_folder(world, recipe_as_written, name)
     local = None
     is_plain = coding is None and parts.comm_hook is None and taken != FOLD
     if recipe.exchange.shared_memory and world.device.type == "cpu" and is_plain:
@@ -234,6 +213,8 @@ def _train_in(
         doubts=doubts,
         notes=[data.description, *(f"warning: {doubt}" for doubt in doubts)],
     )
+    if choice is not None:
+        training.notes.insert(1, f"exchange: {choice.reason}")
     try:
         result = run_training(training)
     finally:
@@ -244,6 +225,7 @@ def _train_in(
             "model": recipe.model.name,
             "world_size": world.world_size,
             "exchange": algorithm,
+            "exchange_choice": choice and dataclasses.asdict(choice),
             "route": _describe_route(taken, recipe, exchange, parts),
             "data": data.description,
             "identity_doubts": doubts,
@@ -254,28 +236,21 @@ def _train_in(
     return result
 
 
-def _check_hosts(recipe: Recipe, world: World) -> None:
-    """Raises: RecipeError where a hierarchical exchange does not fit the ranks of the hosts."""
-    if recipe.exchange.algorithm == NATIVE:
-        return
-    try:
-        find_schedule(recipe.exchange.algorithm, world.local_world_size)(world.world_size, 1)
-    except ValueError as error:
-        raise RecipeError(f"exchange.algorithm: {error}") from None
-
-
-def _check_coded(recipe: Recipe, named: dict[str, nn.Parameter], parts: Parts) -> None:
-    """Raises: RecipeError where the gradients cannot be encoded."""
-    compressor = recipe.exchange.compressor
-    if parts.comm_hook is not None:
-        raise RecipeError(
-            f"exchange.compressor {compressor} and comm_hook both take the gradients; use one"
-        )
-    for name, parameter in named.items():
-        if parameter.dtype != torch.float32:
-            raise RecipeError(
-                f"exchange.compressor {compressor} encodes float32; {name} is {parameter.dtype}"
-            )
+def _choose_exchange(
+    recipe: Recipe, parts: Parts, world: World, parameters: list[nn.Parameter]
+) -> AutoChoice | None:
+    """What `auto` is here, for parameters in the order in which backward finishes them."""
+    config, coding = recipe.exchange, coding_of(recipe.exchange)
+    if config.algorithm != AUTO:
+        return None
+    instead = "" if parts.comm_hook is None else "the communication hook"
+    return choose_exchange(
+        world,
+        bucket_sizes([parameter.nbytes for parameter in parameters], config.bucket_bytes),
+        recipe.train.num_micro_batches,
+        shared_memory=config.shared_memory,
+        instead=instead if coding is None else f"exchange.compressor {coding.compressor}",
+    )
 
 
 def _describe_route(taken: str, recipe: Recipe, exchange: Exchange, parts: Parts) -> str:
@@ -336,35 +311,6 @@ def _build(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:
     if recipe.train.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
-
-
-def _check_outputs(stepper: Stepper, recipe: Recipe, dataset: Dataset) -> None:
-    """Runs one sample of evaluation, and the shortest micro-batch of an epoch, if it is of one.
-
-    Raises: RecipeError where the network does not take the images, gives too few classes, or has a
-    BatchNorm that cannot be computed over one sample.
-    """
-    model, name = stepper.model, recipe.model.name
-    images, _ = stepper.batch(0, 0)
-    training = model.training
-    try:
-        with torch.no_grad():
-            outputs = model.eval()(images[:1])
-            model.train(training)
-            if len(dataset) % recipe.train.micro_batch_size == 1:
-                stepper.buffers.begin_step()
-                model(images[:1])
-                stepper.buffers.begin_micro_batch()
-    except (RuntimeError, ValueError) as error:
-        raise RecipeError(
-            f"model.name {name!r} does not take {'x'.join(map(str, images[:1].shape))}, which an "
-            f"epoch of {len(dataset)} samples ends with or an evaluation may: {error}"
-        ) from error
-    if outputs.ndim != 2 or outputs.shape[1] < dataset.num_classes:
-        raise RecipeError(
-            f"model.name {name!r} gives outputs of {tuple(outputs.shape)}; "
-            f"expected (1, {dataset.num_classes}) logits"
-        )
 
 
 def _first_loss(stepper: Stepper) -> Tensor:

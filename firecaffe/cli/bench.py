@@ -12,16 +12,21 @@ import psutil
 import torch
 from rich.console import Console
 
+from firecaffe.cli.bench_compressors import make_encoders
 from firecaffe.cli.bench_report import make_report, show
 from firecaffe.cli.bench_words import Plan, make_parser, make_plan
 from firecaffe.cli.console import make_console
 from firecaffe.comm.agree import agree, gather_text
+from firecaffe.comm.auto import num_senders, rank_elsewhere
 from firecaffe.comm.bench_exchange import time_exchanges
 from firecaffe.comm.conditions import conditions_since, read_counters
 from firecaffe.comm.launch import launch
-from firecaffe.comm.measure import measure_link
-from firecaffe.comm.world import World, is_launched, join
+from firecaffe.comm.local import meet_local_ranks
+from firecaffe.comm.measure import Link, measure_link
+from firecaffe.comm.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
+from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange.choose import Choice, choose
 from firecaffe.runs.environment import describe_environment
 
 RANKS = 2
@@ -30,6 +35,8 @@ THREADS = 1
 """Of each rank, as in training by default."""
 VECTORS_HELD = 4
 """Of the largest size, by each rank at least: its own, the sum, the summed, what arrives."""
+VECTORS_OF_COMPRESSOR = 4
+"""More of them for each: the vector, its memory, what is decoded, the total."""
 
 PROGRESS_WIDTH = 24
 
@@ -62,6 +69,7 @@ def run_rank(plan: Plan, as_json: bool) -> None:
     torch.set_num_threads(THREADS)
     with join(plan.device) as world:
         _check_ranks(world.world_size, "WORLD_SIZE")
+        _check_hosts(plan, world)
         agree(world, {"bench options": json.dumps(asdict(plan)), "torch": torch.__version__})
         console = make_console()
         with _progress(console, shown=world.is_first and not as_json) as progress:
@@ -78,12 +86,25 @@ def _measure(plan: Plan, world: World, progress: Callable[[str], None]) -> dict[
     who = json.dumps([describe_environment(), os.environ.get("GROUP_RANK", "")])
     stated = [json.loads(text) for text in gather_text(world, who)]
     nodes = [(environment["host"], group_rank) for environment, group_rank in stated]
-    # The first rank on another node, for then it is the network; else the next process.
-    other = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), 1)
     progress("the link")
-    link = measure_link(world, 0, other)
+    # To another node, for then it is the network; else to the next process.
+    link = measure_link(world, 0, rank_elsewhere(nodes))
     before = read_counters()
-    timings = time_exchanges(world, plan.algorithms, plan.sizes_bytes, plan.repetitions, progress)
+    is_shared = plan.shared_memory and world.device.type == "cpu"
+    local = meet_local_ranks(world, TIMEOUT_S) if is_shared else None
+    try:
+        timings = time_exchanges(
+            world,
+            plan.algorithms,
+            plan.sizes_bytes,
+            plan.repetitions,
+            progress,
+            local,
+            make_encoders(plan.compressors),
+        )
+    finally:
+        if local is not None:
+            local.close()
     conditions = gather_text(world, json.dumps(asdict(conditions_since(before))))
     return make_report(
         timings,
@@ -94,7 +115,18 @@ def _measure(plan: Plan, world: World, progress: Callable[[str], None]) -> dict[
         nodes=nodes,
         environments=[environment for environment, _ in stated],
         conditions=[json.loads(text) for text in conditions],
+        choices=_choices(plan, world, link, shares=local is not None),
     )
+
+
+def _choices(plan: Plan, world: World, link: Link, *, shares: bool) -> list[Choice]:
+    """What `auto` takes for each size, were the vectors of a step all of that size."""
+    alpha_s, rate, senders = (
+        link.latency_s,
+        link.bandwidth_bytes_per_s,
+        num_senders(world, shares),
+    )
+    return [choose(world.world_size, [size], alpha_s, rate, senders) for size in plan.sizes_bytes]
 
 
 @contextmanager
@@ -113,8 +145,21 @@ def _check_ranks(ranks: int, word: str) -> None:
         raise RecipeError(f"{word} is {ranks}; an exchange needs at least 2 ranks")
 
 
+def _check_hosts(plan: Plan, world: World) -> None:
+    for name in plan.algorithms:
+        if name == NATIVE:
+            continue
+        try:
+            find_schedule(name, world.local_world_size)(world.world_size, 1)
+        except ValueError as error:
+            raise RecipeError(f"--algorithms: {error}") from None
+
+
 def _check_memory(plan: Plan, ranks: int) -> None:
-    needed_bytes = VECTORS_HELD * max(plan.sizes_bytes) * ranks
+    held = VECTORS_HELD + VECTORS_OF_COMPRESSOR * len(plan.compressors)
+    # In shared memory each exchange has a vector of its own.
+    held += len(plan.algorithms) if plan.shared_memory else 0
+    needed_bytes = held * max(plan.sizes_bytes) * ranks
     found_bytes = psutil.virtual_memory().total
     if plan.device != "cuda" and needed_bytes > found_bytes:
         raise RecipeError(

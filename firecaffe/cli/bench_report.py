@@ -1,24 +1,29 @@
 """What `firecaffe bench exchange` found, as one JSON object, and that object as a table."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from firecaffe.comm.auto import SHARED_MEMORY
 from firecaffe.comm.bench_exchange import WARM_UP, Timing
-from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT, checks_bits
+from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT, is_small
 from firecaffe.comm.measure import Link
 from firecaffe.exchange import NATIVE
+from firecaffe.exchange.choose import Choice
 
-MIN_WIDTH = 120
+MIN_WIDTH = 140
 """A narrower terminal breaks lines itself, which reads better than cells folded to shreds."""
 
 HEADERS = (
     "size (B)",
     "count",
     "exchange",
+    "through",
+    "wire (B)",
     "time (us)",
     "min",
     "max",
@@ -32,7 +37,13 @@ LEGEND = (
     "defines them\n"
     "/ native: its time over native's, median of the same {n} turns; "
     "of bound: 2 (p - 1) / p · size / link, over its time\n"
+    "through: the backend's process group, the memory that ranks of one host share, or both: "
+    "memory in a host, the group between hosts; wire: bytes one way through the busiest rank\n"
     "every sum was right in every repetition; bits of the tree checked up to {bits} bytes: {who}"
+)
+LEGEND_OF_ENCODED = (
+    "{who}: compressed; the first sum as near as the codec says, every one the same bits on all "
+    "ranks, up to {bits} bytes those of one process"
 )
 
 
@@ -46,8 +57,12 @@ def make_report(
     nodes: Sequence[tuple[str, str]],
     environments: Sequence[dict[str, Any]],
     conditions: Sequence[dict[str, Any]],
+    choices: Sequence[Choice],
 ) -> dict[str, Any]:
-    """The JSON object. The last three sequences have an item for each rank."""
+    """The JSON object. Nodes, environments and conditions have an item for each rank.
+
+    choices: what `auto` would take, for each size.
+    """
     used = link.bandwidth_bytes_per_s if link_bits_per_s is None else link_bits_per_s / 8
     return {
         "bench": "exchange",
@@ -69,6 +84,16 @@ def make_report(
             "bound_bandwidth_bytes_per_s": used,
         },
         "results": [_result(timing, _control(timing, timings), used) for timing in timings],
+        "auto": [
+            {
+                "size_bytes": size_bytes,
+                "algorithm": choice.algorithm,
+                "predicted_s": choice.by_algorithm,
+            }
+            for size_bytes, choice in zip(
+                dict.fromkeys(timing.size_bytes for timing in timings), choices, strict=True
+            )
+        ],
     }
 
 
@@ -107,6 +132,9 @@ def _result(timing: Timing, control: Timing, link_bytes_per_s: float) -> dict[st
     count = timing.size_bytes // BYTES_PER_ELEMENT
     return {
         "algorithm": timing.algorithm,
+        "is_compressed": timing.is_encoded,
+        "through": timing.through,
+        "wire_bytes": timing.wire_bytes,
         "size_bytes": timing.size_bytes,
         "count": count,
         "time_s": timing.time_s,
@@ -116,7 +144,7 @@ def _result(timing: Timing, control: Timing, link_bytes_per_s: float) -> dict[st
         "busbw_bytes_per_s": timing.busbw_bytes_per_s,
         "ratio_to_native": timing.ratio_to(control),
         "share_of_bound": timing.share_of_bound(link_bytes_per_s),
-        "tree_bits_checked": checks_bits(timing.algorithm, timing.world_size, count),
+        "tree_bits_checked": timing.bits_checked,
         "samples_s": list(timing.samples_s),
     }
 
@@ -130,7 +158,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     box = SIMPLE_HEAD if console.is_terminal else None
     table = Table(box=box, show_edge=False, pad_edge=False)
     for header in HEADERS:
-        table.add_column(header, justify="left" if header == "exchange" else "right")
+        is_word = header in ("exchange", "through")
+        table.add_column(header, justify="left" if is_word else "right")
     for number, row in enumerate(report["results"]):
         if number and row["size_bytes"] != report["results"][number - 1]["size_bytes"]:
             table.add_section()
@@ -145,6 +174,27 @@ def show(report: dict[str, Any], console: Console) -> None:
         who=", ".join(dict.fromkeys(row["algorithm"] for row in checked)) or "none",
     )
     console.print(legend, markup=False, soft_wrap=True)
+    encoded = [row for row in report["results"] if row["is_compressed"]]
+    if encoded:
+        small = [row for row in encoded if is_small(report["world_size"], row["count"])]
+        legend = LEGEND_OF_ENCODED.format(
+            who=", ".join(dict.fromkeys(row["algorithm"] for row in encoded)),
+            bits=max((row["size_bytes"] for row in small), default=0),
+        )
+        console.print(legend, markup=False, soft_wrap=True)
+    console.print(_auto(report), markup=False, soft_wrap=True)
+
+
+def _auto(report: dict[str, Any]) -> str:
+    """What `auto` would take, sizes with the same answer together."""
+    choices = report["auto"]
+    if all(value == 0 for choice in choices for value in choice["predicted_s"].values()):
+        return f"auto: tree ({SHARED_MEMORY})"
+    parts = []
+    for name, same in groupby(choices, key=lambda choice: choice["algorithm"]):
+        sizes = [choice["size_bytes"] for choice in same]
+        parts.append(f"{name} {sizes[0]} B" + (f" to {sizes[-1]} B" if sizes[1:] else ""))
+    return f"auto, by the measured α and β: {', '.join(parts)}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -152,6 +202,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
         str(row["size_bytes"]),
         str(row["count"]),
         row["algorithm"],
+        row["through"],
+        _or_unknown(row["wire_bytes"]),
         *(f"{row[name] * 1e6:.1f}" for name in ("time_s", "min_s", "max_s")),
         *(f"{row[name] / 1e9:.3f}" for name in ("algbw_bytes_per_s", "busbw_bytes_per_s")),
         f"{row['ratio_to_native']:.2f}",

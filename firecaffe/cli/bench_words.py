@@ -1,18 +1,20 @@
 """The words of `firecaffe bench exchange`: what is to be measured, checked before a rank starts."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jsonargparse import Namespace
+from jsonargparse import ActionYesNo, Namespace
 
 from firecaffe.cli.parse import Parser
 from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import EXCHANGES, NATIVE
+from firecaffe.exchange import EXCHANGES, NATIVE, find_schedule, parse_hierarchical
+from firecaffe.gradients.compressors import COMPRESSORS
 
 USAGE = (
-    "[--nproc-per-node N] [--algorithms all|a,b,…] [-b 8] [-e 128M] [-f 2] [-n 7] "
-    "[--link BITS_PER_S] [--json]"
+    "[--nproc-per-node N] [--algorithms all|a,b,…] [--compressor a,b,…] [-b 8] [-e 128M] [-f 2] "
+    "[-n 7] [--no-shared-memory] [--link BITS_PER_S] [--json]"
 )
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -22,10 +24,12 @@ class Plan:
     """What is to be measured; the same on all ranks."""
 
     algorithms: tuple[str, ...]
+    compressors: tuple[str, ...]
     sizes_bytes: tuple[int, ...]
     repetitions: int
     device: str
     link_bits_per_s: float | None
+    shared_memory: bool
 
 
 def make_parser() -> Parser:
@@ -37,7 +41,19 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--nproc-per-node", type=int, default=None, help="local ranks to start")
     parser.add_argument("--master-port", type=int, default=0, help="where they meet; 0: any")
-    parser.add_argument("--algorithms", type=str, default="all", help=", ".join(EXCHANGES))
+    parser.add_argument(
+        "--algorithms",
+        type=str,
+        default="all",
+        help=", ".join((*EXCHANGES, "hierarchical(INNER,OUTER)")),
+    )
+    parser.add_argument(
+        "--compressor",
+        action="append",
+        type=str,
+        default=None,
+        help=f"time compressed sums too, of one node a rank: {', '.join(COMPRESSORS)}",
+    )
     parser.add_argument("-b", "--minbytes", type=str, default="8", help="smallest size; K is 1024")
     parser.add_argument("-e", "--maxbytes", type=str, default="128M", help="largest size")
     parser.add_argument("-f", "--stepfactor", type=int, default=2, help="from size to size")
@@ -49,6 +65,12 @@ def make_parser() -> Parser:
         default=None,
         help="bits per second of a rank's link, one way, as 200M or 2.5G (k is 1000); without "
         "it the link is taken as it was measured",
+    )
+    parser.add_argument(
+        "--shared-memory",
+        action=ActionYesNo(no_prefix="no-"),
+        default=True,
+        help="ranks of one host add in the memory that they share, as in training",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, complete")
     return parser
@@ -63,10 +85,12 @@ def make_plan(options: Namespace) -> Plan:
     least, most = parse_size("-b", options.minbytes), parse_size("-e", options.maxbytes)
     return Plan(
         parse_algorithms(options.algorithms),
+        parse_compressors(options.compressor or []),
         sizes(least, most, options.stepfactor),
         options.iters,
         options.device,
         None if options.link is None else parse_link(options.link),
+        options.shared_memory,
     )
 
 
@@ -75,14 +99,36 @@ def parse_algorithms(text: str) -> tuple[str, ...]:
 
     Raises: RecipeError.
     """
-    names = list(EXCHANGES) if text == "all" else text.split(",")
+    # Not the comma inside hierarchical(INNER,OUTER).
+    names = list(EXCHANGES) if text == "all" else re.split(r",(?![^()]*\))", text)
     for name in names:
-        if name not in EXCHANGES:
+        if name in EXCHANGES:
+            continue
+        if parse_hierarchical(name) is None:
             raise RecipeError(
                 f"--algorithms: no exchange {name!r}; it must be all, or some of "
-                f"{', '.join(EXCHANGES)} with commas between"
+                f"{', '.join(EXCHANGES)}, hierarchical(INNER,OUTER) with commas between"
             )
+        try:
+            find_schedule(name)
+        except ValueError as error:
+            raise RecipeError(f"--algorithms: {error}") from None
     return tuple(dict.fromkeys([NATIVE, *names]))
+
+
+def parse_compressors(texts: Sequence[str]) -> tuple[str, ...]:
+    """The compressors of some `a,b,…`, each once.
+
+    Raises: RecipeError.
+    """
+    names = [name for text in texts for name in text.split(",")]
+    for name in names:
+        if name not in COMPRESSORS:
+            raise RecipeError(
+                f"--compressor: no compressor {name!r}; it must be some of "
+                f"{', '.join(COMPRESSORS)} with commas between"
+            )
+    return tuple(dict.fromkeys(names))
 
 
 def parse_size(word: str, text: str) -> int:

@@ -7,28 +7,44 @@ of them alike. The words algbw and busbw are those of nccl-tests.
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from firecaffe.comm.agree import gather_text
+from firecaffe.comm.agree import differing_ranks, gather_text
 from firecaffe.comm.check_exchange import (
     BYTES_PER_ELEMENT,
+    EncodedSum,
+    Sums,
     check_exchanges,
+    checks_bits,
     difference,
+    noise,
     summand,
     true_sum,
 )
-from firecaffe.comm.exchange import Exchange
+from firecaffe.comm.digest import digest
+from firecaffe.comm.exchange import Exchange, outer_algorithm
+from firecaffe.comm.local import LocalRanks
 from firecaffe.comm.measure import finish
 from firecaffe.comm.world import World, peers_may_be_lost
 from firecaffe.errors import NotIdenticalError
+from firecaffe.exchange import NATIVE, find_schedule
 
 WARM_UP = 1
 """Repetitions of each size before those that count; the check's own calls come before them."""
+
+
+GROUP, MEMORY, BOTH = "group", "memory", "both"
+"""What a sum goes through: the backend's process group, the memory that ranks of one host share, or
+that within hosts and the group between them.
+"""
+
+Encoder = Callable[[World, int], EncodedSum]
+"""(world, elements) to a sum of vectors of so many elements; called by all ranks."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,12 @@ class Timing:
     world_size: int
     size_bytes: int
     samples_s: tuple[float, ...]
+    through: str = GROUP
+    wire_bytes: int | None = None
+    """One way through the busiest rank in one sum; None where only the backend knows."""
+    is_encoded: bool = False
+    bits_checked: bool = False
+    """Whether it gave the tree's own bits; see `check_exchange.checks_bits`."""
 
     @property
     def time_s(self) -> float:
@@ -67,31 +89,53 @@ class Timing:
         return self.busbw_bytes_per_s / link_bytes_per_s
 
 
+@dataclass
+class _OwnTimes:
+    """What one rank found of one way to a sum at one size."""
+
+    samples_s: list[float]
+    digests: list[str]
+    """Of what each repetition of an encoded sum came to."""
+    wire_bytes: int
+
+
 def time_exchanges(
     world: World,
     algorithms: Sequence[str],
     sizes_bytes: Sequence[int],
     repetitions: int,
     progress: Callable[[str], None] = lambda _: None,
+    local: LocalRanks | None = None,
+    encoders: Mapping[str, Encoder] | None = None,
 ) -> list[Timing]:
     """Times each algorithm at each size (a multiple of 4), over all ranks, which all call this.
 
-    Timings come size by size, in the order of the algorithms. Making a schedule is not in them.
+    Timings come size by size, in the order of the algorithms, then of the encoders. Making a
+    schedule is not in them. local: the ranks of this host, where they are to share memory.
 
     Raises: NotIdenticalError, on every rank and before any time is known, where a sum is wrong;
     PeerLostError.
     """
-    exchanges = {name: Exchange(world, name) for name in algorithms}
+    coded = {} if encoders is None else encoders
+
+    def make(num_elements: int) -> Sums:
+        # Anew for each size, so that shared memory of one size is gone before that of the next.
+        ways: dict[str, Exchange | EncodedSum] = {
+            name: Exchange(world, name, local) for name in algorithms
+        }
+        return ways | {name: encoder(world, num_elements) for name, encoder in coded.items()}
+
     progress("is every sum right?")
-    check_exchanges(world, exchanges, [size // BYTES_PER_ELEMENT for size in sizes_bytes])
-    own_s: list[list[list[float]]] = []
+    check_exchanges(world, make, [size // BYTES_PER_ELEMENT for size in sizes_bytes])
+    own: list[dict[str, _OwnTimes]] = []
     wrong = ""
     for size_bytes in sizes_bytes:
         progress(f"{size_bytes} bytes")
-        samples_s, fault = _time_size(world, exchanges, size_bytes, repetitions)
-        own_s.append(samples_s)
+        times, fault = _time_size(world, make, size_bytes, repetitions)
+        own.append(times)
         wrong = wrong or fault
-    stated = [json.loads(text) for text in gather_text(world, json.dumps([wrong, own_s]))]
+    text = json.dumps([wrong, [{k: vars(v) for k, v in times.items()} for times in own]])
+    stated = [json.loads(each) for each in gather_text(world, text)]
     for rank, (fault, _) in enumerate(stated):
         if fault:
             raise NotIdenticalError(
@@ -99,44 +143,105 @@ def time_exchanges(
                 "no time of a wrong sum is shown"
             )
     return [
-        Timing(name, world.world_size, size_bytes, _slowest([rank_s[i][j] for _, rank_s in stated]))
+        _timing(
+            world, name, size_bytes, local, [_OwnTimes(**times[i][name]) for _, times in stated]
+        )
         for i, size_bytes in enumerate(sizes_bytes)
-        for j, name in enumerate(algorithms)
+        for name in (*algorithms, *coded)
     ]
 
 
+def _timing(
+    world: World,
+    name: str,
+    size_bytes: int,
+    local: LocalRanks | None,
+    by_rank: Sequence[_OwnTimes],
+) -> Timing:
+    """Raises: NotIdenticalError where ranks ended in different bits."""
+    samples_s = _slowest([times.samples_s for times in by_rank])
+    ranks, size = world.world_size, size_bytes // BYTES_PER_ELEMENT
+    if by_rank[0].digests:
+        different = differing_ranks([json.dumps(times.digests) for times in by_rank])
+        if different:
+            raise NotIdenticalError(
+                f"{name} over {ranks} ranks, {size_bytes} bytes: rank "
+                f"{', '.join(map(str, different))} ended in other bits than most, after a first "
+                "sum that was right; no time of a wrong sum is shown"
+            )
+        most = max(times.wire_bytes for times in by_rank)
+        return Timing(name, ranks, size_bytes, samples_s, GROUP, most, is_encoded=True)
+    through, wire_bytes = way_of(world, name, size, shares=local is not None)
+    is_checked = checks_bits(name, ranks, size, world.local_world_size)
+    return Timing(name, ranks, size_bytes, samples_s, through, wire_bytes, bits_checked=is_checked)
+
+
+def way_of(
+    world: World, algorithm: str, num_elements: int, *, shares: bool
+) -> tuple[str, int | None]:
+    """What a float32 sum goes through, and bytes one way through the busiest rank's port.
+
+    shares: whether ranks of one host share memory where the algorithm allows it.
+    """
+    if algorithm == NATIVE:
+        return GROUP, None
+    ranks, size = world.world_size, world.local_world_size
+    outer = outer_algorithm(algorithm, world) if shares else None
+    if outer is None:
+        schedule = find_schedule(algorithm, size)(ranks, num_elements)
+        return GROUP, schedule.elements_of_busiest_rank() * BYTES_PER_ELEMENT
+    if ranks == size:
+        return MEMORY, 0
+    schedule = find_schedule(outer, size)(ranks // size, num_elements)
+    return BOTH, schedule.elements_of_busiest_rank() * BYTES_PER_ELEMENT
+
+
 def _time_size(
-    world: World, exchanges: dict[str, Exchange], size_bytes: int, repetitions: int
-) -> tuple[list[list[float]], str]:
-    """This rank's seconds, by exchange and repetition; and the first wrong sum, if any."""
+    world: World, make: Callable[[int], Sums], size_bytes: int, repetitions: int
+) -> tuple[dict[str, _OwnTimes], str]:
+    """What this rank found by name; and the first wrong sum, if any."""
     num_elements = size_bytes // BYTES_PER_ELEMENT
     own = summand(world.rank, world.world_size, num_elements).to(world.device)
     expected = true_sum(world.world_size, num_elements).to(world.device)
-    vector = torch.empty_like(own)
-    samples_s: dict[str, list[float]] = {name: [] for name in exchanges}
+    sums = make(num_elements)
+    found = {name: _OwnTimes([], [], 0) for name in sums}
+    is_coded = not all(isinstance(way, Exchange) for way in sums.values())
+    noisy = noise(world.rank, num_elements).to(world.device) if is_coded else own
+    plain = torch.empty_like(own)  # for all that need no memory of their own
+    vectors = {
+        name: plain
+        if isinstance(way, Exchange) and not way.shares_memory
+        else way.empty(num_elements, torch.float32, world.device)
+        for name, way in sums.items()
+    }
     wrong = ""
     for repetition in range(-WARM_UP, repetitions):
-        turns = list(exchanges.items())
+        turns = list(sums.items())
         # Back and forth, so that nobody follows the same one every time.
-        for name, exchange in turns if repetition % 2 == 0 else reversed(turns):
-            vector.copy_(own)
-            taken_s = _time_once(world, exchange, vector)
+        for name, way in turns if repetition % 2 == 0 else reversed(turns):
+            vector, times = vectors[name], found[name]
+            is_exact = isinstance(way, Exchange)
+            vector.copy_(own if is_exact else noisy)
+            taken_s = _time_once(world, way, vector)
             if repetition >= 0:
-                samples_s[name].append(taken_s)
-            if not torch.equal(vector, expected) and not wrong:
+                times.samples_s.append(taken_s)
+            if not isinstance(way, Exchange):
+                times.digests.append(digest([("total", vector)]))
+                times.wire_bytes = max(times.wire_bytes, way.wire_bytes)
+            elif not torch.equal(vector, expected) and not wrong:
                 what = difference(vector.cpu(), expected.cpu())
                 wrong = f"{name} over {world.world_size} ranks, {size_bytes} bytes: {what}"
-    return list(samples_s.values()), wrong
+    return found, wrong
 
 
-def _time_once(world: World, exchange: Exchange, vector: Tensor) -> float:
+def _time_once(world: World, way: Exchange | EncodedSum, vector: Tensor) -> float:
     finish(world.device)
     with peers_may_be_lost():
         # A sum on the CPU: no rank has it before all are here. On a GPU's group dist.barrier
         # would go by NCCL.
         dist.all_reduce(torch.zeros(1), group=world.group)
     start_s = time.perf_counter()
-    exchange.all_reduce(vector)
+    way.all_reduce(vector)
     finish(world.device)
     return time.perf_counter() - start_s
 

@@ -177,7 +177,12 @@ class HookBucket:
         self._buffer = buffer
 
     def gradients(self) -> list[Tensor]:
-        return list(self._bucket.views)
+        """Contiguous in any memory format, as DDP cuts them: hooks take `view`s of them."""
+        starts = [self._bucket.start(member) for member in self._bucket.members]
+        return [
+            self._buffer[start : start + view.numel()].view(view.shape)
+            for start, view in zip(starts, self._bucket.views, strict=True)
+        ]
 
     def parameters(self) -> list[Tensor]:
         return [self._parameters[member] for member in self._bucket.members]

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
+from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 
@@ -20,7 +21,8 @@ class ExchangeConfig:
     Args:
         algorithm: A row of docs/exchange.md: tree, pipelined_tree, double_tree,
             halving_doubling, recursive_doubling, parameter_server, sharded_parameter_server,
-            ring, native, or hierarchical(INNER,OUTER).
+            ring, native, or hierarchical(INNER,OUTER). Or auto: the fastest by a link that is
+            measured at the start, of those that give tree's bits.
         compressor: How gradients are encoded on the way: none, float16, bfloat16, int8, one_bit,
             threshold, top_k or power_sgd. All but none change the result.
         compressor_level: The level of the micro-batch tree whose nodes are encoded: 0 encodes every
@@ -56,18 +58,26 @@ def coding_of(config: ExchangeConfig) -> Coding | None:
     return Coding(config.compressor, config.compressor_level)
 
 
+def level_of(config: ExchangeConfig) -> int:
+    """The level of the tree whose nodes are shared out whole; 0 where nothing is encoded."""
+    coding = coding_of(config)
+    return 0 if coding is None else coding.level
+
+
 def check_exchange(config: ExchangeConfig) -> None:
     """Raises: RecipeError where a word cannot be, or two cannot be together."""
     algorithm, compressor = config.algorithm, config.compressor
-    if algorithm != NATIVE:
+    if algorithm not in (NATIVE, AUTO):
         try:
             find_schedule(algorithm)
         except ValueError as error:
-            raise RecipeError(f"exchange.algorithm: {error}") from None
+            also = f", {AUTO}" if parse_hierarchical(algorithm) is None else ""
+            raise RecipeError(f"exchange.algorithm: {error}{also}") from None
     if compressor not in (NO_COMPRESSOR, *COMPRESSORS):
         known = ", ".join((NO_COMPRESSOR, *COMPRESSORS))
         raise RecipeError(f"exchange.compressor is {compressor!r}; it must be one of {known}")
-    if compressor != NO_COMPRESSOR and not keeps_tree_order(algorithm):
+    keeps_order = algorithm == AUTO or keeps_tree_order(algorithm)
+    if compressor != NO_COMPRESSOR and not keeps_order:
         raise RecipeError(
             f"exchange.compressor {compressor} encodes nodes of the micro-batch tree and adds them "
             f"in its order, which exchange.algorithm {algorithm} does not keep; use tree"

@@ -9,7 +9,8 @@ Buckets leave in a fixed order, the same on all ranks. `p.grad` ends as a view i
 Beside the gradients every micro-batch brings its tail (its loss, its changes to buffers), summed by
 the same tree. Whole numbers have the same sum in any order, so each worker brings its counts once,
 with its last micro-batch; among them which parameters were used, so that one that nobody used keeps
-`p.grad = None` and the optimizer leaves it alone, on any number of workers.
+`p.grad = None` and the optimizer leaves it alone, on any number of workers. (With a compressor, one
+that nobody used may still receive what was kept back when it was used.)
 """
 
 import time
@@ -193,7 +194,9 @@ class GradientReducer:
         exposed_s = time.perf_counter() - start
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
         for index, is_used in enumerate(used.tolist()):
-            self.parameters[index].grad = self._view_of[index] if is_used else None
+            # What a compressor kept back may arrive in a step that does not use the parameter.
+            has_any = is_used or (self.compressor is not None and bool(self._view_of[index].any()))
+            self.parameters[index].grad = self._view_of[index] if has_any else None
         tail = tuple(self._view_of[member] for member in self._tail_members)
         return Totals(tail, counts, exposed_s, exchange_s)
 

@@ -2,7 +2,7 @@
 
 import gzip
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ global_batch_size = 8
 micro_batch_size = 2
 steps = 1
 """
+INT8 = ["--exchange.compressor", "int8"]
+PAIRS = ["--exchange.compressor_level", "1"]
 
 
 @pytest.fixture
@@ -66,6 +68,13 @@ def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[
         (["--resume", "/nowhere"], 4, ["/nowhere", "no checkpoint"]),
         (["--master-port", "99999999"], 6, ["--master-port", "99999999"]),
         (["--exchange.bucket_bytes", "0"], 2, ["exchange.bucket_bytes", "0"]),
+        ([*INT8, "--nproc-per-node", "5"], 2, ["5 ranks", "4 micro-batches"]),
+        ([*INT8, *PAIRS, "--nproc-per-node", "3"], 2, ["3 ranks", "2 sums of 2 micro-batches"]),
+        ([*INT8, "--exchange.algorithm", "ring"], 2, ["compressor int8", "ring", "use tree"]),
+        ([*INT8, "--exchange.algorithm", "native"], 2, ["compressor int8", "native", "use tree"]),
+        ([*INT8, "--train.autocast", "float16"], 2, ["compressor int8", "float16", "bfloat16"]),
+        (["--exchange.compressor", "int4"], 2, ["exchange.compressor", "'int4'", "none, float16"]),
+        (["--exchange.compressor_level", "-1"], 2, ["exchange.compressor_level", "-1", "0 to"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
@@ -166,14 +175,16 @@ def test_verify_checks_all_its_numbers_first(
     assert (code, "9 ranks" in line) == (2, True)
 
 
-def finished_run(capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path) -> Path:
+def finished_run(
+    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path, options: Sequence[str] = ()
+) -> Path:
     """A run of the recipe. One rank alone trains in this process when torchrun's words say so."""
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANK", "0")
         patch.setenv("WORLD_SIZE", "1")
         words = ["--run.folder", str(run), "--run.tensorboard", "false"]
-        assert main(["train", str(recipe), *words]) == 0
+        assert main(["train", str(recipe), *words, *options]) == 0
     capsys.readouterr()
     return run
 
@@ -197,6 +208,31 @@ def test_resume_with_another_recipe(
     words = ["--resume", str(run), "--solver.momentum", "0.5"]
     code, line = error_of(capsys, ["train", str(recipe), *words])
     assert (code, "solver.momentum is 0.5" in line) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("saved", "asked", "word", "values"),
+    [
+        (INT8, ["--exchange.compressor", "one_bit"], "compressor", ("'one_bit'", "'int8'")),
+        (INT8, [], "compressor", ("'none'", "'int8'")),
+        ([], INT8, "compressor", ("'int8'", "'none'")),
+        (INT8, [*INT8, *PAIRS], "compressor_level", ("1", "0")),
+    ],
+    ids=["another", "none any more", "none before", "another level"],
+)
+def test_resume_with_another_compressor(
+    capsys: pytest.CaptureFixture[str],
+    recipe: Path,
+    tmp_path: Path,
+    saved: list[str],
+    asked: list[str],
+    word: str,
+    values: tuple[str, str],
+) -> None:
+    run = finished_run(capsys, recipe, tmp_path, saved)
+    code, line = error_of(capsys, ["train", str(recipe), "--resume", str(run), *asked])
+    expected = f"exchange.{word} is {values[0]} in the recipe, {values[1]} in the checkpoint"
+    assert (code, expected in line) == (4, True), line
 
 
 def test_print_config_resolves_every_word(

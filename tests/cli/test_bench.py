@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -25,6 +26,9 @@ SMALL = ("-b", "8", "-e", "4K", "-f", "512", "-n", "2")
 NUMBER = (int, float)
 RESULT = {
     "algorithm": str,
+    "is_compressed": bool,
+    "through": str,
+    "wire_bytes": (int, type(None)),
     "size_bytes": int,
     "count": int,
     "time_s": float,
@@ -48,6 +52,7 @@ REPORT = {
     "nodes": list,
     "link": dict,
     "results": list,
+    "auto": list,
 }
 NODE = {"host": str, "ranks": list, "environment": dict, "conditions": dict}
 CONDITIONS = {
@@ -149,13 +154,49 @@ def test_in_torchruns_world_the_first_rank_prints_a_table(ranks: Ranks) -> None:
     assert lines[2] == "bound      uses 0.200 Gbit/s, as given (--link)"
     header = next(i for i, line in enumerate(lines) if line.startswith("size (B)"))
     rows = [line.split() for line in lines[header + 1 : header + 7]]
-    assert [row[:3] for row in rows] == [
-        [size, count, name]
-        for size, count in (("8", "2"), ("4096", "1024"))
-        for name in ("native", "tree", "ring")
+    # On one host tree is summed in memory; a ring of three is no tree, and sends.
+    assert [row[:5] for row in rows] == [
+        [size, count, *name]
+        for size, count, ring_bytes in (("8", "2", "12"), ("4096", "1024", "5464"))
+        for name in (
+            ["native", "group", "?"],
+            ["tree", "memory", "0"],
+            ["ring", "group", ring_bytes],
+        )
     ]
-    assert all(row[8] == "1.00" for row in rows if row[2] == "native")
+    assert all(row[10] == "1.00" for row in rows if row[2] == "native")
+    assert lines[-1] == "auto: tree (shared memory, nothing goes between hosts)"
     assert not any("\x1b" in line for line in lines)
+
+
+def test_sockets_hosts_and_compressors_on_request(ranks: Ranks) -> None:
+    words = ("--no-shared-memory", "--algorithms", "tree,hierarchical(tree,ring)", "--json")
+    by_rank = ranks.run(4, bench, *SMALL, *words, "--compressor", "int8,one_bit")
+    assert [(code, errors) for code, _, errors in by_rank] == [(0, "")] * 4
+    report = json.loads(by_rank[0][1])
+    names = ["native", "tree", "hierarchical(tree,ring)", "int8", "one_bit"]
+    assert [r["algorithm"] for r in report["results"]] == 2 * names
+    assert {r["through"] for r in report["results"]} == {"group"}
+    compressed = {r["algorithm"] for r in report["results"] if r["is_compressed"]}
+    assert compressed == {"int8", "one_bit"}
+    by_name = {r["algorithm"]: r for r in report["results"][5:]}
+    assert by_name["tree"]["wire_bytes"] == 2 * 4096
+    assert by_name["int8"]["wire_bytes"] == 2 * 3 * 260  # a row of four: one to each and back
+    assert by_name["hierarchical(tree,ring)"]["tree_bits_checked"] is True  # all in one node
+    assert [choice["size_bytes"] for choice in report["auto"]] == [8, 4096]
+    for choice in report["auto"]:
+        assert choice["predicted_s"][choice["algorithm"]] == min(choice["predicted_s"].values())
+
+
+def hierarchical_where_hosts_do_not_fit() -> tuple[int, str, str]:
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    return bench(*SMALL, "--algorithms", "hierarchical(tree,ring)")
+
+
+def test_a_hierarchical_exchange_must_fit_the_hosts(ranks: Ranks) -> None:
+    for code, out, errors in ranks.run(3, hierarchical_where_hosts_do_not_fit):
+        assert (code, out) == (2, "")
+        assert "--algorithms: " in errors
 
 
 def test_a_broken_exchange_is_refused_before_any_time_is_shown(ranks: Ranks) -> None:
@@ -195,7 +236,9 @@ REFUSED = {
     "one rank": (["exchange", "--nproc-per-node", "1"], 2, ["--nproc-per-node is 1", "2 ranks"]),
     "no rank": (["exchange", "--nproc-per-node", "0"], 2, ["--nproc-per-node is 0", "2 ranks"]),
     "memory": (["exchange", "-e", "8192G", "--device", "cpu"], 2, ["-e would take", "this host"]),
-    "unknown option": (["exchange", "--compress"], 2, ["--compress"]),
+    "unknown compressor": (["exchange", "--compressor", "int9"], 2, ["'int9'", "int8, one_bit"]),
+    "inner": (["exchange", "--algorithms", "hierarchical(ring,tree)"], 2, ["inner is 'ring'"]),
+    "unknown option": (["exchange", "--compact"], 2, ["--compact"]),
     "port": (["exchange", "--master-port", "99999999"], 6, ["--master-port", "99999999"]),
 }
 

@@ -1,17 +1,21 @@
 """Measuring over real process groups: what is measured, and what is refused before it is."""
 
 import dataclasses
+import os
 
 import pytest
 import torch
 
+from firecaffe.cli.bench_compressors import OneNodeEach, make_encoders
 from firecaffe.comm.bench_exchange import Timing, time_exchanges
 from firecaffe.comm.exchange import Exchange
+from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.measure import Link, measure_link
 from firecaffe.comm.world import World, join
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, ring
 from firecaffe.exchange.schedule import Schedule
+from firecaffe.gradients.compressors import COMPRESSORS
 from tests.world import Ranks
 
 
@@ -101,10 +105,11 @@ class WrongLater(Exchange):
 
     calls = 0
 
-    def all_reduce(self, vector: torch.Tensor) -> None:
-        super().all_reduce(vector)
-        self.calls += self.algorithm == "ring"
-        if self.calls > 2 and self.world.rank == self.world.world_size - 1:
+    def all_reduce(self, vector: torch.Tensor, lane: int = 0) -> None:
+        super().all_reduce(vector, lane)
+        # One for the check, another while it is timed.
+        WrongLater.calls += self.algorithm == "ring"
+        if WrongLater.calls > 2 and self.world.rank == self.world.world_size - 1:
             vector[-1] += 1
 
 
@@ -138,3 +143,152 @@ def test_a_sum_that_goes_wrong_while_it_is_timed_is_refused(ranks: Ranks) -> Non
     assert first == second
     assert first.startswith("ring over 2 ranks, 4000 bytes: element 999 of 1000 is ")
     assert "on rank 1, after a first sum that was right" in first
+
+
+def timings_in_memory(local_world_size: int, algorithms: list[str], size: int) -> list[Timing]:
+    """As if every host had so many ranks."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
+    os.environ["LOCAL_RANK"] = str(int(os.environ["RANK"]) % local_world_size)
+    with join("cpu") as world:
+        local = meet_local_ranks(world, 60.0)
+        assert local is not None
+        found = time_exchanges(world, algorithms, [4, size], 2, local=local)
+        local.close()
+    return found
+
+
+IN_MEMORY = {
+    # (ranks, ranks of a host): what each goes through at 40000 bytes, and its bytes on the wire.
+    "one host": (
+        4,
+        4,
+        {"native": ("group", None), "tree": ("memory", 0), "ring": ("group", 60000)},
+    ),
+    "two hosts": (
+        4,
+        2,
+        {
+            "native": ("group", None),
+            "tree": ("both", 40000),
+            "hierarchical(tree,ring)": ("both", 40000),
+            "ring": ("group", 60000),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("world_size", "local", "ways"), IN_MEMORY.values(), ids=IN_MEMORY)
+def test_sums_in_shared_memory_are_checked_and_timed_too(
+    ranks: Ranks, world_size: int, local: int, ways: dict[str, tuple[str, int | None]]
+) -> None:
+    found, *others = ranks.run(world_size, timings_in_memory, local, list(ways), 40000)
+    assert others == [found] * (world_size - 1)
+    of_size = [timing for timing in found if timing.size_bytes == 40000]
+    assert {t.algorithm: (t.through, t.wire_bytes) for t in of_size} == ways
+    assert [t.bits_checked for t in of_size] == [name not in ("native", "ring") for name in ways]
+    assert min(min(t.samples_s) for t in found) > 0
+
+
+def memory_summed_to_a_wrong_total() -> str:
+    def sum_in_place(local: object, vectors: list[torch.Tensor], into: object) -> None:
+        """Nobody adds anything."""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("firecaffe.comm.exchange.sum_in_place", sum_in_place)
+        with pytest.raises(NotIdenticalError) as caught:
+            timings_in_memory(2, ["native", "tree"], 40000)
+    return str(caught.value)
+
+
+def test_a_wrong_sum_in_shared_memory_is_refused(ranks: Ranks) -> None:
+    for message in ranks.run(2, memory_summed_to_a_wrong_total):
+        assert message.startswith("tree over 2 ranks, 4 bytes: the sum is wrong: element 0 of 1 ")
+
+
+def encoded_timings(names: list[str], sizes_bytes: list[int]) -> list[Timing]:
+    with join("cpu") as world:
+        return time_exchanges(world, ["native"], sizes_bytes, 2, encoders=make_encoders(names))
+
+
+def test_every_compressor_is_timed_beside_the_exchanges(ranks: Ranks) -> None:
+    found, *others = ranks.run(3, encoded_timings, list(COMPRESSORS), [4, 3 * 262144])
+    assert others == [found, found]
+    assert [t.algorithm for t in found] == 2 * ["native", *COMPRESSORS]
+    assert [t.is_encoded for t in found] == 2 * [False, *[True] * len(COMPRESSORS)]
+    assert {len(t.samples_s) for t in found} == {2}
+    wire_bytes = {t.algorithm: t.wire_bytes for t in found[len(COMPRESSORS) + 1 :]}
+    # 196608 elements are 768 rows. To each of two others a third of them, and so much of the total.
+    elements, rows = 196608, 768
+    assert wire_bytes["float16"] == wire_bytes["bfloat16"] == 4 * (elements // 3) * 2
+    assert wire_bytes["int8"] == 4 * (rows // 3) * 260
+    # To two others one payload: its length, the tensor's in it, and what the codec's file says.
+    assert wire_bytes["one_bit"] == 2 * (8 + 4 + 8 + elements // 8)
+    assert wire_bytes["top_k"] == 2 * (8 + 4 + 8 * (elements // 64))
+    # Two factors of rank 4 of a matrix of 384 x 512, as float32.
+    assert wire_bytes["power_sgd"] == 4 * 4 * (4 * 384 // 3) + 4 * 4 * -(-4 * 512 // 3)
+    assert 2 * (8 + 4 + 4) <= (wire_bytes["threshold"] or 0) < elements
+
+
+class Encoded(OneNodeEach):
+    """int8 as it is; wrong in one way in those below."""
+
+
+class HalfTheSum(Encoded):
+    def all_reduce(self, vector: torch.Tensor, lane: int = 0) -> None:
+        super().all_reduce(vector)
+        vector.mul_(0.5)
+
+
+class OtherBitsOnOneRank(Encoded):
+    """From the first or the second sum of each vector on."""
+
+    first = 0
+
+    def __init__(self, world: World, name: str, num_elements: int) -> None:
+        super().__init__(world, name, num_elements)
+        self.sums, self.is_last = 0, world.rank == world.world_size - 1
+
+    def all_reduce(self, vector: torch.Tensor, lane: int = 0) -> None:
+        super().all_reduce(vector)
+        if self.sums >= self.first and self.is_last:
+            vector[0] = torch.nextafter(vector[0], torch.tensor(torch.inf))
+        self.sums += 1
+
+
+class OtherBitsLater(OtherBitsOnOneRank):
+    first = 1
+
+
+class OtherBitsThanOneProcess(Encoded):
+    def all_reduce(self, vector: torch.Tensor, lane: int = 0) -> None:
+        super().all_reduce(vector)
+        vector[0] = torch.nextafter(vector[0], torch.tensor(torch.inf))
+
+
+def refusal_of_encoded(wrong: type[OneNodeEach]) -> str:
+    def encoder(world: World, num_elements: int) -> OneNodeEach:
+        return wrong(world, "int8", num_elements)
+
+    with join("cpu") as world, pytest.raises(NotIdenticalError) as caught:
+        time_exchanges(world, ["native"], [4000], 2, encoders={"int8": encoder})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "parts"),
+    [
+        (HalfTheSum, ("the sum is off by ", "in the L2 norm; its codec allows ", " on rank 0")),
+        (OtherBitsOnOneRank, ("rank 2 ended in other bits than most on rank 0",)),
+        (OtherBitsLater, ("rank 2 ended in other bits than most, after a first sum that was",)),
+        (OtherBitsThanOneProcess, ("the bits are not those of one process: element 0 of 1000 is",)),
+    ],
+)
+def test_a_wrong_compressed_sum_is_refused(
+    ranks: Ranks, wrong: type[OneNodeEach], parts: tuple[str, ...]
+) -> None:
+    first, *others = ranks.run(3, refusal_of_encoded, wrong)
+    assert others == [first, first]
+    assert first.startswith("int8 over 3 ranks, 4000 bytes: ")
+    for part in parts:
+        assert part in first
+    assert first.endswith("no time of a wrong sum is shown")

@@ -4,7 +4,15 @@ import re
 
 import pytest
 
-from firecaffe.cli.bench_words import parse_algorithms, parse_link, parse_size, sizes
+from firecaffe.cli.bench_words import (
+    make_parser,
+    make_plan,
+    parse_algorithms,
+    parse_compressors,
+    parse_link,
+    parse_size,
+    sizes,
+)
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 
@@ -67,7 +75,53 @@ def test_the_control_always_takes_part_and_each_exchange_once() -> None:
     assert sorted(everything) == sorted(EXCHANGES)
 
 
-@pytest.mark.parametrize("text", ["", "rign", "ring,", "ring, tree", "all,ring"])
+def test_commas_within_brackets_are_of_the_name() -> None:
+    text = "hierarchical(tree,ring),ring,hierarchical(parameter_server,tree)"
+    assert parse_algorithms(text) == (
+        "native",
+        "hierarchical(tree,ring)",
+        "ring",
+        "hierarchical(parameter_server,tree)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("hierarchical(ring,tree)", "inner is 'ring'"),
+        ("tree,hierarchical(tree,rign)", "outer is 'rign'"),
+        ("hierarchical(tree,native)", "outer is 'native'"),
+    ],
+)
+def test_no_hierarchical_exchanges(text: str, part: str) -> None:
+    with pytest.raises(RecipeError, match=rf"^--algorithms: .*{part}"):
+        parse_algorithms(text)
+
+
+def test_compressors_come_in_lists_or_one_by_one() -> None:
+    assert parse_compressors(["int8,top_k", "int8", "one_bit"]) == ("int8", "top_k", "one_bit")
+    assert parse_compressors([]) == ()
+    plan = make_plan(make_parser().parse_args(["--compressor", "int8,top_k", "--compressor=int8"]))
+    assert plan.compressors == ("int8", "top_k")
+
+
+@pytest.mark.parametrize("text", ["", "gzip", "int8,", "none"])
+def test_no_compressors(text: str) -> None:
+    with pytest.raises(RecipeError, match=r"--compressor: no compressor '.*'; it must be some of"):
+        parse_compressors([text])
+
+
+@pytest.mark.parametrize(
+    ("argv", "is_shared"),
+    [([], True), (["--shared-memory"], True), (["--no-shared-memory"], False)],
+)
+def test_memory_is_shared_as_in_training(argv: list[str], is_shared: bool) -> None:
+    assert make_plan(make_parser().parse_args(argv)).shared_memory is is_shared
+
+
+@pytest.mark.parametrize(
+    "text", ["", "rign", "ring,", "ring, tree", "all,ring", "auto", "hierarchical(tree", "tree)"]
+)
 def test_no_exchanges(text: str) -> None:
     with pytest.raises(RecipeError, match=r"--algorithms: no exchange '.*'; it must be all, or"):
         parse_algorithms(text)

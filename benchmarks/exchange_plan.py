@@ -1,0 +1,131 @@
+"""Which exchange is timed where, and how often: by what its formula predicts."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT
+from firecaffe.comm.exchange import pieces
+from firecaffe.exchange import ALGORITHMS, NATIVE, SEGMENTED
+from firecaffe.exchange.schedule import lower_bound_elements
+
+PAYLOAD_SHARE = 1448 / 1514
+"""Of a link's rate: TCP's payload in each Ethernet frame."""
+
+MOST_REPETITIONS = 7
+FEWEST_REPETITIONS = 3
+
+MOST_CELL_S = 25.0
+"""Predicted for one repetition; what would take longer is not run."""
+
+MOST_BITS_PER_S = 16e9
+"""Hosts times rate: above it the figures show two processors and no longer the links."""
+QUIET_BITS_PER_S = 8e9
+"""From here on they do so where anything else runs."""
+
+FIRST_CALL_S = 4.0
+"""A slower one has no uncounted first call at each size: cold connections are nothing beside it."""
+
+START_S = 5.0
+START_EACH_HOST_S = 1.2
+"""A run's start and small checks, predicted: importing torch, above all."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One exchange with one vector on one cluster."""
+
+    hosts: int
+    rate_bits_per_s: int
+    size_bytes: int
+    algorithm: str
+
+    @property
+    def predicted_s(self) -> float:
+        """By formula, the rounds one after the other; a message's own cost is left out."""
+        return formula_s(self, 0.0, in_pieces=False)
+
+    @property
+    def has_first_call(self) -> bool:
+        # Making a long schedule takes too long to be in a time.
+        return self.predicted_s <= FIRST_CALL_S or self.algorithm in SEGMENTED
+
+    def reason_not_to_run(self) -> str:
+        """Empty where it is to be run."""
+        total_bits_per_s = self.hosts * self.rate_bits_per_s
+        if total_bits_per_s > MOST_BITS_PER_S:
+            return (
+                f"P × rate is {total_bits_per_s / 1e9:g} Gbit/s, and the machine carries "
+                f"{MOST_BITS_PER_S / 1e9:g} at most"
+            )
+        if self.predicted_s > MOST_CELL_S:
+            return f"{self.predicted_s:.0f} s a repetition by formula, over {MOST_CELL_S:g} s"
+        return ""
+
+
+def bound_s(cell: Cell) -> float:
+    """2 (p - 1) / p · bytes / rate: the least time of any all-reduce, at the nominal rate.
+
+    Source: Patarasuk and Yuan 2009, theorem 1.
+    """
+    return lower_bound_elements(cell.hosts, cell.size_bytes) * 8 / cell.rate_bits_per_s
+
+
+def formula_s(cell: Cell, alpha_s: float, *, in_pieces: bool) -> float:
+    """α times the messages of the schedule plus β times its bytes; β is that of TCP's payload.
+
+    As the schedule has it, the vector goes through the rounds whole. The executor cuts it into
+    pieces which follow each other: then all but the first cost only what the busiest port carries.
+    """
+    serial, busiest, messages = _counts(cell.algorithm, cell.hosts, cell.size_bytes)
+    count = 1
+    if in_pieces:
+        num_elements = cell.size_bytes // BYTES_PER_ELEMENT
+        count = len(pieces(_by(cell.algorithm), num_elements, BYTES_PER_ELEMENT))
+    elements = (serial + (count - 1) * busiest) / count
+    beta_s = 8 / (cell.rate_bits_per_s * PAYLOAD_SHARE)
+    return count * messages * alpha_s + elements * BYTES_PER_ELEMENT * beta_s
+
+
+def choose_repetitions(cells: Iterable[Cell], budget_s: float) -> dict[Cell, int]:
+    """As many repetitions as fit, 3 to 7, so that no cell that has more than 3 takes longer than
+    another one.
+
+    The slow have 3 even where the whole then takes longer than the budget.
+    """
+    kept = list(cells)
+    share_s = MOST_REPETITIONS * MOST_CELL_S
+    while True:
+        chosen = {
+            cell: max(
+                FEWEST_REPETITIONS,
+                min(MOST_REPETITIONS, int(share_s / max(cell.predicted_s, 1e-6))),
+            )
+            for cell in kept
+        }
+        if predicted_s(chosen) <= budget_s or set(chosen.values()) <= {FEWEST_REPETITIONS}:
+            return chosen
+        share_s *= 0.9
+
+
+def predicted_s(chosen: dict[Cell, int]) -> float:
+    """Seconds of all runs, from start to end."""
+    starts = {(cell.hosts, cell.rate_bits_per_s) for cell in chosen}
+    return sum(START_S + START_EACH_HOST_S * hosts for hosts, _ in starts) + sum(
+        cell.predicted_s * (count + cell.has_first_call) for cell, count in chosen.items()
+    )
+
+
+def _by(algorithm: str) -> str:
+    """Gloo's own all_reduce is a ring."""
+    return "ring" if algorithm == NATIVE else algorithm
+
+
+@lru_cache
+def _counts(algorithm: str, hosts: int, size_bytes: int) -> tuple[int, int, int]:
+    schedule = ALGORITHMS[_by(algorithm)](hosts, size_bytes // BYTES_PER_ELEMENT)
+    return (
+        schedule.serial_elements(),
+        schedule.elements_of_busiest_rank(),
+        schedule.serial_messages(),
+    )

@@ -1,0 +1,96 @@
+"""What a recipe asks of its model, its data and the ranks, checked before the first step."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from firecaffe.comm.world import World
+from firecaffe.data import Dataset, output_shape
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange.choose import AUTO
+from firecaffe.recipe import Recipe
+from firecaffe.train.learning_rate import learning_rate
+from firecaffe.train.step import Stepper
+
+
+def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
+    """Runs shapes through a model on the meta device.
+
+    Raises: RecipeError where the model does not take the data's images or has too few classes.
+    """
+    shape = output_shape(dataset, recipe.data)
+    by = "x".join(map(str, shape))
+    try:
+        logits = model.eval()(torch.empty(recipe.train.micro_batch_size, *shape, device="meta"))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RecipeError(
+            f"model.name {recipe.model.name!r} does not take images of {by} "
+            f"(data.name {recipe.data.name!r}): {reason}"
+        ) from error
+    if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
+        raise RecipeError(
+            f"model.name {recipe.model.name!r} gives {tuple(logits.shape)} for images of {by}; "
+            f"expected ({recipe.train.micro_batch_size}, {dataset.num_classes})"
+        )
+
+
+def check_outputs(stepper: Stepper, recipe: Recipe, dataset: Dataset) -> None:
+    """Runs one sample of evaluation, and the shortest micro-batch of an epoch, if it is of one.
+
+    Raises: RecipeError where the network does not take the images, gives too few classes, or has a
+    BatchNorm that cannot be computed over one sample.
+    """
+    model, name = stepper.model, recipe.model.name
+    images, _ = stepper.batch(0, 0)
+    training = model.training
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(images[:1])
+            model.train(training)
+            if len(dataset) % recipe.train.micro_batch_size == 1:
+                stepper.buffers.begin_step()
+                model(images[:1])
+                stepper.buffers.begin_micro_batch()
+    except (RuntimeError, ValueError) as error:
+        raise RecipeError(
+            f"model.name {name!r} does not take {'x'.join(map(str, images[:1].shape))}, which an "
+            f"epoch of {len(dataset)} samples ends with or an evaluation may: {error}"
+        ) from error
+    if outputs.ndim != 2 or outputs.shape[1] < dataset.num_classes:
+        raise RecipeError(
+            f"model.name {name!r} gives outputs of {tuple(outputs.shape)}; "
+            f"expected (1, {dataset.num_classes}) logits"
+        )
+
+
+def check_rates(recipe: Recipe, steps: int) -> None:
+    """Raises: RecipeError where the first or the last learning rate cannot be."""
+    for step in (0, steps - 1):
+        learning_rate(recipe.solver, step, steps)
+
+
+def check_hosts(recipe: Recipe, world: World) -> None:
+    """Raises: RecipeError where a hierarchical exchange does not fit the ranks of the hosts."""
+    if recipe.exchange.algorithm in (NATIVE, AUTO):
+        return
+    try:
+        find_schedule(recipe.exchange.algorithm, world.local_world_size)(world.world_size, 1)
+    except ValueError as error:
+        raise RecipeError(f"exchange.algorithm: {error}") from None
+
+
+def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter], has_hook: bool) -> None:
+    """Raises: RecipeError where the gradients cannot be encoded."""
+    compressor = recipe.exchange.compressor
+    if has_hook:
+        raise RecipeError(
+            f"exchange.compressor {compressor} and comm_hook both take the gradients; use one"
+        )
+    for name, parameter in named.items():
+        if parameter.dtype != torch.float32:
+            raise RecipeError(
+                f"exchange.compressor {compressor} encodes float32; {name} is {parameter.dtype}"
+            )

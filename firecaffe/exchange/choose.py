@@ -1,0 +1,94 @@
+"""Which exchange a measured link makes fastest, among those that change no bit.
+
+A choice by time may come out differently every time a training starts. So only exchanges that add
+in tree order at the world size are chosen from: they all give the same bits, and what was measured
+decides nothing but how long a step takes.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from firecaffe.exchange import ALGORITHMS
+from firecaffe.exchange.order import adds_in_tree_order
+from firecaffe.exchange.schedule import Schedule
+
+AUTO = "auto"
+"""The word for an exchange that is chosen when a training starts."""
+
+BYTES_PER_ELEMENT = 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An exchange, and what it and the others were expected to take."""
+
+    algorithm: str
+    predicted_s: float
+    """For one vector of each size, one after the other."""
+    by_algorithm: dict[str, float]
+    """The same for all that there was to choose from, in the order of the table."""
+
+
+def predict_s(
+    schedule: Schedule, latency_s: float, bandwidth_bytes_per_s: float, bytes_per_element: int
+) -> float:
+    """Seconds that a schedule's rounds take one after the other; additions are not counted.
+
+    Source: the model of Thakur, Rabenseifner and Gropp 2005: latency for each message through the
+    busiest port of a round, and the bytes through it over the bandwidth.
+    """
+    serial_bytes = schedule.serial_elements() * bytes_per_element
+    return schedule.serial_messages() * latency_s + serial_bytes / bandwidth_bytes_per_s
+
+
+def choose(
+    world_size: int,
+    sizes_bytes: Sequence[int],
+    latency_s: float,
+    bandwidth_bytes_per_s: float,
+    senders: int | None = None,
+) -> Choice:
+    """The exchange with the least predicted time over vectors of these sizes.
+
+    Of those that tie, the one earlier in the table; on one rank, where nothing is sent, tree.
+
+    Args:
+        sizes_bytes: One for each float32 vector; what does not fill an element counts as one.
+        senders: How many ranks send, where each stands for the others of its host: tree order must
+            hold among them as well. By default all.
+    """
+    senders = world_size if senders is None else senders
+    if senders == 1:
+        return Choice("tree", 0.0, {"tree": 0.0})
+    counts = Counter(-(-size // BYTES_PER_ELEMENT) for size in sizes_bytes)
+    by_algorithm = {
+        name: sum(
+            count
+            * predict_s(
+                schedule(senders, num_elements),
+                latency_s,
+                bandwidth_bytes_per_s,
+                BYTES_PER_ELEMENT,
+            )
+            for num_elements, count in counts.items()
+        )
+        for name, schedule in ALGORITHMS.items()
+        if adds_in_tree_order(name, world_size) and adds_in_tree_order(name, senders)
+    }
+    algorithm = min(by_algorithm, key=by_algorithm.__getitem__)
+    return Choice(algorithm, by_algorithm[algorithm], by_algorithm)
+
+
+def bucket_sizes(tensors_bytes: Sequence[int], bucket_bytes: int) -> list[int]:
+    """Bytes of the buckets of such tensors, in order; one that is larger has a bucket alone.
+
+    Near enough for a prediction: `gradients.buckets`, which cuts them, also aligns and pads.
+    """
+    sizes: list[int] = []
+    for tensor_bytes in tensors_bytes:
+        if sizes and sizes[-1] + tensor_bytes <= bucket_bytes:
+            sizes[-1] += tensor_bytes
+        else:
+            sizes.append(tensor_bytes)
+    return sizes

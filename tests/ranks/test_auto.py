@@ -1,0 +1,171 @@
+"""`exchange.algorithm = "auto"` on real ranks: what it takes, what it says, and no other bits."""
+
+import dataclasses
+import io
+import os
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import firecaffe
+from firecaffe import ExchangeConfig, Recipe, RunConfig, TrainConfig
+from firecaffe.comm.auto import AutoChoice, choose_exchange, num_senders, rank_elsewhere
+from firecaffe.comm.measure import Link
+from firecaffe.comm.world import World, join
+from firecaffe.exchange.choose import choose
+from firecaffe.runs.folder import read_run_file
+from tests.ranks.networks import Everything, small_data
+from tests.world import Ranks
+
+LINK = Link(0, 1, (50e-6, 40e-6, 60e-6), (25e6, 20e6, 30e6))
+SIZES = [4_000_000, 3_000_000]
+RECIPE = Recipe(
+    train=TrainConfig(global_batch_size=32, micro_batch_size=4, steps=3, eval_batch_size=7),
+    exchange=ExchangeConfig(algorithm="auto", bucket_bytes=500, shared_memory=False, timeout_s=60),
+)
+
+
+def on_hosts_of(local_world_size: int) -> None:
+    """This rank's environment as if a host had so many ranks."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
+    os.environ["LOCAL_RANK"] = str(int(os.environ["RANK"]) % local_world_size)
+    os.environ["GROUP_RANK"] = str(int(os.environ["RANK"]) // local_world_size)
+
+
+def chosen(
+    local_world_size: int, num_leaves: int, shared_memory: bool, instead: str = ""
+) -> tuple[AutoChoice, list[tuple[int, int]]]:
+    """What this rank is told, and the links that were measured."""
+    on_hosts_of(local_world_size)
+    measured = []
+
+    def measure_link(world: World, first: int, second: int, least_stream_s: float) -> Link:
+        measured.append((first, second))
+        # Only rank 0's figures may count.
+        return LINK if world.is_first else Link(first, second, (1.0,), (1.0,))
+
+    with pytest.MonkeyPatch.context() as patch, join("cpu") as world:
+        patch.setattr("firecaffe.comm.auto.measure_link", measure_link)
+        found = choose_exchange(
+            world, SIZES, num_leaves, shared_memory=shared_memory, instead=instead
+        )
+    return found, measured
+
+
+NOTHING_TO_CHOOSE = {
+    "one worker": ((1, 1, 8, True), "tree (auto: one worker, nothing to send)"),
+    "one host": ((2, 2, 8, True), "tree (auto: shared memory, nothing goes between hosts)"),
+    "unequal shares": (
+        (3, 3, 8, False),
+        "tree (auto: fold stands in for any exchange, since shares are no subtrees)",
+    ),
+    "compressor": ((2, 1, 8, False, "int8"), "tree (auto: int8 takes the gradients)"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "reason"), NOTHING_TO_CHOOSE.values(), ids=NOTHING_TO_CHOOSE)
+def test_where_there_is_nothing_to_choose_nothing_is_measured(
+    ranks: Ranks, arguments: tuple[Any, ...], reason: str
+) -> None:
+    world_size, *others = arguments
+    for found, measured in ranks.run(world_size, chosen, *others):
+        assert found == AutoChoice("tree", reason)
+        assert measured == []
+
+
+def test_all_ranks_take_what_rank_0_says_and_why(ranks: Ranks) -> None:
+    by_rank = ranks.run(4, chosen, 2, 8, False)
+    [found] = {repr(found): found for found, _ in by_rank}.values()
+    assert [measured for _, measured in by_rank] == [[(0, 2)]] * 4
+    expected = choose(4, SIZES, 50e-6, 25e6)
+    assert found.algorithm == expected.algorithm == "halving_doubling"
+    assert (found.latency_s, found.bandwidth_bytes_per_s) == (50e-6, 25e6)
+    assert found.predicted_s == expected.by_algorithm
+    # 7 MB at 25 MB/s are 0.28 s; halving-doubling takes 3/2 of them, a tree 4, a server 6.
+    assert found.reason.startswith(
+        "halving_doubling (α 50 µs, 25.0 MB/s measured: 0.42 s a step for 7 MB; "
+    )
+    assert found.reason.endswith("tree 1.12 s; parameter_server 1.68 s)")
+
+
+def test_where_hosts_add_in_shared_memory_one_rank_of_each_sends(ranks: Ranks) -> None:
+    for found, measured in ranks.run(4, chosen, 2, 8, True):
+        assert measured == [(0, 2)]
+        assert found.predicted_s == choose(4, SIZES, 50e-6, 25e6, senders=2).by_algorithm
+        assert found.algorithm == "recursive_doubling"  # one message there, one back, at once
+
+
+@pytest.mark.parametrize(
+    ("world_size", "local_world_size", "shared_memory", "senders"),
+    [(8, 2, True, 4), (8, 8, True, 1), (8, 1, True, 8), (8, 2, False, 8), (6, 3, True, 6)],
+)
+def test_senders(world_size: int, local_world_size: int, shared_memory: bool, senders: int) -> None:
+    with join("cpu") as one:
+        world = dataclasses.replace(one, world_size=world_size, local_world_size=local_world_size)
+    assert num_senders(world, shared_memory) == senders
+
+
+def test_the_rank_elsewhere_is_the_first_on_another_host() -> None:
+    assert rank_elsewhere(["a", "a", "b", "c"]) == 2
+    assert rank_elsewhere(["a", "a"]) == 1
+
+
+def fit(recipe: Recipe, folder: str) -> firecaffe.Result:
+    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
+    return firecaffe.train(recipe, Everything, small_data(100), small_data(30, 1))
+
+
+def fit_and_listen(recipe: Recipe, folder: str) -> tuple[firecaffe.Result, str]:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        result = fit(recipe, folder)
+    return result, out.getvalue()
+
+
+def test_a_training_with_a_link_really_measured(ranks: Ranks, tmp_path: Path) -> None:
+    [alone] = ranks.run(1, fit, RECIPE, str(tmp_path / "one"))
+    by_rank = ranks.run(4, fit_and_listen, RECIPE, str(tmp_path / "four"))
+    assert {result.state_sha256 for result, _ in by_rank} == {alone.state_sha256}
+    record = read_run_file(tmp_path / "four", "result.json")
+    choice = record["exchange_choice"]
+    assert record["exchange"] == record["route"] == choice["algorithm"]
+    assert choice["predicted_s"][choice["algorithm"]] == min(choice["predicted_s"].values())
+    assert choice["latency_s"] > 0
+    assert choice["bandwidth_bytes_per_s"] > 0
+    assert record["identity_doubts"] == []
+    lines = [line for line in by_rank[0][1].splitlines() if "exchange: " in line]
+    assert [line.split("exchange: ")[1] for line in lines] == [choice["reason"]]
+    assert 'algorithm = "auto"' in (tmp_path / "four" / "recipe.toml").read_text()
+    one = read_run_file(tmp_path / "one", "result.json")
+    assert one["exchange_choice"]["reason"] == "tree (auto: one worker, nothing to send)"
+
+
+@pytest.mark.parametrize(
+    ("words", "route", "why"),
+    [
+        (
+            {"compressor": "int8"},
+            "int8 at level 0 of the micro-batch tree",
+            "exchange.compressor int8 takes the gradients",
+        ),
+        ({"shared_memory": True}, "shared memory, tree between hosts", "shared memory, nothing"),
+    ],
+    ids=["compressor", "shared memory"],
+)
+def test_a_training_where_there_is_nothing_to_choose(
+    ranks: Ranks, tmp_path: Path, words: dict[str, Any], route: str, why: str
+) -> None:
+    recipe = dataclasses.replace(RECIPE, exchange=dataclasses.replace(RECIPE.exchange, **words))
+    ranks.run(2, fit, recipe, str(tmp_path / "run"))
+    record = read_run_file(tmp_path / "run", "result.json")
+    assert (record["exchange"], record["route"]) == ("tree", route)
+    assert why in record["exchange_choice"]["reason"]
+
+
+def test_an_exchange_that_is_named_is_not_chosen(ranks: Ranks, tmp_path: Path) -> None:
+    named = dataclasses.replace(RECIPE.exchange, algorithm="sharded_parameter_server")
+    recipe = dataclasses.replace(RECIPE, exchange=named)
+    ranks.run(2, fit, recipe, str(tmp_path / "run"))
+    assert read_run_file(tmp_path / "run", "result.json")["exchange_choice"] is None

@@ -1,0 +1,200 @@
+"""Gradient codecs inside training: workers, buckets and resumes still change no bit.
+
+Trainings that need the same number of ranks share one start of them, for a start takes longer than
+a training. The four starts are in the order in which the interrupted training needs them.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import firecaffe
+from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe.comm.digest import digest_each
+from firecaffe.comm.world import join
+from firecaffe.data import TensorDataset
+from firecaffe.gradients.compressors import COMPRESSORS
+from firecaffe.gradients.compressors.low_rank import matrix_columns
+from firecaffe.runs.folder import read_run_file
+from firecaffe.train.checkpoint import COMPRESSOR, find_checkpoint, load_checkpoint
+from tests.ranks.networks import small_data
+from tests.world import Ranks
+
+LEVELS = (0, 1)
+WITHOUT_MEMORY = ("float16", "bfloat16")
+STEPS = 5
+# 8 micro-batches of 4, over 100 samples: an epoch ends with a step of 4 samples, all of them in
+# micro-batch 0, so that all nodes but the first are empty.
+RECIPE = Recipe(
+    train=TrainConfig(global_batch_size=32, micro_batch_size=4, steps=STEPS, seed=3),
+    solver=SolverConfig(base_lr=0.05, momentum=0.9, weight_decay=0.01, clip_gradients=0.5),
+    exchange=ExchangeConfig(timeout_s=60),
+)
+STAGES = {4: 2, 2: 3, 1: 4, 3: STEPS}
+"""The interrupted training: up to which step it goes on each number of workers."""
+BUCKET_BYTES = {1: 4_000_000, 2: 1, 3: 5_000, 4: 4_000_000}
+"""By number of workers: all in one, each parameter in its own, and between."""
+
+Bits = dict[str, str]
+"""Digests of a training's end: `state`, and every tensor of its last checkpoint by name."""
+
+
+class Network(nn.Module):
+    """Parameters of less than a row and of several, matrices that have a low rank, one parameter
+    that only some micro-batches use, and one that none does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 16, 3)
+        self.dropout = nn.Dropout(0.3)
+        self.hidden = nn.Linear(16 * 16, 20)
+        self.head = nn.Linear(20, 4)
+        self.rare = nn.Parameter(torch.zeros(4))
+        self.unused = nn.Parameter(torch.ones(20, 30))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv1(images)))
+        x = self.dropout(torch.relu(self.conv2(x))).flatten(1)
+        logits: Tensor = self.head(torch.relu(self.hidden(x)))
+        return logits + self.rare if images.mean() > 0 else logits
+
+
+def exchange(compressor: str, level: int) -> Recipe:
+    words = dataclasses.replace(RECIPE.exchange, compressor=compressor, compressor_level=level)
+    return dataclasses.replace(RECIPE, exchange=words)
+
+
+def recipes() -> dict[str, Recipe]:
+    """By the name of their folder."""
+    cases = {
+        f"{name}-{level}": exchange(name, level)
+        for name, level in itertools.product(COMPRESSORS, LEVELS)
+    }
+    # Without a compressor a level means nothing, or one node of level 3 were too few for workers.
+    cases |= {f"none-{level}": exchange("none", level) for level in (0, 3)}
+    channels_last = dataclasses.replace(RECIPE.train, channels_last=True)
+    for name in ("int8", "power_sgd"):
+        cases[f"{name}-channels_last"] = dataclasses.replace(exchange(name, 0), train=channels_last)
+    adam = SolverConfig(type="adam", base_lr=0.01, clip_gradients=0.5)
+    cases["one_bit-adam"] = dataclasses.replace(exchange("one_bit", 0), solver=adam)
+    return cases
+
+
+def fit(recipe: Recipe, folder: Path, resume: Path | None, bucket_bytes: int) -> Bits:
+    recipe = dataclasses.replace(
+        recipe,
+        run=RunConfig(folder=str(folder), tensorboard=False),
+        exchange=dataclasses.replace(recipe.exchange, bucket_bytes=bucket_bytes),
+    )
+    data: TensorDataset = small_data(100)
+    result = firecaffe.train(recipe, Network, data, small_data(30, 1), resume=resume)
+    assert not result.drifted_ranks
+    tensors = load_checkpoint(find_checkpoint(folder)).tensors
+    return {"state": result.state_sha256, **digest_each(tensors.items())}
+
+
+def fit_all(folder: Path, world_size: int, resume_from: Path | None) -> dict[str, Bits]:
+    """All trainings that take place on this many workers."""
+    bucket_bytes = BUCKET_BYTES[world_size]
+    ends = {}
+    with (
+        join("cpu", 60) as world,
+        patch("firecaffe.assemble.join", lambda *_: contextlib.nullcontext(world)),
+    ):
+        for name, recipe in recipes().items():
+            ends[name] = fit(recipe, folder / name, None, bucket_bytes)
+        train = dataclasses.replace(RECIPE.train, steps=STAGES[world_size])
+        for name in COMPRESSORS:
+            recipe = dataclasses.replace(exchange(name, 0), train=train)
+            stage = f"{name}-stage"
+            resume = resume_from / stage if resume_from else None
+            ends[stage] = fit(recipe, folder / stage, resume, bucket_bytes)
+    return ends
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all runs: below it one for each number of workers."""
+    return tmp_path_factory.mktemp("compressors")
+
+
+@pytest.fixture(scope="module")
+def ends(ranks: Ranks, runs: Path) -> dict[int, dict[str, Bits]]:
+    """How all trainings ended, by number of workers and by name."""
+    found = {}
+    before = None
+    for world_size in STAGES:
+        folder = runs / str(world_size)
+        found[world_size] = ranks.run(world_size, fit_all, folder, world_size, before)[0]
+        before = folder
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("name", recipes())
+def test_workers_and_buckets_change_no_bit(
+    ends: dict[int, dict[str, Bits]], name: str, world_size: int
+) -> None:
+    """Neither of the state nor of what the compressor has kept back."""
+    assert ends[world_size][name] == ends[1][name]
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_a_run_that_changes_its_workers_by_resume(
+    ends: dict[int, dict[str, Bits]], compressor: str
+) -> None:
+    """What was kept back goes along with its nodes: 4 workers, then 2, then 1, then 3."""
+    assert ends[3][f"{compressor}-stage"] == ends[1][f"{compressor}-0"]
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_the_checkpoint_has_the_memory_of_every_node(
+    ends: dict[int, dict[str, Bits]], compressor: str
+) -> None:
+    parameters = {
+        name: matrix_columns(parameter.shape, 4) for name, parameter in Network().named_parameters()
+    }
+    if compressor in WITHOUT_MEMORY:
+        remembered = []
+    elif compressor == "power_sgd":
+        remembered = [name for name, columns in parameters.items() if columns is not None]
+        assert {"conv2.weight", "hidden.weight", "unused"} <= set(remembered) < set(parameters)
+    else:
+        remembered = list(parameters)
+    for level, nodes in ((0, 8), (1, 4)):
+        found = [key for key in ends[3][f"{compressor}-{level}"] if key.startswith(COMPRESSOR)]
+        expected = {f"{COMPRESSOR}{node}.{name}" for node in range(nodes) for name in remembered}
+        if compressor == "power_sgd":
+            expected |= {f"{COMPRESSOR}q.{name}" for name in remembered}
+        assert set(found) == expected
+
+
+def test_codecs_and_levels_are_part_of_the_result(ends: dict[int, dict[str, Bits]]) -> None:
+    """The control: each has its own bits, so that none of the above compares a codec with none."""
+    states = {name: end["state"] for name, end in ends[1].items() if not name.endswith("stage")}
+    assert states.pop("none-3") == states["none-0"]
+    assert len(set(states.values())) == len(states)
+
+
+def test_an_unused_parameter_is_left_alone(ends: dict[int, dict[str, Bits]]) -> None:
+    """Weight decay would change it, if it had a gradient."""
+    start = digest_each([("parameter/unused", Network().unused.detach())])
+    for name, end in ends[3].items():
+        assert end["parameter/unused"] == start["parameter/unused"], name
+        assert not [key for key in end if key.startswith("optimizer/unused/")]
+        assert [key for key in end if key.startswith("optimizer/rare/")]
+
+
+def test_the_record_names_the_codec(ends: dict[int, dict[str, Bits]], runs: Path) -> None:
+    assert "int8-1" in ends[3]
+    record = read_run_file(runs / "3" / "int8-1", "result.json")
+    assert record["route"] == "int8 at level 1 of the micro-batch tree"
+    assert record["identity_doubts"] == []

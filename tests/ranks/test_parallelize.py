@@ -1,0 +1,373 @@
+"""`firecaffe.parallelize` against DDP's own all_reduce, and torch's hooks in our trainer.
+
+Cases that need the same number of ranks share one start of them, for a start takes longer.
+"""
+
+import gc
+import os
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import firecaffe
+from firecaffe.comm.world import World, join
+from firecaffe.ddp_hook import RankMean, Task
+from firecaffe.errors import PeerLostError, RecipeError
+from firecaffe.gradients.compressors import COMPRESSORS
+from tests.ranks.networks import Everything, small_data
+from tests.world import Ranks
+
+EXCHANGES = ("tree", "ring", "native", "hierarchical(tree,ring)", "double_tree")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "unused": {"find_unused_parameters": True},
+    "static": {"static_graph": True},
+    "views": {"gradient_as_bucket_view": True},
+    "accumulate": {},
+}
+SMALL_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.005}
+HOOKS = ("none", "allreduce_hook", "bf16_compress_hook", "powerSGD", "wrapped powerSGD")
+Wrap = Callable[..., DistributedDataParallel]
+
+
+class Network(nn.Module):
+    """Several buckets of 5 kB, a weight with the channels innermost, and a parameter that only
+    some inputs use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 7, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.hidden = nn.Linear(7 * 16, 33)
+        self.head = nn.Linear(33, 4)
+        self.rare = nn.Parameter(torch.zeros(4))
+
+    def forward(self, images: Tensor, use_rare: bool = True) -> Tensor:
+        x = torch.relu(self.conv(images)).flatten(1)
+        logits: Tensor = self.head(torch.relu(self.hidden(x)))
+        return logits + self.rare if use_rare else logits
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Another one on every rank and in every step."""
+    rank = int(os.environ["RANK"])
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    labels = torch.randint(0, 4, (6,), generator=generator)
+    images = torch.randn(6, 3, 6, 6, generator=generator) + labels.view(-1, 1, 1, 1)
+    return images, labels
+
+
+def loss_of(model: nn.Module, step: int, use_rare: bool = True) -> Tensor:
+    images, labels = batch(step)
+    return nn.functional.cross_entropy(model(images, use_rare), labels)
+
+
+def fit(wrap: Wrap, case: str = "", steps: int = 4, **options: Any) -> list[Tensor]:
+    """The weights and the last gradients after some steps."""
+    torch.manual_seed(0)
+    model = wrap(Network(), **SMALL_BUCKETS, **OPTIONS.get(case, {}), **options)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for step in range(steps):
+        if case != "accumulate" or step % 2 == 0:
+            optimizer.zero_grad()
+        waits = case == "accumulate" and step % 2 == 0
+        with model.no_sync() if waits else nullcontext():
+            torch.autograd.backward(
+                loss_of(model, step, use_rare=case != "unused" or step % 2 == 0)
+            )
+        if not waits:
+            optimizer.step()
+    weights = [parameter.detach() for parameter in model.parameters()]
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return weights + gradients
+
+
+def fit_in_every_way() -> dict[str, list[Tensor]]:
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    dist.init_process_group("gloo")
+    results = {f"ddp {case}": fit(DistributedDataParallel, case) for case in ("", *OPTIONS)}
+    for exchange in EXCHANGES:
+        results[exchange] = fit(firecaffe.parallelize, exchange=exchange)
+    for case in OPTIONS:
+        results[case] = fit(firecaffe.parallelize, case)
+    results["registered"] = fit(register, exchange="ring")
+    return results
+
+
+def register(model: nn.Module, exchange: str, **options: Any) -> DistributedDataParallel:
+    """What someone does who builds DDP himself."""
+    parallel = DistributedDataParallel(model, **options)
+    state, hook = firecaffe.comm_hook(exchange)
+    parallel.register_comm_hook(state, hook)
+    return parallel
+
+
+def test_gradients_are_those_of_ddp(ranks: Ranks) -> None:
+    by_rank = ranks.run(4, fit_in_every_way)
+    references = {name for name in by_rank[0] if name.startswith("ddp ")}
+    for results in by_rank:
+        for name, tensors in results.items():
+            reference = results[name if name in references else f"ddp {name * (name in OPTIONS)}"]
+            for tensor, expected in zip(tensors, reference, strict=True):
+                assert (tensor - expected).norm() <= 1e-6 * expected.norm(), name
+            for tensor, other in zip(tensors, by_rank[0][name], strict=True):
+                assert torch.equal(tensor, other), name
+
+
+def hook_of(parallel: DistributedDataParallel) -> str:
+    return ", ".join(hook.__name__ for hook, _ in parallel._comm_hooks)
+
+
+def alone() -> tuple[str, list[Tensor], list[Tensor]]:
+    """A world of one, first as a script would find it that no torchrun started."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name)
+    os.environ["RANK"] = "0"  # for the batches
+    parallel = firecaffe.parallelize(Network(), compressor="one_bit")
+    bare = Network()
+    bare.load_state_dict(parallel.module.state_dict())
+    registered = register(Network(), "tree")
+    registered.module.load_state_dict(bare.state_dict())
+    losses = []
+    for step in range(3):
+        for model in (parallel, registered, bare):
+            model.zero_grad()
+            losses.append(loss_of(model, step))
+            torch.autograd.backward(losses[-1])
+    gradients = [
+        [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        for model in (parallel, registered, bare)
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(gradients[1], gradients[2], strict=True))
+    return hook_of(parallel), gradients[0], gradients[2]
+
+
+def test_one_rank_needs_no_hook(ranks: Ranks) -> None:
+    [(hooks, gradients, expected)] = ranks.run(1, alone)
+    assert hooks == ""
+    assert len(gradients) == len(list(Network().parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+
+
+def encode_two_steps() -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """Gradients of this rank alone and the means that came, in two steps of the same weights."""
+    torch.manual_seed(0)
+    bare = Network()
+    model = firecaffe.parallelize(Network(), compressor="bfloat16", **SMALL_BUCKETS)
+    bare.load_state_dict(model.module.state_dict())
+    steps: list[tuple[list[Tensor], list[Tensor]]] = []
+    for step in range(2):
+        own = torch.autograd.grad(loss_of(bare, step), list(bare.parameters()))
+        model.zero_grad()
+        torch.autograd.backward(loss_of(model, step))
+        means = [
+            parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+        ]
+        steps.append((list(own), means))
+    return [own for own, _ in steps], [means for _, means in steps]
+
+
+def test_bfloat16_is_a_rounding_from_the_second_step_on(ranks: Ranks) -> None:
+    (own, means), (other, same) = ranks.run(2, encode_two_steps)
+    for a, b, mean in zip(own[0], other[0], means[0], strict=True):
+        torch.testing.assert_close(mean, (a + b) / 2)
+    for a, b, mean, again in zip(own[1], other[1], means[1], same[1], strict=True):
+        sum_of_rounded = (a / 2).bfloat16().float() + (b / 2).bfloat16().float()
+        assert torch.equal(mean, sum_of_rounded.bfloat16().float())
+        assert torch.equal(mean, again)
+
+
+def train_with_one_bit() -> tuple[list[float], list[Tensor]]:
+    torch.manual_seed(0)
+    model = firecaffe.parallelize(Network(), compressor="one_bit", **SMALL_BUCKETS)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    losses = []
+    for step in range(60):
+        loss = loss_of(model, step % 5)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [parameter.detach() for parameter in model.parameters()]
+
+
+def test_one_bit_trains(ranks: Ranks) -> None:
+    (losses, weights), (_, same) = ranks.run(2, train_with_one_bit)
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
+
+
+def means_of(compressor: str, cuts: list[list[list[int]]]) -> list[list[Tensor]]:
+    """What comes of the same gradients, step by step, with buckets that are cut so."""
+    parameters = [torch.empty(shape) for shape in ((30, 20), (300,), (5,), (16, 40))]
+    mean = RankMean(World(0, 1, torch.device("cpu")), "tree", compressor)
+    generator = torch.Generator().manual_seed(0)
+    steps = []
+    for cut in cuts:
+        gradients = [torch.randn(p.shape, generator=generator) for p in parameters]
+        for index, members in enumerate(cut):
+            flat = torch.cat([gradients[member].view(-1) for member in members])
+            own = [parameters[member] for member in members]
+            mean(Task(index, index == len(cut) - 1, flat, own, torch.futures.Future()))
+            parts = flat.split_with_sizes([parameter.numel() for parameter in own])
+            for member, part in zip(members, parts, strict=True):
+                gradients[member] = part.view(parameters[member].shape)
+        steps.append(gradients)
+    return steps
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_memory_follows_the_parameters_into_other_buckets(compressor: str) -> None:
+    first, second, third = [[0, 1, 2, 3]], [[0, 1], [2], [3]], [[0, 1], [3, 2]]
+    never = means_of(compressor, [first] * 6)
+    again = means_of(compressor, [first, first, second, second, third, third])
+    for step, gradients in enumerate(again):
+        assert all(torch.equal(a, b) for a, b in zip(gradients, never[step], strict=True))
+
+
+def test_what_is_not_sent_arrives_later() -> None:
+    """The control of the test above: memory there is, and it does what it is for."""
+    names = [[[0, 1, 2, 3]]] * 40
+    sent = means_of("one_bit", names)[1:]
+    brought = means_of("bfloat16", names)[1:]
+    for member in range(4):
+        total = sum(step[member] for step in sent)
+        expected = sum(step[member] for step in brought)
+        rest = torch.as_tensor(total) - torch.as_tensor(expected)
+        # One step's own error, not that of 39 steps, which would be 6 times as large.
+        assert rest.norm() < 2 * brought[0][member].norm()
+
+
+def lose_a_rank() -> str:
+    model = firecaffe.parallelize(Network(), timeout_s=30)
+    for step in range(4):
+        if dist.get_rank() == 1 and step == 2:
+            return "left"
+        try:
+            torch.autograd.backward(loss_of(model, step))
+        except PeerLostError as error:
+            return str(error)
+    return "nobody was missed"
+
+
+def test_a_lost_rank_comes_out_of_backward(ranks: Ranks) -> None:
+    message, left = ranks.run(2, lose_a_rank)
+    assert left == "left"
+    assert message.startswith("another rank went away or did not answer")
+
+
+def exchange_threads() -> int:
+    return sum(thread.name == "exchange" for thread in threading.enumerate())
+
+
+def drop_a_model() -> tuple[int, int, int]:
+    model = firecaffe.parallelize(Network())
+    torch.autograd.backward(loss_of(model, 0))
+    group_count = len(dist.distributed_c10d._world.pg_map)
+    alive = exchange_threads()
+    del model
+    gc.collect()
+    return alive, exchange_threads(), group_count - len(dist.distributed_c10d._world.pg_map)
+
+
+def test_the_thread_and_its_group_end_with_the_model(ranks: Ranks) -> None:
+    assert ranks.run(2, drop_a_model) == [(1, 0, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "message"),
+    [
+        (nn.Linear(2, 2), {"exchange": "star"}, "no exchange 'star'"),
+        (nn.Linear(2, 2), {"exchange": "auto"}, "no exchange 'auto'"),
+        (nn.Linear(2, 2), {"compressor": "zip"}, "compressor is 'zip'; it must be one of none,"),
+        (nn.Linear(2, 2), {"exchange": "ring", "compressor": "int8"}, "ring does not keep"),
+        (
+            nn.Linear(2, 2).double(),
+            {"compressor": "int8"},
+            "int8 encodes float32 gradients; some are torch.float64",
+        ),
+        (nn.ReLU(), {}, "the model has no parameter to train"),
+    ],
+)
+def test_bad_words(model: nn.Module, words: dict[str, str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        firecaffe.parallelize(model, **words)  # type: ignore[arg-type]
+    assert not dist.is_initialized()
+
+
+def misfit() -> str:
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    try:
+        firecaffe.parallelize(Network(), exchange="hierarchical(tree,ring)")
+    except RecipeError as error:
+        return str(error)
+    return ""
+
+
+def test_hosts_that_a_hierarchical_exchange_does_not_fit(ranks: Ranks) -> None:
+    assert all(text.startswith("exchange: ") for text in ranks.run(3, misfit))
+
+
+def use_torch_hook(name: str, channels_last: bool, folder: str) -> firecaffe.Result:
+    """Trains with a hook of torch's in our trainer."""
+    state: Any = None
+    hook: Any = getattr(default_hooks, name, None)
+    if "powerSGD" in name:
+        state = powerSGD_hook.PowerSGDState(
+            None,
+            matrix_approximation_rank=2,
+            start_powerSGD_iter=2,
+            min_compression_rate=0.5,
+            orthogonalization_epsilon=1e-8,  # a gradient of rank 1 is divided by 0 without
+        )
+        hook = powerSGD_hook.powerSGD_hook
+    if name.startswith("wrapped"):
+        hook = default_hooks.bf16_compress_wrapper(hook)
+    recipe = firecaffe.Recipe(
+        train=firecaffe.TrainConfig(
+            global_batch_size=24, micro_batch_size=6, steps=12, channels_last=channels_last
+        ),
+        solver=firecaffe.SolverConfig(base_lr=0.2),
+        exchange=firecaffe.ExchangeConfig(bucket_bytes=200, timeout_s=60),
+        run=firecaffe.RunConfig(folder=folder, tensorboard=False),
+    )
+    comm_hook = None if name == "none" else (state, hook)
+    return firecaffe.train(
+        recipe, Everything, small_data(96), small_data(48, 1), comm_hook=comm_hook
+    )
+
+
+def use_torch_hooks(folder: str) -> dict[str, firecaffe.Result]:
+    """One world for all trainings: the store that ranks meet in remembers addresses of the last."""
+    with (
+        join("cpu", 60) as world,
+        patch("firecaffe.assemble.join", lambda *_: nullcontext(world)),
+    ):
+        return {
+            f"{name}{' channels_last' * channels_last}": use_torch_hook(
+                name, channels_last, f"{folder}/{name}-{channels_last}"
+            )
+            for channels_last in (False, True)
+            for name in HOOKS
+        }
+
+
+def test_torchs_hooks_sum_in_our_trainer(ranks: Ranks, tmp_path: Path) -> None:
+    results, others = ranks.run(2, use_torch_hooks, str(tmp_path))
+    for name, result in results.items():
+        assert result.state_sha256 == others[name].state_sha256
+        assert result.drifted_ranks == []
+        plain = results["none channels_last" if "channels_last" in name else "none"]
+        assert plain.loss is not None
+        lossless = "none" in name or "allreduce" in name
+        assert result.loss == pytest.approx(plain.loss, rel=1e-5 if lossless else 0.02), name
+        if "none" not in name and "allreduce" not in name:
+            assert result.weights_sha256 != plain.weights_sha256
