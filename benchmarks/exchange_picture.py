@@ -37,6 +37,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             axis = axes[i][j]
             here = [r for r in rows if (r.cell.rate_bits_per_s, r.cell.size_bytes) == (rate, size)]
             hosts = sorted({row.cell.hosts for row in here if not row.not_run})
+            if not hosts:  # a rate and a size that were not run together
+                axis.set_axis_off()
+                continue
             for number, name in enumerate(EXCHANGES):
                 timed = [r for r in here if r.cell.algorithm == name and not r.not_run]
                 if not timed:
