@@ -260,7 +260,11 @@ def _describe_route(taken: str, recipe: Recipe, exchange: Exchange, parts: Parts
     coding = coding_of(recipe.exchange)
     if coding is not None:
         return f"{coding.compressor} at level {coding.level} of the micro-batch tree"
-    return f"shared memory, {taken} between hosts" if exchange.shares_memory else taken
+    if not exchange.shares_memory:
+        return taken
+    world = exchange.world
+    is_one_host = world.local_world_size == world.world_size
+    return "shared memory" if is_one_host else f"shared memory, {taken} between hosts"
 
 
 def _resume(

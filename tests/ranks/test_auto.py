@@ -150,7 +150,7 @@ def test_a_training_with_a_link_really_measured(ranks: Ranks, tmp_path: Path) ->
             "int8 at level 0 of the micro-batch tree",
             "exchange.compressor int8 takes the gradients",
         ),
-        ({"shared_memory": True}, "shared memory, tree between hosts", "shared memory, nothing"),
+        ({"shared_memory": True}, "shared memory", "shared memory, nothing"),
     ],
     ids=["compressor", "shared memory"],
 )
