@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from firecaffe.comm.world import World
 from firecaffe.data import Dataset, output_shape
@@ -30,11 +30,7 @@ def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
             f"model.name {recipe.model.name!r} does not take images of {by} "
             f"(data.name {recipe.data.name!r}): {reason}"
         ) from error
-    if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
-        raise RecipeError(
-            f"model.name {recipe.model.name!r} gives {tuple(logits.shape)} for images of {by}; "
-            f"expected ({recipe.train.micro_batch_size}, {dataset.num_classes})"
-        )
+    _check_logits(logits, recipe, dataset)
 
 
 def check_outputs(stepper: Stepper, recipe: Recipe, dataset: Dataset) -> None:
@@ -59,10 +55,14 @@ def check_outputs(stepper: Stepper, recipe: Recipe, dataset: Dataset) -> None:
             f"model.name {name!r} does not take {'x'.join(map(str, images[:1].shape))}, which an "
             f"epoch of {len(dataset)} samples ends with or an evaluation may: {error}"
         ) from error
-    if outputs.ndim != 2 or outputs.shape[1] < dataset.num_classes:
+    _check_logits(outputs, recipe, dataset)
+
+
+def _check_logits(logits: Tensor, recipe: Recipe, dataset: Dataset) -> None:
+    if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
         raise RecipeError(
-            f"model.name {name!r} gives outputs of {tuple(outputs.shape)}; "
-            f"expected (1, {dataset.num_classes}) logits"
+            f"model.name {recipe.model.name!r} gives outputs of {tuple(logits.shape)}; "
+            f"expected logits of (samples, {dataset.num_classes})"
         )
 
 

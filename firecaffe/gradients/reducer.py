@@ -111,15 +111,13 @@ class GradientReducer:
             self._combine = Fold(world, num_leaves, num_parameters)
         else:
             self._combine = AllReduce(exchange, num_parameters)
-        ranks = world.world_size
         self._threads: list[ThreadPoolExecutor] = []
-        if ranks > 1:
+        self._hooks = []
+        if world.world_size > 1:
             self._threads = [
                 ThreadPoolExecutor(1, "exchange", _begin_thread, (counts.device,))
                 for _ in range(self._combine.lanes)
             ]
-        self._hooks = []
-        if ranks > 1:
             last_of_each = [bucket.members[-1] for bucket in self.buckets]
             self._hooks = [
                 self.parameters[index].register_post_accumulate_grad_hook(self._on_ready)  # type: ignore[no-untyped-call]
@@ -130,7 +128,7 @@ class GradientReducer:
         self._closing = False
 
     def close(self) -> None:
-        """Removes the hooks and ends the communication thread."""
+        """Removes the hooks, ends the communication threads and closes the exchange."""
         for hook in self._hooks:
             hook.remove()
         for thread in self._threads:

@@ -18,6 +18,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import RowCodec, TensorCodec
 from firecaffe.train.checkpoint import COMPRESSOR, find_checkpoint, load_checkpoint, state_tensors
+from tests.parity.network import Net
 
 SEED, STEPS, RATE, MOMENTUM, DECAY = 11, 6, 0.05, 0.9, 0.001
 MICRO_BATCH, MICRO_BATCHES = 3, 5
@@ -28,39 +29,24 @@ Memory: TypeAlias = dict[tuple[int, str], Tensor]
 """What was kept back, by node and by parameter."""
 
 
-class Net(nn.Module):
-    """One parameter is used where images are bright, which `data` makes those of every other step.
-
-    No dropout, whose noise is keyed by micro-batch, and no statistics of the batch.
-    """
+class NetWithRare(Net):
+    """One parameter is used where images are bright; `data` makes those of every other step so."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(2, 8, 3, padding=1)
-        self.conv2 = nn.Conv2d(8, 6, 3)
-        self.head = nn.Linear(6 * 9, 5)
         self.rare = nn.Parameter(torch.linspace(-1, 1, 300).view(5, 60))
 
     def forward(self, images: Tensor) -> Tensor:
-        x = torch.relu(self.conv1(images))
-        x = F.max_pool2d(torch.relu(self.conv2(x)), 2)
-        logits: Tensor = self.head(x.flatten(1))
+        logits = super().forward(images)
         if images.mean() > 0:
             logits = logits + torch.tanh(self.rare * images.sum()).sum(1)
         return logits
 
 
-@pytest.fixture(autouse=True)
-def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def net() -> Net:
     torch.manual_seed(SEED)
-    return Net()
+    return NetWithRare()
 
 
 def data(num_samples: int) -> TensorDataset:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn, optim
+from torch import Tensor, optim
 
 import firecaffe
 from firecaffe import DataConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
@@ -15,31 +15,9 @@ from firecaffe.comm.digest import digest
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.models import classification_loss
 from firecaffe.train.checkpoint import find_checkpoint, load_checkpoint, state_tensors
+from tests.parity.network import Net
 
 SEED, STEPS, RATE, MOMENTUM, DECAY = 11, 6, 0.05, 0.9, 0.001
-
-
-class Net(nn.Module):
-    """No dropout, whose noise is keyed by micro-batch, and no statistics of the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(2, 8, 3, padding=1)
-        self.conv2 = nn.Conv2d(8, 6, 3)
-        self.head = nn.Linear(6 * 9, 5)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = torch.relu(self.conv1(images))
-        x = F.max_pool2d(torch.relu(self.conv2(x)), 2)
-        logits: Tensor = self.head(x.flatten(1))
-        return logits
-
-
-@pytest.fixture(autouse=True)
-def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
