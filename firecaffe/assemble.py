@@ -26,9 +26,10 @@ from firecaffe.data import (
     output_shape,
 )
 from firecaffe.errors import CheckpointError, DataError, RecipeError, RunError
-from firecaffe.exchange.choose import AUTO, bucket_sizes
+from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import leaf_share
 from firecaffe.facts import describe, doubts_of, facts, share_weights
+from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.combine import Hook
 from firecaffe.gradients.config import coding_of, level_of
 from firecaffe.gradients.probe import run_probe
@@ -243,10 +244,11 @@ def _choose_exchange(
     config, coding = recipe.exchange, coding_of(recipe.exchange)
     if config.algorithm != AUTO:
         return None
+    sizes = [parameter.nbytes for parameter in parameters]
     instead = "" if parts.comm_hook is None else "the communication hook"
     return choose_exchange(
         world,
-        bucket_sizes([parameter.nbytes for parameter in parameters], config.bucket_bytes),
+        [sum(sizes[start:stop]) for start, stop in cut(sizes, config.bucket_bytes)],
         recipe.train.num_micro_batches,
         shared_memory=config.shared_memory,
         instead=instead if coding is None else f"exchange.compressor {coding.compressor}",

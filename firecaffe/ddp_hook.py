@@ -23,7 +23,7 @@ from firecaffe.comm.exchange import Exchange
 from firecaffe.comm.wire import NodeWire
 from firecaffe.comm.world import World
 from firecaffe.errors import RecipeError
-from firecaffe.gradients.buckets import layout_of, make_buckets
+from firecaffe.gradients.buckets import layout_of, make_bucket
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.compressors.wire import Compressor
@@ -139,10 +139,9 @@ class RankMean:
             # By the order in which DDP shows them, which is the same on all ranks.
             self._names.setdefault(parameter, f"parameter{len(self._names)}")
         names = [self._names[parameter] for parameter in task.parameters]
-        [bucket] = make_buckets(
+        bucket = make_bucket(
             task.parameters,
-            [range(len(names))],
-            bucket_bytes=sum(parameter.nbytes for parameter in task.parameters),
+            range(len(names)),
             multiple=self._world.world_size * ROW,
             allocate=lambda size, dtype, device: torch.zeros(size, dtype=dtype, device=device),
             alignment=ROW,

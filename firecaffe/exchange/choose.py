@@ -78,17 +78,3 @@ def choose(
     }
     algorithm = min(by_algorithm, key=by_algorithm.__getitem__)
     return Choice(algorithm, by_algorithm[algorithm], by_algorithm)
-
-
-def bucket_sizes(tensors_bytes: Sequence[int], bucket_bytes: int) -> list[int]:
-    """Bytes of the buckets of such tensors, in order; one that is larger has a bucket alone.
-
-    Near enough for a prediction: `gradients.buckets`, which cuts them, also aligns and pads.
-    """
-    sizes: list[int] = []
-    for tensor_bytes in tensors_bytes:
-        if sizes and sizes[-1] + tensor_bytes <= bucket_bytes:
-            sizes[-1] += tensor_bytes
-        else:
-            sizes.append(tensor_bytes)
-    return sizes

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -10,6 +11,11 @@ from firecaffe.gradients.compressors.wire import Layout
 
 ALIGNMENT = 16
 """Elements."""
+
+FIRST_SHARE = 1 / 4
+"""Of a bucket's bytes, for the first one: until it is full the wire is idle. The others are larger,
+for messages take the processor from backward.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,34 +44,49 @@ def make_buckets(
     allocate: Allocate,
     alignment: int = ALIGNMENT,
 ) -> list[Bucket]:
-    """Cuts groups of tensors, each in the order given, into buckets of about `bucket_bytes`.
+    """Cuts groups of tensors, each in the order given, into buckets, as `cut` does.
 
-    A bucket ends with its group, where it is full, or where dtype or device change. Its length is
-    padded to a multiple of `multiple` elements, so that it can be cut into equal shards.
+    A bucket ends with its group too, and where dtype or device change.
     """
-    cut: list[list[int]] = []
-    for group in groups:
-        filled_bytes = 0
-        last: Tensor | None = None
-        for index in group:
-            tensor = tensors[index]
-            fits = last is not None and (last.dtype, last.device) == (tensor.dtype, tensor.device)
-            if not fits or filled_bytes + tensor.nbytes > bucket_bytes:
-                cut.append([])
-                filled_bytes = 0
-            cut[-1].append(index)
-            filled_bytes += tensor.nbytes
-            last = tensor
-    return [_make_bucket(tensors, members, multiple, allocate, alignment) for members in cut]
+    alike = [
+        list(run)
+        for group in groups
+        for _, run in groupby(
+            group, key=lambda index: (tensors[index].dtype, tensors[index].device)
+        )
+    ]
+    return [
+        make_bucket(tensors, run[start:stop], multiple, allocate, alignment)
+        for run in alike
+        for start, stop in cut([tensors[index].nbytes for index in run], bucket_bytes)
+    ]
 
 
-def _make_bucket(
+def cut(tensors_bytes: Sequence[int], bucket_bytes: int) -> list[tuple[int, int]]:
+    """Which consecutive tensors share a bucket: the first such and the one after the last.
+
+    A bucket is full once it holds `bucket_bytes`; the first, at FIRST_SHARE of that.
+    """
+    spans, start, held = [], 0, 0
+    full = bucket_bytes * FIRST_SHARE
+    for index, tensor_bytes in enumerate(tensors_bytes):
+        held += tensor_bytes
+        if held >= full or index == len(tensors_bytes) - 1:
+            spans.append((start, index + 1))
+            start, held, full = index + 1, 0, bucket_bytes
+    return spans
+
+
+def make_bucket(
     tensors: Sequence[Tensor],
     members: Sequence[int],
     multiple: int,
     allocate: Allocate,
     alignment: int,
 ) -> Bucket:
+    """One bucket. Its length is padded to a multiple of `multiple` elements, so that it can be cut
+    into equal shards.
+    """
     own = [tensors[index] for index in members]
     padded = -(-offsets(own, alignment)[-1] // multiple) * multiple
     flat = allocate(padded, own[0].dtype, own[0].device)

@@ -28,8 +28,8 @@ class ExchangeConfig:
         compressor_level: The level of the micro-batch tree whose nodes are encoded: 0 encodes every
             micro-batch, 1 every sum of two, 2 of four. Part of the result; and there can be no more
             workers than nodes.
-        bucket_bytes: Gradients travel in buckets of about this many bytes, each as soon as
-            backward has made it ready.
+        bucket_bytes: Gradients travel in buckets, each as soon as backward has made it ready. One
+            is full once it holds so many bytes; the first, at a quarter of that.
         shared_memory: Ranks of one host add in the memory that they share, in tree order, and only
             one of them sends. The result is the same.
         timeout_s: How long a rank waits for the others before it gives up.

@@ -3,7 +3,7 @@
 import pytest
 
 from firecaffe.exchange import ALGORITHMS
-from firecaffe.exchange.choose import AUTO, bucket_sizes, choose, predict_s
+from firecaffe.exchange.choose import AUTO, choose, predict_s
 from firecaffe.exchange.order import adds_in_tree_order
 from firecaffe.exchange.schedule import lower_bound_elements
 
@@ -105,17 +105,3 @@ def test_where_one_rank_of_each_host_sends_it_is_predicted_for_them() -> None:
     # And the other way round: over the 12 ranks, but not over 5 that send.
     assert adds_in_tree_order("recursive_doubling", 12)
     assert "recursive_doubling" not in choose(12, [SIZE], ALPHA_S, BANDWIDTH, 5).by_algorithm
-
-
-@pytest.mark.parametrize(
-    ("tensors_bytes", "bucket_bytes", "sizes"),
-    [
-        ([], 10, []),
-        ([4, 4, 4], 8, [8, 4]),
-        ([4, 100, 4, 4], 8, [4, 100, 8]),
-        ([4, 4], 1, [4, 4]),
-        ([3, 7], 10, [10]),
-    ],
-)
-def test_buckets(tensors_bytes: list[int], bucket_bytes: int, sizes: list[int]) -> None:
-    assert bucket_sizes(tensors_bytes, bucket_bytes) == sizes

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from firecaffe.gradients.buckets import layout_of, make_buckets, views_like
+from firecaffe.gradients.buckets import cut, layout_of, make_buckets, views_like
 
 
 def tensors() -> list[torch.Tensor]:
@@ -42,14 +42,26 @@ def test_every_tensor_lies_once_in_some_bucket(bucket_bytes: int, multiple: int)
             assert view.dtype == bucket.flat.dtype == all_tensors[member].dtype
 
 
-def test_a_bucket_ends_where_it_is_full_or_the_type_changes() -> None:
-    buckets = make_buckets(tensors(), [[0, 1, 2, 3, 4]], 48 + 480, 1, new_vector)
-    assert [bucket.members for bucket in buckets] == [(0, 1), (2,), (3,), (4,)]
+@pytest.mark.parametrize(
+    ("tensors_bytes", "bucket_bytes", "spans"),
+    [
+        ([], 8, []),
+        ([2, 4, 4, 4, 4], 8, [(0, 1), (1, 3), (3, 5)]),  # the first is full at a quarter
+        ([1, 1, 4, 4], 8, [(0, 2), (2, 4)]),
+        ([1, 100, 4, 100, 4], 8, [(0, 2), (2, 4), (4, 5)]),  # what fills it may be long
+        ([4, 4], 1, [(0, 1), (1, 2)]),
+        ([3, 7], 100, [(0, 2)]),
+    ],
+)
+def test_a_bucket_ends_where_it_is_full(
+    tensors_bytes: list[int], bucket_bytes: int, spans: list[tuple[int, int]]
+) -> None:
+    assert cut(tensors_bytes, bucket_bytes) == spans
 
 
-def test_a_tensor_larger_than_a_bucket_gets_one_of_its_own() -> None:
-    buckets = make_buckets(tensors(), [[0, 1, 2]], 100, 1, new_vector)
-    assert [bucket.members for bucket in buckets] == [(0,), (1,), (2,)]
+def test_a_bucket_ends_where_the_type_changes() -> None:
+    buckets = make_buckets(tensors(), [[0, 1, 2, 3, 4]], 10_000, 1, new_vector)
+    assert [bucket.members for bucket in buckets] == [(0, 1, 2), (3,), (4,)]
 
 
 def test_a_bucket_ends_with_its_group() -> None:
