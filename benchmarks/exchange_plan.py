@@ -77,11 +77,8 @@ def formula_s(cell: Cell, alpha_s: float, *, in_pieces: bool) -> float:
     As the schedule has it, the vector goes through the rounds whole. The executor cuts it into
     pieces which follow each other: then all but the first cost only what the busiest port carries.
     """
-    serial, busiest, messages = _counts(cell.algorithm, cell.hosts, cell.size_bytes)
-    count = 1
-    if in_pieces:
-        num_elements = cell.size_bytes // BYTES_PER_ELEMENT
-        count = len(pieces(_by(cell.algorithm), num_elements, BYTES_PER_ELEMENT))
+    serial, busiest, messages, count = _counts(cell.algorithm, cell.hosts, cell.size_bytes)
+    count = count if in_pieces else 1
     elements = (serial + (count - 1) * busiest) / count
     beta_s = 8 / (cell.rate_bits_per_s * PAYLOAD_SHARE)
     return count * messages * alpha_s + elements * BYTES_PER_ELEMENT * beta_s
@@ -122,10 +119,11 @@ def _by(algorithm: str) -> str:
 
 
 @lru_cache
-def _counts(algorithm: str, hosts: int, size_bytes: int) -> tuple[int, int, int]:
+def _counts(algorithm: str, hosts: int, size_bytes: int) -> tuple[int, int, int, int]:
     schedule = ALGORITHMS[_by(algorithm)](hosts, size_bytes // BYTES_PER_ELEMENT)
     return (
         schedule.serial_elements(),
         schedule.elements_of_busiest_rank(),
         schedule.serial_messages(),
+        len(pieces(schedule, BYTES_PER_ELEMENT)),
     )

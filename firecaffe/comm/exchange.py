@@ -11,22 +11,26 @@ from firecaffe.comm.local import LocalRanks
 from firecaffe.comm.rounds import RankRound, rounds_of_rank, scratch_elements
 from firecaffe.comm.shared_sum import sum_in_place
 from firecaffe.comm.world import World, peers_may_be_lost
-from firecaffe.exchange import NATIVE, SEGMENTED, find_schedule, parse_hierarchical
+from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.leaves import shares_are_subtrees
 from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
-from firecaffe.exchange.schedule import shards
+from firecaffe.exchange.schedule import Schedule, shards
 
 FOLD = "fold"
 """All-to-all, addition in tree order, all-gather: for shares that are no subtrees."""
 
 PIECES = 4
-"""A vector goes through its schedule in this many pieces, side by side."""
+"""A vector goes through its schedule in this many pieces at most, side by side."""
 
 LANES = 2
 """Vectors under way at once: while the total of one comes down a tree, the next goes up."""
 
-SHORTEST_PIECE_BYTES = 32_768
-"""Below this a message's own cost outweighs what pieces hide."""
+SHORTEST_MESSAGE_BYTES = 128_000
+"""The mean of a piece's messages has at least so many, or a message's own cost outweighs what
+pieces hide."""
+
+Part = tuple[int, int, list[RankRound]]
+"""Elements [start, stop) of a vector, and the rounds that they go through."""
 
 
 def route(algorithm: str, world: World, num_leaves: int) -> str:
@@ -81,7 +85,7 @@ class Exchange:
         self._outer = outer_algorithm(algorithm, world) if local is not None else None
         self._local = local
         self._shared: dict[int, list[Tensor]] = {}
-        self._rounds: dict[tuple[str, int, int], list[RankRound]] = {}
+        self._plans: dict[tuple[str, int, int, torch.dtype], list[Part]] = {}
         self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
 
     @property
@@ -152,18 +156,15 @@ class Exchange:
         """Sums over some ranks, this one among them, through an algorithm's schedule."""
         group = self.world.exchange_group
         assert group is not None
-        # NCCL tells a pair's messages apart by their order alone and wants a round's at once.
         is_gloo = not vector.is_cuda
-        whole = [(0, vector.numel())]
-        parts = pieces(algorithm, vector.numel(), vector.itemsize) if is_gloo else whole
-        rounds = [self._rounds_for(algorithm, stop - start, ranks) for start, stop in parts]
-        needed = [scratch_elements(of_piece) for of_piece in rounds]
+        parts = self._plan_for(algorithm, vector, ranks)
+        needed = [scratch_elements(rounds) for _, _, rounds in parts]
         scratch = self._scratch_for(vector, sum(needed), lane).split_with_sizes(needed)
         execute(
             [
                 Piece(
                     vector[start:stop],
-                    rounds[i],
+                    rounds,
                     scratch[i],
                     one_by_one(group, ranks, lane * PIECES + i)
                     if is_gloo
@@ -171,21 +172,28 @@ class Exchange:
                     ranks.index(self.world.rank),
                     at_once=not is_gloo,
                 )
-                for i, (start, stop) in enumerate(parts)
+                for i, (start, stop, rounds) in enumerate(parts)
             ]
         )
 
-    def _rounds_for(
-        self, algorithm: str, num_elements: int, ranks: Sequence[int]
-    ) -> list[RankRound]:
+    def _plan_for(self, algorithm: str, vector: Tensor, ranks: Sequence[int]) -> list[Part]:
         # The hosts' first ranks alone go through another schedule than all ranks do.
-        key = (algorithm, len(ranks), num_elements)
-        if key not in self._rounds:
+        key = (algorithm, len(ranks), vector.numel(), vector.dtype)
+        if key not in self._plans:
             find = find_schedule(algorithm, self.world.local_world_size)
-            schedule = find(len(ranks), num_elements)
-            of_rank = rounds_of_rank(schedule, ranks.index(self.world.rank))
-            self._rounds[key] = of_rank
-        return self._rounds[key]
+            whole = find(len(ranks), vector.numel())
+            # NCCL tells a pair's messages apart by their order alone and wants a round's at once.
+            parts = [(0, vector.numel())] if vector.is_cuda else pieces(whole, vector.itemsize)
+            schedules = {vector.numel(): whole}
+            plan = []
+            for start, stop in parts:
+                length = stop - start
+                if length not in schedules:
+                    schedules[length] = find(len(ranks), length)
+                rounds = rounds_of_rank(schedules[length], ranks.index(self.world.rank))
+                plan.append((start, stop, rounds))
+            self._plans[key] = plan
+        return self._plans[key]
 
     def _scratch_for(self, vector: Tensor, num_elements: int, lane: int) -> Tensor:
         scratch = self._scratch.get((lane, vector.dtype))
@@ -194,8 +202,12 @@ class Exchange:
         return scratch[:num_elements]
 
 
-def pieces(algorithm: str, num_elements: int, itemsize: int) -> list[tuple[int, int]]:
-    """How a vector is cut; each piece goes through the algorithm's schedule for its length."""
-    longest = num_elements * itemsize // SHORTEST_PIECE_BYTES
-    count = 1 if algorithm in SEGMENTED else max(1, min(PIECES, longest))
-    return shards(num_elements, count)
+def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
+    """How a schedule's vector is cut; each piece goes through the algorithm's for its length.
+
+    One that cuts it itself into short messages that follow each other is not cut again.
+    """
+    messages = [transfer.num_elements for transfer in schedule.transfers()]
+    mean_bytes = sum(messages) * itemsize // max(1, len(messages))
+    count = max(1, min(PIECES, mean_bytes // SHORTEST_MESSAGE_BYTES))
+    return shards(schedule.num_elements, count)

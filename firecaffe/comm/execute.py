@@ -2,9 +2,10 @@
 
 A vector is cut into pieces that go through the same schedule side by side, so that while one
 piece is being added, or waits for a slow peer, the others keep both directions of the link busy.
-Receives are posted some rounds ahead and additions are done in place. Nothing is decided by
-what arrives first: every rank waits in the order (round, piece), and within a round by turns that
-`rounds_of_rank` allows, so no two can wait for each other, and the sums are those of the schedule.
+Receives from a peer of the round that is due are posted some rounds ahead, and additions are done
+in place. Nothing is decided by what arrives first: every rank waits in the order (round, piece),
+and within a round by turns that `rounds_of_rank` allows, so no two can wait for each other, and the
+sums are those of the schedule.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup, Work
 
-from firecaffe.comm.rounds import AHEAD, Addition, RankRound
+from firecaffe.comm.rounds import Addition, RankRound
 from firecaffe.exchange.schedule import fold
 
 Message = tuple[bool, int, Tensor]
@@ -55,7 +56,7 @@ class Piece:
 
     def post(self) -> None:
         """Posts the first receives, where they need not go with the first sends."""
-        if not self.at_once:
+        if self.rounds and not self.at_once:
             numbers, messages = self._receives_to_post(0)
             self._note_posted(numbers, self.start(messages))
 
@@ -63,7 +64,7 @@ class Piece:
         """Those that are due in round `index`, with the numbers of the rounds that need them."""
         messages: list[Message] = []
         numbers = []
-        ahead = 0 if self.at_once else AHEAD
+        ahead = 0 if self.at_once else self.rounds[index].ahead
         while self._posted < len(self.rounds) and self._posted <= index + ahead:
             for receive in self.rounds[self._posted].receives:
                 length = receive.stop - receive.start

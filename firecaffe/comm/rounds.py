@@ -1,13 +1,17 @@
 """A schedule as one rank sees it: its sends, receives and additions, round by round."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from firecaffe.exchange.schedule import Round, Schedule, Transfer
 
 AHEAD = 2
-"""Rounds for which receives are posted before they are due. A Gloo sender waits until it hears that
-its receiver is ready, and that word queues behind whatever the receiver is sending."""
+"""Rounds for which receives are posted before they are due, where they come from a peer of the
+round that is due. A Gloo sender waits until it hears that its receiver is ready, and that word
+queues behind whatever the receiver is sending. Another peer that was told so early would send
+while the ones before it still do, and the switch would drop what comes of both."""
 
 WINDOW = 2
 """Sends of one round under way at a time, while receives of that round are still to come. A server
@@ -44,10 +48,16 @@ class RankRound:
     """Sends that may start at once; every other one waits for one more receive of the round."""
     receives: list[Receive]
     """In the order in which others send them."""
+    ahead: int
+    """Rounds after this one whose receives are posted with its own."""
     additions: list[Addition]
     detours: list[tuple[int, int, int]]
     """(start, stop, where in scratch): what comes over scratch because its place is still in use
     when the receive is posted."""
+
+
+OwnRound = tuple[int, list[Transfer], list[Transfer]]
+"""(its number, what the rank sends, what arrives)."""
 
 
 def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
@@ -55,7 +65,7 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
 
     Between each two ranks sends and receives stand in one order, so they match without labels.
     """
-    own: list[tuple[int, list[Transfer], list[Transfer]]] = []
+    own: list[OwnRound] = []
     for number, round_ in enumerate(schedule.rounds):
         sent = [t for t in round_ if t.source == rank]
         arriving = [t for t in round_ if t.destination == rank]
@@ -95,6 +105,7 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
                 [(t.destination, t.start, t.stop) for t in sent],
                 _window(schedule.rounds[number], world_size, rank, sent),
                 receives,
+                _ahead(own, index),
                 [Addition(*slice_, by_source) for slice_, by_source in parts.items()],
                 detours,
             )
@@ -135,9 +146,15 @@ def _window(round_: Round, world_size: int, rank: int, sent: list[Transfer]) -> 
     return len(sent)
 
 
-def _is_in_use(
-    own: list[tuple[int, list[Transfer], list[Transfer]]], index: int, copy: Transfer
-) -> bool:
+def _ahead(own: Sequence[OwnRound], index: int) -> int:
+    """For how many rounds after round `index` all receives come from peers that it has."""
+    _, sent, arriving = own[index]
+    peers = {t.destination for t in sent} | {t.source for t in arriving}
+    following = own[index + 1 : index + 1 + AHEAD]
+    return sum(1 for _ in takewhile(lambda o: {t.source for t in o[2]} <= peers, following))
+
+
+def _is_in_use(own: Sequence[OwnRound], index: int, copy: Transfer) -> bool:
     """Whether a round in which the receive is posted already still touches its slice."""
     return any(
         touched.start < copy.stop and copy.start < touched.stop

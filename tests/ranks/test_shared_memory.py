@@ -90,7 +90,7 @@ def test_hosts_give_the_bits_of_their_own_exchange(ranks: Ranks, hosts: int, loc
     for index, num_elements in enumerate(SIZES):
         vectors = vectors_of(hosts * local, num_elements, torch.float32)
         of_hosts = [by_tree(vectors[host * local :][:local]) for host in range(hosts)]
-        for start, stop in pieces("ring", num_elements, 4):
+        for start, stop in pieces(ring.schedule(hosts, num_elements), 4):
             parts = [vector[start:stop] for vector in of_hosts]
             expected = interpret(ring.schedule(hosts, stop - start), parts)[0]
             for [results] in by_rank:

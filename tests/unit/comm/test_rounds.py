@@ -154,3 +154,17 @@ def test_two_that_would_wait_for_each_other_do_not_take_turns() -> None:
     round_ = tuple(Transfer(a, b, 0, 4, reduce=True) for a, b in pairs)
     schedule = Schedule("by hand", 8, 4, (round_,))
     assert [rounds_of_rank(schedule, rank)[0].window for rank in (0, 4)] == [3, 3]
+
+
+def aheads(algorithm: str, world_size: int, rank: int) -> list[int]:
+    schedule = ALGORITHMS[algorithm](world_size, 64)
+    return [round_.ahead for round_ in rounds_of_rank(schedule, rank)]
+
+
+def test_only_a_peer_of_the_round_that_is_due_is_told_early() -> None:
+    """A leaf of the tree hears of its parent's total while it sends; a ring's neighbor stays. Of
+    partners that change, only the last one is met twice running.
+    """
+    assert aheads("tree", 4, rank=1) == [1, 0]
+    assert aheads("ring", 4, rank=2) == [2, 2, 2, 2, 1, 0]
+    assert aheads("halving_doubling", 8, rank=5) == [0, 0, 1, 0, 0, 0]
