@@ -20,14 +20,15 @@ import time
 import torch
 import torch.distributed as dist
 
+from benchmarks.our_step import OurStep
 from benchmarks.training import (
     NUM_SAMPLES,
     DdpLoop,
-    OurStep,
     first_gradient,
     has_batch_norm,
     make_dataset,
     make_network,
+    make_ours,
 )
 from firecaffe.comm.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder
@@ -108,7 +109,7 @@ def one_case(role: str, network: str, micro_batch_size: int, arguments: argparse
     if role == "ours":
         with join("cpu") as world:
             batches = Batches(dataset, order, DataConfig())
-            ours = OurStep(world, model, batches, config, arguments.exchange)
+            ours = make_ours(world, model, batches, config, arguments.exchange)
             _time(ours, config, world, arguments)
             ours.close()
         return

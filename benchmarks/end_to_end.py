@@ -24,7 +24,7 @@ from benchmarks.end_to_end_page import make_page
 from benchmarks.end_to_end_recipe import HOSTS, OURS, convert, open_images
 from benchmarks.end_to_end_speed import rank_program
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
-from firecaffe.runs.environment import cpu_name
+from firecaffe.runs.environment import commit, cpu_name
 
 
 def main() -> None:
@@ -88,6 +88,7 @@ def run_speed(given: argparse.Namespace) -> None:
         raise SystemExit(f"{given.out} exists; the blocks of two runs are not to be mixed")
     with VirtualCluster(HOSTS, given.rate) as cluster:
         conditions = {**cluster.conditions(), "cpu": cpu_name(), "torch": torch.__version__}
+        conditions["commit"] = commit()[:12]
         raw_lines.append(given.out, {"kind": "conditions", **conditions})
         cluster.run(command, timeout_s=3600.0, live=True)
 

@@ -34,7 +34,7 @@ FORWARD_SHARE = 1 / 3
 
 PROBE_STEPS = 12
 
-KEPT = ("steps", "images_per_s", "loss", "test_loss", "top1", "weights_sha256", "route")
+KEPT = ("steps", "images_per_s", "loss", "top1", "weights_sha256")
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,9 @@ def same_bits(data: Path, out: Path, steps: int, rate_bits_per_s: int) -> None:
             on_workers = train_on_workers(one, data)["weights_sha256"]
             row = {"kind": "same_bits", "variant": variant, "steps": steps}
             raw_lines.append(out, {**row, "hosts": on_hosts, "workers": on_workers})
-            verdict = "the same" if on_hosts == on_workers else "DIFFERENT"
-            print(f"{variant}: {verdict} after {steps} steps, {on_hosts[:12]}", flush=True)
+            if on_hosts != on_workers:
+                raise SystemExit(f"{variant}: hosts and local workers differ after {steps} steps")
+            print(f"{variant}: the same after {steps} steps, {on_hosts[:12]}", flush=True)
 
 
 def train_all(
@@ -138,10 +139,10 @@ def plan(
         starts_s += NUM_TEST / GLOBAL_BATCH_SIZE * step_s * FORWARD_SHARE
     if not steps:
         steps = max(100, int((minutes * 60 / seeds - starts_s) / steps_s) // 100 * 100)
-    estimate_s = seeds * (starts_s + steps * steps_s)
+    minutes = seeds * (starts_s + steps * steps_s) / 60
     print(
         f"{seeds} seeds of {len(variants)} variants, {steps} steps of {GLOBAL_BATCH_SIZE} images: "
-        f"about {estimate_s / 60:.0f} minutes",
+        f"about {minutes:.0f} minutes",
         flush=True,
     )
-    return {"kind": "plan", "steps": steps, "seeds": seeds, "estimate_s": estimate_s}
+    return {"kind": "plan", "steps": steps}

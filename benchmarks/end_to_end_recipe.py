@@ -24,6 +24,9 @@ DDP = "ddp"
 ALONE = "ddp, no exchange"
 """DDP's own way to leave the exchange out: what a step takes without communication."""
 
+RING = "none, by ring"
+"""Uncompressed, not in tree order: the exchange that DDP has."""
+
 OURS = (UNCOMPRESSED, *COMPRESSORS)
 
 SIDE = 16
@@ -40,9 +43,6 @@ MEAN, STD = [0.491, 0.482, 0.447], [0.247, 0.243, 0.262]
 
 BASE_LR = 0.02
 
-BUCKET_BYTES = 1_000_000
-"""The first of five is ready while most of backward is still to come."""
-
 
 def make_network() -> nn.Module:
     """nin_cifar with what nin_small changes of it to learn within an epoch: He's filler, one
@@ -56,7 +56,7 @@ def make_network() -> nn.Module:
 
 
 def make_recipe(variant: str, seed: int, steps: int, folder: str = "") -> Recipe:
-    """variant: a compressor, or UNCOMPRESSED. folder: of the run."""
+    """variant: a compressor, UNCOMPRESSED or RING. folder: of the run."""
     return Recipe(
         data=DataConfig(pad=SIDE // 8, crop=SIDE, mirror=True, mean=MEAN, std=STD),
         train=TrainConfig(
@@ -76,10 +76,9 @@ def make_recipe(variant: str, seed: int, steps: int, folder: str = "") -> Recipe
             weight_decay=1e-4,
         ),
         exchange=ExchangeConfig(
-            algorithm="halving_doubling",
-            compressor=variant,
-            compressor_level=0 if variant == UNCOMPRESSED else LEVEL,
-            bucket_bytes=BUCKET_BYTES,
+            algorithm="ring" if variant == RING else "halving_doubling",
+            compressor=UNCOMPRESSED if variant == RING else variant,
+            compressor_level=LEVEL,
         ),
         run=RunConfig(folder=folder, tensorboard=False),
     )

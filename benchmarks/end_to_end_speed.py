@@ -22,22 +22,20 @@ from benchmarks.end_to_end_recipe import (
     DDP,
     GLOBAL_BATCH_SIZE,
     OURS,
+    RING,
     UNCOMPRESSED,
     make_network,
     make_recipe,
 )
+from benchmarks.our_step import OurStep
 from firecaffe.comm.conditions import conditions_since, read_counters
-from firecaffe.comm.exchange import Exchange, route
+from firecaffe.comm.exchange import Exchange
 from firecaffe.comm.world import World, join
 from firecaffe.data import Batches, SampleOrder, TensorDataset
 from firecaffe.exchange.leaves import leaf_share
-from firecaffe.gradients.config import coding_of
-from firecaffe.gradients.probe import run_probe
-from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import classification_loss
 from firecaffe.recipe import Recipe
 from firecaffe.train.solver import make_optimizer
-from firecaffe.train.step import Stepper
 
 LARGEST_DIFFERENCE = 1e-4
 """Of two gradients that only rounding may part, relative to the norm."""
@@ -68,46 +66,6 @@ class Block:
     """Of the machine's processors, by anybody."""
     ranks_cpu_share: float
     """Of the machine's processors, by these ranks."""
-
-
-class OurStep:
-    """A training of ours, as `firecaffe.assemble` builds it, one step at a time."""
-
-    def __init__(self, world: World, recipe: Recipe, data: TensorDataset, dropout: bool) -> None:
-        self.model, batches = make_model(dropout), make_batches(recipe, data)
-        leaves = recipe.train.num_micro_batches
-        coding = coding_of(recipe.exchange)
-        level = 0 if coding is None else coding.level
-        share = leaf_share(leaves, world.world_size, world.rank, level)
-        self.stepper = Stepper(self.model, classification_loss, batches, recipe.train, share)
-        parameters = list(self.model.parameters())
-        self.optimizer = make_optimizer(parameters, recipe.solver)
-        self.stepper.buffers.begin_step()
-
-        def loss() -> Tensor:
-            value, _ = self.stepper.forward(*self.stepper.batch(0, 0), step=0, leaf=0)
-            assert value is not None
-            return value
-
-        algorithm = recipe.exchange.algorithm
-        self.reducer = GradientReducer(
-            dict(self.model.named_parameters()),
-            run_probe(self.model, parameters, loss, world).ready_order,
-            self.stepper.empty_tail(),
-            self.stepper.empty_counts(),
-            leaves,
-            Exchange(world, algorithm),
-            route(algorithm, world, leaves),
-            recipe.exchange.bucket_bytes,
-            coding,
-        )
-
-    def __call__(self, step: int, rate: float) -> float:
-        result = self.stepper.run(step, rate, self.optimizer, self.reducer, 0.0)
-        return result.timings.exposed_communication_s
-
-    def close(self) -> None:
-        self.reducer.close()
 
 
 class DdpStep:
@@ -142,7 +100,12 @@ def make_step(
     if variant in (DDP, ALONE):
         recipe = make_recipe(UNCOMPRESSED, 1, PLANNED_STEPS)
         return DdpStep(world, recipe, data, dropout, variant == ALONE)
-    return OurStep(world, make_recipe(variant, 1, PLANNED_STEPS), data, dropout)
+    recipe = make_recipe(variant, 1, PLANNED_STEPS)
+    model, batches = make_model(dropout), make_batches(recipe, data)
+    optimizer = make_optimizer(list(model.parameters()), recipe.solver)
+    exchange = Exchange(world, recipe.exchange.algorithm)
+    words = recipe.exchange
+    return OurStep(model, classification_loss, batches, recipe.train, optimizer, words, exchange)
 
 
 def make_model(dropout: bool) -> nn.Module:
@@ -164,7 +127,7 @@ def make_batches(recipe: Recipe, data: TensorDataset) -> Batches:
 def rank_program(data: TensorDataset, rounds: int, steps: int, out: Path) -> None:
     torch.set_num_threads(1)
     with join("cpu") as world:
-        variants = (ALONE, DDP, *OURS)
+        variants = (ALONE, DDP, RING, *OURS)
         found = verify(world, data)
         if world.is_first:
             raw_lines.append(out, {"kind": "verified", "steps": VERIFY_STEPS, "results": found})
@@ -188,8 +151,8 @@ def verify(world: World, data: TensorDataset) -> dict[str, dict[str, float]]:
     """
     reference = mean_gradient(world, DDP, data, 1)
     found: dict[str, dict[str, float]] = {}
-    for variant in OURS:
-        is_coded = variant != UNCOMPRESSED
+    for variant in (RING, *OURS):
+        is_coded = variant not in (RING, UNCOMPRESSED)
         gradient = mean_gradient(world, variant, data, VERIFY_STEPS if is_coded else 1)
         difference = float((gradient - reference).norm() / reference.norm())
         cosine = float(torch.cosine_similarity(gradient, reference, dim=0))
@@ -225,12 +188,12 @@ def time_block(
     dist.barrier(group=world.group)
     before, sent_before = read_counters(), _sent_bytes()
     start = time.perf_counter()
-    waits = [step(number, rate) for number in range(first, first + steps)]
+    done = [step(number, rate) for number in range(first, first + steps)]
     dist.barrier(group=world.group)
     block_s = time.perf_counter() - start
     sent = _sent_bytes() - sent_before
     conditions = conditions_since(before)
-    exposed = [wait for wait in waits if wait is not None]
+    exposed = [one.timings.exposed_communication_s for one in done if one is not None]
     own = [
         sum(exposed),
         sent,

@@ -36,7 +36,9 @@ token buckets in both directions, queues of {queue} bytes, no delay emulated, TC
 burst {bursts}. `native` is Gloo's own all_reduce, the control.
 
 A time is that of the slowest rank, from a point where all ranks are there; the vector is float32.
-In each repetition all exchanges that are due have their turn, forth and back. Repetitions: {fewest}
+In each repetition all exchanges that are due have their turn, forth and back, each over
+connections of its own: a TCP window is what its last messages have left it, and a training has one
+exchange. Repetitions: {fewest}
 to {most} by predicted time, the column n. Each exchange was checked in the same run before it was
 timed: at short vectors against the true sum, and where it adds in tree order against the bits of
 the tree over random numbers; at the size itself by a first call that does not count, but for those
@@ -51,9 +53,9 @@ RATIOS = """
 - **/ formula**: time over the α-β formula of [the exchange](../../docs/exchange.md), counted from
   its schedule, with α as measured between two hosts in the same run and β that of TCP's payload;
   additions are left out. In the formula a round begins when the one before it has ended
-  everywhere. Between real rounds there is no barrier, and the executor sends a vector in {pieces}
-  pieces (one, for exchanges that cut it themselves), one of which goes up while another comes
-  down; so a time may be below the formula. **in pieces**: over the same formula where the first
+  everywhere. Between real rounds there is no barrier, and the executor sends a vector in up to
+  {pieces} pieces (one, where messages are short), one of which goes up while another comes down;
+  so a time may be below the formula. **in pieces**: over the same formula where the first
   piece takes its rounds and the others what the busiest port carries.
 - **/ native**: median of the ratios of the repetitions that both had.
 - **tree order**: whether it adds in the order of the fixed tree at this P, computed from the
@@ -63,8 +65,8 @@ RATIOS = """
 
 
 FITS = """Least squares of the median times against p - 1 and against ⌈lg p⌉: a server's time
-grows with the first, a tree's with the second. One that does neither, as a ring, ends near the
-bound.
+grows with the first, a tree's with the second. One that does neither, as a ring, stays near the
+bound, as long as two processors can carry all ranks' messages.
 
 """
 

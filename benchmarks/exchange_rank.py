@@ -21,6 +21,7 @@ from firecaffe.comm.check_exchange import (
     BYTES_PER_ELEMENT,
     check_exchanges,
     difference,
+    stop_at_fault,
     summand,
     true_sum,
 )
@@ -28,7 +29,6 @@ from firecaffe.comm.conditions import conditions_since, read_counters
 from firecaffe.comm.exchange import Exchange
 from firecaffe.comm.measure import measure_link
 from firecaffe.comm.world import World, join
-from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import EXCHANGES
 
 CHECKED_ELEMENTS = (1, 97, 8191)
@@ -124,7 +124,6 @@ def time_size(world: World, size: dict[str, Any]) -> tuple[dict[str, Any], dict[
             "repetitions": counted,
             "samples_s": [max(own[str(r)][0] for own in by_rank) for r in counted],
             "retransmits": [sum(own[str(r)][1] for own in by_rank) for r in counted],
-            "had_first_call": -1 in due[name],
         }
     return results, conditions
 
@@ -134,13 +133,6 @@ def _with_own_links(world: World) -> World:
     runs again and again and meets its own; here it is not to meet another exchange's.
     """
     return replace(world, exchange_group=dist.new_group(backend="gloo"))
-
-
-def stop_at_fault(world: World, fault: str) -> None:
-    """Raises: NotIdenticalError, on every rank, where one of them has found a fault."""
-    for rank, stated in enumerate(gather_text(world, fault)):
-        if stated:
-            raise NotIdenticalError(f"{stated} on rank {rank}; no time of a wrong sum is told")
 
 
 def _interrupts_s() -> float:

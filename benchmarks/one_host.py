@@ -20,12 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from firecaffe.comm.agree import gather_text
-from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT, difference
+from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT, difference, stop_at_fault
 from firecaffe.comm.exchange import Exchange
 from firecaffe.comm.interpret import interpret
 from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.world import World, join
-from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import NATIVE, tree
 from firecaffe.exchange.schedule import fold
 from firecaffe.runs.environment import commit, cpu_name
@@ -111,7 +110,7 @@ def _check_bits(world: World, exchanges: dict[str, Exchange]) -> None:
         dist.barrier(world.group)
         exchange.all_reduce(vector)
         faults.append(_fault(name, vector, expected))
-    _stop_at_fault(world, faults)
+    stop_at_fault(world, next(filter(None, faults), ""))
 
 
 def _time(
@@ -140,7 +139,7 @@ def _time(
                 samples_s[name].append(taken_s)
             faults.append(_fault(name, vectors[name], expected))
             dist.barrier(world.group)
-    _stop_at_fault(world, faults)
+    stop_at_fault(world, next(filter(None, faults), ""))
     stated = [json.loads(text) for text in gather_text(world, json.dumps(samples_s))]
     slowest = {
         name: [max(of_turn) for of_turn in zip(*(by_rank[name] for by_rank in stated), strict=True)]
@@ -170,13 +169,6 @@ def _fault(name: str, vector: Tensor, expected: Tensor) -> str:
         return "" if close else f"{name}: the sum is wrong"
     same = torch.equal(vector, expected)
     return "" if same else f"{name}: {difference(vector, expected)}"
-
-
-def _stop_at_fault(world: World, faults: list[str]) -> None:
-    own = next(filter(None, faults), "")
-    for rank, stated in enumerate(gather_text(world, own)):
-        if stated:
-            raise NotIdenticalError(f"{stated} on rank {rank}; no time of a wrong sum is shown")
 
 
 def _random_vectors(count: int, num_elements: int) -> list[Tensor]:

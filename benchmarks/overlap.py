@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from benchmarks.our_step import OurStep
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
-from firecaffe.comm.exchange import Exchange, route
+from firecaffe.comm.exchange import Exchange
 from firecaffe.comm.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
-from firecaffe.exchange.leaves import leaf_share
-from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.train.config import TrainConfig
-from firecaffe.train.step import Stepper, StepResult
+from firecaffe.train.step import StepResult
 
 LAYERS, ELEMENTS = 6, 350_000
 """8.4 MB of gradients."""
@@ -66,25 +66,15 @@ class NoExchange(Exchange):
         pass
 
 
-def make_step(world: World, exchange: Exchange) -> tuple[Stepper, optim.Optimizer, GradientReducer]:
+def make_step(world: World, exchange: Exchange) -> OurStep:
     model = nn.Sequential(nn.Flatten(), *[SleepingLayer() for _ in range(LAYERS)])
     config = TrainConfig(global_batch_size=world.world_size, micro_batch_size=1)
     dataset = TensorDataset(torch.zeros(64, 1, 1, 10), torch.zeros(64, dtype=torch.int64), 10)
-    order = SampleOrder(0, 64, world.world_size, 1)
-    share = leaf_share(world.world_size, world.world_size, world.rank)
-    batches = Batches(dataset, order, DataConfig())
-    stepper = Stepper(model, _loss, batches, config, share)
-    reducer = GradientReducer(
-        dict(model.named_parameters()),
-        list(reversed(range(LAYERS))),
-        stepper.empty_tail(),
-        stepper.empty_counts(),
-        world.world_size,
-        exchange,
-        route(exchange.algorithm, world, world.world_size),
-        BUCKET_BYTES,
+    batches = Batches(dataset, SampleOrder(0, 64, world.world_size, 1), DataConfig())
+    words = ExchangeConfig(algorithm=exchange.algorithm, bucket_bytes=BUCKET_BYTES)
+    return OurStep(
+        model, _loss, batches, config, optim.SGD(model.parameters(), 0.0), words, exchange
     )
-    return stepper, optim.SGD(model.parameters(), 0.0), reducer
 
 
 def _loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -100,13 +90,13 @@ def rank_program(algorithms: list[str], steps: int) -> None:
             }
             found: dict[type[Exchange], list[StepResult]] = {kind: [] for kind in parts}
             for step in range(steps + 1):
-                for kind, (stepper, optimizer, reducer) in parts.items():
+                for kind, run in parts.items():
                     torch.distributed.barrier(group=world.group)
-                    result = stepper.run(step, 0.0, optimizer, reducer, 0.0)
+                    result = run(step)
                     if step:
                         found[kind].append(result)
-            for _, _, reducer in parts.values():
-                reducer.close()
+            for run in parts.values():
+                run.close()
             if world.is_first:
                 print(_row(algorithm, found[Exchange], found[NoExchange]), flush=True)
 

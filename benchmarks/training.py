@@ -21,18 +21,15 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
-from firecaffe.comm.exchange import Exchange, route
+from benchmarks.our_step import OurStep
+from firecaffe.comm.exchange import Exchange
 from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
-from firecaffe.exchange.leaves import leaf_share
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.gradients.probe import run_probe
-from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import MODELS, build_model, classification_loss
 from firecaffe.runs.environment import cpu_name
 from firecaffe.train.config import TrainConfig
-from firecaffe.train.step import Stepper
 
 LEARNING_RATE = 0.01
 NUM_SAMPLES = 4096
@@ -85,7 +82,7 @@ def compare(
     dataset = make_dataset(name)
     order = SampleOrder(0, NUM_SAMPLES, config.global_batch_size, micro_batch_size)
     batches = Batches(dataset, order, DataConfig())
-    ours = OurStep(world, make_network(name), batches, config, arguments.exchange)
+    ours = make_ours(world, make_network(name), batches, config, arguments.exchange)
     if world.world_size == 1:
         control: BareLoop | DdpLoop = BareLoop(make_network(name), dataset, order)
     else:
@@ -114,43 +111,6 @@ def compare(
         f"{min(ratios):.3f} to {max(ratios):.3f}",
         str(len(ratios)),
     ]
-
-
-class OurStep:
-    """One step of ours."""
-
-    def __init__(
-        self, world: World, model: nn.Module, batches: Batches, config: TrainConfig, algorithm: str
-    ) -> None:
-        self.model = model
-        parameters = dict(model.named_parameters())
-        leaves = config.num_micro_batches
-        share = leaf_share(leaves, world.world_size, world.rank)
-        self.stepper = Stepper(model, classification_loss, batches, config, share)
-        self.optimizer = optim.SGD(model.parameters(), LEARNING_RATE, 0.9, foreach=True)
-        self.stepper.buffers.begin_step()
-
-        def loss() -> Tensor:
-            value, _ = self.stepper.forward(*self.stepper.batch(0, 0), step=0, leaf=0)
-            assert value is not None
-            return value
-
-        self.reducer = GradientReducer(
-            parameters,
-            run_probe(model, list(model.parameters()), loss, world).ready_order,
-            self.stepper.empty_tail(),
-            self.stepper.empty_counts(),
-            leaves,
-            Exchange(world, algorithm, meet_local_ranks(world, ExchangeConfig().timeout_s)),
-            route(algorithm, world, leaves),
-            bucket_bytes=ExchangeConfig().bucket_bytes,
-        )
-
-    def __call__(self, step: int) -> None:
-        self.stepper.run(step, LEARNING_RATE, self.optimizer, self.reducer, 0.0)
-
-    def close(self) -> None:
-        self.reducer.close()
 
 
 class BareLoop:
@@ -186,6 +146,15 @@ class DdpLoop:
         self.optimizer.zero_grad()
         classification_loss(self.model(images), labels).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
+
+
+def make_ours(
+    world: World, model: nn.Module, batches: Batches, config: TrainConfig, algorithm: str
+) -> OurStep:
+    words = ExchangeConfig(algorithm=algorithm)
+    optimizer = optim.SGD(model.parameters(), LEARNING_RATE, 0.9, foreach=True)
+    exchange = Exchange(world, algorithm, meet_local_ranks(world, words.timeout_s))
+    return OurStep(model, classification_loss, batches, config, optimizer, words, exchange)
 
 
 def make_network(name: str) -> nn.Module:
@@ -233,7 +202,7 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
-def _steps_for(block_s: float, run: Callable[[int], None], world: World) -> int:
+def _steps_for(block_s: float, run: Callable[[int], object], world: World) -> int:
     """Steps of a block; rank 0 decides."""
     start = time.perf_counter()
     run(1)
@@ -243,7 +212,7 @@ def _steps_for(block_s: float, run: Callable[[int], None], world: World) -> int:
     return int(steps)
 
 
-def _time(run: Callable[[int], None], first: int, steps: int, world: World) -> float:
+def _time(run: Callable[[int], object], first: int, steps: int, world: World) -> float:
     """Seconds of a block of steps, between two barriers."""
     if world.group is not None:
         torch.distributed.barrier(group=world.group)

@@ -17,18 +17,22 @@ def ranks() -> Ranks:
     return Ranks()
 
 
-@pytest.fixture
-def cluster() -> Iterator[Callable[..., VirtualCluster]]:
-    """Makes emulated clusters, with `VirtualCluster`'s arguments; they go when the test ends.
+@pytest.fixture(scope="session")
+def can_emulate() -> None:
+    """Skips where no cluster can be emulated, as without root. Where one could, the next must."""
+    try:
+        with VirtualCluster(1, 1_000_000_000):
+            pass
+    except ClusterUnavailableError as error:
+        pytest.skip(str(error))
 
-    The test is skipped where there can be none, as without root.
-    """
+
+@pytest.fixture
+def cluster(can_emulate: None) -> Iterator[Callable[..., VirtualCluster]]:
+    """Makes emulated clusters, with `VirtualCluster`'s arguments; they go when the test ends."""
     with ExitStack() as stack:
 
         def up(hosts: int, rate_bits_per_s: int, **options: Any) -> VirtualCluster:
-            try:
-                return stack.enter_context(VirtualCluster(hosts, rate_bits_per_s, **options))
-            except ClusterUnavailableError as error:
-                pytest.skip(str(error))
+            return stack.enter_context(VirtualCluster(hosts, rate_bits_per_s, **options))
 
         yield up

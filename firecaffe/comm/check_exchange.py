@@ -101,6 +101,11 @@ def check_exchanges(world: World, make: Callable[[int], Sums], sizes: Sequence[i
     for num_elements in sizes:
         found = _fault_at(world, make(num_elements), num_elements)
         fault = fault or found
+    stop_at_fault(world, fault)
+
+
+def stop_at_fault(world: World, fault: str) -> None:
+    """Raises: NotIdenticalError, on every rank, where one of them has found a fault."""
     for rank, stated in enumerate(gather_text(world, fault)):
         if stated:
             raise NotIdenticalError(f"{stated} on rank {rank}; no time of a wrong sum is shown")

@@ -244,6 +244,9 @@ def test_what_is_not_sent_arrives_later() -> None:
         rest = torch.as_tensor(total) - torch.as_tensor(expected)
         # One step's own error, not that of 39 steps, which would be 6 times as large.
         assert rest.norm() < 2 * brought[0][member].norm()
+    # And something was kept back: no step's mean is the one that was brought.
+    first, whole = torch.as_tensor(sent[0][3]), torch.as_tensor(brought[0][3])
+    assert (first - whole).norm() > 0.1 * whole.norm()
 
 
 def lose_a_rank() -> str:

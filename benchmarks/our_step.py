@@ -1,0 +1,57 @@
+"""One training of ours, step by step: the same parts as `firecaffe.assemble` puts together."""
+
+from torch import Tensor, nn, optim
+
+from firecaffe.comm.exchange import Exchange, route
+from firecaffe.data import Batches
+from firecaffe.exchange.leaves import leaf_share
+from firecaffe.gradients.config import ExchangeConfig, coding_of, level_of
+from firecaffe.gradients.probe import run_probe
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.train.config import TrainConfig
+from firecaffe.train.step import Loss, Stepper, StepResult
+
+
+class OurStep:
+    """Steps on this rank, with an exchange that `close` closes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: Batches,
+        config: TrainConfig,
+        optimizer: optim.Optimizer,
+        words: ExchangeConfig,
+        exchange: Exchange,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        world, leaves = exchange.world, config.num_micro_batches
+        share = leaf_share(leaves, world.world_size, world.rank, level_of(words))
+        self.stepper = Stepper(model, loss, batches, config, share)
+        self.stepper.buffers.begin_step()
+
+        def first_loss() -> Tensor:
+            value, _ = self.stepper.forward(*self.stepper.batch(0, 0), step=0, leaf=0)
+            assert value is not None
+            return value
+
+        self.reducer = GradientReducer(
+            dict(model.named_parameters()),
+            run_probe(model, list(model.parameters()), first_loss, world).ready_order,
+            self.stepper.empty_tail(),
+            self.stepper.empty_counts(),
+            leaves,
+            exchange,
+            route(words.algorithm, world, leaves),
+            words.bucket_bytes,
+            coding_of(words),
+        )
+
+    def __call__(self, step: int, rate: float | None = None) -> StepResult:
+        """rate: of learning; None: the one that the optimizer has."""
+        now: float = self.optimizer.param_groups[0]["lr"] if rate is None else rate
+        return self.stepper.run(step, now, self.optimizer, self.reducer, 0.0)
+
+    def close(self) -> None:
+        self.reducer.close()
