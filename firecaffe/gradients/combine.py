@@ -131,13 +131,15 @@ class Hooked:
         state: object,
         hook: Hook,
         parameters: Sequence[Tensor],
-        num_buckets: int,
+        buckets: Sequence[Bucket],
     ) -> None:
         self.exchange = exchange
         self.state = state
         self.hook = hook
         self.parameters = list(parameters)
-        self.num_buckets = num_buckets
+        self._places = [
+            index for index, bucket in enumerate(buckets) if bucket.members[0] < len(parameters)
+        ]
 
     def __call__(
         self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
@@ -147,7 +149,8 @@ class Hooked:
             return
         # A hook takes the mean over ranks of what each of them brings.
         bucket.flat.mul_(self.exchange.world.world_size / total_weight)
-        view = HookBucket(bucket, index, index == self.num_buckets - 1, self.parameters)
+        is_last = index == self._places[-1]
+        view = HookBucket(bucket, self._places.index(index), is_last, self.parameters)
         with peers_may_be_lost():
             bucket.flat.copy_(self.hook(self.state, view).wait())
 

@@ -91,6 +91,12 @@ class GradientReducer:
         self.buckets = make_buckets(
             tensors, groups, bucket_bytes, multiple, exchange.empty, self._alignment
         )
+        if is_apart:
+            # They are ready with the last gradients, behind which these few bytes would wait in the
+            # queues of the network.
+            tails = [bucket for bucket in self.buckets if bucket.members[0] >= num_parameters]
+            *others, last_gradients = (b for b in self.buckets if b.members[0] < num_parameters)
+            self.buckets = [*others, *tails, last_gradients]
         self._view_of = {
             member: view
             for bucket in self.buckets
@@ -105,15 +111,16 @@ class GradientReducer:
                 world, self.compressor, num_leaves, coding.level, num_parameters
             )
         elif hook is not None:
-            num_encoded = sum(bucket.members[0] < num_parameters for bucket in self.buckets)
-            self._combine = Hooked(exchange, *hook, self.parameters, num_encoded)
+            self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
         elif route == FOLD:
             self._combine = Fold(world, num_leaves, num_parameters)
         else:
             self._combine = AllReduce(exchange, num_parameters)
         self._threads: list[ThreadPoolExecutor] = []
         self._hooks = []
-        if world.world_size > 1:
+        # One worker encodes in a thread too: torch lets the main thread have several for one sum,
+        # and adds in another order then.
+        if world.world_size > 1 or coding is not None:
             self._threads = [
                 ThreadPoolExecutor(1, "exchange", _begin_thread, (counts.device,))
                 for _ in range(self._combine.lanes)
