@@ -16,7 +16,7 @@ from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConf
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
-from firecaffe.gradients.compressors.codec import RowCodec, TensorCodec
+from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
 from firecaffe.train.checkpoint import COMPRESSOR, find_checkpoint, load_checkpoint, state_tensors
 from tests.parity.network import Net
 
@@ -194,6 +194,12 @@ def test_steps_do_skip_a_parameter(net: Net) -> None:
     ]
     assert next(net.named_parameters())[0] == "rare"
     assert uses == [[True] * 5, [False] * 5, [True, True, True, False, False]]
+
+
+@pytest.fixture(autouse=True)
+def low_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices here are small; with the rank of a real training they would not shrink."""
+    monkeypatch.setitem(COMPRESSORS, "power_sgd", LowRank(4))
 
 
 @pytest.mark.parametrize("compressor", ["int8", "one_bit", "power_sgd"])

@@ -28,7 +28,7 @@ COMPRESSORS: dict[str, RowCodec | TensorCodec | LowRank] = {
     "one_bit": ONE_BIT,
     "threshold": THRESHOLD,
     "top_k": TOP_K,
-    "power_sgd": LowRank(rank=4),
+    "power_sgd": LowRank(rank=16),
 }
 
 

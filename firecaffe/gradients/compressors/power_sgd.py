@@ -1,7 +1,7 @@
 """power_sgd: all nodes' gradients of a weight as one product of two thin matrices.
 
 A weight's gradient, viewed as a matrix M of a rows (its first dimension) and b columns, is sent as
-P Q with P (a, r), Q (r, b) and r = 4: r · (a + b) numbers for a · b. One step of power iteration
+P Q with P (a, r), Q (r, b) and r = 16: r · (a + b) numbers for a · b. One step of power iteration
 finds them. It is linear in M up to one orthonormalization, so it works on the sum over nodes
 without anyone seeing that sum:
 
