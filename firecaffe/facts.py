@@ -12,6 +12,7 @@ from firecaffe.comm.digest import digest
 from firecaffe.comm.exchange import is_invariant
 from firecaffe.comm.world import World
 from firecaffe.data import Data, Dataset
+from firecaffe.exchange import parse_hierarchical
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.probe import Probe
 from firecaffe.recipe import Recipe, flatten
@@ -25,7 +26,11 @@ def facts(
     words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
     shapes = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in model.state_dict().items()}
     resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
+    nodes = {}
+    if parse_hierarchical(recipe.exchange.algorithm) is not None:
+        nodes["the number of ranks on its host"] = str(world.local_world_size)
     return {
+        **nodes,
         "the code": f"torch {torch.__version__}, source {_source_digest()[:12]}",
         **words,
         "the kind of device": world.device.type,

@@ -20,14 +20,15 @@ from torch._C._distributed_c10d import GradBucket, HashStore
 from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
+from firecaffe.comm.agree import agree
 from firecaffe.comm.memory import keep_freed_memory
 from firecaffe.comm.world import TIMEOUT_S, World
 from firecaffe.ddp_hook import HookState, check_encodable, exchange_bucket
 from firecaffe.errors import LaunchError, RecipeError
-from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
-from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.gradients.config import NO_COMPRESSOR, check_timeout
 
 GradHook = Callable[[HookState, GradBucket], torch.futures.Future[Tensor]]
 
@@ -58,13 +59,15 @@ def parallelize(
         ddp_options: DistributedDataParallel's own, such as find_unused_parameters.
 
     Raises: RecipeError where the words cannot be, or not together, or a compressor meets parameters
-    that are not float32; LaunchError where the ranks do not find each other. From `backward()`:
+    that are not float32; LaunchError where the ranks do not find each other; AgreementError where
+    they were given different words. From `backward()`:
     PeerLostError where another rank went away.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise RecipeError("the model has no parameter to train")
     _check_words(exchange, compressor)
+    check_timeout("timeout_s", timeout_s)
     for parameter in parameters:
         check_encodable(compressor, parameter.dtype)
     keep_freed_memory()
@@ -91,12 +94,23 @@ def comm_hook(
     Otherwise as `parallelize`, the errors too.
     """
     _check_words(exchange, compressor)
+    check_timeout("timeout_s", timeout_s)
     world = _world(torch.device(device), timeout_s)
     if exchange != NATIVE:
         try:
             find_schedule(exchange, world.local_world_size)(world.world_size, 1)
         except ValueError as error:
             raise RecipeError(f"exchange: {error}") from None
+    agree(
+        world,
+        {
+            "exchange": exchange,
+            "compressor": compressor,
+            "the number of ranks on its host": str(world.local_world_size)
+            if parse_hierarchical(exchange) is not None
+            else "",
+        },
+    )
     return HookState(world, exchange, compressor), exchange_bucket
 
 

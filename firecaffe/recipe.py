@@ -8,7 +8,8 @@ import tomli_w
 
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
-from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange
+from firecaffe.exchange.leaves import num_nodes
+from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange, level_of
 from firecaffe.models.config import ModelConfig
 from firecaffe.runs.folder import RunConfig
 from firecaffe.train.config import CheckpointConfig, TrainConfig, check_train
@@ -42,6 +43,12 @@ def check_recipe(recipe: Recipe) -> None:
         raise RecipeError(
             f"exchange.compressor {recipe.exchange.compressor} with train.autocast float16: the "
             "loss scale changes between steps, what a codec has kept back would not; use bfloat16"
+        )
+    level, leaves = level_of(recipe.exchange), recipe.train.num_micro_batches
+    if level and num_nodes(leaves, level - 1) == 1:
+        raise RecipeError(
+            f"exchange.compressor_level is {level}, but the tree over {leaves} micro-batches "
+            f"ends at level {(leaves - 1).bit_length()}"
         )
     if recipe.checkpoint.every < 0:
         raise RecipeError(f"checkpoint.every is {recipe.checkpoint.every}; it must be 0 or more")

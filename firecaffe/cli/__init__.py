@@ -40,8 +40,12 @@ def main(argv: list[str] | None = None) -> int:
         return _fail("interrupted", INTERRUPTED)
     except FirecaffeError as error:
         return _fail(str(error), error.exit_code)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return RunError.exit_code
     except OSError as error:  # a full disk, a folder without permission
-        return _fail(f"{error.filename or 'a file'}: {error.strerror}", RunError.exit_code)
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{error.strerror or error}", RunError.exit_code)
     except Exception as error:
         traceback.print_exc()
         return _fail(f"{type(error).__name__}: {error}", FirecaffeError.exit_code)

@@ -16,6 +16,7 @@ from firecaffe.cli.bench_compressors import make_encoders
 from firecaffe.cli.bench_report import make_report, show
 from firecaffe.cli.bench_words import Plan, make_parser, make_plan
 from firecaffe.cli.console import make_console
+from firecaffe.cli.schedule import MAX_WORLD_SIZE
 from firecaffe.comm.agree import agree, gather_text
 from firecaffe.comm.auto import num_senders, rank_elsewhere
 from firecaffe.comm.bench_exchange import time_exchanges
@@ -59,6 +60,8 @@ def main(argv: list[str]) -> int:
     ranks = RANKS if options.nproc_per_node is None else options.nproc_per_node
     _check_ranks(ranks, "--nproc-per-node")
     _check_memory(plan, ranks)
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise RecipeError("--device is cuda; this host shows no GPU (use cpu or auto)")
     sys.stdout.flush()
     launch(["bench", *argv], ranks, options.master_port)
     return 0
@@ -69,6 +72,7 @@ def run_rank(plan: Plan, as_json: bool) -> None:
     torch.set_num_threads(THREADS)
     with join(plan.device) as world:
         _check_ranks(world.world_size, "WORLD_SIZE")
+        _check_memory(plan, world.local_world_size)
         _check_hosts(plan, world)
         agree(world, {"bench options": json.dumps(asdict(plan)), "torch": torch.__version__})
         console = make_console()
@@ -141,8 +145,8 @@ def _progress(console: Console, shown: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _check_ranks(ranks: int, word: str) -> None:
-    if ranks < 2:
-        raise RecipeError(f"{word} is {ranks}; an exchange needs at least 2 ranks")
+    if not 2 <= ranks <= MAX_WORLD_SIZE:
+        raise RecipeError(f"{word} is {ranks}; it must be 2 to {MAX_WORLD_SIZE}")
 
 
 def _check_hosts(plan: Plan, world: World) -> None:

@@ -5,11 +5,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from firecaffe.assemble import preflight
 from firecaffe.cli import data as data_command
 from firecaffe.cli.compare import show
 from firecaffe.cli.parse import parse_recipe, recipe_parser
-from firecaffe.cli.twin import train_twin
+from firecaffe.cli.twin import check_twins, train_twin
 from firecaffe.errors import DataError, NotIdenticalError
 from firecaffe.recipe import Recipe
 from firecaffe.runs.compare import read_run
@@ -28,8 +27,7 @@ def main(argv: list[str]) -> int:
     recipe, _ = parse_recipe(parser, argv)
     recipe = _with_data(recipe)
     counts = (1, max(2, min(MOST_WORKERS, _cores())))
-    for workers in counts:
-        preflight(recipe, workers)
+    check_twins(recipe, counts)
     with tempfile.TemporaryDirectory(prefix="firecaffe-demo-") as parent:
         runs = []
         for workers in counts:

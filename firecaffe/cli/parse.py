@@ -47,20 +47,34 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
     if argv and not argv[0].startswith("-"):
         path = Path(argv[0])
         try:
-            tomllib.loads(path.read_text(encoding="utf-8"))
+            sections = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise RecipeError(f"recipe {path}: {error.strerror}") from error
         except ValueError as error:
             raise RecipeError(f"recipe {path}: is no TOML ({error})") from error
+        _check_sections(path, sections)
         argv = ["--recipe", *argv]
     elif not set(argv) & {"-h", "--help"}:
         raise RecipeError(f"no recipe given first; usage: {parser.usage}")
     options = parser.parse_args(argv)
     built = parser.instantiate(options)
-    sections: dict[str, Any] = {name: built[name] for name in Recipe.__dataclass_fields__}
-    recipe = Recipe(**sections)
+    words: dict[str, Any] = {name: built[name] for name in Recipe.__dataclass_fields__}
+    recipe = Recipe(**words)
     check_recipe(recipe)
     return recipe, options
+
+
+def _check_sections(path: Path, sections: dict[str, Any]) -> None:
+    """Raises: RecipeError where a section has another name, or is no section."""
+    known = tuple(Recipe.__dataclass_fields__)
+    for name, value in sections.items():
+        if name not in known:
+            raise RecipeError(f"recipe {path}: no section {name!r}; there are {', '.join(known)}")
+        if not isinstance(value, dict):
+            raise RecipeError(
+                f"recipe {path}: {name} is {value!r}; it is a section, with words of its own "
+                f"([{name}], then a word on each line)"
+            )
 
 
 def _one_line(message: str) -> str:
@@ -69,6 +83,9 @@ def _one_line(message: str) -> str:
     wrong = re.match(r'Parser key "([\w.]+)": (.*)', line)
     if wrong:
         line = f"{wrong[1]}: {wrong[2]}"
+    section = re.match(r"(\w+): Unable to load config '(.*?)'", line)
+    if section:
+        return f"{section[1]} is {section[2]!r}; it is a section: --{section[1]}.WORD VALUE"
     unknown = re.match(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line)
     if unknown:
         line = f"{unknown[1]}.{unknown[2]}: there is no such word in a recipe"

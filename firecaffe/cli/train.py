@@ -38,5 +38,10 @@ def main(argv: list[str]) -> int:
         raise RecipeError(f"--nproc-per-node is {options.nproc_per_node}; it must be at least 1")
     preflight(recipe, options.nproc_per_node, resume)
     sys.stdout.flush()
-    launch(["train", *argv], options.nproc_per_node, options.master_port)
+    launch(
+        ["train", *argv],
+        options.nproc_per_node,
+        options.master_port,
+        advice="a checkpoint, where the run has one, can be resumed (--resume)",
+    )
     return 0

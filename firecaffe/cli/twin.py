@@ -1,10 +1,21 @@
 """One of several trainings of the same recipe, side by side: `verify` and `demo` compare them."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
+from firecaffe.assemble import preflight
 from firecaffe.comm.launch import launch
 from firecaffe.recipe import Recipe, to_toml
+
+
+def check_twins(recipe: Recipe, counts: Iterable[int]) -> None:
+    """Raises: what `preflight` raises for one of these numbers of workers. Twins have folders of
+    their own.
+    """
+    bare = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, folder=""))
+    for workers in counts:
+        preflight(bare, workers)
 
 
 def train_twin(recipe: Recipe, workers: int, parent: Path, digests: bool = False) -> Path:

@@ -4,14 +4,13 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
-from firecaffe.assemble import preflight
 from firecaffe.cli.parse import parse_recipe, recipe_parser
-from firecaffe.cli.twin import train_twin
+from firecaffe.cli.twin import check_twins, train_twin
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.runs.differ import first_difference
 from firecaffe.runs.folder import read_run_file
 
-USAGE = "RECIPE.toml [--nproc-per-node 1,2,4] [--steps 20] [--section.word value …]"
+USAGE = "RECIPE.toml [--nproc-per-node 1,2] [--steps 20] [--section.word value …]"
 
 
 def main(argv: list[str]) -> int:
@@ -30,8 +29,7 @@ def main(argv: list[str]) -> int:
     recipe = dataclasses.replace(
         recipe, train=dataclasses.replace(recipe.train, steps=options.steps)
     )
-    for number in workers:
-        preflight(recipe, number)
+    check_twins(recipe, workers)
     with tempfile.TemporaryDirectory(prefix="firecaffe-verify-") as folder:
         runs = {
             number: train_twin(recipe, number, Path(folder), digests=True) for number in workers

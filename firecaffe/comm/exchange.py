@@ -205,7 +205,7 @@ class Exchange:
 def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
     """How a schedule's vector is cut; each piece goes through the algorithm's for its length.
 
-    One that cuts it itself into short messages that follow each other is not cut again.
+    One that cuts it itself into short messages is not cut again.
     """
     messages = [transfer.num_elements for transfer in schedule.transfers()]
     mean_bytes = sum(messages) * itemsize // max(1, len(messages))

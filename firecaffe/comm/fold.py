@@ -63,7 +63,7 @@ def fold_nodes(
         arrived = outgoing.new_empty(sum(counts))
         sent = [len(vectors) * shard] * ranks
         dist.all_to_all_single(arrived, outgoing, counts, sent, group=group)
-        incoming = list(arrived.view(-1, shard_rows, *shape[1:]))
+        incoming = list(arrived.view(len(in_tree_order), shard_rows, *shape[1:]))
     counter: TreeSum[Tensor] = TreeSum(num_leaves, lambda left, right: left.add_(right))
     for node, rows in zip(in_tree_order, incoming, strict=True):
         counter.push(node, coding.decode(rows))

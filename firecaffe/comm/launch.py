@@ -28,10 +28,13 @@ class RankFailedError(LaunchError):
         self.exit_code = exit_code
 
 
-def launch(arguments: list[str], nproc_per_node: int, master_port: int = 0) -> None:
+def launch(
+    arguments: list[str], nproc_per_node: int, master_port: int = 0, advice: str = ""
+) -> None:
     """Runs `python -m firecaffe ARGUMENTS` as `nproc_per_node` ranks of one world.
 
-    master_port: where the ranks meet on this host; 0 takes a free port.
+    master_port: where the ranks meet on this host; 0 takes a free port. advice: for the user whose
+    signal has ended them.
 
     Raises: LaunchError where the port is taken; RankFailedError for the rank that failed first.
     """
@@ -62,7 +65,7 @@ def launch(arguments: list[str], nproc_per_node: int, master_port: int = 0) -> N
         except SignalException as error:
             name = error.sigval.name
             raise RankFailedError(
-                f"ended by {name}; a checkpoint, where the run has one, can be resumed (--resume)",
+                f"ended by {name}{advice and '; '}{advice}",
                 128 + error.sigval,
             ) from error
         except (DistError, RuntimeError, OSError) as error:

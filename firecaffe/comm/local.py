@@ -67,20 +67,20 @@ class LocalRanks:
         num_bytes = max(1, num_elements * dtype.itemsize)
         descriptor = os.memfd_create("firecaffe", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, num_bytes)
-        descriptors = []
-        self._to_all([descriptor])
-        for local_rank, peer in enumerate(self.sockets):
-            if peer is None:
-                descriptors.append(descriptor)
-                continue
-            descriptors += self._receive(local_rank, peer, 1)
-        vectors = []
-        for each in descriptors:
+        by_rank = {self.own: descriptor}
+        try:
+            self._to_all([descriptor])
+            for local_rank, peer in enumerate(self.sockets):
+                if peer is not None:
+                    [by_rank[local_rank]] = self._receive(local_rank, peer, 1)
             # By its path, for then no descriptor stays open; there may be many vectors.
-            path = f"/proc/self/fd/{each}"
-            vectors.append(torch.from_file(path, shared=True, size=num_elements, dtype=dtype))
-            os.close(each)
-        return vectors
+            paths = [f"/proc/self/fd/{by_rank[local_rank]}" for local_rank in range(self.size)]
+            return [
+                torch.from_file(path, shared=True, size=num_elements, dtype=dtype) for path in paths
+            ]
+        finally:
+            for each in by_rank.values():
+                os.close(each)
 
     def close(self) -> None:
         """Closes the sockets; shared vectors live on as long as someone holds them."""
@@ -182,9 +182,13 @@ def meet_local_ranks(world: World, timeout_s: float) -> LocalRanks | None:
                 peer_or_none.close()
         listener.close()
         return None
-    for _ in range(world.local_rank + 1, size):
-        peer, _ = listener.accept()
-        peer.settimeout(timeout_s)
-        sockets[peer.recv(1)[0]] = peer
-    listener.close()
+    try:
+        for _ in range(world.local_rank + 1, size):
+            peer, _ = listener.accept()
+            peer.settimeout(timeout_s)
+            sockets[peer.recv(1)[0]] = peer
+    except (OSError, IndexError) as error:
+        raise PeerLostError(f"another rank of this host went away: {error}") from error
+    finally:
+        listener.close()
     return LocalRanks(first, tuple(sockets))

@@ -125,12 +125,12 @@ def _device(name: str, local_rank: int) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     if name != "cuda":
-        raise LaunchError(f"train.device is {name!r}; it must be auto, cpu or cuda")
+        raise LaunchError(f"device is {name!r}; it must be auto, cpu or cuda")
     count = torch.cuda.device_count()
     if "RANK" in os.environ and "LOCAL_RANK" not in os.environ and _number("WORLD_SIZE", 1) > 1:
         raise LaunchError("LOCAL_RANK is not set; it says which GPU is this rank's")
     if count == 0:
-        raise LaunchError("train.device is cuda; this host shows no GPU (use cpu or auto)")
+        raise LaunchError("device is cuda; this host shows no GPU (use cpu or auto)")
     if local_rank >= count:
         raise LaunchError(
             f"local rank {local_rank} has no GPU: this host shows {count}; "

@@ -10,6 +10,9 @@ from firecaffe.gradients.compressors import COMPRESSORS
 
 NO_COMPRESSOR = "none"
 
+TIMEOUTS_S = (0.1, 1e6)
+"""Below, ranks could not even meet; above, no clock of the system can count it."""
+
 MOST_LEVEL = 20
 """A million micro-batches a node."""
 
@@ -88,5 +91,11 @@ def check_exchange(config: ExchangeConfig) -> None:
         )
     if config.bucket_bytes < 1:
         raise RecipeError(f"exchange.bucket_bytes is {config.bucket_bytes}; it must be at least 1")
-    if not config.timeout_s > 0:
-        raise RecipeError(f"exchange.timeout_s is {config.timeout_s}; it must be above 0")
+    check_timeout("exchange.timeout_s", config.timeout_s)
+
+
+def check_timeout(word: str, timeout_s: float) -> None:
+    """Raises: RecipeError where it is no time that one can wait; NaN is none."""
+    least, most = TIMEOUTS_S
+    if not least <= timeout_s <= most:
+        raise RecipeError(f"{word} is {timeout_s:g}; it must be {least:g} to {most:g} seconds")

@@ -68,6 +68,14 @@ def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[
         (["--resume", "/nowhere"], 4, ["/nowhere", "no checkpoint"]),
         (["--master-port", "99999999"], 6, ["--master-port", "99999999"]),
         (["--exchange.bucket_bytes", "0"], 2, ["exchange.bucket_bytes", "0"]),
+        (["--exchange.timeout_s", "1e12"], 2, ["exchange.timeout_s", "1e+12", "0.1 to 1e+06"]),
+        (["--exchange.timeout_s", "1e-5"], 2, ["exchange.timeout_s", "1e-05"]),
+        (["--exchange", "ring"], 2, ["exchange is 'ring'", "--exchange.WORD"]),
+        (
+            [*INT8, "--exchange.compressor_level", "3"],
+            2,
+            ["exchange.compressor_level is 3", "4 micro-batches", "level 2"],
+        ),
         ([*INT8, "--nproc-per-node", "5"], 2, ["5 ranks", "4 micro-batches"]),
         ([*INT8, *PAIRS, "--nproc-per-node", "3"], 2, ["3 ranks", "2 sums of 2 micro-batches"]),
         ([*INT8, "--exchange.algorithm", "ring"], 2, ["compressor int8", "ring", "use tree"]),
@@ -246,3 +254,42 @@ def test_print_config_resolves_every_word(
     again.write_text(resolved)
     assert main(["train", str(again), "--print_config"]) == 0
     assert capsys.readouterr().out == resolved
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("exchange = 3", ["exchange is 3", "a section"]),
+        ('model = "lenet"', ["model is 'lenet'", "a section"]),
+        ("[exchnge]", ["no section 'exchnge'", "exchange, checkpoint"]),
+    ],
+)
+def test_what_is_no_section(
+    recipe: Path, capsys: pytest.CaptureFixture[str], line: str, parts: list[str]
+) -> None:
+    recipe.write_text(f"{line}\n{GOOD}")
+    code, said = error_of(capsys, ["train", str(recipe)])
+    assert code == 2
+    assert all(part in said for part in parts)
+
+
+def test_a_device_that_is_not_there_is_bench_s_own_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, said = error_of(capsys, ["bench", "exchange", "--device", "cuda"])
+    assert (code, "--device is cuda" in said) == (2, True)
+
+
+def test_more_ranks_than_a_bench_can_check(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = error_of(capsys, ["bench", "exchange", "--nproc-per-node", "1025"])
+    assert (code, "1025; it must be 2 to 1024" in said) == (2, True)
+
+
+def test_verify_leaves_the_folder_of_a_finished_run_alone(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    words = ["--run.folder", str(tmp_path / "run"), "--nproc-per-node", "1,2"]
+    main(["verify", str(recipe), *words])
+    assert capsys.readouterr().err.splitlines()[-1].endswith("ranks were started")

@@ -20,6 +20,7 @@ from firecaffe.comm.digest import digest_each
 from firecaffe.comm.world import join
 from firecaffe.data import TensorDataset
 from firecaffe.gradients.compressors import COMPRESSORS
+from firecaffe.gradients.compressors.codec import LowRank
 from firecaffe.gradients.compressors.low_rank import matrix_columns
 from firecaffe.runs.folder import read_run_file
 from firecaffe.train.checkpoint import COMPRESSOR, find_checkpoint, load_checkpoint
@@ -29,6 +30,8 @@ from tests.world import Ranks
 LEVELS = (0, 1)
 WITHOUT_MEMORY = ("float16", "bfloat16")
 STEPS = 5
+RANK = 4
+"""Of power_sgd: with that of a real training, matrices of this size would not shrink."""
 # 8 micro-batches of 4, over 100 samples: an epoch ends with a step of 4 samples, all of them in
 # micro-batch 0, so that all nodes but the first are empty.
 RECIPE = Recipe(
@@ -108,6 +111,7 @@ def fit_all(folder: Path, world_size: int, resume_from: Path | None) -> dict[str
     with (
         join("cpu", 60) as world,
         patch("firecaffe.assemble.join", lambda *_: contextlib.nullcontext(world)),
+        patch.dict(COMPRESSORS, power_sgd=LowRank(RANK)),
     ):
         for name, recipe in recipes().items():
             ends[name] = fit(recipe, folder / name, None, bucket_bytes)
@@ -160,7 +164,8 @@ def test_the_checkpoint_has_the_memory_of_every_node(
     ends: dict[int, dict[str, Bits]], compressor: str
 ) -> None:
     parameters = {
-        name: matrix_columns(parameter.shape, 4) for name, parameter in Network().named_parameters()
+        name: matrix_columns(parameter.shape, RANK)
+        for name, parameter in Network().named_parameters()
     }
     if compressor in WITHOUT_MEMORY:
         remembered = []
@@ -198,3 +203,25 @@ def test_the_record_names_the_codec(ends: dict[int, dict[str, Bits]], runs: Path
     record = read_run_file(runs / "3" / "int8-1", "result.json")
     assert record["route"] == "int8 at level 1 of the micro-batch tree"
     assert record["identity_doubts"] == []
+
+
+class Wide(nn.Sequential):
+    """A weight of 36,000 elements, more than torch sums in one thread."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(36, 1000))
+
+
+def fit_wide(compressor: str, folder: Path) -> str:
+    """The weights after two steps, with two threads for each rank."""
+    recipe = exchange(compressor, 0)
+    train = dataclasses.replace(RECIPE.train, steps=2, threads=2)
+    run = RunConfig(folder=str(folder), tensorboard=False)
+    recipe = dataclasses.replace(recipe, train=train, run=run)
+    return firecaffe.train(recipe, Wide, small_data(64), small_data(30, 1)).weights_sha256
+
+
+@pytest.mark.parametrize("compressor", ["one_bit", "threshold", "power_sgd"])
+def test_several_threads_change_no_bit(ranks: Ranks, compressor: str, tmp_path: Path) -> None:
+    [alone] = ranks.run(1, fit_wide, compressor, tmp_path / "1")
+    assert ranks.run(2, fit_wide, compressor, tmp_path / "2") == [alone, alone]

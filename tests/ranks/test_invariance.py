@@ -53,9 +53,12 @@ def test_any_number_of_workers(ranks: Ranks, alone: str, world_size: int, tmp_pa
 def test_any_exchange_in_tree_order(
     ranks: Ranks, algorithm: str, world_size: int, tmp_path: Path
 ) -> None:
-    train = dataclasses.replace(RECIPE.train, global_batch_size=48)  # 12: shares of 4 and of 3
+    # Four micro-batches each: subtrees, which the exchange goes on with. And over sockets.
+    train = dataclasses.replace(RECIPE.train, global_batch_size=16 * world_size)
     one = dataclasses.replace(RECIPE, train=train)
-    exchange = ExchangeConfig(algorithm=algorithm, bucket_bytes=500, timeout_s=60)
+    exchange = ExchangeConfig(
+        algorithm=algorithm, bucket_bytes=500, shared_memory=False, timeout_s=60
+    )
     many = dataclasses.replace(one, exchange=exchange)
     assert state(ranks, world_size, many, tmp_path / "many") == state(
         ranks, 1, one, tmp_path / "one"

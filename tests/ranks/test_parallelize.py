@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import firecaffe
 from firecaffe.comm.world import World, join
 from firecaffe.ddp_hook import RankMean, Task
-from firecaffe.errors import PeerLostError, RecipeError
+from firecaffe.errors import AgreementError, PeerLostError, RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
@@ -317,6 +317,27 @@ def misfit() -> str:
 
 def test_hosts_that_a_hierarchical_exchange_does_not_fit(ranks: Ranks) -> None:
     assert all(text.startswith("exchange: ") for text in ranks.run(3, misfit))
+
+
+def differ(words: str) -> str:
+    """What rank 0 says where rank 1 was given other words, or has another host."""
+    rank = int(os.environ["RANK"])
+    exchange = ("tree", "ring")[rank] if words == "exchange" else "hierarchical(tree,ring)"
+    if words == "hosts":
+        os.environ["LOCAL_WORLD_SIZE"] = ("2", "1")[rank]
+    try:
+        firecaffe.parallelize(Network(), exchange=exchange, timeout_s=30)
+    except AgreementError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("exchange", "exchange: ring on rank 1"), ("hosts", "ranks on its host: 1 on rank 1")],
+)
+def test_ranks_that_were_told_different_things(ranks: Ranks, words: str, said: str) -> None:
+    assert all(said in text for text in ranks.run(2, differ, words))
 
 
 def use_torch_hook(name: str, channels_last: bool, folder: str) -> firecaffe.Result:

@@ -90,3 +90,14 @@ def test_nodes_are_summed_and_gathered_alike_on_any_number_of_ranks(
             assert len(gathered) == NODES
             for node, payload in enumerate(gathered):
                 assert torch.equal(payload, payload_of(node, lengths[node]))
+
+
+def sum_nothing() -> int:
+    with join("cpu") as world:
+        own = leaf_share(NODES, world.world_size, world.rank)
+        return NodeWire(world, NODES).sum_nodes([torch.zeros(0) for _ in own]).numel()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_parameter_may_have_no_element(ranks: Ranks, world_size: int) -> None:
+    assert ranks.run(world_size, sum_nothing) == [0] * world_size

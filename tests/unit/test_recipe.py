@@ -203,7 +203,7 @@ def test_accepted(recipe: Recipe) -> None:
         ("exchange.compressor", "gzip", "exchange.compressor is 'gzip'; it must be one of none,"),
         ("exchange.compressor_level", -1, "exchange.compressor_level is -1; it must be 0 to 20"),
         ("exchange.bucket_bytes", 0, "exchange.bucket_bytes is 0; it must be at least 1"),
-        ("exchange.timeout_s", 0.0, "exchange.timeout_s is 0.0; it must be above 0"),
+        ("exchange.timeout_s", 0.0, "exchange.timeout_s is 0; it must be 0.1 to 1e+06 seconds"),
         ("exchange.timeout_s", float("nan"), "exchange.timeout_s is nan"),
         ("checkpoint.every", -1, "checkpoint.every is -1; it must be 0 or more"),
     ],

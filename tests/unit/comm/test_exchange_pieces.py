@@ -1,0 +1,36 @@
+"""How a vector is cut: pieces of messages that are worth their own cost."""
+
+from itertools import pairwise
+
+import pytest
+
+from firecaffe.comm.exchange import PIECES, SHORTEST_MESSAGE_BYTES, pieces
+from firecaffe.exchange import ALGORITHMS
+
+LEAST = SHORTEST_MESSAGE_BYTES // 4
+"""Elements of float32."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "world_size", "num_elements", "count"),
+    [
+        ("tree", 2, 2 * LEAST - 1, 1),  # every message is the whole vector
+        ("tree", 2, 2 * LEAST, 2),
+        ("tree", 8, 100 * LEAST, PIECES),
+        ("ring", 8, 8 * LEAST, 1),  # every message is an eighth
+        ("ring", 8, 16 * LEAST, 2),
+        ("halving_doubling", 4, 8 * LEAST, 3),  # halves and quarters: 3 / 8 on average
+        ("pipelined_tree", 8, 20 * LEAST, 1),
+        ("double_tree", 8, 20 * LEAST, 1),
+        ("tree", 1, 20 * LEAST, 1),
+        ("tree", 4, 0, 1),
+    ],
+)
+def test_pieces_have_messages_of_some_length(
+    algorithm: str, world_size: int, num_elements: int, count: int
+) -> None:
+    schedule = ALGORITHMS[algorithm](world_size, num_elements)
+    found = pieces(schedule, 4)
+    assert len(found) == count
+    assert (found[0][0], found[-1][1]) == (0, num_elements)
+    assert all(stop == start for (_, stop), (start, _) in pairwise(found))
