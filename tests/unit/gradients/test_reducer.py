@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from firecaffe.comm.exchange import Exchange
 from firecaffe.comm.world import World
 from firecaffe.errors import RecipeError
+from firecaffe.gradients.config import Coding
 from firecaffe.gradients.reducer import GradientReducer, covered_s
 
 WAIT_S = 20.0
@@ -33,7 +34,9 @@ class FailingExchange(RecordingExchange):
         raise ConnectionError("the cable is out")
 
 
-def make_reducer(model: nn.Sequential, exchange: Exchange, order: list[int]) -> GradientReducer:
+def make_reducer(
+    model: nn.Sequential, exchange: Exchange, order: list[int], coding: Coding | None = None
+) -> GradientReducer:
     return GradientReducer(
         dict(model.named_parameters()),
         order,
@@ -43,6 +46,7 @@ def make_reducer(model: nn.Sequential, exchange: Exchange, order: list[int]) -> 
         exchange,
         "tree",
         bucket_bytes=1,
+        coding=coding,
     )
 
 
@@ -74,6 +78,16 @@ def test_buckets_leave_in_one_order_whatever_is_ready_first() -> None:
     reducer.finish_step()
     reducer.close()
     assert exchange.lengths == [16, 36, 4]
+
+
+def test_a_tail_of_its_own_goes_before_the_last_gradients() -> None:
+    """Behind them its few bytes would wait in the queues of a slow network."""
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False))
+    alone = Exchange(World(0, 1, torch.device("cpu")), "tree")
+    reducer = make_reducer(model, alone, [1, 0], Coding("int8", 0))
+    counts = 2
+    assert [bucket.members for bucket in reducer.buckets] == [(1,), (counts,), (0,)]
+    reducer.close()
 
 
 def test_a_failed_exchange_fails_the_step() -> None:
