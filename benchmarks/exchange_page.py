@@ -54,7 +54,7 @@ RATIOS = """
   its schedule, with α as measured between two hosts in the same run and β that of TCP's payload;
   additions are left out. In the formula a round begins when the one before it has ended
   everywhere. Between real rounds there is no barrier, and the executor sends a vector in up to
-  {pieces} pieces (one, where messages are short), one of which goes up while another comes down;
+  {pieces} pieces (fewer where messages are short), one of which goes up while another comes down;
   so a time may be below the formula. **in pieces**: over the same formula where the first
   piece takes its rounds and the others what the busiest port carries.
 - **/ native**: median of the ratios of the repetitions that both had.
@@ -122,7 +122,7 @@ def _head(rows: Sequence[Row], picture: str) -> str:
 
 
 def _ratios() -> str:
-    return RATIOS.format(payload=1 / PAYLOAD_SHARE, pieces=PIECES).lstrip()
+    return RATIOS.format(payload=1 / PAYLOAD_SHARE, pieces=2 * PIECES).lstrip()
 
 
 def _matrices(rows: Sequence[Row]) -> Iterable[str]:

@@ -20,7 +20,11 @@ FOLD = "fold"
 """All-to-all, addition in tree order, all-gather: for shares that are no subtrees."""
 
 PIECES = 4
-"""A vector goes through its schedule in this many pieces at most, side by side."""
+"""A vector goes through its schedule in this many pieces at most, side by side; in twice as many
+where each would be longer than LONGEST_PIECE_BYTES."""
+
+LONGEST_PIECE_BYTES = 4_000_000
+"""Where partners change, the message of one piece may meet that of another in a switch's queue."""
 
 LANES = 2
 """Vectors under way at once: while the total of one comes down a tree, the next goes up."""
@@ -166,7 +170,7 @@ class Exchange:
                     vector[start:stop],
                     rounds,
                     scratch[i],
-                    one_by_one(group, ranks, lane * PIECES + i)
+                    one_by_one(group, ranks, lane * 2 * PIECES + i)
                     if is_gloo
                     else in_one_call(group, ranks),
                     ranks.index(self.world.rank),
@@ -209,5 +213,7 @@ def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
     """
     messages = [transfer.num_elements for transfer in schedule.transfers()]
     mean_bytes = sum(messages) * itemsize // max(1, len(messages))
-    count = max(1, min(PIECES, mean_bytes // SHORTEST_MESSAGE_BYTES))
+    is_long = schedule.num_elements * itemsize > PIECES * LONGEST_PIECE_BYTES
+    most = 2 * PIECES if is_long else PIECES
+    count = max(1, min(most, mean_bytes // SHORTEST_MESSAGE_BYTES))
     return shards(schedule.num_elements, count)
