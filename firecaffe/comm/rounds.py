@@ -8,10 +8,10 @@ from itertools import takewhile
 from firecaffe.exchange.schedule import Round, Schedule, Transfer
 
 AHEAD = 2
-"""Rounds for which receives are posted before they are due, where they come from a peer of the
-round that is due. A Gloo sender waits until it hears that its receiver is ready, and that word
-queues behind whatever the receiver is sending. Another peer that was told so early would send
-while the ones before it still do, and the switch would drop what comes of both."""
+"""Rounds for which receives are posted before they are due, at most. A Gloo sender waits until it
+hears that its receiver is ready, and that word queues behind whatever the receiver is sending. But
+where all links are busy, a peer that is told so early sends while the one before it still does, and
+the switch drops of both."""
 
 WINDOW = 2
 """Sends of one round under way at a time, while receives of that round are still to come. A server
@@ -147,10 +147,14 @@ def _window(round_: Round, world_size: int, rank: int, sent: list[Transfer]) -> 
 
 
 def _ahead(own: Sequence[OwnRound], index: int) -> int:
-    """For how many rounds after round `index` all receives come from peers that it has."""
+    """How many rounds after round `index` have their receives posted with it: those that receive
+    from its peers only; all, where this rank sends nothing in it and so leaves its peers time.
+    """
     _, sent, arriving = own[index]
     peers = {t.destination for t in sent} | {t.source for t in arriving}
     following = own[index + 1 : index + 1 + AHEAD]
+    if not sent:
+        return len(following)
     return sum(1 for _ in takewhile(lambda o: {t.source for t in o[2]} <= peers, following))
 
 

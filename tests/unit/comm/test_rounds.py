@@ -166,5 +166,6 @@ def test_only_a_peer_of_the_round_that_is_due_is_told_early() -> None:
     partners that change, only the last one is met twice running.
     """
     assert aheads("tree", 4, rank=1) == [1, 0]
+    assert aheads("tree", 4, rank=0)[0] == 2  # a root sends nothing while it hears its children
     assert aheads("ring", 4, rank=2) == [2, 2, 2, 2, 1, 0]
     assert aheads("halving_doubling", 8, rank=5) == [0, 0, 1, 0, 0, 0]
