@@ -1,7 +1,7 @@
 """Training speed against controls in the same run: a bare PyTorch loop, and DDP over Gloo.
 
-    python benchmarks/training.py                      # one worker against a bare loop
-    torchrun --nproc-per-node 2 benchmarks/training.py # workers against DDP over Gloo
+    python -m benchmarks.training                      # one worker against a bare loop
+    torchrun --nproc-per-node 2 -m benchmarks.training # workers against DDP over Gloo
 
 Each pair trains the same network on the same samples in memory: our step, and the loop that a
 user of torch would write. One worker: the bare loop accumulates over the same micro-batches.
