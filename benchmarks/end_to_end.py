@@ -2,14 +2,16 @@
 
     python -m benchmarks.end_to_end data --archive cifar10-jpeg.tar.gz --data DATA.pt
     python -m benchmarks.end_to_end speed --data DATA.pt --out SPEED.jsonl          # needs root
+    python -m benchmarks.end_to_end apart --data DATA.pt --out SPEED.jsonl          # needs root
     python -m benchmarks.end_to_end same-bits --data DATA.pt --out BITS.jsonl       # needs root
     python -m benchmarks.end_to_end accuracy --data DATA.pt --out ACCURACY.jsonl --minutes 25
     python -m benchmarks.end_to_end page --speed SPEED.jsonl --bits BITS.jsonl \\
         --accuracy ACCURACY.jsonl --to benchmarks/results/end_to_end.md
 
 `data` takes an archive of train/CLASS/*.jpg and test/CLASS/*.jpg. `speed` runs one rank on each of
-four emulated hosts. `accuracy` trains the same recipe on two local workers at full speed, since the
-number of workers changes no bit, which `same-bits` checks; it goes on where it was interrupted.
+four emulated hosts, with all variants in one process; `apart`, each in processes of its own.
+`accuracy` trains the same recipe on two local workers at full speed, since the number of workers
+changes no bit, which `same-bits` checks; it goes on where it was interrupted.
 """
 
 import argparse
@@ -20,6 +22,9 @@ import torch
 
 from benchmarks import raw_lines
 from benchmarks.end_to_end_accuracy import One, same_bits, train_all, train_one
+from benchmarks.end_to_end_apart import VARIANTS
+from benchmarks.end_to_end_apart import rank_program as apart_rank
+from benchmarks.end_to_end_apart import run as run_apart
 from benchmarks.end_to_end_page import make_page
 from benchmarks.end_to_end_recipe import HOSTS, OURS, convert, open_images
 from benchmarks.end_to_end_speed import rank_program
@@ -38,9 +43,15 @@ def main() -> None:
     speed.add_argument("--rounds", type=int, default=7, help="blocks of each variant")
     speed.add_argument("--steps", type=int, default=10, help="of each block")
     speed.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    apart = commands.add_parser("apart")
+    apart.add_argument("--rounds", type=int, default=7, help="processes of each variant")
+    apart.add_argument("--steps", type=int, default=20, help="of each, after as many that warm up")
+    apart_one = commands.add_parser("apart-one", help="one rank of one of them")
+    apart_one.add_argument("--variant", choices=VARIANTS, required=True)
+    apart_one.add_argument("--steps", type=int, required=True)
     bits = commands.add_parser("same-bits")
     bits.add_argument("--steps", type=int, default=8)
-    for command in (speed, bits):
+    for command in (speed, apart, bits):
         command.add_argument("--rate", type=parse_rate, default="100mbit")
     accuracy = commands.add_parser("accuracy")
     accuracy.add_argument("--variants", nargs="+", choices=OURS, default=OURS)
@@ -52,9 +63,9 @@ def main() -> None:
     one.add_argument("--folder", type=Path, required=True)
     for word in ("--seed", "--steps", "--num-test"):
         one.add_argument(word, type=int, required=True)
-    for command in (data, speed, bits, accuracy, one):
+    for command in (data, speed, apart, apart_one, bits, accuracy, one):
         command.add_argument("--data", type=Path, required=True)
-    for command in (speed, bits, accuracy):
+    for command in (speed, apart, bits, accuracy):
         command.add_argument("--out", type=Path, required=True, help="raw JSON lines")
     page = commands.add_parser("page")
     for word in ("--speed", "--bits", "--accuracy", "--to"):
@@ -67,6 +78,10 @@ def main() -> None:
             rank_program(open_images(given.data)[0], given.rounds, given.steps, given.out)
         case "speed":
             run_speed(given)
+        case "apart":
+            run_apart(given.data, given.out, given.rounds, given.steps, given.rate)
+        case "apart-one":
+            apart_rank(given.variant, given.data, given.steps)
         case "same-bits":
             same_bits(given.data, given.out, given.steps, given.rate)
         case "accuracy":

@@ -56,6 +56,13 @@ Where four ranks share two cores, one computes while another waits, so the two d
 MB a step: what one host sends, headers included, by its link's counter.
 """
 
+HOW_APART = """
+### Each in processes of its own
+
+The same without a codec, where whole processes take turns: DDP has glibc's malloc, as torchrun
+starts a user's script, and not our setting.
+"""
+
 HOW_ACCURACY = """
 ## Accuracy after the same samples
 
@@ -79,6 +86,9 @@ def make_page(speed: Path, bits: Path, accuracy: Path) -> str:
             _verified(speed),
             _conditions(speed, blocks),
         ]
+    apart = raw_lines.read(speed, "apart")
+    if apart:
+        parts += [HOW_APART, _apart_table(apart)]
     differences: dict[str, list[float]] = {}
     if trainings:
         parts.append(HOW_ACCURACY)
@@ -91,7 +101,7 @@ def make_page(speed: Path, bits: Path, accuracy: Path) -> str:
     if same := raw_lines.read(bits, "same_bits"):
         parts.append(_same_bits(same))
     if blocks and trainings:
-        parts += ["\n## The goal\n\n", _verdict(ratios, differences)]
+        parts += ["\n## The goal\n\n", _verdict(ratios, ratios_to_ddp(apart), differences)]
     return "".join(parts)
 
 
@@ -215,17 +225,40 @@ def _same_bits(rows: Rows) -> str:
     )
 
 
-def _verdict(ratios: dict[str, list[float]], differences: dict[str, list[float]]) -> str:
+def _apart_table(blocks: Rows) -> str:
+    table = []
+    for variant, ratios in ratios_to_ddp(blocks).items():
+        own = [
+            block["samples"] / block["block_s"] for block in blocks if block["variant"] == variant
+        ]
+        if own:
+            cells = [f"{statistics.median(own):.1f}", f"{statistics.median(ratios):.3f}"]
+            spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+            table.append([variant, *cells, spread, str(len(own))])
+    return _table(["variant", "images/s", "times DDP's, median", "ratios", "n"], table)
+
+
+def _verdict(
+    ratios: dict[str, list[float]],
+    apart: dict[str, list[float]],
+    differences: dict[str, list[float]],
+) -> str:
     speed = {variant: statistics.median(of_variant) for variant, of_variant in ratios.items()}
     lost = {variant: -statistics.mean(values) for variant, values in differences.items()}
     fast = [variant for variant in OURS[1:] if speed[variant] >= LEAST_SPEEDUP]
     good = [variant for variant in fast if lost.get(variant, 100.0) <= MOST_LOSS_POINTS]
     unknown = [variant for variant in OURS if variant not in lost]
     plain = ", ".join(f"{variant} {speed[variant]:.3f}" for variant in (UNCOMPRESSED, RING))
+    by_itself = ", ".join(
+        f"{variant} {statistics.median(apart[variant]):.3f}"
+        for variant in (UNCOMPRESSED, RING)
+        if apart[variant]
+    )
     return (
         f"- At least {LEAST_SPEEDUP:g} times DDP's images/s: {_names(fast)}; of these within "
         f"{MOST_LOSS_POINTS} points of uncompressed, mean over seeds: {_names(good)}.\n"
-        f"- Uncompressed at least 1.0 of DDP: {plain}.\n"
+        f"- Uncompressed at least 1.0 of DDP: with our malloc setting for both, {plain}"
+        + (f"; as torchrun starts it, {by_itself}.\n" if by_itself else ".\n")
         + (f"- Not trained for their accuracy: {_names(unknown)}.\n" if unknown else "")
     )
 
