@@ -145,8 +145,10 @@ def _progress(console: Console, shown: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _check_ranks(ranks: int, word: str) -> None:
-    if not 2 <= ranks <= MAX_WORLD_SIZE:
-        raise RecipeError(f"{word} is {ranks}; it must be 2 to {MAX_WORLD_SIZE}")
+    if ranks < 2:
+        raise RecipeError(f"{word} is {ranks}; an exchange needs at least 2 ranks")
+    if ranks > MAX_WORLD_SIZE:
+        raise RecipeError(f"{word} is {ranks}; it must be at most {MAX_WORLD_SIZE}")
 
 
 def _check_hosts(plan: Plan, world: World) -> None:

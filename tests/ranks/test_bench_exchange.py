@@ -224,8 +224,8 @@ def test_every_compressor_is_timed_beside_the_exchanges(ranks: Ranks) -> None:
     # To two others one payload: its length, the tensor's in it, and what the codec's file says.
     assert wire_bytes["one_bit"] == 2 * (8 + 4 + 8 + elements // 8)
     assert wire_bytes["top_k"] == 2 * (8 + 4 + 8 * (elements // 64))
-    # Two factors of rank 4 of a matrix of 384 x 512, as float32.
-    assert wire_bytes["power_sgd"] == 4 * 4 * (4 * 384 // 3) + 4 * 4 * -(-4 * 512 // 3)
+    # Two factors of rank 16 of a matrix of 384 x 512, as float32.
+    assert wire_bytes["power_sgd"] == 4 * 4 * (16 * 384 // 3) + 4 * 4 * -(-16 * 512 // 3)
     assert 2 * (8 + 4 + 4) <= (wire_bytes["threshold"] or 0) < elements
 
 
