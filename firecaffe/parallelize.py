@@ -60,8 +60,7 @@ def parallelize(
 
     Raises: RecipeError where the words cannot be, or not together, or a compressor meets parameters
     that are not float32; LaunchError where the ranks do not find each other; AgreementError where
-    they were given different words. From `backward()`:
-    PeerLostError where another rank went away.
+    they were given different words. From `backward()`: PeerLostError where another rank went away.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:

@@ -40,10 +40,11 @@ def main(argv: list[str] | None = None) -> int:
         return _fail("interrupted", INTERRUPTED)
     except FirecaffeError as error:
         return _fail(str(error), error.exit_code)
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return RunError.exit_code
     except OSError as error:  # a full disk, a folder without permission
+        if isinstance(error, BrokenPipeError) and "RANK" not in os.environ:
+            # Whoever read our output has seen enough. A rank's broken pipe may be a lost peer.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return RunError.exit_code
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror or error}", RunError.exit_code)
     except Exception as error:

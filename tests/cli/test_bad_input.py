@@ -293,3 +293,22 @@ def test_verify_leaves_the_folder_of_a_finished_run_alone(
     words = ["--run.folder", str(tmp_path / "run"), "--nproc-per-node", "1,2"]
     main(["verify", str(recipe), *words])
     assert capsys.readouterr().err.splitlines()[-1].endswith("ranks were started")
+
+
+@pytest.mark.parametrize(("environment", "lines"), [({}, 0), ({"RANK": "1"}, 1)])
+def test_a_closed_pipe_is_silent_but_in_a_rank(
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    lines: int,
+) -> None:
+    """A reader such as `head` ends early as it likes; what a rank writes to is not to be lost."""
+
+    def break_off(_: object) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("firecaffe.cli.schedule.main", break_off)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["schedule", "tree", "4"]) == 8
+    assert len(capfd.readouterr().err.splitlines()) == lines
