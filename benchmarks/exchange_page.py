@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.exchange_picture import draw
 from benchmarks.exchange_plan import (
+    BACK_TO_BACK_S,
     FEWEST_REPETITIONS,
     FIRST_CALL_S,
     MOST_REPETITIONS,
@@ -35,15 +36,15 @@ kernel {kernel}, torch {torch}, commit {commits}. One rank for each host, one th
 token buckets in both directions, queues of {queue} bytes, no delay emulated, TCP {congestion};
 burst {bursts}. `native` is Gloo's own all_reduce, the control.
 
-A time is that of the slowest rank, from a point where all ranks are there; the vector is float32.
-In each repetition all exchanges that are due have their turn, forth and back, each over
-connections of its own: a TCP window is what its last messages have left it, and a training has one
-exchange. Repetitions: {fewest}
-to {most} by predicted time, the column n. Each exchange was checked in the same run before it was
-timed: at short vectors against the true sum, and where it adds in tree order against the bits of
-the tree over random numbers; at the size itself by a first call that does not count, but for those
-that take more than {first:g} s. The result of every repetition was checked too; a run with one
-wrong sum tells no time.
+A time is that of the slowest rank, from a point where all ranks are there, over the calls made one
+after the other since (as many as take {loop:g} s by formula; one, where that takes longer); the
+vector is float32. In each repetition all exchanges that are due have their turn, forth and back,
+each over connections of its own: a TCP window is what its last messages have left it, and a
+training has one exchange. Repetitions: {fewest} to {most} by predicted time, the column n. Each
+exchange was checked in the same run before it was timed: at short vectors against the true sum,
+and where it adds in tree order against the bits of the tree over random numbers; at the size
+itself by a first call that does not count, but for those that take more than {first:g} s. The
+result of every call was checked too; a run with one wrong sum tells no time.
 """
 
 RATIOS = """
@@ -115,6 +116,7 @@ def _head(rows: Sequence[Row], picture: str) -> str:
         queue=_said(c["queue_bytes"] for c in clusters),
         congestion=_said(c["congestion_control"] for c in clusters),
         bursts=", ".join(f"{burst} bytes at {_rate(rate)}" for rate, burst in bursts),
+        loop=BACK_TO_BACK_S,
         fewest=FEWEST_REPETITIONS,
         most=MOST_REPETITIONS,
         first=FIRST_CALL_S,

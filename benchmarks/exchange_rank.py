@@ -1,8 +1,8 @@
 """One rank of `benchmarks.exchange_scaling`, on its emulated host: checks and times exchanges.
 
 The first rank appends one JSON line for each size to the raw file as soon as it is known. Each
-repetition has all exchanges that are due in turn, forth and back, and every result is checked
-before its time is told.
+repetition has all exchanges that are due in turn, forth and back, short ones several times, and
+every result is checked before its time is told.
 """
 
 import json
@@ -71,7 +71,8 @@ def time_size(world: World, size: dict[str, Any]) -> tuple[dict[str, Any], dict[
     num_elements = size["size_bytes"] // BYTES_PER_ELEMENT
     own = summand(world.rank, world.world_size, num_elements)
     expected = true_sum(world.world_size, num_elements)
-    vector = torch.empty_like(own)
+    calls: dict[str, int] = size["calls"]
+    vectors = [torch.empty_like(own) for _ in range(max(calls.values()))]
     most = max(count.values())
     due = {name: {i * most // n for i in range(n)} for name, n in count.items()}
     for name in size["first_calls"]:
@@ -84,17 +85,21 @@ def time_size(world: World, size: dict[str, Any]) -> tuple[dict[str, Any], dict[
         for name in list(count) if repetition % 2 == 0 else reversed(count):
             if repetition not in due[name]:
                 continue
-            vector.copy_(own)
+            summed = vectors[: calls[name]]
+            for vector in summed:
+                vector.copy_(own)
             sent_before = read_counters().retransmitted_segments or 0
             # No rank has this sum before all are here.
             dist.all_reduce(torch.zeros(1), group=world.group)
             start_s = time.perf_counter()
-            exchanges[name].all_reduce(vector)
-            taken_s = time.perf_counter() - start_s
+            for vector in summed:
+                exchanges[name].all_reduce(vector)
+            taken_s = (time.perf_counter() - start_s) / len(summed)
             again = (read_counters().retransmitted_segments or 0) - sent_before
             samples[name][repetition] = taken_s, again
-            if not fault and not torch.equal(vector, expected):
-                fault = f"{name}, {size['size_bytes']} bytes: {difference(vector, expected)}"
+            for vector in summed:
+                if not fault and not torch.equal(vector, expected):
+                    fault = f"{name}, {size['size_bytes']} bytes: {difference(vector, expected)}"
         if repetition < 0:
             stop_at_fault(world, fault)
             before, interrupts_s = read_counters(), _interrupts_s()

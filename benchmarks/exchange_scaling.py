@@ -90,6 +90,7 @@ def _run(
             {
                 "size_bytes": size_bytes,
                 "repetitions": {cell.algorithm: chosen[cell] for cell in run},
+                "calls": {cell.algorithm: cell.calls for cell in run},
                 "first_calls": [cell.algorithm for cell in run if cell.has_first_call],
                 "not_run": {cell.algorithm: not_run[cell] for cell in here if not_run[cell]},
             }
