@@ -1,16 +1,20 @@
 # The two commands: `make demo` and `make test`. Both make .venv and install what they need.
+# `make faults` lets every fault happen (about 12 minutes; the links' need root).
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test faults lint clean
 
 demo: $(VENV)/installed
 	$(RUN)/firecaffe demo recipes/nin_small.toml
 
 test: $(VENV)/installed-dev lint
 	$(RUN)/python -m pytest
+
+faults: $(VENV)/installed-dev
+	$(RUN)/python -m benchmarks.faults --page benchmarks/results/faults.md
 
 lint: $(VENV)/installed-dev
 	$(RUN)/ruff format --check .

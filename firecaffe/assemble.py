@@ -1,7 +1,7 @@
 """From a recipe and a world to a training: the only file that knows all parts."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,20 +39,27 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.recipe import Recipe, check_recipe, identity, to_toml
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
-from firecaffe.runs.folder import create_run_folder
+from firecaffe.runs.folder import continue_run_folder, create_run_folder
 from firecaffe.train.arithmetic import cost_of_determinism, seed_random, set_arithmetic
 from firecaffe.train.checkpoint import (
     Checkpoint,
     check_identity,
     compressor_state,
-    find_checkpoint,
-    load_checkpoint,
+    load_newest,
     restore,
 )
 from firecaffe.train.config import check_workers
+from firecaffe.train.inject import (
+    Injection,
+    check_injections,
+    inject_into_batches,
+    inject_into_saver,
+)
 from firecaffe.train.loop import Result, Training
 from firecaffe.train.loop import train as run_training
+from firecaffe.train.saver import Saver
 from firecaffe.train.solver import make_optimizer
+from firecaffe.train.start import FaultTeller, Start, find_start, remember_folder, tell_faults
 from firecaffe.train.step import Loss, Stepper
 
 
@@ -65,10 +72,14 @@ class Parts:
     train: Dataset | None = None
     test: Dataset | None = None
     comm_hook: tuple[object, Hook] | None = None
+    injections: Sequence[Injection] = ()
 
 
-def preflight(recipe: Recipe, world_size: int, resume: Path | None = None) -> None:
-    """Finds out what can be known before any rank is started.
+def preflight(
+    recipe: Recipe, world_size: int, resume: Path | None = None, is_new: bool = True
+) -> None:
+    """Finds out what can be known before any rank is started. is_new: whether this host cannot be
+    one that comes later to a run which goes on.
 
     Raises: a FirecaffeError of the kind that the training would have met.
     """
@@ -80,7 +91,7 @@ def preflight(recipe: Recipe, world_size: int, resume: Path | None = None) -> No
     check_input(model, recipe, data.train)
     if recipe.train.device == "cuda" and not torch.cuda.is_available():
         raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
-    if recipe.run.folder and Path(recipe.run.folder).exists():
+    if is_new and recipe.run.folder and Path(recipe.run.folder).exists():
         raise RunError(
             f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
         )
@@ -88,7 +99,7 @@ def preflight(recipe: Recipe, world_size: int, resume: Path | None = None) -> No
     if resume is not None:
         words = identity(recipe, total_steps(recipe, data))
         words["the training data"] = describe(data.train)
-        check_identity(load_checkpoint(find_checkpoint(resume)), words)
+        check_identity(load_newest(resume)[0], words)
 
 
 def train(
@@ -99,6 +110,7 @@ def train(
     loss: Loss = classification_loss,
     resume: str | Path | None = None,
     comm_hook: tuple[object, Hook] | None = None,
+    injections: Sequence[Injection] = (),
 ) -> Result:
     """Trains in the world of torchrun's environment, or alone without one.
 
@@ -107,7 +119,8 @@ def train(
     (outputs, labels) -> the mean loss. Each stands in for what the recipe names. resume: a run
     folder or a checkpoint to go on from, with any number of workers. comm_hook: (state, hook), a
     communication hook as `DistributedDataParallel.register_comm_hook` takes it, which then sums
-    the gradients instead of the recipe's exchange.
+    the gradients instead of the recipe's exchange. injections: faults on purpose; see
+    docs/faults.md.
 
     Every rank returns the same result. Raises: FirecaffeError, one line for the user.
     """
@@ -117,12 +130,16 @@ def train(
         recipe = dataclasses.replace(recipe, model=ModelConfig(name))
     if train_set is not None:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name="own data"))
-    with join(recipe.train.device, recipe.exchange.timeout_s) as world:
-        check_workers(recipe.train, world.world_size, level_of(recipe.exchange))
+    exchange = recipe.exchange
+    with (
+        join(recipe.train.device, exchange.timeout_s, exchange.silent_s) as world,
+        tell_faults(world) as found,
+    ):
+        check_workers(recipe.train, world.world_size, level_of(exchange))
         check_hosts(recipe, world)
-        parts = Parts(model, loss, train_set, test_set, comm_hook)
-        checkpoint = load_checkpoint(find_checkpoint(Path(resume))) if resume else None
-        return _train_in(world, recipe, parts, checkpoint, str(resume or ""))
+        check_injections(injections, world)
+        parts = Parts(model, loss, train_set, test_set, comm_hook, injections)
+        return _train_in(world, recipe, parts, find_start(world, resume), found)
 
 
 def total_steps(recipe: Recipe, data: Data) -> int:
@@ -132,9 +149,9 @@ def total_steps(recipe: Recipe, data: Data) -> int:
 
 
 def _train_in(
-    world: World, recipe: Recipe, parts: Parts, checkpoint: Checkpoint | None, resumed_from: str
+    world: World, recipe: Recipe, parts: Parts, start: Start, found: FaultTeller
 ) -> Result:
-    config = recipe.train
+    config, checkpoint = recipe.train, start.checkpoint
     set_arithmetic(config, world.device)
     data = _open(recipe, parts)
     steps = total_steps(recipe, data)
@@ -172,7 +189,8 @@ def _train_in(
     taken = route(algorithm, world, config.num_micro_batches)
     doubts = list(dict.fromkeys(doubts + doubts_of(recipe, world, probe, checkpoint)))
     name = f"{recipe.model.name.replace(' ', '-')}-{world.world_size}w"
-    folder = _make_folder(world, recipe_as_written, name)
+    folder = _make_folder(world, recipe_as_written, name, start)
+    found.write_into(folder)
     local = None
     is_plain = coding is None and parts.comm_hook is None and taken != FOLD
     if recipe.exchange.shared_memory and world.device.type == "cpu" and is_plain:
@@ -192,6 +210,10 @@ def _train_in(
     )
     if checkpoint is not None and reducer.compressor is not None:
         reducer.compressor.load_state(compressor_state(checkpoint))
+    saver = Saver(folder / "checkpoints", recipe.checkpoint.keep_last)
+    stepper.batches = inject_into_batches(batches, parts.injections, world)
+    inject_into_saver(saver, parts.injections, world)
+    found.at_end = saver.finish
     training = Training(
         world=world,
         model=model,
@@ -210,16 +232,21 @@ def _train_in(
         identity=words,
         probe=probe.digest,
         folder=folder,
+        goes_on=start.folder is not None,
+        saver=saver,
         title=name,
         doubts=doubts,
-        notes=[data.description, *(f"warning: {doubt}" for doubt in doubts)],
+        notes=[data.description, *start.notes, *(f"warning: {doubt}" for doubt in doubts)],
     )
     if choice is not None:
         training.notes.insert(1, f"exchange: {choice.reason}")
     try:
         result = run_training(training)
-    finally:
-        reducer.close()
+    except BaseException:
+        # Others are to hear of it before anybody waits for them.
+        reducer.close(wait=False)
+        raise
+    reducer.close()
     if world.is_first:
         record = {
             **dataclasses.asdict(result),
@@ -230,7 +257,7 @@ def _train_in(
             "route": _describe_route(taken, recipe, exchange, parts),
             "data": data.description,
             "identity_doubts": doubts,
-            "resumed_from": resumed_from,
+            "resumed_from": start.resumed_from,
             "cost_of_determinism": cost,
         }
         write_json(folder / "result.json", record)
@@ -338,11 +365,18 @@ def _cost_of_determinism(stepper: Stepper) -> float | None:
     return cost
 
 
-def _make_folder(world: World, recipe: Recipe, name: str) -> Path:
-    """Rank 0 makes the run's folder and begins it; all ranks know it then."""
+def _make_folder(world: World, recipe: Recipe, name: str, start: Start) -> Path:
+    """Rank 0 makes the run's folder, or takes it back to the start, and begins it; all ranks know
+    it then, and whoever starts them again.
+    """
     folder = Path()
     if world.is_first:
-        folder = create_run_folder(recipe.run, name)
+        if start.folder is None:
+            folder = create_run_folder(recipe.run, name)
+        else:
+            folder = start.folder
+            continue_run_folder(folder, start.step)
         write_atomically(folder / "recipe.toml", to_toml(recipe))
         write_json(folder / "environment.json", describe_environment())
+        remember_folder(world, start, folder.resolve())
     return Path(gather_text(world, str(folder.resolve()))[0])

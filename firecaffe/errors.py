@@ -4,11 +4,15 @@ A message is one line for the user: what is wrong, what was found, what would be
 the dotted recipe name where there is one. docs/usage.md lists the codes.
 """
 
+from firecaffe.faults import Fault
+
 
 class FirecaffeError(Exception):
     """A fault that is explained in one line instead of a traceback."""
 
     exit_code = 1
+    fault: Fault | None = None
+    """What has happened to which rank, where that is known."""
 
 
 class RecipeError(FirecaffeError):
@@ -41,12 +45,6 @@ class LaunchError(FirecaffeError):
     exit_code = 6
 
 
-class PeerLostError(FirecaffeError):
-    """Another rank went away or did not answer in time."""
-
-    exit_code = 9
-
-
 class NotIdenticalError(FirecaffeError):
     """Runs that should end in the same bits do not."""
 
@@ -57,3 +55,58 @@ class RunError(FirecaffeError):
     """A run folder cannot be written, or is not one."""
 
     exit_code = 8
+
+
+class PeerLostError(FirecaffeError):
+    """Another rank is gone, frozen, cut off or behind; or told that it has failed.
+
+    `fault` says who and how, and the exit code is that of its kind; None where nobody knows.
+    """
+
+    exit_code = 9
+
+    def __init__(self, message: str, fault: Fault | None = None) -> None:
+        super().__init__(message)
+        self.fault = fault
+        if fault is not None:
+            self.exit_code = fault.exit_code
+
+    @classmethod
+    def of(cls, fault: Fault) -> "PeerLostError":
+        return cls(fault.line, fault)
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.fault is None else self.fault.rank
+
+    @property
+    def host(self) -> str:
+        return "" if self.fault is None else self.fault.host
+
+    @property
+    def step(self) -> int:
+        return 0 if self.fault is None else self.fault.step
+
+    @property
+    def kind(self) -> str:
+        return "gone" if self.fault is None else self.fault.kind
+
+
+class MemoryFullError(FirecaffeError):
+    """This rank's host or device has no memory left."""
+
+    exit_code = 14
+
+
+class LauncherLostError(FirecaffeError):
+    """The process that has started this rank is gone; the rank has saved where it stands."""
+
+    exit_code = 15
+
+
+class PreemptedError(FirecaffeError):
+    """The run was asked to stop, and has saved where it stands."""
+
+    exit_code = 75
+    goes_along = False
+    """Whether it was another rank that was asked."""

@@ -12,7 +12,7 @@ from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange, level_of
 from firecaffe.models.config import ModelConfig
 from firecaffe.runs.folder import RunConfig
-from firecaffe.train.config import CheckpointConfig, TrainConfig, check_train
+from firecaffe.train.config import CheckpointConfig, TrainConfig, check_checkpoint, check_train
 from firecaffe.train.learning_rate import check_policy
 from firecaffe.train.solver import SolverConfig, check_solver
 
@@ -50,8 +50,7 @@ def check_recipe(recipe: Recipe) -> None:
             f"exchange.compressor_level is {level}, but the tree over {leaves} micro-batches "
             f"ends at level {(leaves - 1).bit_length()}"
         )
-    if recipe.checkpoint.every < 0:
-        raise RecipeError(f"checkpoint.every is {recipe.checkpoint.every}; it must be 0 or more")
+    check_checkpoint(recipe.checkpoint)
 
 
 _FREE_WORDS = (

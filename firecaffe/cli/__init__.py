@@ -1,20 +1,20 @@
 """The command line: one thin file per command, found in COMMANDS."""
 
-import json
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from importlib import import_module
 
-from firecaffe.comm.world import LAUNCHED
+from firecaffe.comm.report import end_process, is_reported, leave_report
 from firecaffe.errors import FirecaffeError, RecipeError, RunError
+from firecaffe.faults import TOGETHER, Fault
 
 COMMANDS = {
     "train": "train a network on N workers",
     "verify": "show that the number of workers does not change a bit",
     "compare": "compare finished runs",
+    "explain": "where the time of each rank of a run went, and who is slow",
     "profile": "a network's parameters, activations and FLOPs, layer by layer",
     "schedule": "the rounds and transfers of an exchange",
     "bench": "measure exchanges beside the backend's own, and the link",
@@ -39,36 +39,34 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except FirecaffeError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code, error.fault)
     except OSError as error:  # a full disk, a folder without permission
         if isinstance(error, BrokenPipeError) and "RANK" not in os.environ:
             # Whoever read our output has seen enough. A rank's broken pipe may be a lost peer.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return RunError.exit_code
+        if getattr(error, "fault", None) is not None:
+            return _fail_with_traceback(error)
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror or error}", RunError.exit_code)
     except Exception as error:
-        traceback.print_exc()
-        return _fail(f"{type(error).__name__}: {error}", FirecaffeError.exit_code)
+        return _fail_with_traceback(error)
 
 
-def _fail(message: str, exit_code: int) -> int:
+def _fail(message: str, exit_code: int, fault: Fault | None = None) -> int:
     """One line for the user. A rank leaves it to its launcher, which says it once for all ranks."""
-    line = " ".join(message.split())
-    report = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if report:
-        extra = {"timestamp": str(int(time.time())), "time_s": time.time()}
-        with open(report, "w", encoding="utf-8") as file:
-            json.dump({"message": {"message": line, "extraInfo": extra}}, file)
-    if not report or LAUNCHED not in os.environ:
-        rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-        print(f"firecaffe: {rank}{line}", file=sys.stderr)
-    if report:
-        # A communication thread may still wait for a rank that is gone; do not wait for it.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
+    told = fault is not None and fault.kind not in TOGETHER
+    leave_report(fault.line if told and fault is not None else message, fault)
+    if is_reported():
+        end_process(exit_code)
     return exit_code
+
+
+def _fail_with_traceback(error: Exception) -> int:
+    """Of an error that is nobody's mistake that we know of."""
+    traceback.print_exc()
+    line = f"{type(error).__name__}: {error}"
+    return _fail(line, FirecaffeError.exit_code, getattr(error, "fault", None))
 
 
 def _overview() -> str:

@@ -21,7 +21,7 @@ from firecaffe.comm.agree import agree, gather_text
 from firecaffe.comm.auto import num_senders, rank_elsewhere
 from firecaffe.comm.bench_exchange import time_exchanges
 from firecaffe.comm.conditions import conditions_since, read_counters
-from firecaffe.comm.launch import launch
+from firecaffe.comm.launch import Hosts, launch
 from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.measure import Link, measure_link
 from firecaffe.comm.world import TIMEOUT_S, World, is_launched, join
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     if plan.device == "cuda" and not torch.cuda.is_available():
         raise RecipeError("--device is cuda; this host shows no GPU (use cpu or auto)")
     sys.stdout.flush()
-    launch(["bench", *argv], ranks, options.master_port)
+    launch(["bench", *argv], Hosts(ranks, master_port=options.master_port))
     return 0
 
 

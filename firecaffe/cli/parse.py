@@ -9,6 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe, check_recipe
+from firecaffe.runs.files import read_small
 
 
 class Parser(ArgumentParser):
@@ -47,10 +48,10 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
     if argv and not argv[0].startswith("-"):
         path = Path(argv[0])
         try:
-            sections = tomllib.loads(path.read_text(encoding="utf-8"))
+            sections = tomllib.loads(read_small(path))
         except OSError as error:
             raise RecipeError(f"recipe {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RecipeError(f"recipe {path}: is no TOML ({error})") from error
         _check_sections(path, sections)
         argv = ["--recipe", *argv]

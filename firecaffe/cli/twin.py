@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from firecaffe.assemble import preflight
-from firecaffe.comm.launch import launch
+from firecaffe.comm.launch import Hosts, launch
 from firecaffe.recipe import Recipe, to_toml
 
 
@@ -24,5 +24,5 @@ def train_twin(recipe: Recipe, workers: int, parent: Path, digests: bool = False
     folder, path = parent / name, parent / f"{name}.toml"
     words = dataclasses.replace(recipe.run, folder=str(folder), digests=digests, tensorboard=False)
     path.write_text(to_toml(dataclasses.replace(recipe, run=words)), encoding="utf-8")
-    launch(["train", str(path)], workers)
+    launch(["train", str(path)], Hosts(workers))
     return folder

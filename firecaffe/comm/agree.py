@@ -8,7 +8,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
-from firecaffe.comm.world import World, peers_may_be_lost
+from firecaffe.comm.world import World, peers_may_be_lost, waiting
 from firecaffe.errors import AgreementError
 
 
@@ -30,7 +30,7 @@ def gather_bytes(world: World, data: bytes) -> list[bytes]:
     if world.group is None:
         return [data]
     own = torch.frombuffer(bytearray(data or b" "), dtype=torch.uint8)[: len(data)]
-    with peers_may_be_lost():
+    with peers_may_be_lost(world), waiting(world):
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world.world_size)]
         dist.all_gather(sizes, torch.tensor([own.numel()]), group=world.group)
         longest = max(int(size) for size in sizes)
@@ -75,7 +75,7 @@ def take_from_first(world: World, tensors: list[Tensor]) -> None:
     """Gives every rank the values of rank 0's tensors, in place."""
     if world.group is None:
         return
-    with peers_may_be_lost():
+    with peers_may_be_lost(world), waiting(world):
         for tensor in tensors:
             dense = tensor.contiguous()
             dist.broadcast(dense, group_src=0, group=world.group)

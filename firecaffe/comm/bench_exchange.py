@@ -236,7 +236,7 @@ def _time_size(
 
 def _time_once(world: World, way: Exchange | EncodedSum, vector: Tensor) -> float:
     finish(world.device)
-    with peers_may_be_lost():
+    with peers_may_be_lost(world):
         # A sum on the CPU: no rank has it before all are here. On a GPU's group dist.barrier
         # would go by NCCL.
         dist.all_reduce(torch.zeros(1), group=world.group)

@@ -111,7 +111,7 @@ class Exchange:
         """A vector of zeros to be summed. All ranks must ask for the same, in the same order."""
         if self._local is None or self._outer is None or device.type != "cpu" or num_elements == 0:
             return torch.zeros(num_elements, dtype=dtype, device=device)
-        with peers_may_be_lost():
+        with peers_may_be_lost(self.world):
             vectors = self._local.share(num_elements, dtype)
         own = vectors[self._local.own]
         self._shared[own.data_ptr()] = vectors
@@ -124,7 +124,7 @@ class Exchange:
         """
         if self.world.exchange_group is None:
             return
-        with peers_may_be_lost():
+        with peers_may_be_lost(self.world):
             shared = self._shared.get(vector.data_ptr())
             # A part of a vector from `empty` may begin where it does.
             is_whole = shared is not None and shared[0].numel() == vector.numel()

@@ -59,7 +59,7 @@ def measure_link(
     if world.rank in (first, second):
         starts = world.rank == first
         peer = second if starts else first
-        with peers_may_be_lost():
+        with peers_may_be_lost(world):
             latencies = latency_samples_s(group, peer, starts, world.device)
             streams = bandwidth_samples_bytes_per_s(
                 group, peer, starts, world.device, least_stream_s

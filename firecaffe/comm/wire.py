@@ -55,7 +55,7 @@ class NodeWire:
         own_lengths = torch.zeros(max(counts), dtype=torch.int64, device=device)
         for index, payload in enumerate(payloads):
             own_lengths[index] = payload.numel()
-        with peers_may_be_lost():
+        with peers_may_be_lost(self.world):
             rows = [torch.empty_like(own_lengths) for _ in counts]
             dist.all_gather(rows, own_lengths, group=group)
             lengths = [row[:count].tolist() for row, count in zip(rows, counts, strict=True)]
@@ -76,6 +76,6 @@ class NodeWire:
         missing = -num_elements % grain
         if missing:
             vectors = [torch.nn.functional.pad(vector, (0, missing)) for vector in vectors]
-        with peers_may_be_lost():
+        with peers_may_be_lost(self.world):
             total = fold_nodes(self._nodes_of_rank, vectors, self.num_nodes, self.world, coding)
         return total[:num_elements]

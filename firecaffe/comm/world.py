@@ -2,27 +2,46 @@
 
 torchrun's environment (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`) says
 which world to join; without it the world is this one process and no group is made.
+
+A launcher's store outlives its ranks: those that it starts again must not find what the dead ones
+have left in it. So whatever belongs to one attempt is kept under the attempt's name.
 """
 
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError, ProcessGroup
+from torch.distributed.rendezvous import rendezvous
 
 from firecaffe.comm.memory import keep_freed_memory
+from firecaffe.comm.mesh import connect_ranks, host_names
+from firecaffe.comm.watch import Place, Watch
 from firecaffe.errors import LaunchError, PeerLostError
 
 TIMEOUT_S = 300.0
 """How long a rank waits for the others before it gives up."""
 
-LAUNCHED = "FIRECAFFE_LAUNCHED"
-"""In the environment of ranks that firecaffe's own launcher started."""
+SILENT_S = 20.0
+"""After how long without a word a rank is held for frozen or cut off."""
+
+FOLDER = "firecaffe/run_folder"
+"""In the launcher's store, under no attempt's name: FOLDER/N is where the script's training N, from
+0, is recorded."""
+
+LASTING = "FIRECAFFE_STORE"
+"""In the environment: HOST:PORT of the store in which our launcher's agents meet."""
+
+ATTEMPT = "FIRECAFFE_ATTEMPT"
+"""In the environment: a number that the ranks of one start have in common, and no others; 0 is the
+first."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +58,21 @@ class World:
     local_rank: int = 0
     local_world_size: int = 1
     """Ranks on this host, as the launcher says."""
+    watch: Watch | None = None
+    store: Store | None = None
+    """One that outlives the ranks, where their launcher has such a one."""
+    place: Place = field(default_factory=Place)
+    attempt: int = 0
+    """Which start of this run's ranks it is, by a launcher that restarts them."""
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def host(self) -> str:
+        """What the ranks call this one's host."""
+        return socket.gethostname() if self.watch is None else self.watch.hosts[self.rank]
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
@@ -51,8 +81,13 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 @contextmanager
-def join(device: str = "auto", timeout_s: float = TIMEOUT_S) -> Iterator[World]:
+def join(
+    device: str = "auto", timeout_s: float = TIMEOUT_S, silent_s: float = SILENT_S
+) -> Iterator[World]:
     """Joins the world that the environment names, and leaves it at the end.
+
+    timeout_s: how long a rank waits for the others. silent_s: after how long without a word one is
+    given up.
 
     Raises: LaunchError where the environment is incomplete, a device is missing, or the ranks do
     not find each other in `timeout_s` seconds.
@@ -65,30 +100,76 @@ def join(device: str = "auto", timeout_s: float = TIMEOUT_S) -> Iterator[World]:
             f"RANK is {rank}; with WORLD_SIZE={world_size} it must be 0..{world_size - 1}"
         )
     chosen = _device(device, local_rank)
+    attempt = _number(ATTEMPT, _number("TORCHELASTIC_RESTART_COUNT", 0))
     if world_size == 1:
-        yield World(rank, world_size, chosen)
+        yield World(rank, world_size, chosen, store=_lasting_store(), attempt=attempt)
         return
-    group, exchange_group = _connect(world_size, chosen, timedelta(seconds=timeout_s))
+    local_world_size = _number("LOCAL_WORLD_SIZE", 1)
+    timeout = timedelta(seconds=timeout_s)
+    with _meeting(world_size):
+        store = next(rendezvous("env://", timeout=timeout))[0]
+        own = PrefixStore(f"attempt-{attempt}-of-{world_size}", store)
+        group, exchange_group = _connect(own, rank, world_size, chosen, timeout)
+    one_host = local_world_size == world_size
+    with _meeting(world_size):
+        sockets = connect_ranks(own, rank, world_size, timeout_s, one_host=one_host)
+        hosts = host_names(own, rank, world_size, one_host=one_host)
+    place = Place()
+    watch = Watch(rank, hosts, sockets, silent_s, place)
     try:
-        local_world_size = _number("LOCAL_WORLD_SIZE", 1)
-        yield World(rank, world_size, chosen, group, exchange_group, local_rank, local_world_size)
+        yield World(
+            rank,
+            world_size,
+            chosen,
+            group,
+            exchange_group,
+            local_rank,
+            local_world_size,
+            watch,
+            _lasting_store(),
+            place,
+            attempt,
+        )
     finally:
-        dist.destroy_process_group()
+        watch.close()
+        # Where a rank is lost, a thread may still wait for it, and leaving would wait for that.
+        if watch.fault is None:
+            dist.destroy_process_group()
 
 
 @contextmanager
-def peers_may_be_lost() -> Iterator[None]:
+def peers_may_be_lost(world: World) -> Iterator[None]:
     """Says in our words what a process group says when a rank at the other end is gone.
 
-    Raises: PeerLostError.
+    Raises: PeerLostError, which names the rank where the watch knows it.
     """
     try:
         yield
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # Gloo's errors have no class of their own
+    except (RuntimeError, PeerLostError) as error:  # Gloo's errors have no class of their own
+        if isinstance(error, PeerLostError) and error.fault is not None:
+            raise  # named already
+        if "can't allocate memory" in str(error):  # nor has the CPU allocator's
+            raise
         reason = _without_source(str(error))
+        timed_out = re.search(r"tim(ed|e) ?out|in time", reason, re.IGNORECASE) is not None
+        fault = world.watch.verdict(timed_out) if world.watch is not None else None
+        if fault is not None:
+            raise PeerLostError.of(fault) from error
+        if isinstance(error, PeerLostError):
+            raise
         raise PeerLostError(f"another rank went away or did not answer: {reason}") from error
+
+
+@contextmanager
+def waiting(world: World) -> Iterator[None]:
+    """While this rank has done its part and waits for others, as they may see."""
+    world.place.waits = True
+    try:
+        yield
+    finally:
+        world.place.waits = False
 
 
 def _without_source(message: str) -> str:
@@ -97,26 +178,53 @@ def _without_source(message: str) -> str:
     return re.sub(r"^\[[^]]*\] *", "", first).split(". ")[0]
 
 
-def _connect(
-    world_size: int, device: torch.device, timeout: timedelta
-) -> tuple[ProcessGroup | None, ProcessGroup | None]:
+def _lasting_store() -> Store | None:
+    """Our launcher's, or that of torchrun's agent."""
+    place = os.environ.get(LASTING)
+    if place is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    if place is None:
+        return None
+    host, _, port = place.rpartition(":")
+    try:
+        return TCPStore(host, int(port), is_master=False)
+    except (DistError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise LaunchError(f"the launcher's store at {place} does not answer: {reason}") from error
+
+
+@contextmanager
+def _meeting(world_size: int) -> Iterator[None]:
+    """Raises: LaunchError where the ranks do not find each other."""
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise LaunchError(f"WORLD_SIZE={world_size} but {name} is not set; start with torchrun")
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timeout)
-        exchange_group = dist.new_group(backend=backend, timeout=timeout)
-        if device.type == "cuda":
-            # NCCL wants all ranks in a group's first operation; a schedule may start with some.
-            dist.all_reduce(torch.zeros(1, device=device), group=exchange_group)
-        return dist.group.WORLD, exchange_group
+        yield
     except (DistError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             reason = "the port is in use; choose another MASTER_PORT (--master-port)"
         raise LaunchError(f"{world_size} ranks did not meet at {where}: {reason}") from error
+
+
+def _connect(
+    store: Store, rank: int, world_size: int, device: torch.device, timeout: timedelta
+) -> tuple[ProcessGroup | None, ProcessGroup | None]:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend,
+        store=PrefixStore("group", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+    )
+    exchange_group = dist.new_group(backend=backend, timeout=timeout)
+    if device.type == "cuda":
+        # NCCL wants all ranks in a group's first operation; a schedule may start with some.
+        dist.all_reduce(torch.zeros(1, device=device), group=exchange_group)
+    return dist.group.WORLD, exchange_group
 
 
 def _device(name: str, local_rank: int) -> torch.device:

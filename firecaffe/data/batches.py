@@ -10,7 +10,7 @@ from firecaffe.data.augment import center_crop, cropped_shape, normalize, random
 from firecaffe.data.dataset import Dataset
 from firecaffe.data.order import SampleOrder
 from firecaffe.data.source import DataConfig
-from firecaffe.errors import RecipeError
+from firecaffe.errors import DataError, RecipeError
 
 
 def output_shape(dataset: Dataset, config: DataConfig) -> tuple[int, int, int]:
@@ -56,9 +56,11 @@ class Batches:
         """Images (BChw, float32, augmented and normalized) and labels (B, int64) on the device.
 
         B is the micro-batch size, less in the last step of an epoch, down to 0.
+
+        Raises: DataError where the data end before the samples that they have said to hold.
         """
         samples_B = self.order.micro_batch(step, leaf)
-        images_BCHW, labels_B = self.dataset.batch(samples_B)
+        images_BCHW, labels_B = _fetch(self.dataset, samples_B)
         images_BChw = random_crop_mirror(
             images_BCHW,
             samples_B,
@@ -72,6 +74,23 @@ class Batches:
             normalize(images_BChw, self.config.mean, self.config.std, self.device),
             labels_B.to(self.device),
         )
+
+
+def _fetch(dataset: Dataset, samples_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Raises: DataError where the data set gives fewer samples than were asked for."""
+    try:
+        images_BCHW, labels_B = dataset.batch(samples_B)
+    except (IndexError, EOFError, StopIteration) as error:
+        raise DataError(
+            f"the data end before sample {int(samples_B.max())} of {len(dataset)} "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    if not len(images_BCHW) == len(labels_B) == len(samples_B):
+        raise DataError(
+            f"{len(samples_B)} samples were asked for, {len(images_BCHW)} images and "
+            f"{len(labels_B)} labels came; the data set says that it holds {len(dataset)}"
+        )
+    return images_BCHW, labels_B
 
 
 def eval_batches(
@@ -93,7 +112,7 @@ def eval_batches(
     for number in range(rank, num_batches, world_size):
         start = number * batch_size
         samples_B = torch.arange(start, min(start + batch_size, len(dataset)))
-        images_BCHW, labels_B = dataset.batch(samples_B)
+        images_BCHW, labels_B = _fetch(dataset, samples_B)
         images_BChw = center_crop(images_BCHW, config.crop, config.pad)
         yield (
             number,

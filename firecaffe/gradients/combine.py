@@ -75,7 +75,7 @@ class Fold:
         self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
     ) -> None:
         vectors = [vector for _, vector in nodes]
-        with peers_may_be_lost():
+        with peers_may_be_lost(self.world):
             total = fold_nodes(self._nodes_of_rank, vectors, self.num_leaves, self.world)
         bucket.flat.copy_(total)
         gradients_of(bucket, self.num_parameters).div_(total_weight)
@@ -151,7 +151,7 @@ class Hooked:
         bucket.flat.mul_(self.exchange.world.world_size / total_weight)
         is_last = index == self._places[-1]
         view = HookBucket(bucket, self._places.index(index), is_last, self.parameters)
-        with peers_may_be_lost():
+        with peers_may_be_lost(self.exchange.world):
             bucket.flat.copy_(self.hook(self.state, view).wait())
 
 

@@ -36,6 +36,8 @@ class ExchangeConfig:
         shared_memory: Ranks of one host add in the memory that they share, in tree order, and only
             one of them sends. The result is the same.
         timeout_s: How long a rank waits for the others before it gives up.
+        silent_s: After how long without a word (its watch says one a second) a rank is held for
+            frozen or cut off.
     """
 
     algorithm: str = "tree"
@@ -44,6 +46,7 @@ class ExchangeConfig:
     bucket_bytes: int = 4_000_000
     shared_memory: bool = True
     timeout_s: float = 300.0
+    silent_s: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ def check_exchange(config: ExchangeConfig) -> None:
     if config.bucket_bytes < 1:
         raise RecipeError(f"exchange.bucket_bytes is {config.bucket_bytes}; it must be at least 1")
     check_timeout("exchange.timeout_s", config.timeout_s)
+    check_timeout("exchange.silent_s", config.silent_s)
 
 
 def check_timeout(word: str, timeout_s: float) -> None:

@@ -15,13 +15,16 @@ that nobody used may still receive what was kept back when it was used.)
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from firecaffe.comm.exchange import FOLD, Exchange
+from firecaffe.comm.worker import Worker
+from firecaffe.comm.world import waiting
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, TreeSum
 from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
@@ -36,6 +39,10 @@ Leaf = list[Tensor]
 
 Span = tuple[float, float]
 """When something began and when it ended, in seconds of `time.perf_counter`."""
+
+
+LOOK_S = 0.1
+"""How often a step that waits for others looks whether one is lost."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +123,13 @@ class GradientReducer:
             self._combine = Fold(world, num_leaves, num_parameters)
         else:
             self._combine = AllReduce(exchange, num_parameters)
-        self._threads: list[ThreadPoolExecutor] = []
+        self._threads: list[Worker] = []
         self._hooks = []
         # One worker encodes in a thread too: torch lets the main thread have several for one sum,
         # and adds in another order then.
         if world.world_size > 1 or coding is not None:
-            self._threads = [
-                ThreadPoolExecutor(1, "exchange", _begin_thread, (counts.device,))
-                for _ in range(self._combine.lanes)
-            ]
+            begin = partial(_begin_thread, counts.device)
+            self._threads = [Worker("exchange", begin) for _ in range(self._combine.lanes)]
             last_of_each = [bucket.members[-1] for bucket in self.buckets]
             self._hooks = [
                 self.parameters[index].register_post_accumulate_grad_hook(self._on_ready)  # type: ignore[no-untyped-call]
@@ -134,12 +139,15 @@ class GradientReducer:
         self._stream = torch.cuda.Stream(counts.device) if counts.is_cuda else None  # type: ignore[no-untyped-call]
         self._closing = False
 
-    def close(self) -> None:
-        """Removes the hooks, ends the communication threads and closes the exchange."""
+    def close(self, wait: bool = True) -> None:
+        """Removes the hooks, ends the communication threads and closes the exchange.
+
+        wait: for the threads; one that waits for a rank which is gone may do so for long.
+        """
         for hook in self._hooks:
             hook.remove()
         for thread in self._threads:
-            thread.shutdown(cancel_futures=True)
+            thread.close(wait)
         self.exchange.close()
 
     def begin_step(self, total_weight: float) -> None:
@@ -190,12 +198,16 @@ class GradientReducer:
         self._counter.push(Node(0, leaf), [*gradients, *tail])
 
     def finish_step(self) -> Totals:
-        """Waits for the exchange and leaves the mean gradient in every `p.grad`."""
+        """Waits for the exchange and leaves the mean gradient in every `p.grad`.
+
+        Raises: PeerLostError.
+        """
         if self._stream is not None:
             # Kernels of backward that are still running are compute, not communication.
             torch.cuda.current_stream().synchronize()
         start = time.perf_counter()
-        exchange_s = covered_s([future.result() for future in self._futures])
+        with waiting(self.exchange.world):
+            exchange_s = covered_s([self._outcome(future) for future in self._futures])
         exposed_s = time.perf_counter() - start
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
         for index, is_used in enumerate(used.tolist()):
@@ -204,6 +216,17 @@ class GradientReducer:
             self.parameters[index].grad = self._view_of[index] if has_any else None
         tail = tuple(self._view_of[member] for member in self._tail_members)
         return Totals(tail, counts, exposed_s, exchange_s)
+
+    def _outcome(self, future: Future[Span]) -> Span:
+        """What a communication thread has done; it may never come to its end, but the watch does.
+
+        Raises: PeerLostError.
+        """
+        watch = self.exchange.world.watch
+        while watch is not None and not future.done():
+            watch.check()
+            wait([future], LOOK_S)
+        return future.result()
 
     def _on_ready(self, _: nn.Parameter) -> None:
         if self._closing:
@@ -229,7 +252,7 @@ class GradientReducer:
                 is_cuda = self.buckets[index].flat.is_cuda
                 ready = torch.cuda.current_stream().record_event() if is_cuda else None
                 thread = self._threads[index % len(self._threads)]
-                self._futures.append(thread.submit(self._exchange, index, nodes, ready))
+                self._futures.append(thread.submit(partial(self._exchange, index, nodes, ready)))
 
     def _is_complete(self, index: int) -> bool:
         return all(

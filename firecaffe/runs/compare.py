@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
+from firecaffe.runs.files import read_small
 from firecaffe.runs.folder import read_run_file
 
 NUMBER = (int, float)
@@ -151,8 +152,8 @@ def _speedup(first: Run, run: Run) -> float | None:
 
 def _read_recipe(path: Path) -> dict[str, Any]:
     try:
-        sections = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        sections = tomllib.loads(read_small(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read ({error})") from error
     return {
         f"{section}.{word}": value

@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+MOST_BYTES = 16_000_000
+"""Of a recipe, or one of a run's JSON files."""
+
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes a text file so that under its final name it is never seen in part."""
@@ -20,6 +23,18 @@ def write_atomically(path: Path, text: str) -> None:
         aside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def read_small(path: Path) -> str:
+    """A text file of which nobody may want much memory: it may be a stranger's.
+
+    Raises: OSError; ValueError where it is too long or no UTF-8.
+    """
+    with open(path, "rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"longer than {MOST_BYTES} bytes")
+    return data.decode("utf-8")
 
 
 def write_json(path: Path, row: dict[str, Any]) -> None:

@@ -1,12 +1,14 @@
-"""The run folder: one run writes into it, once.
+"""The run folder: one run writes into it; where a launcher restarts it, the next attempt goes on.
 
 recipe.toml        the recipe, every word resolved
 environment.json   hardware, versions, commit
 metrics.jsonl      a line for each step and each evaluation
 timings/rank-R.jsonl   where the time of each step went, on each rank
+timings/round-trips-R.jsonl   of the beats by which ranks watch over each other
 tensorboard/       the same curves as TensorBoard events
 checkpoints/       see train.checkpoint
 digests.jsonl      digests of all tensors after each step, where asked for
+fault.json         what has happened to a rank, where something has; see runs.fault
 result.json        written last: a run without it did not finish
 """
 
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
+from firecaffe.runs.files import read_small, write_atomically
+from firecaffe.runs.record import read_json_lines
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,21 @@ def _first_free(parent: Path, name: str) -> Path:
     raise FileExistsError(parent / name)
 
 
+def continue_run_folder(folder: Path, step: int) -> None:
+    """Takes the records of an earlier attempt back to a step: what came later is done again.
+
+    Raises: RunError where they cannot be read or written.
+    """
+    records = [folder / "metrics.jsonl", folder / "digests.jsonl"]
+    try:
+        for path in [*records, *(folder / "timings").glob("*.jsonl")]:
+            if path.is_file():
+                rows = [row for row in read_json_lines(path) if row["step"] <= step]
+                write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder}: its records cannot be gone on with ({error})") from error
+
+
 def read_run_file(folder: Path, name: str) -> dict[str, Any]:
     """One of a run's JSON files.
 
@@ -77,10 +96,10 @@ def read_run_file(folder: Path, name: str) -> dict[str, Any]:
     if not folder.is_dir():
         raise RunError(f"{folder}: there is no such run folder")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_small(path))
     except FileNotFoundError:
         raise RunError(f"{folder}: no {name}; the run did not finish, or this is no run") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read ({error})") from error
     if not isinstance(value, dict):
         raise RunError(f"{path}: holds no JSON object")

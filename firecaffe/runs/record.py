@@ -1,9 +1,11 @@
 """The records that a run writes while it goes on."""
 
+import errno
 import json
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -11,13 +13,25 @@ from firecaffe.runs.files import finite
 
 
 class JsonLines:
-    """A file of one JSON object a line, each in the file as soon as it is written."""
+    """A file of one JSON object a line, each in the file as soon as it is written.
 
-    def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("x", encoding="utf-8", buffering=1)
+    Where the disk is full the run goes on, and its rows wait until there is room.
+    """
+
+    def __init__(self, path: Path, goes_on: bool = False) -> None:
+        """goes_on: whether rows follow those of an earlier attempt at this run."""
+        self._file = open(path, "ab" if goes_on else "xb", buffering=0)  # noqa: SIM115
+        self._waiting = b""
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(finite(row), allow_nan=False) + "\n")
+        self._waiting += json.dumps(finite(row), allow_nan=False).encode() + b"\n"
+        try:
+            while self._waiting:
+                written = self._file.write(self._waiting)
+                self._waiting = self._waiting[written:]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -34,20 +48,26 @@ class JsonLines:
 class Metrics:
     """metrics.jsonl, and the same numbers as TensorBoard curves."""
 
-    def __init__(self, folder: Path, tensorboard: bool) -> None:
-        self._lines = JsonLines(folder / "metrics.jsonl")
-        self._curves = SummaryWriter(str(folder / "tensorboard")) if tensorboard else None
+    def __init__(self, folder: Path, tensorboard: bool, after_step: int | None = None) -> None:
+        """after_step: where an earlier attempt at this run is gone on from."""
+        self._lines = JsonLines(folder / "metrics.jsonl", goes_on=after_step is not None)
+        self._curves = None
+        if tensorboard:
+            purge = None if after_step is None else after_step + 1
+            self._curves = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
         """One row of a kind ("train" or "test") at a step, counted from 1."""
         self._lines.write({"kind": kind, "step": step, **values})
         if self._curves is not None:
-            for name, value in values.items():
-                self._curves.add_scalar(f"{kind}/{name}", value, step)
+            with suppress(OSError):  # a full disk: the lines have the same numbers
+                for name, value in values.items():
+                    self._curves.add_scalar(f"{kind}/{name}", value, step)
 
     def flush(self) -> None:
         if self._curves is not None:
-            self._curves.flush()
+            with suppress(OSError):
+                self._curves.flush()
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +80,8 @@ class Metrics:
     ) -> None:
         self._lines.__exit__(kind, error, trace)
         if self._curves is not None:
-            self._curves.close()
+            with suppress(OSError):
+                self._curves.close()
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

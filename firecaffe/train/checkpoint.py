@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn, optim
 
 from firecaffe.errors import CheckpointError
-from firecaffe.runs.files import sync_file, sync_folder, write_atomically
+from firecaffe.runs.files import read_small, sync_file, sync_folder, write_atomically
 
 COMPRESSOR = "compressor/"
 """Before the names of what a compressor has kept back; see `compressor_state`."""
@@ -52,6 +52,8 @@ class Checkpoint:
     """Why the training so far may not be the bits of other numbers of workers."""
     digest: str = ""
     """Of its SHA256SUMS, once it was read: tells checkpoints apart."""
+    folder: Path | None = None
+    """From where it was read."""
 
 
 def state_tensors(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
@@ -79,7 +81,7 @@ def state_scalars(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Writes a checkpoint below `folder` and points `latest` to it.
+    """Writes a checkpoint below `folder` and points `latest` to it, for people and scripts.
 
     Raises: CheckpointError where the disk does not take it; older checkpoints stay whole.
     """
@@ -88,8 +90,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
+        # A view would be saved with all that it is a view of.
         tensors = {
-            k: t.cpu().clone(memory_format=torch.contiguous_format)
+            k: t if t.device.type == "cpu" and _is_whole(t) else t.cpu().contiguous().clone()
             for k, t in checkpoint.tensors.items()
         }
         save_file(tensors, aside / STATE)
@@ -108,9 +111,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         for file in (STATE, META, SUMS):
             sync_file(aside / file)
         sync_folder(aside)
-        final = folder / name
-        shutil.rmtree(final, ignore_errors=True)  # left by a save that failed after this point
+        final, before = folder / name, folder / f".{name}.before.partial"
+        shutil.rmtree(before, ignore_errors=True)
+        if final.exists():  # left by a save that failed after this point, or by another attempt
+            os.rename(final, before)
         os.rename(aside, final)
+        shutil.rmtree(before, ignore_errors=True)
         sync_folder(folder)
         write_atomically(folder / LATEST, name + "\n")
     except (OSError, SafetensorError) as error:
@@ -119,21 +125,41 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     return final
 
 
-def find_checkpoint(where: Path) -> Path:
-    """The checkpoint that a path means: a run folder, its checkpoints folder, or one itself.
+def remove_old(folder: Path, keep_last: int) -> None:
+    """Removes all checkpoints but the newest `keep_last`; 0 keeps all."""
+    if keep_last:
+        for old in _by_step(folder)[keep_last:]:
+            # First another name: a checkpoint with half of its files is none.
+            gone = folder / f".{old.name}.partial"
+            os.rename(old, gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
+    """The newest checkpoint that verifies, and why newer ones do not.
+
+    where: a run folder, its checkpoints folder, or a checkpoint, which then is the only one.
 
     Raises: CheckpointError where there is none.
     """
-    for folder in (where / "checkpoints", where):
-        if (folder / LATEST).is_file():
-            name = (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
-            if Path(name).name != name or name in ("", ".."):
-                raise CheckpointError(f"{folder / LATEST}: {name!r} is no name of a checkpoint")
-            where = folder / name
-            break
-    if not (where / SUMS).is_file():
-        raise CheckpointError(f"{where}: no checkpoint there (a folder with {SUMS})")
-    return where
+    if (where / SUMS).is_file():
+        return load_checkpoint(where), []
+    folder = where / "checkpoints" if (where / "checkpoints").is_dir() else where
+    damaged: list[str] = []
+    for each in _by_step(folder):
+        try:
+            return load_checkpoint(each), damaged
+        except CheckpointError as error:
+            damaged.append(str(error))
+    if damaged:
+        raise CheckpointError(f"{damaged[0]}; all {len(damaged)} checkpoints there are damaged")
+    raise CheckpointError(f"{where}: no checkpoint there (a folder with {SUMS})")
+
+
+def _by_step(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, whole or not, the newest first."""
+    found = [path for path in folder.glob("step-*") if path.is_dir() and not path.is_symlink()]
+    return sorted(found, key=lambda path: (len(path.name), path.name), reverse=True)
 
 
 def load_checkpoint(where: Path) -> Checkpoint:
@@ -143,7 +169,7 @@ def load_checkpoint(where: Path) -> Checkpoint:
     """
     verify_checkpoint(where)
     try:
-        meta = json.loads((where / META).read_text(encoding="utf-8"))
+        meta = json.loads(read_small(where / META))
         with safe_open(where / STATE, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         return Checkpoint(
@@ -156,15 +182,16 @@ def load_checkpoint(where: Path) -> Checkpoint:
             scalars=dict(meta["scalars"]),
             scaler=dict(meta["scaler"]),
             digest=_sha256(where / SUMS),
+            folder=where,
         )
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"{where}: is no checkpoint of this program ({error})") from error
 
 
 def verify_checkpoint(where: Path) -> None:
     """Raises: CheckpointError where a file's SHA-256 is not the one in SHA256SUMS."""
     try:
-        lines = (where / SUMS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = read_small(where / SUMS).removesuffix("\n").split("\n")
         expected = {name: sha for sha, name in (line.split("  ", 1) for line in lines)}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{where / SUMS}: cannot be read ({error})") from error
@@ -175,7 +202,7 @@ def verify_checkpoint(where: Path) -> None:
         if found != expected.get(name):
             raise CheckpointError(
                 f"{where / name}: damaged; its SHA-256 is {found[:12]}…, "
-                f"SHA256SUMS says {expected.get(name, 'nothing')[:12]}…; use an older checkpoint"
+                f"SHA256SUMS says {expected.get(name, 'nothing')[:12]}…"
             )
 
 
@@ -248,6 +275,10 @@ def _like(value: Tensor, parameter: Tensor) -> Tensor:
     if value.shape != parameter.shape:
         return value
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def _sha256(path: Path) -> str:

@@ -50,13 +50,26 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the state of a run is saved.
+    """When the state of a run is saved. It is written beside the training.
 
     Args:
-        every: Save every so many steps; 0 saves only at the end.
+        every: Save every so many steps; 0 does not count steps. The end is always saved.
+        every_s: Save when so many seconds have passed since the last time; 0 does not count them.
+        keep_last: How many checkpoints stay, the newest; 0 keeps all. With one alone, there is none
+            to go back to where the disk has damaged it.
     """
 
     every: int = 0
+    every_s: float = 0.0
+    keep_last: int = 3
+
+
+def check_checkpoint(config: CheckpointConfig) -> None:
+    """Raises: RecipeError where a number cannot be."""
+    for name in ("every", "keep_last"):
+        _at_least(f"checkpoint.{name}", getattr(config, name), 0)
+    if not 0 <= config.every_s < float("inf"):
+        raise RecipeError(f"checkpoint.every_s is {config.every_s:g}; it must be 0 or more seconds")
 
 
 def check_train(config: TrainConfig) -> None:

@@ -15,6 +15,12 @@ from firecaffe.comm.agree import differing_ranks, gather_tensors, gather_text
 from firecaffe.comm.digest import digest, digest_each
 from firecaffe.comm.world import World
 from firecaffe.data import DataConfig, Dataset
+from firecaffe.errors import (
+    CheckpointError,
+    FirecaffeError,
+    LauncherLostError,
+    PreemptedError,
+)
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.runs.folder import RunConfig
 from firecaffe.runs.record import JsonLines, Metrics
@@ -22,7 +28,6 @@ from firecaffe.train.checkpoint import (
     COMPRESSOR,
     Checkpoint,
     extend_history,
-    save_checkpoint,
     state_scalars,
     state_tensors,
 )
@@ -30,8 +35,10 @@ from firecaffe.train.config import CheckpointConfig, TrainConfig
 from firecaffe.train.evaluate import Evaluation, evaluate
 from firecaffe.train.learning_rate import learning_rate
 from firecaffe.train.progress import RunProgress
+from firecaffe.train.saver import SaveCosts, Saver
 from firecaffe.train.solver import SolverConfig
-from firecaffe.train.step import Stepper, StepResult
+from firecaffe.train.step import Stepper, StepResult, Votes
+from firecaffe.train.stop import LAUNCHER, StopRequest
 
 
 @dataclass
@@ -57,6 +64,9 @@ class Training:
     identity: dict[str, Any]
     probe: str
     folder: Path
+    goes_on: bool
+    """Whether the folder holds the records of an earlier attempt at this run."""
+    saver: Saver
     title: str
     doubts: list[str]
     """Why other numbers of workers may not end in the same bits; see assemble."""
@@ -87,46 +97,108 @@ class Result:
     """Over weights, optimizer state and the losses of all steps."""
     drifted_ranks: list[int]
     """Ranks that ended with other weights than most: their updates came to other bits."""
+    checkpoints: SaveCosts
+    """What saving has cost, on rank 0."""
 
 
 def train(t: Training) -> Result:
-    """Trains from `first_step` to `steps`; all ranks return the same result."""
+    """Trains from `first_step` to `steps`; all ranks return the same result.
+
+    Raises: PreemptedError where the run was asked to stop, LauncherLostError where its launcher is
+    gone; its checkpoint is saved then.
+    """
     with ExitStack() as stack:
         progress = stack.enter_context(
             RunProgress(t.title, t.first_step, t.steps, shown=t.world.is_first)
         )
-        timings = stack.enter_context(JsonLines(t.folder / f"timings/rank-{t.world.rank}.jsonl"))
+        stop = stack.enter_context(StopRequest())
+        timings = stack.enter_context(
+            JsonLines(t.folder / f"timings/rank-{t.world.rank}.jsonl", t.goes_on)
+        )
+        trips = stack.enter_context(
+            JsonLines(t.folder / f"timings/round-trips-{t.world.rank}.jsonl", t.goes_on)
+        )
         metrics = digests = None
         if t.world.is_first:
-            metrics = stack.enter_context(Metrics(t.folder, t.run.tensorboard))
+            after = t.first_step if t.goes_on else None
+            metrics = stack.enter_context(Metrics(t.folder, t.run.tensorboard, after))
             if t.run.digests:
-                digests = stack.enter_context(JsonLines(t.folder / "digests.jsonl"))
+                digests = stack.enter_context(JsonLines(t.folder / "digests.jsonl", t.goes_on))
         for note in t.notes:
             progress.say(f"{t.title}  {note}")
+        t.saver.warn = lambda line: progress.say(f"{t.title}  {line}")
         history, sums = t.history, Sums()
+        saved_s = time.monotonic()
+
+        def vote() -> Votes:
+            is_due = t.checkpoint.every_s and time.monotonic() - saved_s >= t.checkpoint.every_s
+            return Votes(stop=bool(stop.reason), save=bool(is_due) and t.world.is_first)
+
         for step in range(t.first_step, t.steps):
             start = time.perf_counter()
+            t.world.place.step = step + 1
             rate = learning_rate(t.solver, step, t.steps)
-            result = t.stepper.run(step, rate, t.optimizer, t.reducer, t.solver.clip_gradients)
+            clip = t.solver.clip_gradients
+            result = t.stepper.run(step, rate, t.optimizer, t.reducer, clip, vote)
             history = extend_history(history, result.loss)
             done = step + 1
             timings.write(asdict(result.timings))
+            for trip in t.world.watch.take_round_trips() if t.world.watch is not None else ():
+                trips.write(asdict(trip))
             progress.step(done, rate, result)
             if metrics is not None:
                 metrics.write("train", done, {"learning_rate": rate, **_numbers(result)})
             if digests is not None:
                 digests.write({"step": done, "tensors": _state_digests(t, history)})
-            sums.add(result, time.perf_counter() - start, is_first=step == t.first_step)
-            if done < t.steps and t.checkpoint.every and done % t.checkpoint.every == 0:
+            is_due = bool(t.checkpoint.every) and done % t.checkpoint.every == 0
+            if done < t.steps and (is_due or result.votes.save or result.votes.stop):
                 _save(t, done, history)
+                saved_s = time.monotonic()
+            sums.add(result, time.perf_counter() - start, is_first=step == t.first_step)
+            if done < t.steps and result.votes.stop:
+                reason = stop.reason  # before others may be asked to end
+                _finish_saving(t)
+                raise _stopped(reason, done, t.folder)
             if done < t.steps and t.config.eval_every and done % t.config.eval_every == 0:
                 _evaluate(t, done, metrics, progress)
-        _save(t, t.steps, history)  # before the evaluation, which may fail
+        if t.first_step < t.steps:
+            _save(t, t.steps, history)  # before the evaluation, which may fail
         evaluation = _evaluate(t, t.steps, metrics, progress)
+        _finish_saving(t)
+        if t.checkpoint.every or t.checkpoint.every_s:
+            progress.say(f"{t.title}  {t.saver.costs.line}")
         final = _result(t, sums, evaluation, history)
         for rank in final.drifted_ranks:
             progress.say(f"{t.title}  warning: rank {rank} ended with other weights than most")
         return final
+
+
+def _finish_saving(t: Training) -> None:
+    """Returns on all ranks once rank 0 has the last checkpoint on the disk: nobody leaves before,
+    for a launcher ends the others of a rank that has left.
+
+    Raises: CheckpointError, on all ranks, where it is not there.
+    """
+    problem = ""
+    try:
+        t.saver.finish()
+    except CheckpointError as error:
+        problem = str(error)
+    said = gather_text(t.world, problem)
+    if said[0]:
+        raise CheckpointError(said[0])
+
+
+def _stopped(reason: str, done: int, folder: Path) -> FirecaffeError:
+    words = (
+        f"stopped after step {done} ({reason or 'another rank was asked to'}); "
+        f"a checkpoint is saved, resume with --resume {folder}"
+    )
+    if reason == LAUNCHER:
+        return LauncherLostError(words)
+    error = PreemptedError(words)
+    error.goes_along = not reason
+    return error
 
 
 @dataclass
@@ -158,26 +230,26 @@ def _evaluate(t: Training, done: int, metrics: Metrics | None, progress: RunProg
 
 
 def _save(t: Training, done: int, history: str) -> None:
-    """Rank 0 saves; the others wait, so that its time is not taken for communication."""
+    """Rank 0 saves, beside what all go on with."""
     kept_back: dict[str, Tensor] = {}
     if t.reducer.compressor is not None:
         kept_back = gather_tensors(t.world, t.reducer.compressor.state())
     if t.world.is_first:
-        checkpoint = Checkpoint(
-            step=done,
-            identity=t.identity,
-            probe=t.probe,
-            history=history,
-            doubts=t.doubts,
-            tensors={
-                **state_tensors(t.model, t.optimizer),
-                **{f"{COMPRESSOR}{key}": tensor for key, tensor in kept_back.items()},
-            },
-            scalars=state_scalars(t.model, t.optimizer),
-            scaler=t.stepper.scaler.state_dict(),
+        t.saver.save(
+            Checkpoint(
+                step=done,
+                identity=t.identity,
+                probe=t.probe,
+                history=history,
+                doubts=t.doubts,
+                tensors={
+                    **state_tensors(t.model, t.optimizer),
+                    **{f"{COMPRESSOR}{key}": tensor for key, tensor in kept_back.items()},
+                },
+                scalars=state_scalars(t.model, t.optimizer),
+                scaler=t.stepper.scaler.state_dict(),
+            )
         )
-        save_checkpoint(t.folder / "checkpoints", checkpoint)
-    gather_text(t.world, "saved")
 
 
 def _state_digests(t: Training, history: str) -> dict[str, str]:
@@ -205,7 +277,8 @@ def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Re
         "communication": _share(sums.exposed_communication_s, sums.train_s),
         "data": _share(sums.data_s, sums.train_s),
     }
-    ranks = [json.loads(text) for text in gather_text(t.world, json.dumps(shares))]
+    stated = {**shares, "checkpoints": asdict(t.saver.costs)}
+    ranks = [json.loads(text) for text in gather_text(t.world, json.dumps(stated))]
     return Result(
         steps=t.steps,
         timed_samples=sums.samples,
@@ -220,6 +293,7 @@ def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Re
         weights_sha256=weights,
         state_sha256=state,
         drifted_ranks=drifted,
+        checkpoints=SaveCosts(**ranks[0]["checkpoints"]),
     )
 
 

@@ -34,6 +34,16 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class Votes:
+    """What a rank wants done after a step. One vote decides, and all ranks know it: votes are
+    summed with the gradients, so that they cost no message of their own.
+    """
+
+    stop: bool = False
+    save: bool = False
+
+
+@dataclass(frozen=True)
 class StepResult:
     """One step over all workers."""
 
@@ -42,6 +52,7 @@ class StepResult:
     top1: float
     top5: float
     timings: Timings
+    votes: Votes = Votes()
 
 
 class Stepper:
@@ -74,8 +85,12 @@ class Stepper:
         optimizer: optim.Optimizer,
         reducer: GradientReducer,
         clip_gradients: float,
+        vote: Callable[[], Votes] = Votes,
     ) -> StepResult:
-        """Trains step `step`, counted from 0, and leaves every rank with the same weights."""
+        """Trains step `step`, counted from 0, and leaves every rank with the same weights.
+
+        vote: asked before the last backward.
+        """
         start = time.perf_counter()
         samples = self.batches.order.samples_in_step(step)
         total_weight = samples / self.config.micro_batch_size
@@ -89,7 +104,7 @@ class Stepper:
             data_s += time.perf_counter() - before_data
             self.buffers.begin_micro_batch()
             loss, tail = self.forward(images, labels, step, leaf)
-            counts = self._counts() if leaf == self.share[-1] else None
+            counts = self._counts(vote()) if leaf == self.share[-1] else None
             reducer.add(leaf, loss, tail, counts)
         before_wait = time.perf_counter()
         totals = reducer.finish_step()
@@ -97,7 +112,7 @@ class Stepper:
         self._update(learning_rate, optimizer, clip_gradients)
         loss_sums, *buffer_sums = totals.tail
         self.buffers.finish_step(buffer_sums, total_weight)
-        loss_sum, (top1, top5) = loss_sums.item(), totals.counts.tolist()
+        loss_sum, (top1, top5, stop, save) = loss_sums.item(), totals.counts.tolist()
         end = time.perf_counter()
         timings = Timings(
             step=step + 1,
@@ -108,7 +123,14 @@ class Stepper:
             update_s=end - before_update,
             step_s=end - start,
         )
-        return StepResult(samples, loss_sum / total_weight, top1 / samples, top5 / samples, timings)
+        return StepResult(
+            samples,
+            loss_sum / total_weight,
+            top1 / samples,
+            top5 / samples,
+            timings,
+            Votes(stop > 0, save > 0),
+        )
 
     def batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]:
         images, labels = self.batches.train_batch(step, leaf)
@@ -145,22 +167,24 @@ class Stepper:
         return self.scaler.scale(loss), tail
 
     def empty_counts(self) -> Tensor:
-        """Samples whose label came first, and among the first five."""
-        return torch.zeros(2, device=self.device)
+        """Samples whose label came first, and among the first five; votes to stop, and to save."""
+        return torch.zeros(4, device=self.device)
 
     def empty_tail(self) -> list[Tensor]:
         """The tail of a micro-batch without samples."""
         return [torch.zeros(1, device=self.device), *self.buffers.no_changes()]
 
-    def _counts(self) -> Tensor:
-        """Counts of all this worker's samples of the step.
+    def _counts(self, votes: Votes) -> Tensor:
+        """Counts of all this worker's samples of the step, and its votes.
 
         Whole numbers have the same sum in any order, so they need not be counted leaf by leaf.
         """
-        if not self._seen:
-            return self.empty_counts()
-        logits, labels = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
-        return count_correct(logits, labels)
+        counts = self.empty_counts()
+        counts[2:] = torch.tensor([votes.stop, votes.save])
+        if self._seen:
+            logits, labels = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
+            counts[:2] = count_correct(logits, labels)
+        return counts
 
     def _update(
         self, learning_rate: float, optimizer: optim.Optimizer, clip_gradients: float

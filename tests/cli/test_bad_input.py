@@ -35,7 +35,7 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr("firecaffe.comm.launch.elastic_launch", refuse)
+    monkeypatch.setattr("firecaffe.comm.agent.FaultAgent.run", refuse)
 
 
 def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[int, str]:

@@ -254,7 +254,7 @@ def test_refuses_in_one_line_before_any_rank_is_started(
     def refuse(*_: object) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr("firecaffe.comm.launch.elastic_launch", refuse)
+    monkeypatch.setattr("firecaffe.comm.agent.FaultAgent.run", refuse)
     assert main(["bench", *argv]) == code
     captured = capsys.readouterr()
     assert captured.out == ""

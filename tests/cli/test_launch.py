@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from firecaffe.faults import KINDS
 
 FIRECAFFE = [sys.executable, "-m", "firecaffe"]
 TIMEOUT_S = 120
@@ -87,6 +90,9 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
         "rank-0.jsonl",
         "rank-1.jsonl",
         "rank-2.jsonl",
+        "round-trips-0.jsonl",
+        "round-trips-1.jsonl",
+        "round-trips-2.jsonl",
     }
 
 
@@ -144,8 +150,9 @@ def test_a_killed_rank_ends_the_run_with_its_name(recipe: Path, tmp_path: Path) 
         victim = next(rank for rank in ranks if rank.environ().get("RANK") == "1")
         victim.send_signal(signal.SIGKILL)
         _, errors = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 128 + signal.SIGKILL
-    assert errors.splitlines() == ["firecaffe: rank 1 was ended by SIGKILL"]
+        assert process.returncode == KINDS["killed"].exit_code
+    (line,) = errors.splitlines()
+    assert re.match(r"firecaffe: rank 1 on \S+ was killed at step \d+: SIGKILL", line), line
     assert not any(rank.is_running() for rank in ranks if rank.pid != victim.pid)
     assert not (tmp_path / "run" / "result.json").exists()
 
@@ -171,7 +178,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(
         for rank in psutil.Process(process.pid).children(recursive=True):
             rank.kill()
         process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 128 + signal.SIGKILL
+        assert process.returncode == KINDS["killed"].exit_code
     assert not (killed / "result.json").exists()
 
     done = call(*FIRECAFFE, "train", recipe, *words, "--resume", killed, "--run.folder", resumed)

@@ -17,7 +17,7 @@ from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
-from firecaffe.train.checkpoint import COMPRESSOR, find_checkpoint, load_checkpoint, state_tensors
+from firecaffe.train.checkpoint import COMPRESSOR, load_newest, state_tensors
 from tests.parity.network import Net
 
 SEED, STEPS, RATE, MOMENTUM, DECAY = 11, 6, 0.05, 0.9, 0.001
@@ -78,7 +78,7 @@ def ours(
 ) -> dict[str, Tensor]:
     """All tensors of the last checkpoint of `firecaffe.train`."""
     firecaffe.train(recipe, lambda: copy.deepcopy(net), train_set, train_set, resume=resume)
-    return load_checkpoint(find_checkpoint(Path(recipe.run.folder))).tensors
+    return load_newest(Path(recipe.run.folder))[0].tensors
 
 
 def tree_sum(values: Sequence[Tensor]) -> Tensor:

@@ -23,7 +23,7 @@ from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank
 from firecaffe.gradients.compressors.low_rank import matrix_columns
 from firecaffe.runs.folder import read_run_file
-from firecaffe.train.checkpoint import COMPRESSOR, find_checkpoint, load_checkpoint
+from firecaffe.train.checkpoint import COMPRESSOR, load_newest
 from tests.ranks.networks import small_data
 from tests.world import Ranks
 
@@ -100,7 +100,7 @@ def fit(recipe: Recipe, folder: Path, resume: Path | None, bucket_bytes: int) ->
     data: TensorDataset = small_data(100)
     result = firecaffe.train(recipe, Network, data, small_data(30, 1), resume=resume)
     assert not result.drifted_ranks
-    tensors = load_checkpoint(find_checkpoint(folder)).tensors
+    tensors = load_newest(folder)[0].tensors
     return {"state": result.state_sha256, **digest_each(tensors.items())}
 
 

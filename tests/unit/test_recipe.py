@@ -67,8 +67,9 @@ OTHER = Recipe(
         bucket_bytes=1_000_000,
         shared_memory=False,
         timeout_s=0.5,
+        silent_s=0.6,
     ),
-    checkpoint=CheckpointConfig(every=12),
+    checkpoint=CheckpointConfig(every=12, every_s=3.5, keep_last=7),
     run=RunConfig(folder="runs/mine", tensorboard=False, digests=True),
 )
 
@@ -126,7 +127,10 @@ FREE = {
     "exchange.bucket_bytes",
     "exchange.shared_memory",
     "exchange.timeout_s",
+    "exchange.silent_s",
     "checkpoint.every",
+    "checkpoint.every_s",
+    "checkpoint.keep_last",
     "run.folder",
     "run.tensorboard",
     "run.digests",
@@ -205,7 +209,10 @@ def test_accepted(recipe: Recipe) -> None:
         ("exchange.bucket_bytes", 0, "exchange.bucket_bytes is 0; it must be at least 1"),
         ("exchange.timeout_s", 0.0, "exchange.timeout_s is 0; it must be 0.1 to 1e+06 seconds"),
         ("exchange.timeout_s", float("nan"), "exchange.timeout_s is nan"),
-        ("checkpoint.every", -1, "checkpoint.every is -1; it must be 0 or more"),
+        ("exchange.silent_s", 0.0, "exchange.silent_s is 0; it must be 0.1 to 1e+06 seconds"),
+        ("checkpoint.every", -1, "checkpoint.every is -1; it must be at least 0"),
+        ("checkpoint.keep_last", -1, "checkpoint.keep_last is -1; it must be at least 0"),
+        ("checkpoint.every_s", float("nan"), "checkpoint.every_s is nan; it must be 0 or more"),
     ],
 )
 def test_refused(name: str, value: object, words: str) -> None:

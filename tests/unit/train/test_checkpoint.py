@@ -14,8 +14,7 @@ from firecaffe.train.checkpoint import (
     SUMS,
     Checkpoint,
     check_identity,
-    find_checkpoint,
-    load_checkpoint,
+    load_newest,
     restore,
     save_checkpoint,
     state_scalars,
@@ -96,7 +95,7 @@ def test_every_bit_comes_back(tmp_path: Path, solver: str, channels_last: bool) 
     save_checkpoint(tmp_path, taken(net, optimizer))
     assert bits(state_tensors(net, optimizer)) == before
 
-    loaded = load_checkpoint(find_checkpoint(tmp_path))
+    loaded = load_newest(tmp_path)[0]
     other, other_optimizer = build(2, solver, channels_last)
     restore(loaded, other, other_optimizer)
     assert bits(state_tensors(other, other_optimizer)) == before
@@ -135,7 +134,7 @@ def test_scalars_come_back(tmp_path: Path) -> None:
     optimizer.state[net.scale] = {"count": 3, "rate": 0.1, "nothing": None}
     save_checkpoint(tmp_path, taken(net, optimizer))
     other, other_optimizer = build(2, "sgd", False)
-    restore(load_checkpoint(find_checkpoint(tmp_path)), other, other_optimizer)
+    restore(load_newest(tmp_path)[0], other, other_optimizer)
     assert other_optimizer.state[other.scale] == {"count": 3, "rate": 0.1, "nothing": None}
 
 

@@ -1,0 +1,84 @@
+"""`firecaffe explain RUN`: where the time of each rank went, and who is slow beyond the noise."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from firecaffe.cli.console import make_console
+from firecaffe.cli.parse import Parser
+from firecaffe.runs.explain import PARTS, Explanation, Slow, explain
+from firecaffe.runs.fault import NAME
+from firecaffe.runs.folder import read_run_file
+
+USAGE = "RUN [--json]"
+
+HEADERS = {
+    "data_s": "data",
+    "compute_s": "compute",
+    "exposed_communication_s": "waits for others",
+    "update_s": "update",
+}
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(
+        "explain",
+        USAGE,
+        "Where the time of each rank of a run went, finished or not; and the rank that is slow "
+        "beyond the noise, in what it computes or in its link.",
+    )
+    parser.add_argument("run", type=str, help="a run folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    options = parser.parse_args(argv)
+    folder = Path(options.run)
+    explanation = explain(folder)
+    if options.json:
+        print(json.dumps(dataclasses.asdict(explanation), indent=2))
+        return 0
+    console = make_console()
+    console.print(_table(explanation))
+    for line in lines(explanation):
+        console.print(line, markup=False)
+    if (folder / NAME).is_file():
+        fault = read_run_file(folder, NAME)
+        console.print(f"fault: {fault.get('line')} ({fault.get('then')})", markup=False)
+    return 0
+
+
+def lines(explanation: Explanation) -> list[str]:
+    """What is to be said of the table, one thing a line."""
+    said = [_sentence(slow) for slow in explanation.slow]
+    if not said and not explanation.not_tested:
+        said.append("no rank is slow beyond the noise")
+    return [*said, *(f"not tested: {reason}" for reason in explanation.not_tested)]
+
+
+def _sentence(slow: Slow) -> str:
+    what = (
+        "computes longer than the others: its own part of a step takes"
+        if slow.cause == "computes"
+        else "has a slow link: round trips with it take"
+    )
+    return (
+        f"rank {slow.rank} {what} {_ms(slow.own_s)}, against {_ms(slow.others_s)} "
+        f"({slow.factor:.2f} times; p = {slow.p_value:.2g}, n = {slow.samples})"
+    )
+
+
+def _table(explanation: Explanation) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    for header in ("rank", "steps", "step", *HEADERS.values(), "rest"):
+        table.add_column(header, justify="right")
+    for rank in explanation.ranks:
+        shares = [f"{_ms(rank.parts_s[p])} {rank.parts_s[p] / rank.step_s:4.0%}" for p in PARTS]
+        table.add_row(
+            str(rank.rank), str(rank.steps), _ms(rank.step_s), *shares, _ms(max(0.0, rank.rest_s))
+        )
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"

@@ -1,0 +1,142 @@
+"""Connects every two ranks of a world by a TCP socket of their own, beside the process group."""
+
+import hmac
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import psutil
+from torch._C._distributed_c10d import Store
+
+from firecaffe.errors import LaunchError
+
+LOOPBACK = "127.0.0.1"
+TOKEN_BYTES = 16
+RANK = struct.Struct("!I")
+WELCOME = b"firecaffe"
+TRY_S = 2.0
+"""For one address of a rank that has several."""
+
+
+def connect_ranks(
+    store: Store, rank: int, world_size: int, timeout_s: float, *, one_host: bool
+) -> dict[int, socket.socket]:
+    """A connected socket to every other rank, by its number. All ranks must call it.
+
+    Addresses and a secret go by the store; who does not know the secret is not let in. Ranks of one
+    host listen on its loopback alone.
+
+    Raises: LaunchError that names a rank which cannot be reached.
+    """
+    deadline = time.monotonic() + timeout_s
+    token = secrets.token_bytes(TOKEN_BYTES)
+    with socket.create_server((LOOPBACK if one_host else "", 0), backlog=world_size) as listener:
+        port = listener.getsockname()[1]
+        addresses = [LOOPBACK] if one_host else own_addresses(os.environ["MASTER_ADDR"])
+        store.set(f"watch/{rank}", json.dumps([token.hex(), port, addresses]))
+        sockets: dict[int, socket.socket] = {}
+        try:
+            for other in range(rank):
+                sockets[other] = _call(store, rank, other, deadline)
+            _answer(listener, token, sockets, range(rank + 1, world_size), deadline)
+        except BaseException:
+            for each in sockets.values():
+                each.close()
+            raise
+    for each in sockets.values():
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sockets
+
+
+def host_names(store: Store, rank: int, world_size: int, *, one_host: bool) -> list[str]:
+    """By rank. Where several hosts call themselves the same, their addresses tell them apart."""
+    address = LOOPBACK if one_host else own_addresses(os.environ["MASTER_ADDR"])[0]
+    store.set(f"host/{rank}", json.dumps([socket.gethostname(), address]))
+    found = [json.loads(store.get(f"host/{each}")) for each in range(world_size)]
+    unique = len({address for _, address in found}) == len({name for name, _ in found})
+    return [name if unique else f"{name}/{address}" for name, address in found]
+
+
+def own_addresses(towards: str) -> list[str]:
+    """Where other hosts may reach this one: first the address on the way to HOST[:PORT]."""
+    found: list[str] = []
+    with suppress(OSError, UnicodeError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((towards.split(":")[0], 9))  # sends nothing
+        found.append(probe.getsockname()[0])
+    for each in psutil.net_if_addrs().values():
+        found += [address.address for address in each if address.family == socket.AF_INET]
+    outward = [a for a in dict.fromkeys(found) if not ipaddress.ip_address(a).is_loopback]
+    return outward or [LOOPBACK]
+
+
+def _call(store: Store, rank: int, other: int, deadline: float) -> socket.socket:
+    token, port, addresses = json.loads(store.get(f"watch/{other}"))
+    reasons = []
+    for address in _in_turn(addresses):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            break
+        try:
+            peer = socket.create_connection((address, port), min(TRY_S, left_s))
+            peer.sendall(bytes.fromhex(token) + RANK.pack(rank))
+            # Else somebody else listens there. It may be busy with calls of its own.
+            peer.settimeout(left_s)
+            if _read(peer, len(WELCOME)) != WELCOME:
+                raise OSError("no rank of this run listens there")
+            return peer
+        except OSError as error:
+            reasons.append(f"{address}:{port}: {error}")
+    raise LaunchError(f"rank {rank} cannot reach rank {other}: {'; '.join(reasons)}")
+
+
+def _in_turn(addresses: Sequence[str]) -> list[str]:
+    """Each a second time: a listener's queue may have been full."""
+    return [*addresses, *addresses]
+
+
+def _answer(
+    listener: socket.socket,
+    token: bytes,
+    sockets: dict[int, socket.socket],
+    awaited: range,
+    deadline: float,
+) -> None:
+    missing = set(awaited)
+    while missing:
+        listener.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            peer, _ = listener.accept()
+        except TimeoutError:
+            raise LaunchError(
+                f"rank {min(missing)} did not call in time, nor did {len(missing) - 1} others"
+            ) from None
+        try:
+            peer.settimeout(TRY_S)
+            said = _read(peer, TOKEN_BYTES + RANK.size)
+            other = RANK.unpack(said[TOKEN_BYTES:])[0]
+            known = hmac.compare_digest(said[:TOKEN_BYTES], token) and other in missing
+            if known:
+                peer.sendall(WELCOME)
+        except (OSError, struct.error):
+            known = False
+        if not known:
+            peer.close()
+            continue
+        sockets[other] = peer
+        missing.remove(other)
+
+
+def _read(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = peer.recv(count - len(data))
+        if not part:
+            raise OSError("closed")
+        data += part
+    return data

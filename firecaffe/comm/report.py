@@ -1,0 +1,48 @@
+"""A rank's last word to its launcher: one line, an exit code, and the fault where there was one."""
+
+import json
+import os
+import sys
+import time
+from typing import NoReturn
+
+from firecaffe.faults import Fault
+
+LAUNCHED = "FIRECAFFE_LAUNCHED"
+"""In the environment of ranks that firecaffe's own launcher started: its process number."""
+
+REPORT = "TORCHELASTIC_ERROR_FILE"
+"""Where torch's elastic agent wants a rank's report."""
+
+
+def is_reported() -> bool:
+    """Whether a launcher reads reports."""
+    return bool(os.environ.get(REPORT))
+
+
+def leave_report(message: str, fault: Fault | None = None) -> None:
+    """Leaves the line to the launcher, which says it once for all ranks; else prints it."""
+    line = " ".join(message.split())
+    report = os.environ.get(REPORT)
+    if report:
+        extra = {"timestamp": str(int(time.time())), "time_s": time.time()}
+        if fault is not None:
+            extra["fault"] = fault.as_text()
+        aside = f"{report}.partial"
+        try:
+            with open(aside, "w", encoding="utf-8") as file:
+                json.dump({"message": {"message": line, "extraInfo": extra}}, file)
+            os.replace(aside, report)
+        except OSError:
+            report = None
+    # A launcher of ours that is gone, or finds no report, says nothing.
+    if not report or os.environ.get(LAUNCHED) != str(os.getppid()):
+        rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+        print(f"firecaffe: {rank}{line}", file=sys.stderr)
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """Ends at once: a communication thread may still wait for a rank that is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

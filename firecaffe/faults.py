@@ -1,0 +1,114 @@
+"""What can happen to a rank of a run: each kind with its words, its exit code and what to do.
+
+A fault is told in one line, kept in the run folder as fault.json, and sent to the other ranks, so
+that all end with the same words. docs/faults.md lists the kinds.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row of `KINDS`."""
+
+    exit_code: int
+    what: str
+    """After "rank 1 on HOST", before "at step 40"."""
+    advice: str
+
+
+RESUME = "resume from the newest checkpoint (--resume), or let --max-restarts do so"
+
+KINDS = {
+    "exception": Kind(1, "failed", "its traceback is above"),
+    "other": Kind(8, "cannot go on", "mend what it says"),
+    "data": Kind(3, "has no data to go on with", "mend the data, then " + RESUME),
+    "checkpoint": Kind(4, "cannot read or save a checkpoint", "see what the disk says"),
+    "gone": Kind(9, "went away", RESUME),
+    "killed": Kind(10, "was killed", RESUME),
+    "frozen": Kind(11, "froze", "look for a stopped process or a stalled host, then " + RESUME),
+    "unreachable": Kind(12, "cannot be reached", "look at its host's network, then " + RESUME),
+    "stuck": Kind(13, "is alive but does not get on", "look at what it waits for, then " + RESUME),
+    "out_of_memory": Kind(
+        14, "ran out of memory", "take smaller micro-batches, or fewer ranks on a host"
+    ),
+    "launcher_killed": Kind(15, "lost its launcher", RESUME),
+    "preempted": Kind(75, "was asked to stop", RESUME),
+}
+
+TOGETHER = ("preempted", "launcher_killed")
+"""What ranks agree on at the end of a step: it happens to all, so none need be told."""
+
+ANOTHER = "another rank"
+"""Where a rank only goes along."""
+
+MOST_TEXT = 2000
+"""Characters of a text that came from elsewhere."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happened to one rank."""
+
+    kind: str
+    rank: int
+    host: str
+    step: int
+    """The step under way, counted from 1; 0 before the first."""
+    seen: str
+    """How it was noticed."""
+    detail: str = ""
+    """The rank's own words, or what ended it."""
+    code: int = 0
+    """The exit code of an error that is explained elsewhere; 0 is the kind's."""
+
+    @property
+    def exit_code(self) -> int:
+        return self.code or KINDS[self.kind].exit_code
+
+    @property
+    def line(self) -> str:
+        """What happened, to whom, when, seen how, and what to do."""
+        kind = KINDS[self.kind]
+        what = f"rank {self.rank} on {self.host} {kind.what}"
+        when = f"at step {self.step}" if self.step else "before the first step"
+        detail = f": {self.detail}" if self.detail else ""
+        return f"{what} {when}{detail} (seen by {self.seen}); {kind.advice}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "exit_code": self.exit_code, "line": self.line}
+
+    def as_text(self) -> str:
+        """What `parse` reads, on one line."""
+        short = {
+            name: value[:MOST_TEXT] if isinstance(value, str) else value
+            for name, value in asdict(self).items()
+        }
+        return json.dumps(short, ensure_ascii=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From another rank's or a file's JSON. Raises: ValueError where it is none."""
+        try:
+            found = json.loads(text)
+            fault = cls(
+                kind=found["kind"],
+                rank=found["rank"],
+                host=found["host"],
+                step=found["step"],
+                seen=found["seen"],
+                detail=found["detail"],
+                code=found["code"],
+            )
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"no fault: {error}") from error
+        words = fault.kind, fault.host, fault.seen, fault.detail
+        if not all(isinstance(word, str) and len(word) <= MOST_TEXT for word in words):
+            raise ValueError("no fault: a word is none, or too long")
+        if fault.kind not in KINDS or not all(
+            type(n) is int for n in (fault.rank, fault.step, fault.code)
+        ):
+            raise ValueError("no fault: a kind that there is not, or a number that is none")
+        return fault

@@ -1,0 +1,222 @@
+"""Where the time of each rank of a run went, and whether one is slow beyond the noise.
+
+A rank *computes* longer than others where the time before it waits (data, forward, backward) is
+longer than the median of the others', by a signed-rank test over blocks of steps. A rank's *link*
+is slow where round trips to and from it, between hosts, take longer than those between all others,
+by a rank-sum test over blocks of them. Both are one-sided, at ALPHA over all ranks together (Holm).
+Neighboring steps are alike, so blocks and not steps are counted.
+
+Source: Wilcoxon 1945; Mann and Whitney 1947; Holm 1979.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, log2
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import mannwhitneyu, wilcoxon
+
+from firecaffe.errors import RunError
+from firecaffe.runs.record import read_json_lines
+
+PARTS = ("data_s", "compute_s", "exposed_communication_s", "update_s")
+"""Of a step, as one rank sees it; what is left over is the loop's own."""
+
+ALPHA = 0.01
+
+BLOCKS = 10
+"""Of steps, and one more for each doubling of the ranks: fewer could say nothing at ALPHA."""
+
+FEWEST_STEPS = 5
+"""Of a block. What slows a rank down for some steps should not count as several events."""
+
+BLOCKS_OF_PAIR = 4
+"""Of the round trips of one rank with another one: as many samples."""
+FEWEST_TRIPS = 3
+"""Of such a block."""
+
+
+Rows = Mapping[int, Sequence[Mapping[str, Any]]]
+"""A file's rows, by rank."""
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Medians over a rank's steps, in seconds. The first step, which warms up, is left out."""
+
+    rank: int
+    steps: int
+    step_s: float
+    parts_s: dict[str, float]
+
+    @property
+    def rest_s(self) -> float:
+        return self.step_s - sum(self.parts_s.values())
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A rank that is slow beyond the noise."""
+
+    rank: int
+    cause: str
+    """computes: before it waits for others; link: in what it sends or receives."""
+    own_s: float
+    """Median: of a step's own part, or of a round trip."""
+    others_s: float
+    p_value: float
+    """After Holm's correction."""
+    samples: int
+
+    @property
+    def factor(self) -> float:
+        return self.own_s / self.others_s if self.others_s else float("inf")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` tells."""
+
+    ranks: list[RankTimes]
+    slow: list[Slow]
+    """The slowest first."""
+    not_tested: list[str]
+    """Why there was not enough to test."""
+
+
+def explain(folder: Path) -> Explanation:
+    """Reads the timings of a run, finished or not.
+
+    Raises: RunError where there are none.
+    """
+    timings = _read(folder, "rank-*.jsonl")
+    if not timings or not any(timings.values()):
+        raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
+    ranks = [_times(rank, rows) for rank, rows in timings.items() if rows]
+    trips = _read(folder, "round-trips-*.jsonl")
+    try:
+        found, not_tested = _slow_computers(timings)
+        links, why = _slow_links(trips)
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{folder}: a row of its timings lacks {error}") from error
+    slow = sorted([*found, *links], key=lambda each: each.own_s - each.others_s, reverse=True)
+    return Explanation(ranks, slow, [*not_tested, *why])
+
+
+def _read(folder: Path, pattern: str) -> dict[int, list[dict[str, Any]]]:
+    found = {}
+    for path in (folder / "timings").glob(pattern):
+        try:
+            rank = int(path.stem.rpartition("-")[2])
+            rows = read_json_lines(path)
+            found[rank] = [row for row in rows if isinstance(row["step"], int)]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path}: cannot be read ({error})") from error
+    return dict(sorted(found.items()))
+
+
+def _times(rank: int, rows: Sequence[Mapping[str, Any]]) -> RankTimes:
+    counted = rows[1:] or rows
+    try:
+        return RankTimes(
+            rank,
+            len(rows),
+            statistics.median(row["step_s"] for row in counted),
+            {part: statistics.median(row[part] for row in counted) for part in PARTS},
+        )
+    except (KeyError, TypeError) as error:
+        raise RunError(f"the timings of rank {rank} lack {error}") from error
+
+
+def _slow_computers(timings: Rows) -> tuple[list[Slow], list[str]]:
+    last = max(rows[-1]["step"] for rows in timings.values() if rows)
+    own = {
+        rank: {row["step"]: row["data_s"] + row["compute_s"] for row in rows[1:]}
+        for rank, rows in timings.items()
+        # Others belong to hosts that have left.
+        if rows and rows[-1]["step"] >= last - 1
+    }
+    if len(own) < 2:
+        return [], ["one rank: there is no other to compare it with"]
+    steps = sorted(set.intersection(*(set(by_step) for by_step in own.values())))
+    count = BLOCKS + ceil(log2(len(own)))
+    if len(steps) < count * FEWEST_STEPS:
+        return [], [
+            f"{len(steps)} steps are too few to tell a slow rank from noise; "
+            f"it takes {count * FEWEST_STEPS}"
+        ]
+    bounds = [len(steps) * i // count for i in range(count + 1)]
+    blocks = [steps[start:stop] for start, stop in pairwise(bounds)]
+    medians = {
+        rank: [statistics.median(by_step[step] for step in block) for block in blocks]
+        for rank, by_step in own.items()
+    }
+    p_values, values = {}, {}
+    for rank, of_rank in medians.items():
+        others = [
+            statistics.median(each[i] for other, each in medians.items() if other != rank)
+            for i in range(len(blocks))
+        ]
+        gaps = [a - b for a, b in zip(of_rank, others, strict=True)]
+        p_values[rank] = float(wilcoxon(gaps, alternative="greater").pvalue)
+        values[rank] = statistics.median(of_rank), statistics.median(others)
+    return [
+        Slow(rank, "computes", *values[rank], p_value, len(blocks))
+        for rank, p_value in holm(p_values).items()
+        if p_value < ALPHA
+    ], []
+
+
+def _slow_links(trips: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[Slow], list[str]]:
+    pairs = _between_hosts(trips)
+    ranks = sorted({rank for ends, _ in pairs for rank in ends})
+    if not ranks:
+        return [], []
+    if len({tuple(sorted(ends)) for ends, _ in pairs}) < 2:
+        return [], ["two ranks have one link: there is no other to compare it with"]
+    p_values, values, samples = {}, {}, {}
+    for rank in ranks:
+        own = [taken_s for ends, taken_s in pairs if rank in ends]
+        others = [taken_s for ends, taken_s in pairs if rank not in ends]
+        if min(len(own), len(others)) < BLOCKS_OF_PAIR:
+            continue
+        p_values[rank] = float(mannwhitneyu(own, others, alternative="greater").pvalue)
+        values[rank] = statistics.median(own), statistics.median(others)
+        samples[rank] = len(own)
+    if not p_values:
+        return [], ["too few round trips between hosts to tell a slow link from noise"]
+    return [
+        Slow(rank, "link", *values[rank], p_value, samples[rank])
+        for rank, p_value in holm(p_values).items()
+        if p_value < ALPHA
+    ], []
+
+
+def _between_hosts(trips: Rows) -> list[tuple[tuple[int, int], float]]:
+    """The two ends, and the median of a block of round trips, from the second step on."""
+    blocks = []
+    for rank, rows in trips.items():
+        by_peer: dict[int, list[float]] = defaultdict(list)
+        for row in rows:
+            if row["step"] > 1 and not row["in_host"]:
+                by_peer[row["peer"]].append(row["round_trip_s"])
+        for peer, taken in by_peer.items():
+            if len(taken) >= BLOCKS_OF_PAIR * FEWEST_TRIPS:
+                bounds = [len(taken) * i // BLOCKS_OF_PAIR for i in range(BLOCKS_OF_PAIR + 1)]
+                for start, stop in pairwise(bounds):
+                    blocks.append(((rank, peer), statistics.median(taken[start:stop])))
+    return blocks
+
+
+def holm(p_values: Mapping[int, float]) -> dict[int, float]:
+    """Corrected for so many tests. Source: Holm 1979."""
+    corrected: dict[int, float] = {}
+    largest = 0.0
+    for place, (name, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(p_values) - place) * p_value))
+        corrected[name] = largest
+    return corrected

@@ -1,0 +1,130 @@
+"""fault.json: what has happened to a run's ranks, the last of it first."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firecaffe.errors import (
+    CheckpointError,
+    DataError,
+    FirecaffeError,
+    LauncherLostError,
+    MemoryFullError,
+    PeerLostError,
+    PreemptedError,
+)
+from firecaffe.faults import ANOTHER, TOGETHER, Fault
+from firecaffe.runs.files import read_small, write_json
+from firecaffe.runs.record import read_json_lines
+
+NAME = "fault.json"
+
+UNTOLD = "this attempt ended"
+"""What follows a fault as ranks know it; a launcher knows better."""
+
+KIND_OF = {
+    DataError: "data",
+    CheckpointError: "checkpoint",
+    MemoryFullError: "out_of_memory",
+    MemoryError: "out_of_memory",
+    torch.OutOfMemoryError: "out_of_memory",
+    LauncherLostError: "launcher_killed",
+    PreemptedError: "preempted",
+}
+
+
+def kind_of(error: Exception) -> str:
+    """The kind of fault that an exception of this rank is."""
+    for kind, word in KIND_OF.items():
+        if isinstance(error, kind):
+            return word
+    # The CPU allocator's error has no class of its own.
+    return "out_of_memory" if "can't allocate memory" in str(error) else "exception"
+
+
+def fault_of(error: Exception, rank: int, host: str, step: int) -> Fault | None:
+    """What is to be told of an exception that ends this rank; None where nobody knows of whom."""
+    if isinstance(error, PeerLostError):
+        return error.fault
+    kind = kind_of(error)
+    if kind == "exception" and isinstance(error, FirecaffeError):
+        return Fault("other", rank, host, step, "itself", str(error), error.exit_code)
+    name = f"{type(error).__name__}: " if kind == "exception" else ""
+    goes_along = isinstance(error, PreemptedError) and error.goes_along
+    seen = ANOTHER if goes_along else "itself"
+    return Fault(kind, rank, host, step, seen, " ".join(f"{name}{error}".split()))
+
+
+def write_fault(folder: Path, fault: Fault, then: str = UNTOLD) -> None:
+    """Puts a fault before those that the run has met already; a full disk keeps it out.
+
+    The same fault again, as several ranks and the launcher may write it, stays one.
+    """
+    with suppress(OSError, ValueError), _alone_in(folder):
+        earlier = _read(folder / NAME)
+        if earlier and is_same(earlier[0], fault):
+            if fault.kind in TOGETHER:
+                return  # the first to say it said it
+            earlier = earlier[1:]
+        row = {**fault.as_json(), "then": then, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        write_json(folder / NAME, {**row, "earlier": earlier})
+
+
+def settle_fault(folder: Path | None, fault: Fault, then: str) -> Fault:
+    """The fault as a launcher tells it: with the step that the rank's own record shows, and in the
+    run folder, where there is one.
+    """
+    if folder is None:
+        return fault
+    if fault.step == 0:
+        fault = dataclasses.replace(fault, step=_step_under_way(folder, fault.rank))
+    write_fault(folder, fault, then)
+    return fault
+
+
+def _step_under_way(folder: Path, rank: int) -> int:
+    """The one after the last that the rank has recorded; 0 where it has recorded none."""
+    try:
+        rows = read_json_lines(folder / f"timings/rank-{rank}.jsonl")
+        return int(rows[-1]["step"]) + 1
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return 0
+
+
+def is_same(row: dict[str, Any], fault: Fault) -> bool:
+    """Whether both tell of one event: a rank's end may be known better later, its step too."""
+    if row.get("then") != UNTOLD:
+        return False  # a launcher has told it; what comes now is new
+    step = row.get("step")
+    is_of_all = fault.kind in TOGETHER and row.get("kind") == fault.kind
+    is_of_it = is_of_all or row.get("rank") == fault.rank
+    return is_of_it and isinstance(step, int) and abs(step - fault.step) <= 1
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Ranks and launchers wait for each other; a lock goes with its process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        row = json.loads(read_small(path))
+        earlier = row.pop("earlier")
+        return [row, *earlier]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []

@@ -1,0 +1,260 @@
+"""Faults on purpose: `--inject KIND:rank=R,step=S` makes one happen, really, at a step of a rank.
+
+Without an injection nothing of this file runs in a training: with one, it stands before what
+fetches a micro-batch, or behind what writes a checkpoint. docs/faults.md lists the kinds.
+"""
+
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+from firecaffe.comm.world import World
+from firecaffe.data import Batches
+from firecaffe.errors import CheckpointError, DataError, RecipeError
+from firecaffe.train.checkpoint import STATE, Checkpoint
+from firecaffe.train.saver import Saver, Write
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One fault: what, on which rank, from which step on (counted from 1)."""
+
+    kind: str
+    rank: int = 0
+    step: int = 1
+    factor: float = 2.0
+    """How many times longer a slow rank takes."""
+    rate: str = "10mbit"
+    """What is left of a slow link."""
+    attempt: int = 0
+    """In which attempt at the run: 0 is the first, before any restart."""
+
+
+def parse_injection(text: str) -> Injection:
+    """From `KIND` or `KIND:WORD=VALUE,…`. Raises: RecipeError."""
+    kind, _, rest = text.partition(":")
+    if kind not in KINDS:
+        raise RecipeError(f"--inject {text}: no kind {kind!r}; there are {', '.join(KINDS)}")
+    types: dict[str, type[int | float | str]] = {
+        "rank": int,
+        "step": int,
+        "attempt": int,
+        "factor": float,
+        "rate": str,
+    }
+    words: dict[str, int | float | str] = {}
+    for part in filter(None, rest.split(",")):
+        word, _, value = part.partition("=")
+        if word not in types:
+            raise RecipeError(f"--inject {text}: no word {word!r}; there are {', '.join(types)}")
+        try:
+            words[word] = types[word](value)
+        except ValueError:
+            raise RecipeError(
+                f"--inject {text}: {word} is {value!r}; it must be a {types[word].__name__}"
+            ) from None
+    injection = Injection(kind, **words)  # type: ignore[arg-type]
+    is_slower = 1 <= injection.factor < float("inf")
+    if injection.rank < 0 or injection.step < 1 or not is_slower or injection.attempt < 0:
+        raise RecipeError(f"--inject {text}: rank and attempt count from 0, step and factor from 1")
+    return injection
+
+
+def check_injections(injections: Iterable[Injection], world: World) -> None:
+    """Raises: RecipeError where a fault is for a rank that there is not."""
+    for each in injections:
+        if each.rank >= world.world_size and each.attempt == world.attempt:
+            raise RecipeError(
+                f"--inject {each.kind}: rank is {each.rank}; there are {world.world_size} ranks"
+            )
+
+
+@dataclass(frozen=True)
+class FaultyBatches(Batches):
+    """Batches before which something happens."""
+
+    faults: tuple[Callable[[int], None], ...] = ()
+    """Called with the step under way, counted from 1, before each micro-batch."""
+
+    def train_batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]:
+        for fault in self.faults:
+            fault(step + 1)
+        return super().train_batch(step, leaf)
+
+
+def inject_into_batches(batches: Batches, injections: Iterable[Injection], world: World) -> Batches:
+    """The batches of this rank with what is to happen in it; they themselves where nothing is."""
+    faults = tuple(
+        IN_STEP[each.kind](each)
+        for each in injections
+        if each.kind in IN_STEP and (each.rank, each.attempt) == (world.rank, world.attempt)
+    )
+    if not faults:
+        return batches
+    return FaultyBatches(batches.dataset, batches.order, batches.config, batches.device, faults)
+
+
+def inject_into_saver(saver: Saver, injections: Iterable[Injection], world: World) -> None:
+    """Lets what is written be refused or damaged."""
+    for each in injections:
+        if each.kind in IN_SAVER and each.attempt == world.attempt:
+            saver.write = IN_SAVER[each.kind](each, saver.write)
+
+
+def _once(fault: Callable[[Injection], None]) -> Callable[[Injection], Callable[[int], None]]:
+    """A fault that happens once, as soon as its step is there."""
+
+    def make(injection: Injection) -> Callable[[int], None]:
+        done = False
+
+        def at(step: int) -> None:
+            nonlocal done
+            if not done and step >= injection.step:
+                done = True
+                fault(injection)
+
+        return at
+
+    return make
+
+
+def _kill(_: Injection) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _freeze(_: Injection) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _preempt(_: Injection) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _kill_launcher(_: Injection) -> None:
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        raise RecipeError("--inject launcher_killed: nobody has launched this rank")
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
+def _fail(_: Injection) -> None:
+    raise ArithmeticError("injected exception")
+
+
+def _fill_memory(_: Injection) -> None:
+    torch.empty(1 << 50, dtype=torch.uint8)  # a petabyte: the allocator's own refusal
+
+
+def _end_data(injection: Injection) -> None:
+    raise DataError(f"injected: the data of rank {injection.rank} end here")
+
+
+def _truncate_shard(injection: Injection) -> None:
+    raise DataError(f"injected: the shard that rank {injection.rank} reads is truncated")
+
+
+def _cut_link(_: Injection) -> None:
+    _in_namespace(["ip", "link", "set", _link(), "down"])
+
+
+def _slow_link(injection: Injection) -> None:
+    limits = ["rate", injection.rate, "burst", "72kb", "limit", "1mb"]
+    _in_namespace(["tc", "qdisc", "replace", "dev", _link(), "root", "tbf", *limits])
+
+
+def _link() -> str:
+    """The one link of an emulated host."""
+    return next(name for name in psutil.net_if_addrs() if name != "lo")
+
+
+def _in_namespace(command: list[str]) -> None:
+    own = os.stat("/proc/self/ns/net").st_ino
+    if not any(path.stat().st_ino == own for path in Path("/run/netns").glob("*")):
+        raise RecipeError("--inject link_…: only on the hosts of an emulated cluster")
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _slow(injection: Injection) -> Callable[[int], None]:
+    """Sleeps after each micro-batch for as long as it takes to be `factor` times slower."""
+    last_s = float("nan")
+
+    def at(step: int) -> None:
+        nonlocal last_s
+        if step >= injection.step and last_s == last_s:
+            time.sleep(min(1.0, time.thread_time() - last_s) * (injection.factor - 1))
+        last_s = time.thread_time()
+
+    return at
+
+
+def _fill_disk(injection: Injection, write: Write) -> Write:
+    """Refuses the first checkpoint from a step on."""
+    done = False
+
+    def refused(folder: Path, checkpoint: Checkpoint) -> Path:
+        nonlocal done
+        if done or checkpoint.step < injection.step:
+            return write(folder, checkpoint)
+        done = True
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise CheckpointError(f"checkpoint of step {checkpoint.step} not saved: {full}")
+
+    return refused
+
+
+def _damage(cut: bool) -> Callable[[Injection, Write], Write]:
+    """Truncates the state of the first checkpoint from a step on, or flips one of its bits."""
+
+    def make(injection: Injection, write: Write) -> Write:
+        done = False
+
+        def damaging(folder: Path, checkpoint: Checkpoint) -> Path:
+            nonlocal done
+            path = write(folder, checkpoint)
+            if not done and checkpoint.step >= injection.step:
+                done = True
+                with open(path / STATE, "r+b") as file:
+                    middle = file.seek(0, os.SEEK_END) // 2
+                    if cut:
+                        file.truncate(middle)
+                    else:
+                        file.seek(middle)
+                        byte = file.read(1)[0]
+                        file.seek(middle)
+                        file.write(bytes([byte ^ 1]))
+            return path
+
+        return damaging
+
+    return make
+
+
+IN_STEP: dict[str, Callable[[Injection], Callable[[int], None]]] = {
+    "kill": _once(_kill),
+    "freeze": _once(_freeze),
+    "slow": _slow,
+    "data_end": _once(_end_data),
+    "exception": _once(_fail),
+    "out_of_memory": _once(_fill_memory),
+    "truncated_shard": _once(_truncate_shard),
+    "link_cut": _once(_cut_link),
+    "link_slow": _once(_slow_link),
+    "launcher_killed": _once(_kill_launcher),
+    "preempt": _once(_preempt),
+}
+
+IN_SAVER: dict[str, Callable[[Injection, Write], Write]] = {
+    "disk_full": _fill_disk,
+    "truncated_checkpoint": _damage(cut=True),
+    "flipped_byte_checkpoint": _damage(cut=False),
+}
+
+KINDS = (*IN_STEP, *IN_SAVER)

@@ -1,0 +1,112 @@
+"""Saves checkpoints beside the training: copied in its time, written in a thread's.
+
+A step waits for the copy alone, or where the checkpoint before is still being written, for that
+too. Where the disk does not take one, the run goes on and says so; older ones stay whole. Whether
+the last one is on the disk is told when the saver is finished.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from firecaffe.errors import CheckpointError
+from firecaffe.train.checkpoint import Checkpoint, remove_old, save_checkpoint
+
+Write = Callable[[Path, Checkpoint], Path]
+"""(folder, checkpoint) -> where it is now."""
+
+
+@dataclass
+class SaveCosts:
+    """What checkpoints have cost. The steps had to wait for `copy_s` and `wait_s` only."""
+
+    saved: int = 0
+    failed: int = 0
+    copy_s: float = 0.0
+    wait_s: float = 0.0
+    """For the checkpoint before, which was still being written; and at the end, for the last."""
+    write_s: float = 0.0
+
+    @property
+    def line(self) -> str:
+        """What to tell at the end of a run."""
+        waited_s = self.copy_s + self.wait_s
+        return (
+            f"{self.saved} checkpoints saved: steps waited {waited_s:.2f} s for them, "
+            f"and {self.write_s:.2f} s were written beside"
+        )
+
+
+class Saver:
+    """Saves one training's checkpoints, one at a time."""
+
+    def __init__(self, folder: Path, keep_last: int) -> None:
+        """keep_last: how many checkpoints stay; 0 keeps all."""
+        self.costs = SaveCosts()
+        self.warn: Callable[[str], None] = lambda _: None
+        """Told, by the thread, when one is not saved."""
+        self.write: Write = save_checkpoint
+        self._folder, self._keep_last = folder, keep_last
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._last: Future[CheckpointError | None] | None = None
+        self._copies: dict[str, Tensor] = {}
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Copies the state and returns; its tensors may change from here on."""
+        self._wait()
+        start = time.perf_counter()
+        copies = {name: self._copy(name, tensor) for name, tensor in checkpoint.tensors.items()}
+        self._copies = copies
+        self.costs.copy_s += time.perf_counter() - start
+        self._last = self._thread.submit(
+            self._save, dataclasses.replace(checkpoint, tensors=copies)
+        )
+
+    def finish(self) -> None:
+        """Waits until the last checkpoint is on the disk.
+
+        Raises: CheckpointError where it is not.
+        """
+        self._wait()
+        self._thread.shutdown()
+        error = self._last.result() if self._last is not None else None
+        if error is not None:
+            raise error
+
+    def _wait(self) -> None:
+        start = time.perf_counter()
+        if self._last is not None:
+            self._last.result()
+        self.costs.wait_s += time.perf_counter() - start
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        """On the CPU, in the memory of its last copy, which the system need not clear anew."""
+        old = self._copies.get(name)
+        if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
+            old = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return old.copy_(tensor)
+
+    def _save(self, checkpoint: Checkpoint) -> CheckpointError | None:
+        """In the thread. Returns what went wrong."""
+        start = time.perf_counter()
+        try:
+            self.write(self._folder, checkpoint)
+            remove_old(self._folder, self._keep_last)
+            self.costs.saved += 1
+        except Exception as caught:
+            self.costs.failed += 1
+            what = f"{type(caught).__name__}: {caught}"
+            error = CheckpointError(f"checkpoint of step {checkpoint.step} not saved: {what}")
+            if isinstance(caught, CheckpointError):
+                error = caught
+            self.warn(f"warning: {error}; the run goes on, older checkpoints are whole")
+            return error
+        finally:
+            self.costs.write_s += time.perf_counter() - start
+        return None

@@ -1,0 +1,153 @@
+"""Where a training starts: at the beginning, from a checkpoint, or where a lost attempt ended.
+
+And how an attempt that is lost tells of it: to the other ranks, and in its run folder.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from firecaffe.comm.agree import gather_text
+from firecaffe.comm.world import FOLDER, World
+from firecaffe.errors import CheckpointError, FirecaffeError, MemoryFullError
+from firecaffe.faults import ANOTHER, TOGETHER, Fault
+from firecaffe.runs.fault import fault_of, write_fault
+from firecaffe.train.checkpoint import Checkpoint, load_newest
+
+SHARED_S = 10.0
+"""For a shared file system to show what another host has written."""
+
+_calls = count()
+"""A script may train several times; each has its own folder, in every attempt at the script."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where to begin."""
+
+    key: str
+    """Under which the launcher's store has the run folder."""
+    checkpoint: Checkpoint | None = None
+    resumed_from: str = ""
+    folder: Path | None = None
+    """The run folder of an earlier attempt at this run, which goes on in it."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        """Steps that are done."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+
+def find_start(world: World, resume: str | Path | None) -> Start:
+    """The newest checkpoint that verifies: of an earlier attempt at this run, else of `resume`.
+
+    Raises: CheckpointError where `resume` holds none.
+    """
+    key = f"{FOLDER}/{next(_calls)}"
+    folder = _earlier_folder(world, key)
+    damaged: list[str] = []
+    if folder is not None and any((folder / "checkpoints").glob("step-*")):
+        checkpoint, damaged = _load_together(world, folder)
+        notes = [*map(_warn, damaged), f"going on after step {checkpoint.step}"]
+        return Start(key, checkpoint, str(folder), folder, notes)
+    if resume:
+        checkpoint, damaged = _load_together(world, Path(resume))
+        return Start(key, checkpoint, str(resume), folder, [_warn(reason) for reason in damaged])
+    return Start(key, folder=folder)
+
+
+def _load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
+    """Rank 0 chooses, for a shared file system may show others an older listing for a while."""
+    chosen = ""
+    found: tuple[Checkpoint, list[str]] | None = None
+    problem: CheckpointError | None = None
+    if world.is_first:
+        try:
+            found = load_newest(where)
+            chosen = str(found[0].folder)
+        except CheckpointError as error:
+            problem = error
+    chosen = gather_text(world, chosen)[0]
+    if problem is not None:
+        raise problem
+    if not chosen:
+        raise CheckpointError(f"{where}: rank 0 found no checkpoint there")
+    if found is not None:
+        return found
+    until = time.monotonic() + SHARED_S
+    while True:
+        try:
+            return load_newest(Path(chosen))
+        except CheckpointError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
+def remember_folder(world: World, start: Start, folder: Path) -> None:
+    """Tells the launcher, and with it the ranks of a next attempt, where this run is recorded."""
+    if world.store is not None:
+        world.store.set(start.key, str(folder))
+
+
+def _earlier_folder(world: World, key: str) -> Path | None:
+    if world.store is None or not world.store.check([key]):
+        return None
+    return Path(world.store.get(key).decode())
+
+
+def _warn(reason: str) -> str:
+    return f"warning: {reason}; an older checkpoint is taken"
+
+
+class FaultTeller:
+    """Where the faults of this rank, and the verdicts on others, are written."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._folder: Path | None = None
+        self.at_end: Callable[[], None] = lambda: None
+        """What a rank that fails still has to do, once the others know."""
+
+    def write_into(self, folder: Path) -> None:
+        """From here on there is a run folder."""
+        self._folder = folder
+        if self._world.watch is not None:
+            self._world.watch.on_fault = self.write
+
+    def write(self, fault: Fault) -> None:
+        if self._folder is not None:
+            write_fault(self._folder, fault)
+
+
+@contextmanager
+def tell_faults(world: World) -> Iterator[FaultTeller]:
+    """What ends this rank is told to the others, and written into the run folder.
+
+    Raises: what the block has raised, with its `fault`; MemoryFullError where memory was full.
+    """
+    teller = FaultTeller(world)
+    try:
+        yield teller
+    except Exception as error:
+        fault = fault_of(error, world.rank, world.host, world.place.step)
+        watch = world.watch
+        # All stop together where they were asked to; and what another has told is told.
+        if watch is not None and watch.fault is None and fault and fault.kind not in TOGETHER:
+            watch.tell(fault)
+        with suppress(Exception):
+            teller.at_end()
+        if fault is None or fault.kind == "other":
+            raise  # a wrong recipe, ranks that differ: it has words and a code of its own
+        if fault.seen != ANOTHER:
+            teller.write(fault)
+        if fault.kind == "out_of_memory" and not isinstance(error, FirecaffeError):
+            full = MemoryFullError(fault.line)
+            full.fault = fault
+            raise full from error
+        error.fault = fault  # type: ignore[attr-defined]
+        raise

@@ -1,0 +1,57 @@
+"""Requests to stop: a signal, or the launcher's end. Ranks agree on them at the end of a step."""
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any, Self
+
+from firecaffe.comm.report import LAUNCHED
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""What schedulers send before they take the machine away. A second one ends the process at once."""
+
+SAME_S = 2.0
+"""Within so long, signals are one: a scheduler signals the launcher and its ranks, and the launcher
+its ranks.
+"""
+
+LAUNCHER = "its launcher is gone"
+
+
+class StopRequest:
+    """Hears requests to stop, for the time of a `with` block. Signals need the main thread."""
+
+    def __init__(self) -> None:
+        self._asked = ""
+        self._before: dict[signal.Signals, Any] = {}
+        self._heard_s = 0.0
+        # Our own launcher says its number; it may be gone already.
+        self._parent: int | None = None
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            self._parent = int(os.environ.get(LAUNCHED, os.getppid()))
+
+    @property
+    def reason(self) -> str:
+        """Why this rank is to stop; empty where it is not."""
+        if not self._asked and self._parent is not None and os.getppid() != self._parent:
+            self._asked = LAUNCHER
+        return self._asked
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._asked and now - self._heard_s > SAME_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        if not self._asked:
+            self._asked, self._heard_s = signal.Signals(number).name, now
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

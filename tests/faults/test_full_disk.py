@@ -1,0 +1,93 @@
+"""A disk that is really full: the run goes on, says so, and what was saved stays whole."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from firecaffe.runs.record import JsonLines, read_json_lines
+from firecaffe.train.checkpoint import load_newest
+
+FIRECAFFE = [sys.executable, "-m", "firecaffe"]
+TIMEOUT_S = 120
+CHECKPOINT_BYTES = 3_500_000
+
+RECIPE = """
+[model]
+name = "lenet"
+[data]
+name = "generated"
+[train]
+global_batch_size = 8
+micro_batch_size = 4
+steps = 9
+eval_batch_size = 500
+[checkpoint]
+every = 2
+keep_last = 0
+[run]
+tensorboard = false
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Room for two checkpoints of LeNet and not for three. Skips where nothing can be mounted."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = f"size={int(2.6 * CHECKPOINT_BYTES)}"
+    mount = ["mount", "-t", "tmpfs", "-o", size, "firecaffe-test", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs root, to mount a small disk")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_run_on_a_disk_that_fills_up(small_disk: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    folder = small_disk / "run"
+    command = [*FIRECAFFE, "train", str(recipe), "--run.folder", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 4, done.stderr  # all steps done, but the last one is not on the disk
+    for step in (6, 8):
+        assert f"warning: checkpoint of step {step} not saved" in done.stdout
+    assert "No space left on device" in done.stdout
+    assert "test at step 9" in done.stdout
+    assert "checkpoint of step 9 not saved" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (folder / "result.json").exists()
+    newest, damaged = load_newest(folder)
+    assert (newest.step, damaged) == (4, [])
+    assert [p.name for p in (folder / "checkpoints").iterdir() if p.name.startswith(".")] == []
+
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    for where, words in ((whole, []), (resumed, ["--resume", str(folder)])):
+        command = [*FIRECAFFE, "train", str(recipe), "--run.folder", str(where), *words]
+        subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+    ends = [json.loads((where / "result.json").read_text()) for where in (whole, resumed)]
+    assert ends[0]["state_sha256"] == ends[1]["state_sha256"]
+
+
+def test_rows_wait_until_there_is_room_again(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    with JsonLines(small_disk / "rows.jsonl") as rows:
+        rows.write({"step": 0})
+        with filler.open("wb", buffering=0) as file:
+            try:
+                while file.write(bytes(100_000)):
+                    pass
+            except OSError:
+                pass
+        for step in range(1, 2000):
+            rows.write({"step": step, "padding": "x" * 20})
+        filler.unlink()
+        rows.write({"step": 2000})
+    found = [row["step"] for row in read_json_lines(small_disk / "rows.jsonl")]
+    assert found == list(range(2001))

@@ -1,0 +1,229 @@
+"""Faults that really happen to the ranks of a run: one line, an exit code, and nothing lost.
+
+The rank that is named is the one that the fault was put into; the weights at the end are those of a
+run that nothing has happened to.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from firecaffe.faults import KINDS
+
+FIRECAFFE = [sys.executable, "-m", "firecaffe"]
+TIMEOUT_S = 120
+STEPS = 12
+
+RECIPE = f"""
+[model]
+name = "lenet"
+[data]
+name = "generated"
+[train]
+global_batch_size = 24
+micro_batch_size = 4
+steps = {STEPS}
+eval_batch_size = 500
+[exchange]
+silent_s = 3.0
+[checkpoint]
+every = 3
+[run]
+tensorboard = false
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The state at the end of a run on one worker."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    done = train(recipe, folder, workers=1)
+    assert done.returncode == 0, done.stderr
+    return state_of(folder)
+
+
+def train(
+    recipe: Path, folder: Path, *words: str, workers: int = 3
+) -> subprocess.CompletedProcess[str]:
+    command = [*FIRECAFFE, "train", str(recipe), "--nproc-per-node", str(workers)]
+    command += ["--run.folder", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def inject(text: str) -> tuple[str, str]:
+    return "--inject", text
+
+
+def state_of(folder: Path) -> str:
+    value: str = json.loads((folder / "result.json").read_text())["state_sha256"]
+    return value
+
+
+def fault_of(folder: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((folder / "fault.json").read_text())
+    return value
+
+
+def steps_of(folder: Path) -> list[int]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["step"] for row in rows if row["kind"] == "train"]
+
+
+KIND_OF = {
+    "kill": ("killed", "SIGKILL"),
+    "freeze": ("frozen", " s, while its host answers"),
+    "exception": ("exception", "ArithmeticError: injected exception"),
+    "out_of_memory": ("out_of_memory", "can't allocate memory"),
+    "data_end": ("data", "the data of rank 1 end here"),
+}
+
+
+def check_line(line: str, folder: Path, injected: str) -> dict[str, Any]:
+    """That the line names rank 1 at step 8 and says what has happened; the fault as recorded."""
+    kind, words = KIND_OF[injected]
+    assert line.startswith(f"firecaffe: rank 1 on {os.uname().nodename} ")
+    assert "at step 8" in line
+    assert words in line
+    fault = fault_of(folder)
+    assert (fault["kind"], fault["rank"], fault["step"]) == (kind, 1, 8)
+    assert line.startswith(f"firecaffe: {fault['line']}")
+    return fault
+
+
+@pytest.mark.parametrize("injected", ["kill", "data_end"])
+def test_the_guilty_rank_is_named_where_the_run_ends(
+    recipe: Path, tmp_path: Path, injected: str
+) -> None:
+    done = train(recipe, tmp_path / "run", *inject(f"{injected}:rank=1,step=8"))
+    assert done.returncode == KINDS[KIND_OF[injected][0]].exit_code, done.stderr
+    (line,) = done.stderr.splitlines()
+    fault = check_line(line, tmp_path / "run", injected)
+    assert fault["then"] == "the run ended"
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.parametrize("injected", ["kill", "freeze", "exception", "out_of_memory"])
+def test_a_restart_names_the_rank_and_ends_in_the_same_bits(
+    recipe: Path, tmp_path: Path, undisturbed: str, injected: str
+) -> None:
+    words = [*inject(f"{injected}:rank=1,step=8"), "--max-restarts", "1"]
+    done = train(recipe, tmp_path / "run", *words)
+    assert done.returncode == 0, done.stderr
+    assert state_of(tmp_path / "run") == undisturbed
+    assert steps_of(tmp_path / "run") == list(range(1, STEPS + 1))  # none lost, none twice
+    (line,) = [each for each in done.stderr.splitlines() if each.startswith("firecaffe: ")]
+    assert line.endswith("; restart 1 of 1")
+    assert check_line(line, tmp_path / "run", injected)["then"] == "restart 1 of 1"
+    assert "going on after step" in done.stdout
+
+
+def test_what_would_be_so_again_is_not_restarted(recipe: Path, tmp_path: Path) -> None:
+    words = [*inject("data_end:rank=1,step=8"), "--max-restarts", "5"]
+    done = train(recipe, tmp_path / "run", *words)
+    assert done.returncode == KINDS["data"].exit_code
+    assert "restart" not in fault_of(tmp_path / "run")["then"]
+
+
+def test_restarts_come_to_an_end(recipe: Path, tmp_path: Path) -> None:
+    words = [*inject("kill:rank=1,step=5"), *inject("kill:rank=2,step=8,attempt=1")]
+    done = train(recipe, tmp_path / "run", *words, "--max-restarts", "1")
+    assert done.returncode == KINDS["killed"].exit_code
+    fault = fault_of(tmp_path / "run")
+    assert (fault["rank"], fault["step"], fault["then"]) == (2, 8, "the run ended")
+    (earlier,) = fault["earlier"]
+    assert (earlier["rank"], earlier["step"], earlier["then"]) == (1, 5, "restart 1 of 1")
+
+
+@pytest.mark.parametrize("damage", ["truncated_checkpoint", "flipped_byte_checkpoint"])
+def test_a_damaged_checkpoint_is_passed_over(
+    recipe: Path, tmp_path: Path, undisturbed: str, damage: str
+) -> None:
+    words = [*inject(f"{damage}:step=6"), *inject("kill:rank=2,step=9"), "--max-restarts", "1"]
+    done = train(recipe, tmp_path / "run", *words)
+    assert done.returncode == 0, done.stderr
+    assert "step-00000006" in done.stdout
+    assert "an older checkpoint is taken" in done.stdout
+    assert "going on after step 3" in done.stdout
+    assert state_of(tmp_path / "run") == undisturbed
+
+
+def test_a_full_disk_is_told_and_the_run_goes_on(
+    recipe: Path, tmp_path: Path, undisturbed: str
+) -> None:
+    done = train(recipe, tmp_path / "run", *inject("disk_full:step=6"))
+    assert done.returncode == 0, done.stderr
+    assert "warning: checkpoint of step 6 not saved" in done.stdout
+    assert "No space left on device" in done.stdout
+    assert state_of(tmp_path / "run") == undisturbed
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert kept == ["step-00000003", "step-00000009", "step-00000012"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_run_that_is_asked_to_stop_can_be_resumed(
+    recipe: Path, tmp_path: Path, undisturbed: str, workers: int
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    rank = workers - 1
+    done = train(recipe, first, *inject(f"preempt:rank={rank},step=7"), workers=workers)
+    assert done.returncode == 75, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("firecaffe: stopped after step 7 (SIGTERM)")
+    fault = fault_of(first)
+    assert (fault["kind"], fault["rank"], fault["earlier"]) == ("preempted", rank, [])
+    done = train(recipe, second, "--resume", str(first), workers=2)
+    assert done.returncode == 0, done.stderr
+    assert steps_of(second)[0] == 8
+    assert state_of(second) == undisturbed
+
+
+def test_ranks_whose_launcher_is_killed_save_and_end(
+    recipe: Path, tmp_path: Path, undisturbed: str
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    done = train(recipe, first, *inject("launcher_killed:rank=1,step=7"))
+    assert done.returncode == -9
+    wait_for_end(str(first))
+    assert fault_of(first)["kind"] == "launcher_killed"
+    done = train(recipe, second, "--resume", str(first))
+    assert done.returncode == 0, done.stderr
+    assert steps_of(second)[0] >= 8
+    assert state_of(second) == undisturbed
+
+
+def wait_for_end(word: str) -> None:
+    """Until no process has the word in its command line."""
+    until = time.monotonic() + TIMEOUT_S
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid != os.getpid() and word in (process.info["cmdline"] or []):
+            process.wait(max(1.0, until - time.monotonic()))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nap", "no kind 'nap'; there are kill, freeze"),
+        ("kill:rank=x", "rank is 'x'; it must be a int"),
+        ("kill:when=3", "no word 'when'"),
+        ("kill:step=0", "step and factor from 1"),
+    ],
+)
+def test_an_injection_that_cannot_be(recipe: Path, tmp_path: Path, text: str, words: str) -> None:
+    done = train(recipe, tmp_path / "run", *inject(text))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1

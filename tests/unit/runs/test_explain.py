@@ -1,0 +1,163 @@
+"""`explain` finds the slow rank that was put into the numbers, and none where there is none."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from scipy.stats import false_discovery_control
+
+from firecaffe.cli.explain import lines
+from firecaffe.errors import RunError
+from firecaffe.runs.explain import ALPHA, explain, holm
+
+STEPS = 120
+
+
+def write_run(
+    folder: Path,
+    compute_s: Callable[[int, int], float],
+    trip_s: Callable[[int, int], float] = lambda _, __: 0.001,
+    ranks: int = 4,
+    steps: int = STEPS,
+    in_host: Callable[[int, int], bool] = lambda _, __: False,
+) -> Path:
+    """compute_s: by rank and step. trip_s, in_host: by the two ends."""
+    (folder / "timings").mkdir()
+    for rank in range(ranks):
+        rows, trips = [], []
+        slowest = [max(compute_s(r, step) for r in range(ranks)) for step in range(1, steps + 1)]
+        for step in range(1, steps + 1):
+            own = compute_s(rank, step)
+            waits = slowest[step - 1] - own + 0.01
+            row = {"step": step, "data_s": 0.0, "compute_s": own, "exchange_s": waits}
+            row |= {"exposed_communication_s": waits, "update_s": 0.001}
+            rows.append(row | {"step_s": own + waits + 0.001})
+            peer = (rank + step) % ranks
+            if peer != rank:
+                trip = {"step": step, "peer": peer, "in_host": in_host(rank, peer)}
+                trips.append(trip | {"round_trip_s": trip_s(rank, peer)})
+        for name, lines_ in ((f"rank-{rank}", rows), (f"round-trips-{rank}", trips)):
+            text = "".join(json.dumps(row) + "\n" for row in lines_)
+            (folder / f"timings/{name}.jsonl").write_text(text)
+    return folder
+
+
+def noise(seed: int) -> Callable[[int, int], float]:
+    """The same for a rank and a step whenever it is asked; neighboring steps are alike."""
+
+    def at(rank: int, step: int) -> float:
+        slowly = random.Random(f"{seed} {rank} {step // 5}").gauss(0, 0.05)
+        return 0.1 * (1 + slowly + random.Random(f"{seed} {rank} {step}").gauss(0, 0.05))
+
+    return at
+
+
+def test_a_rank_that_computes_longer_is_named(tmp_path: Path) -> None:
+    base = noise(0)
+    run = write_run(tmp_path, lambda rank, step: base(rank, step) * (1.3 if rank == 2 else 1))
+    found = explain(run)
+    assert [(slow.rank, slow.cause) for slow in found.slow] == [(2, "computes")]
+    assert found.slow[0].factor == pytest.approx(1.3, rel=0.1)
+    assert found.slow[0].p_value < ALPHA
+    assert "rank 2 computes longer than the others" in lines(found)[0]
+    waits = [rank.parts_s["exposed_communication_s"] for rank in found.ranks]
+    assert min(waits) == waits[2]  # the others wait for it
+
+
+def test_a_slow_link_is_told_apart(tmp_path: Path) -> None:
+    run = write_run(tmp_path, noise(1), lambda a, b: 0.08 if 1 in (a, b) else 0.002)
+    found = explain(run)
+    assert [(slow.rank, slow.cause) for slow in found.slow] == [(1, "link")]
+    assert (found.slow[0].own_s, found.slow[0].others_s) == (0.08, 0.002)
+    assert "rank 1 has a slow link" in lines(found)[0]
+
+
+def test_ways_inside_a_host_are_no_links(tmp_path: Path) -> None:
+    """Two ranks of one host, and two alone on theirs."""
+    together = {0, 1}
+    run = write_run(
+        tmp_path,
+        noise(6),
+        lambda a, b: 0.0001 if {a, b} == together else 0.002,
+        in_host=lambda a, b: {a, b} == together,
+    )
+    assert explain(run).slow == []
+
+
+def test_links_whose_delays_come_in_waves_are_not_named(tmp_path: Path) -> None:
+    named = 0
+    for seed in range(30):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        waves = [random.Random(f"{seed} {i}").expovariate(500) for i in range(100)]
+        calls = [0]
+
+        def trip_s(_: int, __: int, waves: list[float] = waves, calls: list[int] = calls) -> float:
+            calls[0] += 1
+            return 0.001 + waves[calls[0] // 30]
+
+        named += any(
+            slow.cause == "link" for slow in explain(write_run(folder, noise(7), trip_s)).slow
+        )
+    assert named <= 2
+
+
+def test_noise_names_nobody_more_often_than_alpha(tmp_path: Path) -> None:
+    named = 0
+    for seed in range(40):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        named += bool(explain(write_run(folder, noise(seed + 100))).slow)
+    assert named <= 3  # 0.4 expected; more than 3 has a probability below 0.001
+
+
+def test_two_ranks_are_compared_in_computing_only(tmp_path: Path) -> None:
+    base = noise(2)
+    run = write_run(tmp_path, lambda r, step: base(r, step) * (1.5 if r else 1), ranks=2)
+    found = explain(run)
+    assert [(slow.rank, slow.cause) for slow in found.slow] == [(1, "computes")]
+    assert "two ranks have one link" in found.not_tested[0]
+
+
+def test_too_little_to_say(tmp_path: Path) -> None:
+    found = explain(write_run(tmp_path, noise(3), steps=50))
+    assert found.slow == []
+    assert "too few" in found.not_tested[0]
+
+
+def test_one_rank(tmp_path: Path) -> None:
+    found = explain(write_run(tmp_path, noise(4), ranks=1))
+    assert found.slow == []
+    assert lines(found) == ["not tested: one rank: there is no other to compare it with"]
+
+
+def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path, noise(5), ranks=2)
+    path = run / "timings/rank-1.jsonl"
+    path.write_text(path.read_text()[:-20])
+    assert [rank.steps for rank in explain(run).ranks] == [STEPS, STEPS - 1]
+
+
+@pytest.mark.parametrize(
+    "content", ["null\n", "[]\n", '{"step": 1}\n' * 3, "{\n", '{"step": "x"}\n']
+)
+def test_what_is_no_timing_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "timings").mkdir()
+    (tmp_path / "timings/rank-0.jsonl").write_text(content)
+    with pytest.raises(RunError):
+        explain(tmp_path)
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no timings there"):
+        explain(tmp_path)
+
+
+def test_holm_is_never_below_what_is_less_strict() -> None:
+    p_values = {0: 0.001, 1: 0.02, 2: 0.03, 3: 0.9}
+    corrected = holm(p_values)
+    assert corrected == pytest.approx({0: 0.004, 1: 0.06, 2: 0.06, 3: 0.9})
+    less_strict = false_discovery_control(list(p_values.values()))
+    assert all(corrected[i] >= less_strict[i] - 1e-12 for i in p_values)

@@ -1,0 +1,144 @@
+"""Faults are told in one line, survive their way as JSON, and docs/faults.md lists every kind."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firecaffe import errors
+from firecaffe.errors import FirecaffeError, PeerLostError
+from firecaffe.faults import KINDS, MOST_TEXT, Fault
+from firecaffe.runs.fault import NAME, fault_of, settle_fault, write_fault
+from firecaffe.train.inject import KINDS as INJECTIONS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
+
+faults = st.builds(
+    Fault,
+    kind=st.sampled_from(sorted(KINDS)),
+    rank=st.integers(0, 1 << 20),
+    host=st.text(max_size=100),
+    step=st.integers(0, 1 << 40),
+    seen=st.text(max_size=100),
+    detail=st.text(max_size=3 * MOST_TEXT),
+)
+
+
+@given(faults)
+def test_a_fault_comes_back_from_its_text(fault: Fault) -> None:
+    back = Fault.parse(fault.as_text())
+    assert back.detail == fault.detail[:MOST_TEXT]
+    assert (back.kind, back.rank, back.step, back.host) == (
+        fault.kind,
+        fault.rank,
+        fault.step,
+        fault.host,
+    )
+    assert "\n" not in fault.as_text()
+
+
+@given(faults, st.data())
+def test_a_damaged_text_is_a_fault_or_refused(fault: Fault, data: st.DataObject) -> None:
+    text = bytearray(fault.as_text().encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(text)))
+    try:
+        found = Fault.parse(bytes(text[:cut]).decode(errors="replace"))
+    except ValueError:
+        return
+    assert found.kind in KINDS
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "null", "[]", "{}", '"x"', "[" * 100_000, '{"kind": "frozen"}', json.dumps({"kind": []})],
+)
+def test_what_is_no_fault_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no fault"):
+        Fault.parse(text)
+
+
+def test_a_fault_is_one_line() -> None:
+    fault = Fault("killed", 1, "node-a", 40, "its launcher", "SIGKILL")
+    assert fault.line == (
+        "rank 1 on node-a was killed at step 40: SIGKILL (seen by its launcher); resume from the "
+        "newest checkpoint (--resume), or let --max-restarts do so"
+    )
+    error = PeerLostError.of(fault)
+    assert (error.rank, error.host, error.step, error.kind) == (1, "node-a", 40, "killed")
+    assert error.exit_code == 10
+    assert "before the first step" in Fault("gone", 1, "a", 0, "rank 0").line
+
+
+def test_the_page_lists_every_kind_with_its_code() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", PAGE, re.M)
+    assert {kind: int(code) for kind, code in rows} == {k: v.exit_code for k, v in KINDS.items()}
+    section = PAGE.split("## Faults on purpose")[1]
+    assert re.findall(r"^\| `(\w+)` \| \D", section, re.M) == list_of_injections(section)
+    assert set(list_of_injections(section)) == set(INJECTIONS)
+
+
+def list_of_injections(section: str) -> list[str]:
+    return [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+
+
+def told(error: Exception) -> Fault:
+    fault = fault_of(error, 0, "host", 1)
+    assert fault is not None
+    return fault
+
+
+def test_a_fault_has_the_code_of_the_error_that_it_is() -> None:
+    classes = [v for v in vars(errors).values() if isinstance(v, type)]
+    for cls in classes:
+        if issubclass(cls, FirecaffeError) and cls not in (FirecaffeError, PeerLostError):
+            assert told(cls("words")).exit_code == cls.exit_code
+            assert "traceback" not in told(cls("words")).line
+    assert told(MemoryError()).kind == "out_of_memory"
+    assert told(RuntimeError("x: can't allocate memory")).kind == "out_of_memory"
+    assert told(KeyError("x")).detail == "KeyError: 'x'"
+
+
+def test_a_lost_peer_of_whom_nobody_knows_is_no_fault_of_this_rank() -> None:
+    assert fault_of(PeerLostError("another rank went away"), 0, "host", 1) is None
+    lost = Fault("frozen", 1, "a", 5, "rank 0")
+    assert fault_of(PeerLostError.of(lost), 0, "host", 1) == lost
+
+
+def read(folder: Path) -> dict[str, object]:
+    value: dict[str, object] = json.loads((folder / NAME).read_text())
+    return value
+
+
+def test_a_fault_is_written_before_the_earlier_ones(tmp_path: Path) -> None:
+    first = Fault("gone", 1, "a", 5, "rank 0: its connection closed")
+    write_fault(tmp_path, first)
+    better = Fault("killed", 1, "a", 6, "its launcher", "SIGKILL")
+    write_fault(tmp_path, better, "restart 1 of 2")  # the same event, known better
+    assert (read(tmp_path)["kind"], read(tmp_path)["earlier"]) == ("killed", [])
+    # On the next attempt at the same step: a launcher has told the first one already.
+    write_fault(tmp_path, Fault("frozen", 1, "a", 6, "rank 0"), "restart 2 of 2")
+    found = read(tmp_path)
+    assert (found["kind"], found["then"]) == ("frozen", "restart 2 of 2")
+    assert [each["kind"] for each in found["earlier"]] == ["killed"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("content", ["", "null", "[]", '{"rank": 1}', '{"earlier": 3}', "\x00"])
+def test_a_damaged_record_of_faults_is_replaced(tmp_path: Path, content: str) -> None:
+    (tmp_path / NAME).write_text(content)
+    write_fault(tmp_path, Fault("gone", 1, "a", 5, "rank 0"))
+    assert read(tmp_path)["kind"] == "gone"
+
+
+def test_a_launcher_takes_the_step_from_the_ranks_own_record(tmp_path: Path) -> None:
+    (tmp_path / "timings").mkdir()
+    rows = '{"step": 1}\n{"step": 2}\n{"st'
+    (tmp_path / "timings" / "rank-1.jsonl").write_text(rows)
+    fault = Fault("killed", 1, "a", 0, "its launcher", "SIGKILL")
+    assert settle_fault(tmp_path, fault, "the run ended").step == 3
+    assert read(tmp_path)["step"] == 3
+    assert settle_fault(None, fault, "the run ended") == fault

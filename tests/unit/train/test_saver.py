@@ -1,0 +1,107 @@
+"""Checkpoints written beside the training hold the state as it was when they were asked for."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from firecaffe.errors import CheckpointError
+from firecaffe.train.checkpoint import Checkpoint, load_newest, save_checkpoint
+from firecaffe.train.saver import Saver
+
+
+def taken(step: int, **tensors: torch.Tensor) -> Checkpoint:
+    return Checkpoint(step, {}, "p", "h", dict(tensors), {}, {})
+
+
+def test_the_state_may_change_while_it_is_written(tmp_path: Path) -> None:
+    saver, weights = Saver(tmp_path, 0), torch.arange(6.0).reshape(2, 3)
+    may_write = threading.Event()
+
+    def write(folder: Path, checkpoint: Checkpoint) -> Path:
+        assert may_write.wait(60)
+        return save_checkpoint(folder, checkpoint)
+
+    saver.write = write
+    saver.save(taken(1, w=weights))
+    weights.zero_()  # the training goes on before anything is written
+    may_write.set()
+    saver.finish()
+    assert torch.equal(load_newest(tmp_path)[0].tensors["w"], torch.arange(6.0).reshape(2, 3))
+    assert (saver.costs.saved, saver.costs.failed) == (1, 0)
+
+
+def test_each_checkpoint_has_its_own_state(tmp_path: Path) -> None:
+    """Though copies go into the memory of the copies before."""
+    saver = Saver(tmp_path, 0)
+    for step in range(1, 6):
+        extra = {"late": torch.full((4,), float(step))} if step > 2 else {}
+        saver.save(taken(step, w=torch.full((1000,), float(step)), **extra))
+    saver.finish()
+    for step in range(1, 6):
+        tensors = load_newest(tmp_path / f"step-{step:08d}")[0].tensors
+        assert torch.equal(tensors["w"], torch.full((1000,), float(step)))
+        assert ("late" in tensors) == (step > 2)
+
+
+def test_views_and_layouts_are_saved_as_they_are_seen(tmp_path: Path) -> None:
+    whole = torch.randn(4, 3, 5, 5)
+    seen = {
+        "view": whole[1:3, :, ::2],
+        "channels_last": whole.contiguous(memory_format=torch.channels_last),
+        "scalar": torch.tensor(3.0),
+        "counter": torch.tensor([7]),
+        "empty": torch.zeros(0, 3),
+    }
+    saver = Saver(tmp_path, 0)
+    saver.save(taken(1, **seen))
+    saver.finish()
+    tensors = load_newest(tmp_path)[0].tensors
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in seen.items())
+
+
+def test_a_full_disk_is_told_once_and_the_next_one_is_saved(tmp_path: Path) -> None:
+    saver, said = Saver(tmp_path, 0), list[str]()
+    saver.warn = said.append
+
+    def write(folder: Path, checkpoint: Checkpoint) -> Path:
+        if checkpoint.step == 2:
+            raise CheckpointError("checkpoint of step 2 not saved: No space left on device")
+        return save_checkpoint(folder, checkpoint)
+
+    saver.write = write
+    for step in (1, 2, 3):
+        saver.save(taken(step, w=torch.zeros(3)))
+    saver.finish()
+    assert len(said) == 1
+    assert said[0].startswith("warning: checkpoint of step 2 not saved: No space left on device")
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000001", "step-00000003"]
+    assert (saver.costs.saved, saver.costs.failed) == (2, 1)
+
+
+def test_a_last_one_that_is_not_saved_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").touch()  # in the folder's place
+    saver = Saver(tmp_path / "checkpoints", 3)
+    saver.save(taken(1, w=torch.zeros(3)))
+    with pytest.raises(CheckpointError, match="checkpoint of step 1 not saved"):
+        saver.finish()
+
+
+def test_old_ones_go_only_after_a_new_one_is_there(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, 2)
+    for step in (1, 2, 3, 4):
+        saver.save(taken(step, w=torch.zeros(3)))
+    saver.finish()
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
+    (tmp_path / ".step-00000005.partial").touch()  # where the next one would be written
+    saver = Saver(tmp_path, 2)
+
+    def refuse(*_: object) -> Path:
+        raise CheckpointError("full")
+
+    saver.write = refuse
+    saver.save(taken(5, w=torch.zeros(3)))
+    with pytest.raises(CheckpointError):
+        saver.finish()
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
