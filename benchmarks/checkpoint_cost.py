@@ -22,7 +22,7 @@ import torch
 from firecaffe.runs.environment import commit, cpu_name
 
 RECIPE = "recipes/nin_small.toml"
-WORKERS, STEPS, EVERY = 2, 120, 20
+WORKERS, STEPS, EVERY = 2, 300, 20
 
 PAGE = """# What checkpoints cost
 
