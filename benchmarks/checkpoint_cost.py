@@ -38,6 +38,7 @@ state {state}.
 | images/s without | {without} | {n} |
 | images/s with | {with_} | {n} |
 | with / without, in the same round | {ratio} | {n} |
+| excess of the three steps after one, share of the time of all | {excess} | {n} |
 | ms that a step waited for one: the copy | {copy} | {n} |
 | ms that a step waited for one: the one before | {wait} | {n} |
 | ms that the thread wrote at one | {write} | {n} |
@@ -74,7 +75,22 @@ def train(folder: Path, every: int) -> dict[str, Any]:
     command += ["--checkpoint.every", str(every), "--run.tensorboard", "false"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    result["excess"] = excess(folder) if every else 0.0
     return result
+
+
+def excess(folder: Path) -> float:
+    """Within one run: by how much the steps beside which one is written are longer than those
+    before the next one, as a share of the time of all steps; the median over checkpoints.
+    """
+    lines = (folder / "timings/rank-0.jsonl").read_text().splitlines()
+    step_s = {row["step"]: row["step_s"] for row in map(json.loads, lines)}
+    shares = []
+    for saved in range(EVERY, STEPS - EVERY + 1, EVERY):
+        usual_s = statistics.median(step_s[saved + i] for i in range(4, EVERY + 1))
+        beside_s = sum(step_s[saved + i] - usual_s for i in (1, 2, 3))
+        shares.append(beside_s / (EVERY * usual_s))
+    return statistics.median(shares)
 
 
 def page(rounds: list[dict[int, dict[str, Any]]], size: int, state: str) -> str:
@@ -104,6 +120,7 @@ def page(rounds: list[dict[int, dict[str, Any]]], size: int, state: str) -> str:
         ratio=_spread(
             [found[EVERY]["images_per_s"] / found[0]["images_per_s"] for found in rounds], ".4f"
         ),
+        excess=_spread([found[EVERY]["excess"] for found in rounds], ".4f"),
         copy=each("copy_s", in_steps + 1),
         wait=each("wait_s", in_steps + 1),
         write=each("write_s", in_steps + 1),
