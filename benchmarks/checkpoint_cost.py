@@ -90,7 +90,7 @@ def excess(folder: Path) -> float:
         usual_s = statistics.median(step_s[saved + i] for i in range(4, EVERY + 1))
         beside_s = sum(step_s[saved + i] - usual_s for i in (1, 2, 3))
         shares.append(beside_s / (EVERY * usual_s))
-    return statistics.median(shares)
+    return float(statistics.median(shares))
 
 
 def page(rounds: list[dict[int, dict[str, Any]]], size: int, state: str) -> str:
