@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import torch
 
 from benchmarks.cluster_run import Rank
 from benchmarks.namespaces import ClusterUnavailableError
-from benchmarks.soak import state_of, steps_of
+from benchmarks.small_run import RECIPE, command, state_of, steps_of
 from benchmarks.virtual_cluster import VirtualCluster
 from firecaffe.faults import KINDS
 from firecaffe.runs.environment import commit, cpu_name
@@ -33,23 +32,10 @@ RANKS, VICTIM, STEP, STEPS, EVERY = 3, 1, 90, 120, 20
 SILENT_S = 3.0
 LIMIT_S = 150.0
 
-RECIPE = f"""
-[model]
-name = "lenet"
-[data]
-name = "generated"
-[train]
-global_batch_size = 24
-micro_batch_size = 4
-steps = {STEPS}
-eval_batch_size = 500
-[exchange]
-silent_s = {SILENT_S}
-[checkpoint]
-every = {EVERY}
-[run]
-tensorboard = false
-"""
+WORDS = (
+    *("--train.steps", str(STEPS), "--checkpoint.every", str(EVERY)),
+    *("--exchange.silent_s", str(SILENT_S)),
+)
 
 
 @dataclass(frozen=True)
@@ -58,8 +44,6 @@ class Case:
 
     kind: str
     deadline_s: float = 5.0
-    also: tuple[str, ...] = ()
-    """Further injections that the fault needs to show."""
     restarts: bool = True
     """Whether a restart mends it."""
 
@@ -186,8 +170,7 @@ def board_link(fault: str, recipe: Path, folder: Path, state: str) -> tuple[list
     ]
     wrong: list[str] = []
     with VirtualCluster(RANKS, 1_000_000_000) as cluster:
-        command = [*ours(recipe, folder / "run", 1, *words)]
-        codes, lines = ends_of(cluster.start(command))
+        codes, lines = ends_of(cluster.start(ours(recipe, folder / "run", 1, *words)))
         cut_s = victims_last_step_s(folder / "run")
         taken_s = time.time() - cut_s
     if fault == "link_slow":
@@ -223,16 +206,15 @@ def ends_of(ranks: list[Rank]) -> tuple[list[int], list[str]]:
 
 
 def ours(recipe: Path, folder: Path, workers: int, *words: str) -> list[str]:
-    start = [sys.executable, "-m", "firecaffe", "train", str(recipe)]
-    return [*start, "--nproc-per-node", str(workers), "--run.folder", str(folder), *words]
+    return command(recipe, folder, workers, *WORDS, *words)
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+def run(training: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(training, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
-def train_until_end(command: list[str], folder: Path) -> Outcome:
-    done = run(command)
+def train_until_end(training: list[str], folder: Path) -> Outcome:
+    done = run(training)
     until = time.monotonic() + LIMIT_S
     while done.returncode == -9 and time.monotonic() < until:
         if (folder / "fault.json").exists():
@@ -286,10 +268,10 @@ def ddp(fault: str, folder: Path) -> Outcome:
     folder.mkdir()
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     script = ["benchmarks/ddp_victim.py", fault, str(VICTIM), str(STEP), str(folder)]
-    command = [*start, "--nproc-per-node", str(RANKS), *script]
+    training = [*start, "--nproc-per-node", str(RANKS), *script]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        training, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         try:
             _, errors = process.communicate(timeout=LIMIT_S)
@@ -302,8 +284,8 @@ def ddp(fault: str, folder: Path) -> Outcome:
     taken_s = time.time() - (folder / "injected").stat().st_mtime
     cause = re.search(r"Root Cause.*?rank\s*:\s*(\d+)", errors, re.DOTALL)
     subprocess.run(["pkill", "-9", "-f", str(folder)], check=False)
-    words: Callable[[str], bool] = errors.__contains__
-    kind = "signal" if words("Signal ") else "RuntimeError" if words("RuntimeError") else "error"
+    kinds = {"Signal ": "signal", "RuntimeError": "RuntimeError", "": "error"}
+    kind = next(kind for word, kind in kinds.items() if word in errors)
     return Outcome(code, int(cause[1]) if cause else None, kind if code else "ends", taken_s)
 
 
@@ -326,8 +308,8 @@ record has lost or has twice. Of `slow` and `link_slow`, the rank is the one tha
 
 """
 
-HEADER = ["fault", "told as", "rank", "exit", "s", "deadline, s", "after", *[""] * 4]
-HEADER[7:] = ["DDP: told as", "rank", "exit", "s"]
+HEADER = ["fault", "told as", "rank", "exit", "s", "deadline, s", "after"]
+HEADER += ["DDP: told as", "rank", "exit", "s"]
 
 
 def page(rows: list[list[str]]) -> str:

@@ -10,7 +10,6 @@ it ends; then the next one begins, until all kills are done.
 import argparse
 import json
 import os
-import platform
 import random
 import signal
 import statistics
@@ -24,25 +23,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from benchmarks.small_run import RECIPE, command, state_of, steps_of
 from firecaffe.runs.environment import commit, cpu_name
-
-RECIPE = """
-[model]
-name = "lenet"
-[data]
-name = "generated"
-[train]
-global_batch_size = 24
-micro_batch_size = 4
-steps = {steps}
-eval_batch_size = 500
-[exchange]
-silent_s = 10.0
-[checkpoint]
-every = 20
-[run]
-tensorboard = false
-"""
 
 LONGEST_PAUSE_S = 9.0
 """Between two kills, at most: a start takes about half of that."""
@@ -93,16 +75,21 @@ def main() -> int:
     drawn = random.Random(given.seed)
     with tempfile.TemporaryDirectory(prefix="firecaffe-soak-") as parent:
         recipe = Path(parent) / "recipe.toml"
-        recipe.write_text(RECIPE.format(steps=given.steps))
+        recipe.write_text(RECIPE)
+        words = ["--train.steps", str(given.steps), "--checkpoint.every", "20"]
+        words += ["--exchange.silent_s", "10"]
         alone = Path(parent) / "alone"
-        subprocess.run(command(recipe, alone, 1), check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command(recipe, alone, 1, *words), check=True, stdout=subprocess.DEVNULL)
         runs: list[Run] = []
         state, right, in_order = state_of(alone), 0, 0
         while sum(run.kills for run in runs) < given.kills:
             run = Run(Path(parent) / f"run{len(runs)}")
             runs.append(run)
             left = given.kills - sum(each.kills for each in runs)
-            said = fire(run, recipe, given.workers, left, drawn)
+            restarts = ("--max-restarts", str(left))
+            said = fire(
+                run, command(recipe, run.folder, given.workers, *words, *restarts), left, drawn
+            )
             is_right = said == 0 and state_of(run.folder) == state
             right += is_right
             in_order += said == 0 and steps_of(run.folder) == list(range(1, given.steps + 1))
@@ -115,16 +102,10 @@ def main() -> int:
     return 0 if right == in_order == len(runs) else 1
 
 
-def command(recipe: Path, folder: Path, workers: int, *words: str) -> list[str]:
-    start = [sys.executable, "-m", "firecaffe", "train", str(recipe)]
-    return [*start, "--nproc-per-node", str(workers), "--run.folder", str(folder), *words]
-
-
-def fire(run: Run, recipe: Path, workers: int, most: int, drawn: random.Random) -> int:
+def fire(run: Run, training: list[str], most: int, drawn: random.Random) -> int:
     """Trains and kills; returns the exit code, -1 where the run had to be given up."""
-    words = ["--max-restarts", str(most)]
     with subprocess.Popen(
-        command(recipe, run.folder, workers, *words),
+        training,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -188,20 +169,6 @@ def last_step_s(folder: Path) -> float:
         return 0.0
 
 
-def steps_of(folder: Path) -> list[int]:
-    try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-    except (OSError, ValueError):
-        return []
-    return [row["step"] for row in rows if row["kind"] == "train"]
-
-
-def state_of(folder: Path) -> str:
-    state: str = json.loads((folder / "result.json").read_text())["state_sha256"]
-    return state
-
-
 def restarts_of(folder: Path) -> int:
     fault = json.loads((folder / "fault.json").read_text())
     return 1 + len(fault["earlier"])
@@ -233,5 +200,4 @@ def page(given: argparse.Namespace, runs: list[Run], right: int, in_order: int, 
 
 
 if __name__ == "__main__":
-    assert platform.system() == "Linux"
     sys.exit(main())

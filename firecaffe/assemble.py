@@ -137,7 +137,8 @@ def train(
     ):
         check_workers(recipe.train, world.world_size, level_of(exchange))
         check_hosts(recipe, world)
-        check_injections(injections, world)
+        if world.attempt == 0:  # later there may be fewer
+            check_injections(injections, world.world_size)
         parts = Parts(model, loss, train_set, test_set, comm_hook, injections)
         return _train_in(world, recipe, parts, find_start(world, resume), found)
 

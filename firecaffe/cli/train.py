@@ -11,7 +11,7 @@ from firecaffe.comm.world import is_launched
 from firecaffe.errors import RecipeError
 from firecaffe.recipe import to_toml
 from firecaffe.runs.fault import settle_fault
-from firecaffe.train.inject import parse_injection
+from firecaffe.train.inject import check_injections, parse_injection
 
 USAGE = (
     "RECIPE.toml [--nproc-per-node N] [--resume RUN] [--max-restarts K] [--section.word value …]"
@@ -59,6 +59,7 @@ def main(argv: list[str]) -> int:
         options.rdzv_id,
         options.master_port,
     )
+    check_injections(injections, options.nproc_per_node * max_nodes)
     preflight(recipe, options.nproc_per_node * max_nodes, resume, is_new=hosts.is_one)
     sys.stdout.flush()
     launch(

@@ -26,7 +26,13 @@ from firecaffe.comm.agent import FaultAgent
 from firecaffe.comm.mesh import LOOPBACK, own_addresses
 from firecaffe.comm.report import LAUNCHED
 from firecaffe.comm.world import FOLDER
-from firecaffe.errors import CheckpointError, FirecaffeError, LaunchError, PreemptedError
+from firecaffe.errors import (
+    CheckpointError,
+    FirecaffeError,
+    LaunchError,
+    PreemptedError,
+    RecipeError,
+)
 from firecaffe.faults import ANOTHER, Fault
 
 ENDED = (-signal.SIGTERM, -signal.SIGUSR1)
@@ -65,12 +71,12 @@ class Hosts:
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """`N` or `MIN:MAX`. Raises: LaunchError."""
+    """`N` or `MIN:MAX`. Raises: RecipeError."""
     found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     least = int(found[1]) if found else 0
     most = int(found[2] or least) if found else 0
     if not 1 <= least <= most:
-        raise LaunchError(f"--nnodes is {text!r}; it must be N, or MIN:MAX with 1 <= MIN <= MAX")
+        raise RecipeError(f"--nnodes is {text!r}; it must be N, or MIN:MAX with 1 <= MIN <= MAX")
     return least, most
 
 
@@ -85,8 +91,9 @@ def launch(
 
     advice: for the user whose signal has ended them. settle: told every fault.
 
-    Raises: LaunchError where the port is taken or hosts do not meet; RankFailedError for the rank
-    that failed first; PreemptedError where all have stopped as they were asked to.
+    Raises: RecipeError where hosts have nowhere to meet; LaunchError where the port is taken, or
+    hosts do not meet; RankFailedError for the rank that failed first; PreemptedError where all have
+    stopped as they were asked to.
     """
     check_hosts_words(hosts)
     # The agent reports in its own many-line form what we report in one line; its loggers set
@@ -124,16 +131,12 @@ class _Launch:
         advice: str,
         settle: Settle,
     ) -> None:
-        self.hosts, self.max_restarts, self.advice, self.settle = (
-            hosts,
-            max_restarts,
-            advice,
-            settle,
-        )
+        self.hosts, self.max_restarts = hosts, max_restarts
+        self.advice, self.settle = advice, settle
         self.killed_before = _kills_for_memory()
         parameters = RendezvousParameters(
             backend="c10d",
-            endpoint=hosts.rdzv_endpoint or f"{LOOPBACK}:{hosts.master_port}",
+            endpoint=f"{LOOPBACK}:{hosts.master_port}" if hosts.is_one else hosts.rdzv_endpoint,
             run_id=hosts.rdzv_id or uuid.uuid4().hex,
             min_nodes=hosts.min_nodes,
             max_nodes=hosts.max_nodes,
@@ -259,14 +262,20 @@ class _Launch:
 
 
 def check_hosts_words(hosts: Hosts) -> None:
-    """Raises: LaunchError where hosts have nowhere to meet, or a port is taken."""
-    if not hosts.is_one and not re.fullmatch(r"[^:\s]+:\d+", hosts.rdzv_endpoint):
-        raise LaunchError(
+    """Raises: RecipeError where hosts have nowhere to meet; LaunchError where a port is taken."""
+    if hosts.is_one and (hosts.rdzv_endpoint or hosts.rdzv_id):
+        raise RecipeError(
+            "--rdzv-endpoint and --rdzv-id are for several hosts; say how many (--nnodes), or "
+            "leave them out"
+        )
+    found = re.fullmatch(r"[^:\s]+:(\d{1,5})", hosts.rdzv_endpoint)
+    if not hosts.is_one and not (found and 0 < int(found[1]) < 1 << 16):
+        raise RecipeError(
             f"--rdzv-endpoint is {hosts.rdzv_endpoint!r}; several hosts need HOST:PORT, the same "
             "on all, on a host that stays to the end"
         )
     if not hosts.is_one and not hosts.rdzv_id:
-        raise LaunchError("--rdzv-id is missing; several hosts need one name for their run")
+        raise RecipeError("--rdzv-id is missing; several hosts need one name for their run")
     if hosts.is_one:
         check_port(hosts.master_port)
 

@@ -3,6 +3,7 @@
 import errno
 import json
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +21,7 @@ class JsonLines:
 
     def __init__(self, path: Path, goes_on: bool = False) -> None:
         """goes_on: whether rows follow those of an earlier attempt at this run."""
-        self._file = open(path, "ab" if goes_on else "xb", buffering=0)  # noqa: SIM115
+        self._file = FileIO(path, "a" if goes_on else "x")
         self._waiting = b""
 
     def write(self, row: dict[str, Any]) -> None:

@@ -69,13 +69,21 @@ def parse_injection(text: str) -> Injection:
     return injection
 
 
-def check_injections(injections: Iterable[Injection], world: World) -> None:
-    """Raises: RecipeError where a fault is for a rank that there is not."""
+def check_injections(injections: Iterable[Injection], world_size: int) -> None:
+    """Raises: RecipeError where a fault is for a rank, or a link, that there is not."""
     for each in injections:
-        if each.rank >= world.world_size and each.attempt == world.attempt:
+        if each.rank >= world_size:
             raise RecipeError(
-                f"--inject {each.kind}: rank is {each.rank}; there are {world.world_size} ranks"
+                f"--inject {each.kind}: rank is {each.rank}; there are ranks 0 to {world_size - 1}"
             )
+        if each.kind.startswith("link_"):
+            _check_emulated()
+
+
+def _check_emulated() -> None:
+    own = os.stat("/proc/self/ns/net").st_ino
+    if not any(path.stat().st_ino == own for path in Path("/run/netns").glob("*")):
+        raise RecipeError("--inject link_…: only on the hosts of an emulated cluster")
 
 
 @dataclass(frozen=True)
@@ -176,9 +184,7 @@ def _link() -> str:
 
 
 def _in_namespace(command: list[str]) -> None:
-    own = os.stat("/proc/self/ns/net").st_ino
-    if not any(path.stat().st_ino == own for path in Path("/run/netns").glob("*")):
-        raise RecipeError("--inject link_…: only on the hosts of an emulated cluster")
+    _check_emulated()
     subprocess.run(command, check=True, capture_output=True)
 
 

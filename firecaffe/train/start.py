@@ -49,7 +49,6 @@ def find_start(world: World, resume: str | Path | None) -> Start:
     """
     key = f"{FOLDER}/{next(_calls)}"
     folder = _earlier_folder(world, key)
-    damaged: list[str] = []
     if folder is not None and any((folder / "checkpoints").glob("step-*")):
         checkpoint, damaged = _load_together(world, folder)
         notes = [*map(_warn, damaged), f"going on after step {checkpoint.step}"]

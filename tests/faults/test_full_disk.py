@@ -1,37 +1,20 @@
 """A disk that is really full: the run goes on, says so, and what was saved stays whole."""
 
-import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.small_run import RECIPE, command, state_of
 from firecaffe.runs.record import JsonLines, read_json_lines
 from firecaffe.train.checkpoint import load_newest
 
-FIRECAFFE = [sys.executable, "-m", "firecaffe"]
 TIMEOUT_S = 120
 CHECKPOINT_BYTES = 3_500_000
 
-RECIPE = """
-[model]
-name = "lenet"
-[data]
-name = "generated"
-[train]
-global_batch_size = 8
-micro_batch_size = 4
-steps = 9
-eval_batch_size = 500
-[checkpoint]
-every = 2
-keep_last = 0
-[run]
-tensorboard = false
-"""
+WORDS = ("--train.steps", "9", "--checkpoint.every", "2", "--checkpoint.keep_last", "0")
 
 
 @pytest.fixture
@@ -53,8 +36,8 @@ def test_a_run_on_a_disk_that_fills_up(small_disk: Path, tmp_path: Path) -> None
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
     folder = small_disk / "run"
-    command = [*FIRECAFFE, "train", str(recipe), "--run.folder", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    training = command(recipe, folder, 1, *WORDS)
+    done = subprocess.run(training, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 4, done.stderr  # all steps done, but the last one is not on the disk
     for step in (6, 8):
         assert f"warning: checkpoint of step {step} not saved" in done.stdout
@@ -69,10 +52,9 @@ def test_a_run_on_a_disk_that_fills_up(small_disk: Path, tmp_path: Path) -> None
 
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     for where, words in ((whole, []), (resumed, ["--resume", str(folder)])):
-        command = [*FIRECAFFE, "train", str(recipe), "--run.folder", str(where), *words]
-        subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
-    ends = [json.loads((where / "result.json").read_text()) for where in (whole, resumed)]
-    assert ends[0]["state_sha256"] == ends[1]["state_sha256"]
+        training = command(recipe, where, 1, *WORDS, *words)
+        subprocess.run(training, check=True, capture_output=True, timeout=TIMEOUT_S)
+    assert state_of(whole) == state_of(resumed)
 
 
 def test_rows_wait_until_there_is_room_again(small_disk: Path) -> None:

@@ -7,7 +7,6 @@ run that nothing has happened to.
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.small_run import RECIPE, command, state_of, steps_of
 from firecaffe.faults import KINDS
 
-FIRECAFFE = [sys.executable, "-m", "firecaffe"]
 TIMEOUT_S = 120
 STEPS = 12
-
-RECIPE = f"""
-[model]
-name = "lenet"
-[data]
-name = "generated"
-[train]
-global_batch_size = 24
-micro_batch_size = 4
-steps = {STEPS}
-eval_batch_size = 500
-[exchange]
-silent_s = 3.0
-[checkpoint]
-every = 3
-[run]
-tensorboard = false
-"""
+WORDS = ("--train.steps", str(STEPS), "--checkpoint.every", "3", "--exchange.silent_s", "3")
 
 
 @pytest.fixture(scope="module")
@@ -59,28 +41,17 @@ def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def train(
     recipe: Path, folder: Path, *words: str, workers: int = 3
 ) -> subprocess.CompletedProcess[str]:
-    command = [*FIRECAFFE, "train", str(recipe), "--nproc-per-node", str(workers)]
-    command += ["--run.folder", str(folder), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    training = command(recipe, folder, workers, *WORDS, *words)
+    return subprocess.run(training, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
 def inject(text: str) -> tuple[str, str]:
     return "--inject", text
 
 
-def state_of(folder: Path) -> str:
-    value: str = json.loads((folder / "result.json").read_text())["state_sha256"]
-    return value
-
-
 def fault_of(folder: Path) -> dict[str, Any]:
     value: dict[str, Any] = json.loads((folder / "fault.json").read_text())
     return value
-
-
-def steps_of(folder: Path) -> list[int]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row["step"] for row in rows if row["kind"] == "train"]
 
 
 KIND_OF = {
@@ -211,19 +182,3 @@ def wait_for_end(word: str) -> None:
     for process in psutil.process_iter(["cmdline"]):
         if process.pid != os.getpid() and word in (process.info["cmdline"] or []):
             process.wait(max(1.0, until - time.monotonic()))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("nap", "no kind 'nap'; there are kill, freeze"),
-        ("kill:rank=x", "rank is 'x'; it must be a int"),
-        ("kill:when=3", "no word 'when'"),
-        ("kill:step=0", "step and factor from 1"),
-    ],
-)
-def test_an_injection_that_cannot_be(recipe: Path, tmp_path: Path, text: str, words: str) -> None:
-    done = train(recipe, tmp_path / "run", *inject(text))
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert len(done.stderr.splitlines()) == 1

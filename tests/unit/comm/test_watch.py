@@ -2,7 +2,8 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -56,6 +57,14 @@ def fault_of(watch: Watch) -> Fault:
     assert watch._known.wait(LONG_S)
     assert watch.fault is not None
     return watch.fault
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Looks every few milliseconds."""
+    end_s = time.monotonic() + LONG_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        threading.Event().wait(0.005)
 
 
 def beat(step: int, waits: bool = False) -> bytes:
@@ -152,8 +161,7 @@ def test_who_is_behind_is_named_when_a_time_is_over() -> None:
             keep_beating(sockets[2], 9, False, stop),
         ]
         try:
-            while watch._peers[2].place.step < 9 or watch._peers[1].place.step < 9:
-                pass
+            until(lambda: all(watch._peers[rank].place.step == 9 for rank in (1, 2)))
             fault = watch.verdict(timed_out=True)
         finally:
             stop.set()
@@ -167,8 +175,7 @@ def test_nobody_is_named_where_nobody_is_behind() -> None:
     with watches(2, silent_s=SILENT_S) as (watching, _):
         for watch in watching:
             watch.place.step, watch.place.waits = 4, True
-        while watching[0]._peers[1].place != watching[1].place:
-            pass
+        until(lambda: watching[0]._peers[1].place == watching[1].place)
         assert watching[0].verdict(timed_out=True) is None
 
 
@@ -207,10 +214,8 @@ def test_noise_on_a_connection_is_no_verdict(noise: bytes) -> None:
 def test_round_trips_are_measured() -> None:
     with watches(2, silent_s=SILENT_S) as (watching, _):
         watching[0].place.step = 3
-        trips: list[module.RoundTrip] = []
-        until = threading.Event()
-        while len(trips) < 2 and not until.wait(0.01):
-            trips += watching[0].take_round_trips()
+        until(lambda: len(watching[0]._round_trips) >= 2)
+        trips = watching[0].take_round_trips()
         assert {trip.peer for trip in trips} == {1}
         assert all(0 < trip.round_trip_s < LONG_S for trip in trips)
         assert trips[-1].step == 3
