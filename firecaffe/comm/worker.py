@@ -14,7 +14,11 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Runs what is submitted, in order, in a thread of its own."""
+    """Runs what is submitted, in order, in a thread of its own, until something fails.
+
+    After that nothing is run: it would send to ranks that still wait for what has failed, and these
+    would take it for that (Gloo ends a process that gets more bytes than it has room for).
+    """
 
     def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
         """begin: called by the thread before anything else."""
@@ -23,7 +27,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
-        """Its result, or its exception, once it was its turn."""
+        """Its result, or its exception, or that of what failed before it, once it was its turn."""
         future: Future[T] = Future()
         self._tasks.put((future, task))
         return future
@@ -36,11 +40,15 @@ class Worker:
 
     def _run(self, begin: Callable[[], None]) -> None:
         begin()
+        failed: BaseException | None = None
         while (item := self._tasks.get()) is not None:
             future, task = item
             try:
+                if failed is not None:
+                    raise failed
                 future.set_result(task())
             except BaseException as error:
+                failed = error
                 future.set_exception(error)
             # Not until the next one: it may hold a step's tensors.
             del future, task, item

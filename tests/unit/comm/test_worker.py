@@ -1,0 +1,24 @@
+"""The communication thread: in order, and nothing after a failure."""
+
+import pytest
+
+from firecaffe.comm.worker import Worker
+from firecaffe.errors import PeerLostError
+
+
+def test_tasks_run_in_order_and_nothing_runs_after_one_that_failed() -> None:
+    done: list[int] = []
+
+    def lose() -> None:
+        raise PeerLostError("rank 1 went away")
+
+    worker = Worker("test")
+    before = worker.submit(lambda: done.append(1))
+    failing = worker.submit(lose)
+    after = worker.submit(lambda: done.append(2))
+    worker.close()
+    before.result()
+    for future in (failing, after):
+        with pytest.raises(PeerLostError, match="rank 1 went away"):
+            future.result()
+    assert done == [1]
