@@ -227,7 +227,7 @@ class Watch:
             text = bytes(peer.received[HEADER.size : HEADER.size + length])
             del peer.received[: HEADER.size + length]
             peer.place = Place(step, bool(waits))
-            peer.has_left |= kind in (GOODBYE, FAULT)
+            peer.has_left |= kind == GOODBYE
             if kind == BEAT:
                 with self._lock, suppress(OSError):
                     peer.socket.send(self._header(ECHO, clock_ns))
@@ -237,7 +237,9 @@ class Watch:
                 self._round_trips.append(RoundTrip(self.place.step, rank, in_host, taken_s))
             if kind == FAULT:
                 with suppress(ValueError):
-                    self._take(Fault.parse(text.decode(errors="replace")))
+                    fault = Fault.parse(text.decode(errors="replace"))
+                    peer.has_left = True
+                    self._take(fault)
 
     def _judge(self, now: float) -> None:
         """Comes to a verdict, where it is due."""
