@@ -15,9 +15,9 @@ from benchmarks.exchange_plan import (
     QUIET_BITS_PER_S,
 )
 from benchmarks.exchange_rows import Row, fits, read_rows
-from firecaffe.comm.exchange import PIECES
 from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.order import adds_in_tree_order
+from firecaffe.exchange.pieces import PIECES
 
 SERVER, TREE = "parameter_server", "tree"
 

@@ -6,8 +6,8 @@ from functools import lru_cache
 from math import ceil
 
 from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT
-from firecaffe.comm.exchange import pieces
 from firecaffe.exchange import ALGORITHMS, NATIVE, SEGMENTED
+from firecaffe.exchange.pieces import pieces
 from firecaffe.exchange.schedule import lower_bound_elements
 
 PAYLOAD_SHARE = 1448 / 1514

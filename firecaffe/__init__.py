@@ -9,17 +9,43 @@ Run alone it trains on one worker; under torchrun on as many as there are ranks.
 script of your own, `firecaffe.parallelize(model)` stands in for DistributedDataParallel.
 """
 
-from firecaffe.assemble import train
-from firecaffe.data import DataConfig, TensorDataset
-from firecaffe.errors import FirecaffeError
-from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.models.config import ModelConfig
-from firecaffe.parallelize import comm_hook, parallelize
-from firecaffe.recipe import Recipe
-from firecaffe.runs.folder import RunConfig
-from firecaffe.train.config import CheckpointConfig, TrainConfig
-from firecaffe.train.loop import Result
-from firecaffe.train.solver import SolverConfig
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from firecaffe.assemble import train
+    from firecaffe.data import DataConfig, TensorDataset
+    from firecaffe.data_parallel import comm_hook, parallelize
+    from firecaffe.errors import FirecaffeError
+    from firecaffe.gradients.config import ExchangeConfig
+    from firecaffe.models.config import ModelConfig
+    from firecaffe.recipe import Recipe
+    from firecaffe.runs.folder import RunConfig
+    from firecaffe.train.config import CheckpointConfig, TrainConfig
+    from firecaffe.train.loop import Result
+    from firecaffe.train.solver import SolverConfig
+
+# Loading the package of that name would take the function's place; once it is loaded, it does not.
+import_module("firecaffe.train")
+del globals()["train"]
+
+_PLACES = {
+    "CheckpointConfig": "train.config",
+    "DataConfig": "data",
+    "ExchangeConfig": "gradients.config",
+    "FirecaffeError": "errors",
+    "ModelConfig": "models.config",
+    "Recipe": "recipe",
+    "Result": "train.loop",
+    "RunConfig": "runs.folder",
+    "SolverConfig": "train.solver",
+    "TensorDataset": "data",
+    "TrainConfig": "train.config",
+    "comm_hook": "data_parallel",
+    "parallelize": "data_parallel",
+    "train": "assemble",
+}
+"""Where each name is. Imported when it is asked for: a plan needs nothing that trains."""
 
 __all__ = [
     "CheckpointConfig",
@@ -37,3 +63,9 @@ __all__ = [
     "parallelize",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'firecaffe' has no attribute {name!r}")
+    return getattr(import_module(f"firecaffe.{_PLACES[name]}"), name)

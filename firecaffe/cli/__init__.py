@@ -11,6 +11,7 @@ from firecaffe.errors import FirecaffeError, RecipeError, RunError
 from firecaffe.faults import TOGETHER, Fault
 
 COMMANDS = {
+    "plan": "forecast a training on a cluster: time, memory, cost, and what to change",
     "train": "train a network on N workers",
     "verify": "show that the number of workers does not change a bit",
     "compare": "compare finished runs",

@@ -14,24 +14,13 @@ from firecaffe.comm.world import World, peers_may_be_lost
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.leaves import shares_are_subtrees
 from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
-from firecaffe.exchange.schedule import Schedule, shards
+from firecaffe.exchange.pieces import PIECES, pieces
 
 FOLD = "fold"
 """All-to-all, addition in tree order, all-gather: for shares that are no subtrees."""
 
-PIECES = 4
-"""A vector goes through its schedule in this many pieces at most, side by side; in twice as many
-where each would be longer than LONGEST_PIECE_BYTES."""
-
-LONGEST_PIECE_BYTES = 4_000_000
-"""Where partners change, the message of one piece may meet that of another in a switch's queue."""
-
 LANES = 2
 """Vectors under way at once: while the total of one comes down a tree, the next goes up."""
-
-SHORTEST_MESSAGE_BYTES = 128_000
-"""The mean of a piece's messages has at least so many, or a message's own cost outweighs what
-pieces hide."""
 
 Part = tuple[int, int, list[RankRound]]
 """Elements [start, stop) of a vector, and the rounds that they go through."""
@@ -204,16 +193,3 @@ class Exchange:
         if scratch is None or scratch.numel() < num_elements:
             scratch = self._scratch[lane, vector.dtype] = vector.new_empty(num_elements)
         return scratch[:num_elements]
-
-
-def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
-    """How a schedule's vector is cut; each piece goes through the algorithm's for its length.
-
-    One that cuts it itself into short messages is not cut again.
-    """
-    messages = [transfer.num_elements for transfer in schedule.transfers()]
-    mean_bytes = sum(messages) * itemsize // max(1, len(messages))
-    is_long = schedule.num_elements * itemsize > PIECES * LONGEST_PIECE_BYTES
-    most = 2 * PIECES if is_long else PIECES
-    count = max(1, min(most, mean_bytes // SHORTEST_MESSAGE_BYTES))
-    return shards(schedule.num_elements, count)

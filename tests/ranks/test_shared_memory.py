@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from firecaffe.comm.exchange import Exchange, pieces
+from firecaffe.comm.exchange import Exchange
 from firecaffe.comm.interpret import interpret
 from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.world import World, join
 from firecaffe.exchange import ring, tree
+from firecaffe.exchange.pieces import pieces
 from tests.world import Ranks
 
 SIZES = (0, 1, 15, 16, 17, 1009, 200_003)

@@ -200,7 +200,13 @@ def test_the_first_verdict_stays() -> None:
 
 @pytest.mark.parametrize(
     "noise",
-    [b"", b"\xff" * 100, HEADER.pack(BEAT, 1, 0, 0, 1 << 31), b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000],
+    [
+        b"",
+        b"\xff" * 100,
+        HEADER.pack(BEAT, 1, 0, 0, 1 << 31),
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0" * 5000,
+    ],
 )
 def test_noise_on_a_connection_is_no_verdict(noise: bytes) -> None:
     with watches(2, range(1), LONG_S) as (watching, sockets):

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from firecaffe.comm.exchange import PIECES, SHORTEST_MESSAGE_BYTES, pieces
 from firecaffe.exchange import ALGORITHMS
+from firecaffe.exchange.pieces import PIECES, SHORTEST_MESSAGE_BYTES, pieces
 
 LEAST = SHORTEST_MESSAGE_BYTES // 4
 """Elements of float32."""

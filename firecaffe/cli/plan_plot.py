@@ -1,0 +1,66 @@
+"""A plan as a picture: speedup and the parts of a step against the number of workers."""
+
+import io
+import os
+from base64 import b64encode
+from collections.abc import Sequence
+from pathlib import Path
+
+from firecaffe.errors import RecipeError
+from firecaffe.plan.forecast import Forecast, fastest
+
+SUFFIXES = (".png", ".html")
+PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>firecaffe plan</title><body style="margin:0"><img alt="speedup and step time against workers"
+style="max-width:100%" src="data:image/png;base64,{}">"""
+
+
+def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
+    """Writes the picture aside first, so that there is no half of one under its name.
+
+    Raises: RecipeError where the file's kind is unknown, or matplotlib is missing.
+    """
+    if path.suffix not in SUFFIXES:
+        raise RecipeError(f"--plot is {path}; it must end in {' or '.join(SUFFIXES)}")
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise RecipeError("--plot needs matplotlib: pip install 'firecaffe[plot]'") from None
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    most = 1
+    for name, rows in plans:
+        best = fastest(rows)
+        workers = [row.workers for row in best]
+        most = max(most, *workers)
+        (line,) = left.plot(workers, [row.speedup for row in best], marker="o", label=name)
+        alone_s = best[0].step_s * best[0].speedup
+        lowest = [alone_s / row.step_high_s for row in best]
+        highest = [alone_s / row.step_low_s for row in best]
+        left.fill_between(workers, lowest, highest, alpha=0.15, color=line.get_color())
+    left.plot([1, most], [1, most], color="gray", linestyle=":", label="as many times as workers")
+    left.set(xscale="log", yscale="log", xlabel="workers", ylabel="speedup")
+    left.legend()
+    best = fastest(plans[0][1])
+    place = range(len(best))
+    floor = [0.0] * len(best)
+    for part in ("compute_s", "exposed_communication_s", "data_s", "update_s"):
+        heights = [getattr(row, part) for row in best]
+        right.bar(place, heights, bottom=floor, label=part.removesuffix("_s").replace("_", " "))
+        floor = [a + b for a, b in zip(floor, heights, strict=True)]
+    right.set_xticks(list(place), [str(row.workers) for row in best])
+    right.set(xlabel="workers", ylabel="seconds of a step", title=plans[0][0])
+    right.legend()
+    figure.tight_layout()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    pyplot.close(figure)
+    is_page = path.suffix == ".html"
+    content = picture.getvalue()
+    if is_page:
+        content = PAGE.format(b64encode(content).decode()).encode()
+    aside = path.with_name(f"{path.name}.partial")
+    aside.write_bytes(content)
+    os.replace(aside, path)

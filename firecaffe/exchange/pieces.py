@@ -1,0 +1,31 @@
+"""Pieces: a vector is cut, and its parts go through the same schedule side by side.
+
+While one is being added, or waits for a slow peer, the others keep both directions of the link
+busy. What is executed and what is priced are cut alike.
+"""
+
+from firecaffe.exchange.schedule import Schedule, shards
+
+PIECES = 4
+"""A vector goes through its schedule in this many pieces at most; in twice as many where each would
+be longer than LONGEST_PIECE_BYTES."""
+
+LONGEST_PIECE_BYTES = 4_000_000
+"""Where partners change, the message of one piece may meet that of another in a switch's queue."""
+
+SHORTEST_MESSAGE_BYTES = 128_000
+"""The mean of a piece's messages has at least so many, or a message's own cost outweighs what
+pieces hide."""
+
+
+def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
+    """How a schedule's vector is cut; each piece goes through the algorithm's for its length.
+
+    One that cuts it itself into short messages is not cut again. itemsize: bytes of an element.
+    """
+    messages = [transfer.num_elements for transfer in schedule.transfers()]
+    mean_bytes = sum(messages) * itemsize // max(1, len(messages))
+    is_long = schedule.num_elements * itemsize > PIECES * LONGEST_PIECE_BYTES
+    most = 2 * PIECES if is_long else PIECES
+    count = max(1, min(most, mean_bytes // SHORTEST_MESSAGE_BYTES))
+    return shards(schedule.num_elements, count)

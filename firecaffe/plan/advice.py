@@ -1,0 +1,136 @@
+"""A plan in plain words: what limits it, what to change first, and what that would bring.
+
+Each change is forecast like the plan itself, so that what is said of it is no rule of thumb.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from firecaffe.errors import RecipeError
+from firecaffe.plan.cluster import Cluster
+from firecaffe.plan.codec import PRICED
+from firecaffe.plan.forecast import (
+    NO_COMPRESSOR,
+    Forecast,
+    exchanges_on,
+    fastest,
+    forecast,
+    most_useful,
+)
+from firecaffe.plan.workload import Workload
+
+LEAST_GAIN = 0.02
+"""Of a step: what brings less is not worth a word."""
+
+LIMITS = {
+    "compute_s": "computing",
+    "exposed_communication_s": "waiting for the exchange",
+    "data_s": "waiting for data",
+    "update_s": "the optimizer's update",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing to do otherwise."""
+
+    what: str
+    step_s: float
+    gain: float
+    """Images per second over what they are now, less 1."""
+
+
+def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]:
+    """What could be changed at this row, and brings something; the best first.
+
+    Of other exchanges, and of compressors, the best one.
+    """
+    outer, storage = cluster.links[-1], cluster.storage
+    faster = replace(outer, bandwidth_bytes_per_s=10 * outer.bandwidth_bytes_per_s)
+    worlds = [
+        (
+            f"a link of ten times the bandwidth of {outer.name}",
+            workload,
+            replace(cluster, links=(*cluster.links[:-1], faster)),
+        ),
+        (
+            "micro-batches twice as large",
+            replace(workload, micro_batch_size=2 * workload.micro_batch_size),
+            cluster,
+        ),
+        (
+            "a global batch twice as large",
+            replace(workload, global_batch_size=2 * workload.global_batch_size),
+            cluster,
+        ),
+    ]
+    if storage is not None:
+        twice = replace(storage, read_bytes_per_s=2 * storage.read_bytes_per_s)
+        worlds.append(("storage of twice the rate", workload, replace(cluster, storage=twice)))
+    way = row.exchange, row.compressor
+    found = [_change(what, row, work, on, *way) for what, work, on in worlds]
+    ways = [
+        ("exchange", [(name, NO_COMPRESSOR) for name in exchanges_on(cluster, row.workers)]),
+        ("compressor", [("tree", name) for name in PRICED]),
+    ]
+    for kind, names in ways if row.workers > 1 else ():
+        made = [
+            _change(f"{kind} {other[kind == 'compressor']}", row, workload, cluster, *other)
+            for other in names
+            if other != way
+        ]
+        found.append(max((each for each in made if each), key=lambda each: each.gain, default=None))
+    kept = [each for each in found if each is not None and each.gain >= LEAST_GAIN]
+    return sorted(kept, key=lambda each: each.gain, reverse=True)
+
+
+def _change(
+    what: str, row: Forecast, workload: Workload, cluster: Cluster, exchange: str, compressor: str
+) -> Change | None:
+    """None where it cannot be."""
+    try:
+        found = forecast(workload, cluster, row.workers, exchange, compressor)
+    except (RecipeError, ValueError):
+        return None
+    return Change(what, found.step_s, found.images_per_s / row.images_per_s - 1)
+
+
+def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
+    """What limits the largest planned number of workers, and what to change first."""
+    best = fastest(rows)
+    last = best[-1]
+    parts = {words: getattr(last, name) / last.step_s for name, words in LIMITS.items()}
+    limit = max(parts, key=parts.__getitem__)
+    said = [
+        f"On {last.workers} workers of {cluster.name} the fastest is {_way(last)}: "
+        f"{last.speedup:.3g} times one worker ({last.efficiency:.0%} efficiency); "
+        f"{parts[limit]:.0%} of a step is {limit}."
+    ]
+    found = changes(workload, cluster, last)
+    if found:
+        first = "; ".join(f"{each.what}, {each.gain:+.0%} images/s" for each in found[:3])
+        said.append(f"To change first: {first}.")
+    else:
+        said.append("No single change that the planner knows brings 2 %.")
+    useful = most_useful(rows)
+    at = next(row for row in best if row.workers == useful)
+    if useful == last.workers:
+        said.append(f"More workers than {useful} may still be of use: plan for more.")
+    else:
+        said.append(
+            f"The largest useful number is {useful} workers ({at.speedup:.3g} times one): beyond, "
+            "each further one brings less than half of what one does alone."
+        )
+    if not last.fits:
+        need = sum(last.memory_bytes.values())
+        said.append(
+            f"It does not fit: {need / 1e9:.3g} GB a worker, and {cluster.device.name} has "
+            f"{cluster.device.memory_bytes / 1e9:.3g} GB; take smaller micro-batches."
+        )
+    return " ".join(said)
+
+
+def _way(row: Forecast) -> str:
+    if row.compressor != NO_COMPRESSOR:
+        return f"compressor {row.compressor}"
+    return f"exchange {row.exchange}"

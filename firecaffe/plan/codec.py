@@ -1,0 +1,62 @@
+"""What a compressor takes on a network: its bytes on the wire, and its passes over memory.
+
+Compressors encode nodes of the micro-batch tree one by one, so a worker with k of them sends k
+payloads: an all-to-all of every node's shards and an all-gather of the totals where rows stand
+alone, an all-gather of everything where they do not.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from firecaffe.exchange.leaves import num_nodes
+from firecaffe.gradients.compressors import COMPRESSORS
+from firecaffe.gradients.compressors.codec import LowRank, RowCodec
+from firecaffe.gradients.compressors.top_k import ENTRY_BYTES, SHARE
+from firecaffe.plan.network import Network
+from firecaffe.plan.price import Prices
+from firecaffe.plan.workload import FLOAT_BYTES, Workload
+
+PRICED = tuple(name for name in COMPRESSORS if name != "threshold")
+"""What `threshold` sends depends on the gradients."""
+
+PASSES = 16
+"""Over a node's float32 to encode it, to keep what was not sent, and to decode."""
+
+
+def coded_s(
+    name: str, workload: Workload, network: Network, memory_rate: float, sizes: Sequence[int]
+) -> list[float]:
+    """Seconds for vectors of so many elements. memory_rate: bytes/s that the device reaches."""
+    nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
+    own = -(-nodes // network.world_size)
+    share = sent_share(name, workload)
+    passes_s = [PASSES * own * FLOAT_BYTES * size / memory_rate for size in sizes]
+    if name == "top_k":
+        ring = Prices("ring", network, in_pieces=False)
+        wire_s = [each / 2 for each in ring.seconds([round(nodes * share * n) for n in sizes])]
+    else:
+        server = Prices("sharded_parameter_server", network, in_pieces=False)
+        out = server.seconds([round(own * share * n) for n in sizes])
+        back = server.seconds([round(share * n) for n in sizes])
+        wire_s = [(a + b) / 2 for a, b in zip(out, back, strict=True)]
+    return [a + b for a, b in zip(passes_s, wire_s, strict=True)]
+
+
+def sent_share(name: str, workload: Workload) -> float:
+    """Bytes of an encoded node, over those of its float32."""
+    codec = COMPRESSORS[name]
+    if isinstance(codec, RowCodec):
+        return codec.row_bytes / (codec.row_elements * FLOAT_BYTES)
+    if isinstance(codec, LowRank):
+        shapes = [shape for layer in workload.layers for shape in layer.shapes]
+        thin = sum(_thin(shape, codec.rank) for shape in shapes)
+        return thin * FLOAT_BYTES / max(1, workload.parameter_bytes)
+    return ENTRY_BYTES / SHARE / FLOAT_BYTES
+
+
+def _thin(shape: tuple[int, ...], rank: int) -> int:
+    """Elements of the two thin matrices that stand for a tensor; all of one that has no matrix."""
+    if len(shape) < 2:
+        return prod(shape)
+    rows, columns = shape[0], prod(shape[1:])
+    return min(rank * (rows + columns), rows * columns)

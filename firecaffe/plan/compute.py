@@ -1,0 +1,120 @@
+"""How long a device computes: layer by layer, and corrected by what was measured on it.
+
+A layer's forward takes its arithmetic or its traffic with memory, whichever is longer, and the
+device's overhead. Backward does as much arithmetic for the inputs and again for the weights, and
+moves the activations and their gradients. The overhead does not shrink with the batch: the fewer
+images a worker has at a time, the smaller the share of the device that it uses (the "skinny"
+effect of Keuper and Pfreundt 2016). t = work / rate + overhead is Hockney's form of an efficiency
+that grows with the work: rate · w / (w + w_half), with w_half = overhead · rate.
+
+Source: Williams, Waterman, Patterson 2009 (roofline); Hockney 1991 (half-performance length).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log
+
+import numpy as np
+
+from firecaffe.plan.cluster import Device, Measured
+from firecaffe.plan.workload import LayerWork, Workload
+
+BACKWARD_CALLS = 2
+"""Of a layer with weights: the gradients of its inputs and of its weights."""
+
+UPDATE_PASSES = 3
+"""Over the weights, for each vector: the update reads and writes weights, gradients and state."""
+
+HALF = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Seconds of one micro-batch."""
+
+    forward_s: float
+    backward_s: tuple[float, ...]
+    """By layer, from the last to the first: the order in which gradients become ready."""
+
+    @property
+    def compute_s(self) -> float:
+        return self.forward_s + sum(self.backward_s)
+
+
+@lru_cache(maxsize=256)
+def micro_batch(workload: Workload, device: Device, images: int) -> MicroBatch:
+    """One micro-batch, by the device's figures and, where it has them, its measurements."""
+    scale = correction(workload, device, images)
+    flops, rate = _rates(workload, device)
+    half = 0.5 if workload.autocast in HALF else 1.0
+    forward = [_layer_s(layer, images, flops, rate, half, device) for layer in workload.layers]
+    backward = [
+        BACKWARD_CALLS * each if layer.flops else each * 1.5
+        for layer, each in zip(workload.layers, forward, strict=True)
+    ]
+    return MicroBatch(scale * sum(forward), tuple(scale * each for each in reversed(backward)))
+
+
+def update_s(workload: Workload, device: Device) -> float:
+    """The optimizer's update, once a step."""
+    measured = [row.update_s for row in _rows(workload, device) if row.update_s]
+    if measured:
+        return float(np.median(measured))
+    passes = UPDATE_PASSES * (1 + workload.optimizer_vectors)
+    moved = passes * workload.parameter_bytes
+    return moved / (device.memory_bytes_per_s * device.efficiency) + device.overhead_s
+
+
+def data_s(workload: Workload, device: Device) -> float:
+    """Fetching one micro-batch that is held in memory; 0 where that was not measured."""
+    by_size = {row.micro_batch_size: row.data_s for row in _rows(workload, device)}
+    if not by_size:
+        return 0.0
+    nearest = min(by_size, key=lambda size: abs(log(size / workload.micro_batch_size)))
+    return by_size[nearest] * workload.micro_batch_size / nearest
+
+
+def correction(workload: Workload, device: Device, images: int) -> float:
+    """What was measured over what the figures say, at this size; 1 where nothing was.
+
+    Between two sizes it is straight in the logarithm, and beyond them it stays.
+    """
+    rows = sorted(_rows(workload, device), key=lambda row: row.micro_batch_size)
+    if not rows:
+        return 1.0
+    bare = Device(**{**device.__dict__, "measured": ()})
+    ratios = [
+        row.compute_s / micro_batch(workload, bare, row.micro_batch_size).compute_s for row in rows
+    ]
+    sizes = [log(row.micro_batch_size) for row in rows]
+    return float(np.interp(log(images), sizes, ratios))
+
+
+def error_of(workload: Workload, device: Device) -> float:
+    """How far off a compute time may be, as a share of it."""
+    rows = _rows(workload, device)
+    return max((row.error for row in rows), default=device.error)
+
+
+def _rows(workload: Workload, device: Device) -> list[Measured]:
+    return [
+        row
+        for row in device.measured
+        if (row.model, row.autocast) == (workload.model, workload.autocast)
+    ]
+
+
+def _rates(workload: Workload, device: Device) -> tuple[float, float]:
+    """FLOP/s and bytes/s that the device reaches."""
+    dtype = workload.autocast if workload.autocast in HALF else "float32"
+    other = "float16" if dtype == "bfloat16" else "bfloat16"
+    peaks = device.peak_flops
+    peak = peaks.get(dtype) or (dtype != "float32" and peaks.get(other)) or peaks["float32"]
+    return peak * device.efficiency, device.memory_bytes_per_s * device.efficiency
+
+
+def _layer_s(
+    layer: LayerWork, images: int, flops: float, rate: float, half: float, device: Device
+) -> float:
+    moved = half * (layer.moved_bytes * images + layer.weight_bytes)
+    return max(layer.flops * images / flops, moved / rate) + device.overhead_s

@@ -1,0 +1,290 @@
+"""The forecast: a workload on so many workers of a cluster, by one exchange.
+
+Every figure has a band: compute times may be off by the device's error and exchange times by the
+link's, both to the same side. A band says what is known of the cluster, not what a run scatters.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from math import ceil, inf
+from typing import Any
+
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import EXCHANGES, NATIVE
+from firecaffe.plan.accuracy import LAWS
+from firecaffe.plan.cluster import Cluster
+from firecaffe.plan.codec import PRICED, coded_s
+from firecaffe.plan.compute import data_s, error_of, micro_batch, update_s
+from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failures_s
+from firecaffe.plan.memory import memory_bytes
+from firecaffe.plan.network import Network
+from firecaffe.plan.price import Prices
+from firecaffe.plan.timeline import Bucket, Step, buckets_of, exposed_s, slowest_of
+from firecaffe.plan.workload import Workload
+
+NO_COMPRESSOR = "none"
+MOST_ERROR = 0.9
+WORTH = 0.5
+"""Of what one worker does alone, that each further one must bring to be worth having."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One row of a plan. Times are seconds of one step unless they say otherwise."""
+
+    workers: int
+    exchange: str
+    compressor: str
+    micro_batches: int
+    """Of the busiest worker."""
+    step_s: float
+    step_low_s: float
+    step_high_s: float
+    compute_s: float
+    exposed_communication_s: float
+    data_s: float
+    update_s: float
+    exchange_s: float
+    images_per_s: float
+    speedup: float
+    efficiency: float
+    memory_bytes: dict[str, float]
+    fits: bool
+    goodput: float
+    """The share of time that failures, restarts and checkpoints leave."""
+    epochs_to_accuracy: float | None
+    hours: float | None
+    """Of the whole training: the recipe's steps."""
+    hours_to_accuracy: float | None
+    usd: float | None
+    kwh: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def exchanges_on(cluster: Cluster, world_size: int) -> list[str]:
+    """Those that can be on so many workers: the table, and a nested one where there are nodes."""
+    inner = cluster.links[0].group
+    nests = inner and world_size > inner and world_size % inner == 0
+    return [*EXCHANGES, *(["hierarchical(tree,halving_doubling)"] if nests else [])]
+
+
+def check_plan(workload: Workload, cluster: Cluster, world_size: int) -> None:
+    """Raises: RecipeError where so many workers cannot do this."""
+    if world_size < 1:
+        raise RecipeError(f"--workers is {world_size}; it must be at least 1")
+    if world_size > workload.num_micro_batches:
+        raise RecipeError(
+            f"{world_size} workers but only {workload.num_micro_batches} micro-batches a step "
+            f"(train.global_batch_size {workload.global_batch_size} / train.micro_batch_size "
+            f"{workload.micro_batch_size}); plan for at most {workload.num_micro_batches} workers "
+            "or take smaller micro-batches"
+        )
+    if cluster.most_devices and world_size > cluster.most_devices:
+        raise RecipeError(
+            f"{world_size} workers, but {cluster.name} has {cluster.most_devices} devices"
+        )
+
+
+def forecast(
+    workload: Workload,
+    cluster: Cluster,
+    world_size: int,
+    exchange: str,
+    compressor: str = NO_COMPRESSOR,
+    overlap: bool = True,
+    in_pieces: bool = True,
+) -> Forecast:
+    """overlap: whether the exchange runs beside backward. in_pieces: as our own executor.
+
+    Raises: RecipeError where it cannot be.
+    """
+    check_plan(workload, cluster, world_size)
+    cost = _Cost(workload, cluster, exchange, compressor, overlap, in_pieces)
+    step = cost.step(world_size, 1.0, 1.0)
+    alone_s = cost.step(1, 1.0, 1.0).step_s
+    compute_error = min(MOST_ERROR, error_of(workload, cluster.device))
+    network = Network(cluster.links, world_size)
+    link_error = network.links[network.level(0, world_size - 1)].error
+    exchange_error = min(MOST_ERROR, link_error * (1 if compressor == NO_COMPRESSOR else 2))
+    low = cost.step(world_size, 1 - compute_error, 1 - exchange_error)
+    high = cost.step(world_size, 1 + compute_error, 1 + exchange_error)
+    memory = memory_bytes(workload, world_size)
+    nodes = ceil(world_size / cluster.devices_per_node)
+    kept = _goodput(cluster, memory, nodes)
+    hours = workload.steps * step.step_s / kept / 3600 if workload.steps and kept else None
+    law = LAWS.get(workload.model)
+    epochs = law.epochs_at(workload.global_batch_size) if law is not None else None
+    to_accuracy = None
+    if epochs is not None and workload.samples and kept:
+        steps = epochs * ceil(workload.samples / workload.global_batch_size)
+        to_accuracy = steps * step.step_s / kept / 3600
+    costly_hours = to_accuracy if to_accuracy is not None else hours
+    return Forecast(
+        workers=world_size,
+        exchange=exchange,
+        compressor=compressor,
+        micro_batches=ceil(workload.num_micro_batches / world_size),
+        step_s=step.step_s,
+        step_low_s=low.step_s,
+        step_high_s=high.step_s,
+        compute_s=step.compute_s,
+        exposed_communication_s=step.exposed_communication_s,
+        data_s=step.data_s,
+        update_s=step.update_s,
+        exchange_s=step.exchange_s,
+        images_per_s=workload.global_batch_size / step.step_s,
+        speedup=alone_s / step.step_s,
+        efficiency=alone_s / step.step_s / world_size,
+        memory_bytes=memory,
+        fits=sum(memory.values()) <= cluster.device.memory_bytes,
+        goodput=kept,
+        epochs_to_accuracy=epochs,
+        hours=hours,
+        hours_to_accuracy=to_accuracy,
+        usd=_usd(cluster, nodes, costly_hours),
+        kwh=_kwh(cluster, nodes, world_size, costly_hours),
+    )
+
+
+def forecasts(
+    workload: Workload,
+    cluster: Cluster,
+    workers: Sequence[int],
+    exchanges: Sequence[str] | None = None,
+    compressors: Sequence[str] = (NO_COMPRESSOR,),
+) -> list[Forecast]:
+    """All workers with all exchanges; a compressor has a way of its own, and is a row of it."""
+    rows = []
+    for world_size in workers:
+        check_plan(workload, cluster, world_size)
+        chosen = exchanges_on(cluster, world_size) if exchanges is None else exchanges
+        rows += [
+            forecast(workload, cluster, world_size, exchange)
+            for exchange in chosen
+            if NO_COMPRESSOR in compressors
+        ]
+        rows += [
+            forecast(workload, cluster, world_size, "tree", compressor)
+            for compressor in compressors
+            if compressor in PRICED and world_size > 1
+        ]
+    return rows
+
+
+def fastest(rows: Sequence[Forecast]) -> list[Forecast]:
+    """The fastest row of each number of workers; `native`, the control, is not among them."""
+    by_workers: dict[int, Forecast] = {}
+    for row in rows:
+        best = by_workers.get(row.workers)
+        if row.exchange != NATIVE and (best is None or row.step_s < best.step_s):
+            by_workers[row.workers] = row
+    return [by_workers[workers] for workers in sorted(by_workers)]
+
+
+def most_useful(rows: Sequence[Forecast]) -> int:
+    """The most workers of which each further one brings half of what one does alone."""
+    best = fastest(rows)
+    useful = best[0].workers
+    for before, row in pairwise(best):
+        gain = (row.speedup - before.speedup) / (row.workers - before.workers)
+        if gain < WORTH * best[0].efficiency:
+            break
+        useful = row.workers
+    return useful
+
+
+class _Cost:
+    """The step of one workload by one exchange, for any number of workers."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        exchange: str,
+        compressor: str,
+        overlap: bool,
+        in_pieces: bool,
+    ) -> None:
+        self.workload, self.cluster = workload, cluster
+        self.exchange, self.compressor = exchange, compressor
+        self.overlap, self.in_pieces = overlap, in_pieces
+        self.one = micro_batch(workload, cluster.device, workload.micro_batch_size)
+        self.buckets = buckets_of(workload, self.one)
+        self._exchange_s: dict[int, list[float]] = {}
+
+    def step(self, world_size: int, compute: float, exchange: float) -> Step:
+        """compute, exchange: factors on what is taken for them."""
+        device, work = self.cluster.device, self.workload
+        share = ceil(work.num_micro_batches / world_size)
+        taken_s = [exchange * each for each in self._exchanges(world_size)]
+        backward_s = compute * sum(self.one.backward_s)
+        ready = [Bucket(compute * each.ready_s, each.num_elements) for each in self.buckets]
+        # A codec waits for whole nodes; the last of them is ready with its last gradient.
+        overlap = self.overlap and world_size > 1
+        own_s = compute * share * self.one.compute_s
+        step = Step(
+            compute_s=own_s * slowest_of(world_size, device.jitter),
+            data_s=compute * share * data_s(work, device),
+            exposed_communication_s=exposed_s(ready, taken_s, backward_s, overlap),
+            update_s=compute * update_s(work, device),
+            exchange_s=sum(taken_s),
+        )
+        return replace(step, data_s=step.data_s + self._storage_s(world_size, step))
+
+    def _exchanges(self, world_size: int) -> list[float]:
+        if world_size not in self._exchange_s:
+            sizes = [bucket.num_elements for bucket in self.buckets]
+            network = Network(self.cluster.links, world_size)
+            if world_size == 1:
+                taken_s = [0.0] * len(sizes)
+            elif self.compressor != NO_COMPRESSOR:
+                device = self.cluster.device
+                rate = device.memory_bytes_per_s * device.efficiency
+                taken_s = coded_s(self.compressor, self.workload, network, rate, sizes)
+            else:
+                taken_s = Prices(self.exchange, network, self.in_pieces).seconds(sizes)
+            self._exchange_s[world_size] = taken_s
+        return self._exchange_s[world_size]
+
+    def _storage_s(self, world_size: int, step: Step) -> float:
+        """What reading takes longer than the step that it is prefetched for."""
+        storage, work = self.cluster.storage, self.workload
+        if storage is None or not work.stored_bytes:
+            return 0.0
+        per_node = min(world_size, self.cluster.devices_per_node)
+        images = work.global_batch_size / world_size * per_node
+        return max(0.0, images * work.stored_bytes / storage.read_bytes_per_s - step.step_s)
+
+
+def _goodput(cluster: Cluster, memory: dict[str, float], nodes: int) -> float:
+    between_s = time_between_failures_s(cluster.failures_per_node_hour, nodes)
+    if between_s == inf:
+        return 1.0
+    state = memory["parameters"] + memory["optimizer"]
+    rate = (
+        cluster.storage.read_bytes_per_s if cluster.storage else cluster.device.memory_bytes_per_s
+    )
+    cost_s = state / rate
+    interval_s = best_interval_s(cost_s, between_s)
+    return goodput(cost_s, cluster.restart_s, interval_s, between_s)
+
+
+def _usd(cluster: Cluster, nodes: int, hours: float | None) -> float | None:
+    if hours is None or not cluster.prices.node_usd_per_hour:
+        return None
+    return hours * nodes * cluster.prices.node_usd_per_hour
+
+
+def _kwh(cluster: Cluster, nodes: int, workers: int, hours: float | None) -> float | None:
+    power_w = nodes * cluster.prices.power_w or workers * cluster.device.power_w
+    return None if hours is None or not power_w else hours * power_w / 1000
+
+
+def spread(rows: Sequence[Forecast]) -> Iterator[tuple[int, list[Forecast]]]:
+    """Rows by number of workers, the fastest first."""
+    for workers in sorted({row.workers for row in rows}):
+        own = [row for row in rows if row.workers == workers]
+        yield workers, sorted(own, key=lambda row: row.step_s)

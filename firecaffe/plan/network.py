@@ -1,0 +1,49 @@
+"""Which ports a message between two ranks goes through, and what link is between them.
+
+Rank r is on device r; devices fill the innermost groups first, as launchers number ranks. Two
+ranks meet at the innermost link that joins them. There each side's group has ports, which its
+devices share: device i of a group goes through port i mod ports.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from firecaffe.plan.cluster import Cluster, Link
+
+Port = tuple[int, str, int, int]
+"""(number of the link, "out" or "in", group, number in the group)."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """So many ranks on a cluster."""
+
+    links: tuple[Link, ...]
+    world_size: int
+
+    @cached_property
+    def inner(self) -> tuple[int, ...]:
+        """For each link, the number of devices of the groups that it joins."""
+        return (1, *(link.group for link in self.links[:-1]))
+
+    def level(self, first: int, second: int) -> int:
+        """The number of the innermost link that joins two ranks."""
+        for number, link in enumerate(self.links):
+            if not link.group or first // link.group == second // link.group:
+                return number
+        raise AssertionError("the last link joins all")
+
+    def link(self, first: int, second: int) -> Link:
+        return self.links[self.level(first, second)]
+
+    def ports(self, source: int, destination: int) -> tuple[Port, Port]:
+        """The port that a message leaves by and the one that it arrives at."""
+        level = self.level(source, destination)
+        inner, count = self.inner[level], self.links[level].ports
+        out = level, "out", source // inner, source % inner % count
+        into = level, "in", destination // inner, destination % inner % count
+        return out, into
+
+
+def network_of(cluster: Cluster, world_size: int) -> Network:
+    return Network(cluster.links, world_size)

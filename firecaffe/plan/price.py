@@ -1,0 +1,96 @@
+"""What an exchange takes on a network: simulated where ranks are few, by like rounds beyond."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.plan.cluster import Link
+from firecaffe.plan.network import Network
+from firecaffe.plan.rounds import like_rounds, rounds_s, sharded_s
+from firecaffe.plan.simulate import simulate_s
+
+SIMULATED_RANKS = 16
+"""Among more, rounds follow each other, and what overlaps saves the share that it saves here."""
+
+MOST_PAIRS = 512
+"""Ranks whose messages to each other are listed; of more, the sharded server's formula."""
+
+LIBRARY = ("ring", "halving_doubling")
+"""What a library's all_reduce is taken for: whichever is faster at a size, its additions hidden."""
+
+SIZES = (2**14, 2**20, 2**23)
+"""Elements at which an exchange is priced; between, and beyond, times are taken for straight."""
+
+
+def rounds_only_s(algorithm: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
+    """Rounds one after the other, each as long as its busiest port."""
+    if algorithm == "sharded_parameter_server" and network.world_size > MOST_PAIRS:
+        return sharded_s(network, num_elements, itemsize)
+    per_node = ranks_per_node(network)
+    rounds = like_rounds(algorithm, network.world_size, num_elements, per_node)
+    return rounds_s(rounds, network, itemsize)
+
+
+def ranks_per_node(network: Network) -> int:
+    """Ranks that the innermost link joins; what `hierarchical` takes for a node."""
+    return min(network.links[0].group or network.world_size, network.world_size)
+
+
+@dataclass
+class Prices:
+    """The times of one exchange on one network, kept by size."""
+
+    algorithm: str
+    network: Network
+    in_pieces: bool = True
+    """Whether vectors go in pieces, as ours do; else whole."""
+    _at: dict[int, float] = field(default_factory=dict)
+
+    def seconds(self, sizes: Sequence[int]) -> list[float]:
+        """For vectors of so many elements, one at a time; float32.
+
+        Raises: ValueError where the exchange cannot be among so many ranks.
+        """
+        if self.network.world_size == 1:
+            return [0.0] * len(sizes)
+        points = [0, *(each for each in SIZES if each < max(sizes)), max(sizes)]
+        times = [self._exact_s(each) for each in points[1:]]
+        # What a vector takes besides its bytes does not vanish with them.
+        slope = (times[1] - times[0]) / (points[2] - points[1]) if len(times) > 1 else 0.0
+        times = [max(0.0, times[0] - slope * points[1]), *times]
+        return [float(each) for each in np.interp(sizes, points, times)]
+
+    def _exact_s(self, num_elements: int) -> float:
+        if num_elements not in self._at:
+            self._at[num_elements] = self._price_s(num_elements) / self._efficiency()
+        return self._at[num_elements]
+
+    def _efficiency(self) -> float:
+        outermost = self.network.links[self.network.level(0, self.network.world_size - 1)]
+        return outermost.efficiency.get(self.algorithm, 1.0)
+
+    def _price_s(self, num_elements: int) -> float:
+        network = self.network
+        if self.algorithm == NATIVE:
+            return min(rounds_only_s(each, network, num_elements) for each in LIBRARY)
+        if not self.in_pieces:
+            return rounds_only_s(self.algorithm, network, num_elements)
+        if network.world_size <= SIMULATED_RANKS:
+            schedule = find_schedule(self.algorithm, ranks_per_node(network))
+            return simulate_s(schedule, network, num_elements)
+        share = overlap_share(self.algorithm, network.links, ranks_per_node(network))
+        return rounds_only_s(self.algorithm, network, num_elements) * share
+
+
+@lru_cache
+def overlap_share(algorithm: str, links: tuple[Link, ...], per_node: int) -> float:
+    """What is left of the rounds' time where pieces overlap them, among SIMULATED_RANKS or so."""
+    ranks = max(2, SIMULATED_RANKS // per_node) * per_node
+    if ranks > 2 * SIMULATED_RANKS:
+        return 1.0
+    network, size = Network(links, ranks), SIZES[-1]
+    simulated = simulate_s(find_schedule(algorithm, per_node), network, size)
+    return simulated / rounds_only_s(algorithm, network, size)

@@ -1,0 +1,108 @@
+"""What a step computes: a network's layers, each with its work and its bytes, for one image."""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from firecaffe.errors import RecipeError
+from firecaffe.models import MODELS, build_model
+from firecaffe.models.profile import Profile, profile
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """One call of one layer."""
+
+    name: str
+    flops: float
+    """Of the forward of one image, multiply and add counted as two; 0 but for convolutions and
+    fully connected layers."""
+    moved_bytes: float
+    """What it reads and writes of activations for one image, as float32."""
+    weight_bytes: float
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of its parameters."""
+
+    @property
+    def parameters_bytes(self) -> tuple[int, ...]:
+        return tuple(FLOAT_BYTES * prod(shape) for shape in self.shapes)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training step, before it is said how many workers share it."""
+
+    model: str
+    layers: tuple[LayerWork, ...]
+    activation_bytes: float
+    """What backward needs kept of one image, as float32."""
+    input_bytes: float
+    """Of one image, as float32."""
+    global_batch_size: int
+    micro_batch_size: int
+    samples: int = 0
+    """Of an epoch; 0 where that is not known."""
+    steps: int = 0
+    """Of the whole training; 0 where that is not known."""
+    optimizer_vectors: int = 1
+    """Vectors as long as the weights that the optimizer keeps."""
+    autocast: str = "none"
+    bucket_bytes: int = 4_000_000
+    stored_bytes: float = 0.0
+    """Of one image in storage; 0 where the data are held in memory."""
+    compressor_level: int = 0
+
+    @property
+    def num_micro_batches(self) -> int:
+        return self.global_batch_size // self.micro_batch_size
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(sum(layer.parameters_bytes) for layer in self.layers)
+
+    @property
+    def tensors_bytes(self) -> list[int]:
+        """Of the parameters, in the order in which backward makes their gradients ready."""
+        return [size for layer in reversed(self.layers) for size in layer.parameters_bytes[::-1]]
+
+    def work(self, images: int) -> float:
+        """Forward FLOPs of so many images."""
+        return images * sum(layer.flops for layer in self.layers)
+
+
+def layers_of(
+    model: str, input_CHW: tuple[int, int, int] | None, num_classes: int | None
+) -> tuple[tuple[LayerWork, ...], Profile]:
+    """A network's layers, found on the meta device.
+
+    Raises: RecipeError where there is no such network, or it does not take such images.
+    """
+    shape = input_CHW
+    with torch.device("meta"):
+        network = build_model(model, num_classes, None if shape is None else shape[0])
+    shape = shape or MODELS[model].input_CHW
+    try:
+        found = profile(network, shape, 1)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        by = "x".join(map(str, shape))
+        raise RecipeError(f"{model} does not take an input of {by}: {reason}") from error
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for name, parameter in network.named_parameters():
+        shapes.setdefault(name.rpartition(".")[0], []).append(tuple(parameter.shape))
+    layers = [
+        LayerWork(
+            name=row.name,
+            flops=2.0 * row.macs,
+            moved_bytes=row.input_activation_bytes + row.output_activation_bytes,
+            weight_bytes=row.weight_bytes,
+            shapes=tuple(shapes.pop(row.name, ())),
+        )
+        for row in found.layers
+    ]
+    # What the forward does not call is exchanged all the same.
+    layers += [LayerWork(name, 0.0, 0.0, 0.0, tuple(rest)) for name, rest in shapes.items()]
+    return tuple(layers), found
