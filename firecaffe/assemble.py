@@ -17,6 +17,7 @@ from firecaffe.comm.exchange import FOLD, Exchange, route
 from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.world import World, join
 from firecaffe.data import (
+    DATASETS,
     Batches,
     Data,
     Dataset,
@@ -34,8 +35,9 @@ from firecaffe.gradients.combine import Hook
 from firecaffe.gradients.config import coding_of, level_of
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.models import build_model, classification_loss
+from firecaffe.models import MODELS, build_model, classification_loss
 from firecaffe.models.config import ModelConfig
+from firecaffe.planning import cluster_for, write_forecast
 from firecaffe.recipe import Recipe, check_recipe, identity, to_toml
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
@@ -96,6 +98,7 @@ def preflight(
             f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
         )
     check_rates(recipe, total_steps(recipe, data))
+    cluster_for(recipe, "")
     if resume is not None:
         words = identity(recipe, total_steps(recipe, data))
         words["the training data"] = describe(data.train)
@@ -241,6 +244,8 @@ def _train_in(
     )
     if choice is not None:
         training.notes.insert(1, f"exchange: {choice.reason}")
+    if world.is_first and recipe.data.name in DATASETS and recipe.model.name in MODELS:
+        training.notes += write_forecast(folder, recipe, world.world_size, world.device, taken)
     try:
         result = run_training(training)
     except BaseException:

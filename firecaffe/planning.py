@@ -1,6 +1,8 @@
-"""From a recipe, or a network's name, to the workload that the planner prices."""
+"""From a recipe, or a network's name, to what the planner prices; and a run's forecast."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,8 +13,14 @@ from firecaffe.data.generated import NUM_TRAIN
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.models import MODELS
 from firecaffe.plan.accuracy import IMAGENET_IMAGES
-from firecaffe.plan.workload import FLOAT_BYTES, Workload, layers_of
+from firecaffe.plan.cluster import Cluster, load_cluster
+from firecaffe.plan.codec import PRICED
+from firecaffe.plan.forecast import NO_COMPRESSOR, forecast
+from firecaffe.plan.timeline import slowest_of
+from firecaffe.plan.workload import Workload, layers_of
 from firecaffe.recipe import Recipe, check_recipe
+from firecaffe.runs.files import write_json
+from firecaffe.runs.folder import FORECAST
 from firecaffe.train.solver import make_optimizer
 
 JPEG_BYTES = 110_000.0
@@ -55,7 +63,8 @@ def workload_of(recipe: Recipe) -> Workload:
             model=recipe.model.name,
             layers=(),
             activation_bytes=0.0,
-            input_bytes=0.0,
+            input_CHW=(0, 0, 0),
+            num_classes=0,
             global_batch_size=train.global_batch_size,
             micro_batch_size=train.micro_batch_size,
             samples=samples.count,
@@ -88,7 +97,8 @@ def workload_of_model(name: str, global_batch_size: int, micro_batch_size: int) 
             model=name,
             layers=(),
             activation_bytes=0.0,
-            input_bytes=0.0,
+            input_CHW=(0, 0, 0),
+            num_classes=0,
             global_batch_size=global_batch_size,
             micro_batch_size=micro_batch_size,
             samples=IMAGENET_IMAGES if is_imagenet else 0,
@@ -101,14 +111,14 @@ def _workload(
     name: str, shape: tuple[int, int, int], num_classes: int, words: Workload
 ) -> Workload:
     layers, found = layers_of(name, shape, num_classes)
-    channels, rows, columns = shape
     kept = sum(row.output_activation_bytes for row in found.layers)
     return Workload(
         **{
             **words.__dict__,
             "layers": layers,
             "activation_bytes": float(kept),
-            "input_bytes": float(FLOAT_BYTES * channels * rows * columns),
+            "input_CHW": shape,
+            "num_classes": num_classes,
         }
     )
 
@@ -143,3 +153,75 @@ def _optimizer_vectors(recipe: Recipe) -> int:
     optimizer.step()
     state = optimizer.state[parameter].values()
     return sum(1 for value in state if isinstance(value, torch.Tensor) and value.dim() == 1)
+
+
+CPU_CLUSTER = "cpu-host"
+BY_DEVICE = {
+    "H200": "h200",
+    "H100": "dgx-h100",
+    "A100": "dgx-a100",
+    "V100": "ec2-p3",
+    "P100": "dgx1-p100",
+    "K80": "ec2-p2",
+    "K20": "titan",
+}
+"""A shipped cluster with a GPU of that name."""
+
+INSTEAD = {"fold": "sharded_parameter_server"}
+"""What is priced for an exchange that has no schedule: fold sends the same messages."""
+
+
+def cluster_for(recipe: Recipe, device_name: str) -> Cluster:
+    """The one that the recipe names, or a shipped one with this device.
+
+    Raises: RecipeError.
+    """
+    if recipe.run.cluster:
+        return load_cluster(recipe.run.cluster)
+    found = (name for part, name in BY_DEVICE.items() if part in device_name)
+    return load_cluster(next(found, CPU_CLUSTER))
+
+
+def forecast_run(
+    recipe: Recipe, world_size: int, device_name: str, route: str
+) -> dict[str, Any] | None:
+    """What the planner expects of a run, for its folder; None where it cannot price it.
+
+    route: the exchange that is taken. Raises: RecipeError where the cluster is none.
+    """
+    cluster = cluster_for(recipe, device_name)
+    compressor = recipe.exchange.compressor
+    if compressor not in (NO_COMPRESSOR, *PRICED):
+        return None
+    work = workload_of(recipe)
+    if cluster.most_devices and world_size > cluster.most_devices:
+        return None
+    try:
+        row = forecast(work, cluster, world_size, INSTEAD.get(route, route), compressor)
+    except ValueError:  # an exchange that cannot be among the cluster's nodes
+        return None
+    alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter)
+    return {
+        **row.as_dict(),
+        "cluster": cluster.name,
+        "cluster_file": recipe.run.cluster,
+        "about": cluster.about,
+        "stragglers_s": row.compute_s - alone_s,
+    }
+
+
+def write_forecast(
+    folder: Path, recipe: Recipe, world_size: int, device: torch.device, route: str
+) -> list[str]:
+    """Keeps the forecast with the run; what is to be said of it, in lines.
+
+    Raises: RecipeError where the recipe's cluster is none.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    found = forecast_run(recipe, world_size, name, route)
+    if found is None:
+        return []
+    write_json(folder / FORECAST, found)
+    low, high = found["step_low_s"] * 1e3, found["step_high_s"] * 1e3
+    said = f"{found['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g})"
+    return [f"forecast: {said}, {found['images_per_s']:,.4g} images/s on {found['cluster']}"]

@@ -15,6 +15,7 @@ COMMANDS = {
     "train": "train a network on N workers",
     "verify": "show that the number of workers does not change a bit",
     "compare": "compare finished runs",
+    "check": "look a cluster over, and write the cluster file that plan reads",
     "explain": "where the time of each rank of a run went, and who is slow",
     "profile": "a network's parameters, activations and FLOPs, layer by layer",
     "schedule": "the rounds and transfers of an exchange",

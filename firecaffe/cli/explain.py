@@ -1,4 +1,4 @@
-"""`firecaffe explain RUN`: where the time of each rank went, and who is slow beyond the noise."""
+"""`firecaffe explain RUN`: where the time went, who is slow, and how good the forecast was."""
 
 import dataclasses
 import json
@@ -9,9 +9,10 @@ from rich.table import Table
 
 from firecaffe.cli.console import make_console
 from firecaffe.cli.parse import Parser
-from firecaffe.runs.explain import PARTS, Explanation, Slow, explain
+from firecaffe.runs.explain import PARTS, Explanation, Slow, explain, read_rows
 from firecaffe.runs.fault import NAME
 from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.score import Score, score
 
 USAGE = "RUN [--json]"
 
@@ -27,21 +28,26 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         "explain",
         USAGE,
-        "Where the time of each rank of a run went, finished or not; and the rank that is slow "
-        "beyond the noise, in what it computes or in its link.",
+        "Where the time of each rank of a run went, finished or not; the rank that is slow beyond "
+        "the noise, in what it computes or in its link; and the run's forecast against it.",
     )
     parser.add_argument("run", type=str, help="a run folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     options = parser.parse_args(argv)
     folder = Path(options.run)
     explanation = explain(folder)
+    scored = score(folder, read_rows(folder, "rank-*.jsonl"), explanation)
     if options.json:
-        print(json.dumps(dataclasses.asdict(explanation), indent=2))
+        words = dataclasses.asdict(explanation)
+        words["score"] = None if scored is None else dataclasses.asdict(scored)
+        print(json.dumps(words, indent=2))
         return 0
     console = make_console()
     console.print(_table(explanation))
-    for line in lines(explanation):
-        console.print(line, markup=False)
+    if scored is not None:
+        console.print(_parts(scored))
+    for line in [*lines(explanation), *(scored.lines if scored is not None else [])]:
+        console.print(line, markup=False, soft_wrap=True)
     if (folder / NAME).is_file():
         fault = read_run_file(folder, NAME)
         console.print(f"fault: {fault.get('line')} ({fault.get('then')})", markup=False)
@@ -77,6 +83,19 @@ def _table(explanation: Explanation) -> Table:
         table.add_row(
             str(rank.rank), str(rank.steps), _ms(rank.step_s), *shares, _ms(max(0.0, rank.rest_s))
         )
+    return table
+
+
+def _parts(scored: Score) -> Table:
+    """The forecast's parts beside the measured ones: of all ranks together."""
+    table = Table(box=SIMPLE_HEAD, title=f"forecast for {scored.cluster}")
+    for header in ("part of a step", "forecast", "low - high", "measured", "difference"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for part in (*scored.parts, scored.step):
+        band = f"{part.low_s * 1e3:,.1f} - {_ms(part.high_s)}"
+        gap = f"{(part.measured_s - part.forecast_s) * 1e3:+,.1f} ms"
+        name = part.name.removesuffix("_s").replace("exchange", "exposed exchange")
+        table.add_row(name, _ms(part.forecast_s), band, _ms(part.measured_s), gap)
     return table
 
 

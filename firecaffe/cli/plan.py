@@ -78,7 +78,7 @@ def _add_options(parser: Parser) -> None:
     add("--workers", type=str, default="", help="as 1,2,4,8; default: powers of two")
     add("--exchanges", type=str, default="all", help="all, or names with commas between")
     add("--compressors", type=str, default=NO_COMPRESSOR, help="all, or names; none is float32")
-    add("--all", action="store_true", help="show every exchange, not the three fastest")
+    add("--all", action="store_true", help="show every exchange, not the three fastest alone")
     add("--json", action="store_true", help="print JSON")
     add("--plot", type=str, default="", help="draw speedup and step time: FILE.png or FILE.html")
 
@@ -147,13 +147,15 @@ def _show(
         markup=False,
     )
     table = Table(box=SIMPLE_HEAD)
-    table.add_column("workers", justify="right")
-    table.add_column("exchange")
+    table.add_column("workers", justify="right", no_wrap=True)
+    table.add_column("exchange", no_wrap=True)
     for header in HEADERS:
-        table.add_column(header, justify="right")
+        table.add_column(header, justify="right", no_wrap=True)
     for _, own in spread(rows):
-        for row in own if is_long else own[:3]:
+        shown = own if is_long else own[:3] if own[0].workers > 1 else own[:1]
+        for row in shown:
             way = row.exchange if row.compressor == NO_COMPRESSOR else row.compressor
+            way = way if row.workers > 1 else "-"
             table.add_row(str(row.workers), way, *_cells(row))
         table.add_section()
     console.print(table)
@@ -166,7 +168,7 @@ def _show(
 
 HEADERS = (
     "step",
-    "low to high",
+    "low - high",
     "compute",
     "exposed",
     "data",
@@ -182,15 +184,15 @@ def _cells(row: Forecast) -> list[str]:
     memory = f"{sum(row.memory_bytes.values()) / 1e9:.2f} GB"
     return [
         _time(row.step_s),
-        f"{_time(row.step_low_s)} to {_time(row.step_high_s)}",
+        _band(row.step_low_s, row.step_high_s),
         _time(row.compute_s),
         _time(row.exposed_communication_s),
         _time(row.data_s),
         _time(row.update_s),
-        f"{row.images_per_s:,.4g}",
+        f"{row.images_per_s:,.0f}",
         f"{row.speedup:.3g}",
         f"{row.efficiency:.0%}",
-        memory if row.fits else f"{memory}: too much",
+        memory if row.fits else f"{memory}!",
     ]
 
 
@@ -217,6 +219,11 @@ def _hours(hours: float) -> str:
     if hours >= 48:
         return f"{hours / 24:.3g} days"
     return f"{hours:.3g} hours" if hours >= 1 else f"{hours * 60:.3g} minutes"
+
+
+def _band(low_s: float, high_s: float) -> str:
+    scale, unit = (1.0, "s") if high_s >= 1 else (1e3, "ms")
+    return f"{low_s * scale:.3g} - {high_s * scale:.3g} {unit}"
 
 
 def _time(seconds: float) -> str:

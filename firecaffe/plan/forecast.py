@@ -39,8 +39,9 @@ class Forecast:
     micro_batches: int
     """Of the busiest worker."""
     step_s: float
-    step_low_s: float
-    step_high_s: float
+    low: Step
+    high: Step
+    """The same step at the lower and the upper end of the band."""
     compute_s: float
     exposed_communication_s: float
     data_s: float
@@ -60,8 +61,17 @@ class Forecast:
     usd: float | None
     kwh: float | None
 
+    @property
+    def step_low_s(self) -> float:
+        return self.low.step_s
+
+    @property
+    def step_high_s(self) -> float:
+        return self.high.step_s
+
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        band = {"step_low_s": self.step_low_s, "step_high_s": self.step_high_s}
+        return {**asdict(self), **band}
 
 
 def exchanges_on(cluster: Cluster, world_size: int) -> list[str]:
@@ -128,8 +138,8 @@ def forecast(
         compressor=compressor,
         micro_batches=ceil(workload.num_micro_batches / world_size),
         step_s=step.step_s,
-        step_low_s=low.step_s,
-        step_high_s=high.step_s,
+        low=low,
+        high=high,
         compute_s=step.compute_s,
         exposed_communication_s=step.exposed_communication_s,
         data_s=step.data_s,

@@ -69,6 +69,7 @@ class Prices:
         return self._at[num_elements]
 
     def _efficiency(self) -> float:
+        """Of this exchange on the outermost link that it uses, where it was measured."""
         outermost = self.network.links[self.network.level(0, self.network.world_size - 1)]
         return outermost.efficiency.get(self.algorithm, 1.0)
 

@@ -11,8 +11,7 @@ Source: the order statistic of a normal distribution by Blom 1958.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-
-from scipy.stats import norm
+from statistics import NormalDist
 
 from firecaffe.gradients.buckets import cut
 from firecaffe.plan.compute import MicroBatch
@@ -76,4 +75,4 @@ def slowest_of(world_size: int, jitter: float) -> float:
     """How many times a worker's mean the slowest of so many is expected to take."""
     if world_size == 1:
         return 1.0
-    return 1 + jitter * float(norm.ppf((world_size - 0.375) / (world_size + 0.25)))
+    return 1 + jitter * NormalDist().inv_cdf((world_size - 0.375) / (world_size + 0.25))

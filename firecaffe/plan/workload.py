@@ -39,8 +39,8 @@ class Workload:
     layers: tuple[LayerWork, ...]
     activation_bytes: float
     """What backward needs kept of one image, as float32."""
-    input_bytes: float
-    """Of one image, as float32."""
+    input_CHW: tuple[int, int, int]
+    num_classes: int
     global_batch_size: int
     micro_batch_size: int
     samples: int = 0

@@ -93,11 +93,11 @@ def explain(folder: Path) -> Explanation:
 
     Raises: RunError where there are none.
     """
-    timings = _read(folder, "rank-*.jsonl")
+    timings = read_rows(folder, "rank-*.jsonl")
     if not timings or not any(timings.values()):
         raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
     ranks = [_times(rank, rows) for rank, rows in timings.items() if rows]
-    trips = _read(folder, "round-trips-*.jsonl")
+    trips = read_rows(folder, "round-trips-*.jsonl")
     try:
         found, not_tested = _slow_computers(timings)
         links, why = _slow_links(trips)
@@ -107,7 +107,8 @@ def explain(folder: Path) -> Explanation:
     return Explanation(ranks, slow, [*not_tested, *why])
 
 
-def _read(folder: Path, pattern: str) -> dict[int, list[dict[str, Any]]]:
+def read_rows(folder: Path, pattern: str) -> dict[int, list[dict[str, Any]]]:
+    """The rows of the timings whose files fit a pattern, by rank. Raises: RunError."""
     found = {}
     for path in (folder / "timings").glob(pattern):
         try:

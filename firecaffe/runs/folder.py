@@ -8,6 +8,7 @@ timings/round-trips-R.jsonl   of the beats by which ranks watch over each other
 tensorboard/       the same curves as TensorBoard events
 checkpoints/       see train.checkpoint
 digests.jsonl      digests of all tensors after each step, where asked for
+forecast.json      what the planner expected of this run, where it could
 fault.json         what has happened to a rank, where something has; see runs.fault
 result.json        written last: a run without it did not finish
 """
@@ -22,6 +23,8 @@ from firecaffe.errors import RunError
 from firecaffe.runs.files import read_small, write_atomically
 from firecaffe.runs.record import read_json_lines
 
+FORECAST = "forecast.json"
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -31,11 +34,14 @@ class RunConfig:
         folder: Folder of this run, which must not exist. Empty: a new one below `runs`.
         tensorboard: Write TensorBoard events.
         digests: Write digests of all tensors after each step (`firecaffe verify` does).
+        cluster: The cluster that the run is forecast on: a file that `firecaffe check` has written,
+            or a name that `firecaffe plan` knows. Empty: a shipped one with this device.
     """
 
     folder: str = ""
     tensorboard: bool = True
     digests: bool = False
+    cluster: str = ""
 
 
 def create_run_folder(config: RunConfig, name: str) -> Path:

@@ -1,0 +1,144 @@
+"""`firecaffe bench step`: time and memory of a step on this device, against the micro-batch size.
+
+Three charts' worth, after Keuper and Pfreundt 2016: the rate against the batch (what a worker loses
+when its batch shrinks), where the time goes by type of layer, and memory.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from firecaffe.cli.cluster_file import calibrated, write_cluster
+from firecaffe.cli.console import make_console
+from firecaffe.cli.parse import Parser, parse_recipe, recipe_parser
+from firecaffe.comm.world import World, join
+from firecaffe.errors import MemoryFullError, RecipeError
+from firecaffe.layer_types import LayerTypes, by_layer_type
+from firecaffe.measured_step import Timed, time_steps
+from firecaffe.models import MODELS
+from firecaffe.models.config import ModelConfig
+from firecaffe.plan.cluster import load_cluster
+from firecaffe.recipe import Recipe
+
+USAGE = "RECIPE.toml | --model NAME [--sizes 1,2,4,…] [--cluster NAME|FILE] [--write FILE.toml]"
+ABOUT = (
+    "Time steps of one worker alone, against the micro-batch size: images/s, time by type of "
+    "layer, memory. With --write, a cluster file with what was measured, for `firecaffe plan`."
+)
+SHORT = {"convolution": "conv", "fully connected": "full", "pooling": "pool", "dropout": "drop"}
+SHORT |= {"normalization": "norm", "activation": "act"}
+DEFAULT_SIZES = "1,2,4,8,16,32"
+
+
+def main(argv: list[str]) -> int:
+    if argv and not argv[0].startswith("-"):
+        parser = recipe_parser("bench step", USAGE, ABOUT)
+        _add_options(parser)
+        recipe, options = parse_recipe(parser, argv)
+    else:
+        parser = Parser("bench step", USAGE, ABOUT)
+        _add_options(parser)
+        parser.add_argument("--model", type=str, default="", help=", ".join(MODELS))
+        options = parser.parse_args(argv)
+        if not options.model:
+            raise RecipeError(f"give a recipe or --model; usage: firecaffe bench step {USAGE}")
+        recipe = recipe_for(options.model)
+    sizes = _sizes(options.sizes)
+    cluster = load_cluster(options.cluster) if options.write else None
+    with join(recipe.train.device) as world:
+        rows = [_time(recipe, world, size, options.seconds) for size in sizes]
+        types = [by_layer_type(recipe, world.device, size) for size in sizes]
+    if cluster is not None:
+        measured = calibrated(cluster, recipe, rows)
+        write_cluster(Path(options.write), measured)
+    if options.json:
+        print(
+            json.dumps(
+                [
+                    {**dataclasses.asdict(row), "images_per_s": row.images_per_s, **each.as_dict()}
+                    for row, each in zip(rows, types, strict=True)
+                ]
+            )
+        )
+        return 0
+    _show(make_console(), recipe, rows, types)
+    if options.write:
+        print(f"wrote {options.write}")
+    return 0
+
+
+def recipe_for(model: str) -> Recipe:
+    """A recipe of a network on images of its authors' shape, which need not be there."""
+    if model not in MODELS:
+        raise RecipeError(f"--model: no network is called {model!r}; known: {', '.join(MODELS)}")
+    recipe = Recipe(model=ModelConfig(model))
+    channels, side, _ = MODELS[model].input_CHW
+    if MODELS[model].num_classes == 1000:
+        data = dataclasses.replace(recipe.data, name="folder", resize=side, crop=side)
+    else:
+        name = "cifar10" if channels == 3 else "generated"
+        data = dataclasses.replace(recipe.data, name=name)
+    return dataclasses.replace(recipe, data=data)
+
+
+def _add_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--sizes", type=str, default=DEFAULT_SIZES, help="micro-batch sizes")
+    add("--seconds", type=float, default=2.0, help="of each size, at least")
+    add("--cluster", type=str, default="cpu-host", help="with --write: what else the file says")
+    add("--write", type=str, default="", help="a cluster file to write")
+    add("--json", action="store_true", help="print JSON")
+
+
+def _sizes(words: str) -> list[int]:
+    try:
+        sizes = sorted({int(word) for word in words.split(",")})
+    except ValueError:
+        sizes = [0]
+    if sizes[0] < 1:
+        raise RecipeError(f"--sizes is {words!r}; it must be numbers from 1, as 1,2,4")
+    return sizes
+
+
+def _time(recipe: Recipe, world: World, size: int, seconds: float) -> Timed:
+    try:
+        return time_steps(recipe, world.device, size, seconds)
+    except torch.OutOfMemoryError as error:
+        raise MemoryFullError(
+            f"a micro-batch of {size} does not fit {world.device}; take smaller --sizes"
+        ) from error
+
+
+def _show(
+    console: Console, recipe: Recipe, rows: Sequence[Timed], types: Sequence[LayerTypes]
+) -> None:
+    names = list(dict.fromkeys(name for each in types for name in each.time_s))
+    table = Table(box=SIMPLE_HEAD, title=f"{recipe.model.name}, one worker")
+    for header in ("images", "ms", "images/s", "of best", "update, ms", "MB"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for name in names:
+        table.add_column(SHORT.get(name, name), justify="right", no_wrap=True)
+    best = max(row.images_per_s for row in rows)
+    for row, each in zip(rows, types, strict=True):
+        whole = sum(each.time_s.values())
+        table.add_row(
+            str(row.micro_batch_size),
+            f"{1e3 * row.micro_batch_size / row.images_per_s:.2f}",
+            f"{row.images_per_s:,.4g}",
+            f"{row.images_per_s / best:.0%}",
+            f"{1e3 * sorted(row.update_s)[len(row.update_s) // 2]:.2f}",
+            f"{row.memory_bytes / 1e6:,.0f}",
+            *(f"{each.time_s.get(name, 0.0) / whole:.0%}" for name in names),
+        )
+    console.print(table)
+    largest = types[-1]
+    held = ", ".join(
+        f"{name} {size / 1e6:,.1f} MB" for name, size in largest.memory_bytes.items() if size
+    )
+    console.print(f"outputs kept by type of layer, micro-batch {rows[-1].micro_batch_size}: {held}")

@@ -1,0 +1,225 @@
+"""`firecaffe check`: is this cluster what it should be, and what a plan needs to know of it."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from firecaffe.cli.bench_step import recipe_for
+from firecaffe.cli.cluster_file import check_path, write_cluster
+from firecaffe.cli.console import make_console
+from firecaffe.cli.found_cluster import Found, cluster_of, findings
+from firecaffe.cli.parse import Parser, parse_recipe, recipe_parser
+from firecaffe.comm.agree import agree, gather_text
+from firecaffe.comm.bench_exchange import time_exchanges
+from firecaffe.comm.check_cluster import links_of, look_over
+from firecaffe.comm.launch import Hosts, launch, parse_nodes
+from firecaffe.comm.local import meet_local_ranks
+from firecaffe.comm.world import TIMEOUT_S, World, is_launched, join
+from firecaffe.errors import RecipeError
+from firecaffe.measured_step import Timed, time_steps
+from firecaffe.models import MODELS
+from firecaffe.recipe import Recipe
+from firecaffe.runs.environment import cpu_name
+from firecaffe.train.config import check_workers
+
+USAGE = (
+    "[RECIPE.toml | --model NAME] [--nproc-per-node N] [--nnodes N --rdzv-endpoint HOST:PORT] "
+    "[--write CLUSTER.toml]"
+)
+ABOUT = (
+    "Look a cluster over before a training: versions, clocks, memory, disks, every link between "
+    "hosts, every rank's rate; who is slow is named. --write: the cluster file that `firecaffe "
+    "plan` reads; with a recipe its steps and its exchange are measured too."
+)
+EXCHANGES = ("tree", "ring", "halving_doubling", "native")
+STEP_S = 1.5
+REPETITIONS = 5
+
+
+def main(argv: list[str]) -> int:
+    recipe, options = _parse(argv)
+    if options.write:
+        check_path(Path(options.write))
+    if is_launched():
+        run_rank(recipe, options)
+        return 0
+    if options.nproc_per_node < 1:
+        raise RecipeError(f"--nproc-per-node is {options.nproc_per_node}; it must be at least 1")
+    least, most = parse_nodes(options.nnodes)
+    if recipe is not None:
+        check_workers(recipe.train, options.nproc_per_node * most)
+    hosts = Hosts(
+        options.nproc_per_node,
+        least,
+        most,
+        options.rdzv_endpoint,
+        options.rdzv_id,
+        options.master_port,
+    )
+    sys.stdout.flush()
+    launch(["check", *argv], hosts)
+    return 0
+
+
+def _parse(argv: list[str]) -> tuple[Recipe | None, Any]:
+    if argv and not argv[0].startswith("-"):
+        parser = recipe_parser("check", USAGE, ABOUT)
+        _add_options(parser)
+        return parse_recipe(parser, argv)
+    parser = Parser("check", USAGE, ABOUT)
+    _add_options(parser)
+    parser.add_argument("--model", type=str, default="", help=", ".join(MODELS))
+    options = parser.parse_args(argv)
+    return (recipe_for(options.model) if options.model else None), options
+
+
+def _add_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--nproc-per-node", type=int, default=1, help="ranks to start on this host")
+    add("--master-port", type=int, default=0, help="where they meet; 0: any")
+    add("--nnodes", type=str, default="1", help="hosts")
+    add("--rdzv-endpoint", type=str, default="", help="HOST:PORT where several hosts meet")
+    add("--rdzv-id", type=str, default="", help="the name of the check, the same on all hosts")
+    add("--device", type=str, default="auto", help="auto, cpu or cuda")
+    add("--folder", type=str, default=".", help="where files are written and read")
+    add("--write", type=str, default="", help="the cluster file to write")
+    add("--json", action="store_true", help="print JSON")
+
+
+def run_rank(recipe: Recipe | None, options: Any) -> None:
+    """This rank's part; the first rank prints and writes."""
+    torch.set_num_threads(1 if recipe is None else recipe.train.threads)
+    device = options.device if recipe is None else recipe.train.device
+    folder = Path(options.folder)
+    if not folder.is_dir():
+        raise RecipeError(f"--folder is {folder}; it must be a folder that is there")
+    console = make_console()
+    with join(device) as world:
+        agree(world, {"check options": json.dumps(vars(options), default=str, sort_keys=True)})
+
+        def say(what: str) -> None:
+            if world.is_first and console.is_terminal and not options.json:
+                console.print(f"checking: {what:30}", end="\r")
+
+        found = _look(world, recipe, folder, say)
+    if not world.is_first:
+        return
+    if options.write:
+        write_cluster(Path(options.write), cluster_of(found, recipe))
+    if options.json:
+        print(json.dumps({**dataclasses.asdict(found), "findings": findings(found)}))
+        return
+    _show(console, found)
+    if options.write:
+        console.print(f"wrote {options.write}; plan with it: firecaffe plan … --cluster "
+                      f"{options.write}", markup=False, soft_wrap=True)  # fmt: skip
+
+
+def _look(world: World, recipe: Recipe | None, folder: Path, say: Callable[[str], None]) -> Found:
+    is_gpu = world.device.type == "cuda"
+    name = torch.cuda.get_device_name(world.device) if is_gpu else cpu_name()
+    ranks = look_over(world, folder, name, say)
+    places = [(each.host, each.group) for each in ranks]
+    links = links_of(world, places, say) if world.world_size > 1 else []
+    steps: list[Timed] = []
+    if recipe is not None:
+        size = recipe.train.micro_batch_size
+        for each in sorted({max(1, size // 2), size, 2 * size}):
+            say(f"steps of {each} images")
+            gather_text(world, "")  # all at once, as in training
+            steps.append(time_steps(recipe, world.device, each, STEP_S))
+    own = [dataclasses.asdict(each) for each in steps]
+    stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
+    timed = [[Timed(**_tuples(words)) for words in of_rank] for of_rank in stated]
+    exchanges: dict[str, dict[int, float]] = {}
+    if world.world_size > 1:
+        say("exchanges")
+        exchanges = _exchanges(world, recipe)
+    return Found(ranks, links, world.local_world_size, timed, exchanges)
+
+
+def _tuples(words: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(each) if isinstance(each, list) else each for name, each in words.items()}
+
+
+def _exchanges(world: World, recipe: Recipe | None) -> dict[str, dict[int, float]]:
+    """Median seconds by exchange and bytes, as a training of this recipe would have them."""
+    bucket = 4_000_000 if recipe is None else recipe.exchange.bucket_bytes
+    names = list(EXCHANGES)
+    if recipe is not None and recipe.exchange.algorithm not in (*names, "auto"):
+        names.insert(0, recipe.exchange.algorithm)
+    shares = recipe is None or recipe.exchange.shared_memory
+    local = None
+    if shares and world.device.type == "cpu":
+        local = meet_local_ranks(world, TIMEOUT_S)
+    sizes = sorted({max(4, bucket // 16 // 4 * 4), max(4, bucket // 4 * 4)})
+    try:
+        timings = time_exchanges(world, names, sizes, REPETITIONS, lambda _: None, local, {})
+    finally:
+        if local is not None:
+            local.close()
+    found: dict[str, dict[int, float]] = {}
+    for each in timings:
+        found.setdefault(each.algorithm, {})[each.size_bytes] = each.time_s
+    return found
+
+
+def _show(console: Console, found: Found) -> None:
+    table = Table(box=SIMPLE_HEAD)
+    for header in HEADERS:
+        table.add_column(header, justify="right", no_wrap=True)
+    for rank in found.ranks:
+        table.add_row(
+            str(rank.rank),
+            rank.host,
+            f"{rank.clock_s * 1e3:+.1f} ± {rank.clock_error_s * 1e3:.1f}",
+            f"{rank.free_memory_bytes / 1e9:.1f}",
+            f"{rank.free_disk_bytes / 1e9:.1f}",
+            f"{_middle(rank.matrix_flops) / 1e9:,.4g}",
+            f"{_middle(rank.copy_bytes_per_s) / 1e9:.3g}",
+            f"{rank.file_write_bytes_per_s / 1e6:,.0f}",
+            f"{rank.file_read_bytes_per_s / 1e6:,.0f}",
+        )
+    console.print(table)
+    if found.links:
+        links = Table(box=SIMPLE_HEAD)
+        for header in ("link", "latency, µs", "MB/s"):
+            links.add_column(header, justify="right", no_wrap=True)
+        for link in found.links:
+            where = " (one host)" if link.in_host else ""
+            links.add_row(
+                f"{link.first} - {link.second}{where}",
+                f"{link.latency_s * 1e6:.1f}",
+                f"{link.bandwidth_bytes_per_s / 1e6:,.4g}",
+            )
+        console.print(links)
+    for name, times in found.exchanges.items():
+        shown = ", ".join(f"{size / 1e6:.3g} MB {1e3 * s:.3g} ms" for size, s in times.items())
+        console.print(f"exchange {name}: {shown}", markup=False)
+    for line in findings(found) or ["nothing stands out"]:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+HEADERS = (
+    "rank",
+    "host",
+    "clock, ms",
+    "free GB",
+    "disk GB",
+    "GFLOP/s",
+    "copy GB/s",
+    "write MB/s",
+    "read MB/s",
+)
+
+
+def _middle(samples: Sequence[float]) -> float:
+    return sorted(samples)[len(samples) // 2]

@@ -1,0 +1,145 @@
+"""Times the steps of a recipe on this device alone: the same parts as a training, no other worker.
+
+What it gives is what the planner takes for computing: forward and backward of a micro-batch with
+all that belongs to them (sums, buckets, dropout's keys), fetching it, and the update.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+import psutil
+import torch
+from torch import Tensor
+
+from firecaffe.comm.exchange import Exchange, route
+from firecaffe.comm.world import World
+from firecaffe.data import Batches, Dataset, SampleOrder, TensorDataset, open_data
+from firecaffe.errors import DataError
+from firecaffe.gradients.probe import run_probe
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.models import build_model, classification_loss
+from firecaffe.plan.cluster import Measured
+from firecaffe.planning import workload_of
+from firecaffe.recipe import Recipe
+from firecaffe.train.arithmetic import seed_random, set_arithmetic
+from firecaffe.train.solver import make_optimizer
+from firecaffe.train.step import Stepper, StepResult
+
+MICRO_BATCHES = 4
+"""Of a timed step: so that what a step costs besides them can be told from them."""
+
+FEWEST_STEPS, WARM_UP = 7, 2
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The steps of one micro-batch size. Samples are of one micro-batch, in seconds."""
+
+    micro_batch_size: int
+    compute_s: tuple[float, ...]
+    data_s: tuple[float, ...]
+    update_s: tuple[float, ...]
+    memory_bytes: int
+    """The most that was in use: of the GPU, or of this process."""
+
+    @property
+    def images_per_s(self) -> float:
+        return self.micro_batch_size / (median(self.compute_s) + median(self.data_s))
+
+    def measured(self, recipe: Recipe) -> Measured:
+        """As a row of a cluster file."""
+        return Measured(
+            model=recipe.model.name,
+            micro_batch_size=self.micro_batch_size,
+            compute_s=median(self.compute_s),
+            data_s=median(self.data_s),
+            update_s=median(self.update_s),
+            autocast=recipe.train.autocast,
+            error=max(spread(self.compute_s), 0.01),
+        )
+
+
+def spread(samples: Sequence[float]) -> float:
+    """Half the width of the middle four fifths, over the median."""
+    tenths = quantiles(samples, n=10)
+    return (tenths[-1] - tenths[0]) / 2 / median(samples)
+
+
+def time_steps(
+    recipe: Recipe, device: torch.device, micro_batch_size: int, least_s: float
+) -> Timed:
+    """Steps of MICRO_BATCHES micro-batches for `least_s` seconds, and FEWEST_STEPS at least."""
+    train = dataclasses.replace(
+        recipe.train,
+        micro_batch_size=micro_batch_size,
+        global_batch_size=MICRO_BATCHES * micro_batch_size,
+    )
+    set_arithmetic(train, device)
+    data = _dataset(recipe, train.global_batch_size)
+    seed_random(train.seed, "weights")
+    model = build_model(recipe.model.name, data.num_classes, data.sample_CHW[0]).to(device)
+    if train.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    order = SampleOrder(train.seed, len(data), train.global_batch_size, micro_batch_size)
+    batches = Batches(data, order, recipe.data, device)
+    world = World(0, 1, device)
+    stepper = Stepper(model, classification_loss, batches, train, range(MICRO_BATCHES))
+    stepper.buffers.begin_step()
+
+    def first_loss() -> Tensor:
+        value, _ = stepper.forward(*stepper.batch(0, 0), step=0, leaf=0)
+        assert value is not None
+        return value
+
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = make_optimizer(parameters, recipe.solver)
+    reducer = GradientReducer(
+        dict(model.named_parameters()),
+        run_probe(model, parameters, first_loss, world).ready_order,
+        stepper.empty_tail(),
+        stepper.empty_counts(),
+        MICRO_BATCHES,
+        Exchange(world, "tree"),
+        route("tree", world, MICRO_BATCHES),
+        recipe.exchange.bucket_bytes,
+        None,
+    )
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    results: list[StepResult] = []
+    start_s = time.perf_counter()
+    try:
+        while len(results) < FEWEST_STEPS + WARM_UP or time.perf_counter() - start_s < least_s:
+            rate = recipe.solver.base_lr
+            results.append(stepper.run(len(results), rate, optimizer, reducer, 0.0))
+    finally:
+        reducer.close()
+    timings = [result.timings for result in results[WARM_UP:]]
+    used = (
+        torch.cuda.max_memory_allocated(device)
+        if device.type == "cuda"
+        else psutil.Process().memory_info().rss
+    )
+    return Timed(
+        micro_batch_size,
+        tuple(each.compute_s / MICRO_BATCHES for each in timings),
+        tuple(each.data_s / MICRO_BATCHES for each in timings),
+        tuple(each.update_s for each in timings),
+        used,
+    )
+
+
+def _dataset(recipe: Recipe, least: int) -> Dataset:
+    """The recipe's training data; where they are not here, noise of the same shape."""
+    try:
+        train = open_data(recipe.data).train
+        if len(train) >= least:
+            return train
+    except DataError:
+        pass
+    work = workload_of(recipe)
+    images = torch.randint(0, 256, (2 * least, *work.input_CHW), dtype=torch.uint8)
+    return TensorDataset(images, torch.arange(2 * least) % work.num_classes, work.num_classes)

@@ -1,0 +1,170 @@
+"""A run's forecast against what was measured: by part, whose fault, and what mending would bring.
+
+A rank's exposed communication holds two things: what the exchange takes, which all ranks wait for
+alike, and waiting for a rank that is late, which that one does not. So per step the least exposed
+time over ranks is the exchange's, and the gap between the latest rank's own part (data and
+compute) and the median rank's is the stragglers'.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from firecaffe.errors import RunError
+from firecaffe.runs.explain import Explanation, Rows
+from firecaffe.runs.folder import FORECAST, read_run_file
+
+LEAST_GAIN = 0.01
+"""Of a step: what mending less would bring is not told."""
+
+LEAST_MISS = 0.05
+"""Of a step: a part that is outside its band by less is no wrong forecast."""
+
+ADVICE = {
+    "compute_s": "a faster device, larger micro-batches, bfloat16 (train.autocast)",
+    "stragglers_s": "mend or leave out the slow rank; see who is slow",
+    "exchange_s": "another exchange, a compressor, a faster link; see `firecaffe plan`",
+    "data_s": "the data set in memory or on faster storage, cheaper augmentation",
+    "update_s": "fewer, larger parameters; a cheaper solver",
+    "rest_s": "fewer checkpoints and evaluations, tensorboard off",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a step, in seconds: forecast with its band, and measured."""
+
+    name: str
+    forecast_s: float
+    low_s: float
+    high_s: float
+    measured_s: float
+
+    @property
+    def is_outside(self) -> bool:
+        return not self.low_s <= self.measured_s <= self.high_s
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good the forecast was, and what the difference is made of."""
+
+    cluster: str
+    step: Part
+    parts: list[Part]
+    lines: list[str]
+    """For people: first the forecast, then causes, the most worth mending first."""
+
+
+def measured_parts(timings: Rows) -> dict[str, float]:
+    """Medians over steps of the parts of a step, the first step left out.
+
+    Raises: RunError where a row lacks a part, or no step is there on all ranks.
+    """
+    by_rank = {rank: {row["step"]: row for row in rows[1:]} for rank, rows in timings.items()}
+    present = [set(rows) for rows in by_rank.values() if rows]
+    steps = sorted(set.intersection(*present)) if present else []
+    if not steps:
+        raise RunError("the run has no step, after its first, that all ranks did")
+    columns: dict[str, list[float]] = {name: [] for name in (*ADVICE, "step_s")}
+    try:
+        for step in steps:
+            rows = [own[step] for own in by_rank.values() if own]
+            own_s = [row["compute_s"] + row["data_s"] for row in rows]
+            middle_s = median(own_s)
+            columns["compute_s"].append(median(row["compute_s"] for row in rows))
+            columns["data_s"].append(median(row["data_s"] for row in rows))
+            columns["stragglers_s"].append(max(own_s) - middle_s)
+            exposed_s = min(row["exposed_communication_s"] for row in rows)
+            columns["exchange_s"].append(exposed_s)
+            columns["update_s"].append(median(row["update_s"] for row in rows))
+            columns["step_s"].append(max(row["step_s"] for row in rows))
+    except KeyError as error:
+        raise RunError(f"a row of the run's timings lacks {error}") from error
+    found = {name: median(values) for name, values in columns.items() if values}
+    told = sum(value for name, value in found.items() if name not in ("step_s", "rest_s"))
+    return {**found, "rest_s": max(0.0, found["step_s"] - told)}
+
+
+def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None:
+    """None where the run has no forecast. Raises: RunError where it is damaged."""
+    if not (folder / FORECAST).is_file():
+        return None
+    forecast = read_run_file(folder, FORECAST)
+    measured = measured_parts(timings)
+    try:
+        parts = [_part(name, forecast, measured[name]) for name in ADVICE]
+        step = Part(
+            "step_s",
+            forecast["step_s"],
+            forecast["step_low_s"],
+            forecast["step_high_s"],
+            measured["step_s"],
+        )
+        cluster = str(forecast["cluster"])
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{folder / FORECAST}: lacks {error}") from error
+    return Score(cluster, step, parts, _lines(cluster, step, parts, explanation))
+
+
+def _part(name: str, forecast: Mapping[str, Any], measured_s: float) -> Part:
+    if name == "rest_s":
+        return Part(name, 0.0, 0.0, 0.0, measured_s)
+    if name == "stragglers_s":
+        said = float(forecast["stragglers_s"])
+        return Part(name, said, 0.0, 2 * said, measured_s)
+    key = "exposed_communication_s" if name == "exchange_s" else name
+    low, high = float(forecast["low"][key]), float(forecast["high"][key])
+    said = float(forecast[key])
+    if name == "compute_s":
+        waits = float(forecast["stragglers_s"])
+        return Part(name, said - waits, low - waits, high - waits, measured_s)
+    return Part(name, said, low, high, measured_s)
+
+
+def _lines(cluster: str, step: Part, parts: Sequence[Part], explanation: Explanation) -> list[str]:
+    error = step.forecast_s / step.measured_s - 1
+    inside = "outside" if step.is_outside else "inside"
+    lines = [
+        f"forecast for {cluster}: {_ms(step.forecast_s)} a step ({_ms(step.low_s)} to "
+        f"{_ms(step.high_s)}); measured {_ms(step.measured_s)}, {inside} the band, the forecast "
+        f"{abs(error):.0%} {'long' if error > 0 else 'short'}"
+    ]
+    for part in parts:
+        gap_s = max(part.low_s - part.measured_s, part.measured_s - part.high_s)
+        if part.name in ("rest_s", "stragglers_s") or gap_s <= LEAST_MISS * step.measured_s:
+            continue
+        slow = [each for each in explanation.slow if _explains(each.cause, part.name)]
+        whose = (
+            f"rank {slow[0].rank} is slow, so it is the run's"
+            if slow
+            else "no rank is slower than the others, so the forecast itself was wrong"
+        )
+        lines.append(
+            f"{_title(part.name)}: forecast {_ms(part.forecast_s)} ({_ms(part.low_s)} to "
+            f"{_ms(part.high_s)}), measured {_ms(part.measured_s)}; {whose}"
+        )
+    causes = sorted(parts, key=lambda part: part.measured_s, reverse=True)
+    for part in causes:
+        gain = part.measured_s / step.measured_s
+        if part.name == "compute_s" or gain < LEAST_GAIN:
+            continue
+        lines.append(
+            f"{_title(part.name)} takes {gain:.1%} of a step; without it the run would be "
+            f"{1 / (1 - min(gain, 0.99)) - 1:.1%} faster: {ADVICE[part.name]}"
+        )
+    return lines
+
+
+def _explains(cause: str, part: str) -> bool:
+    return (cause == "computes") == (part in ("compute_s", "data_s"))
+
+
+def _title(name: str) -> str:
+    return name.removesuffix("_s").replace("exchange", "exposed exchange")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"
