@@ -10,6 +10,7 @@ from scipy.stats import mannwhitneyu
 
 from firecaffe.cli.cluster_file import calibrated
 from firecaffe.comm.check_cluster import PairLink, RankFacts
+from firecaffe.comm.exchange import LANES
 from firecaffe.measured_step import Timed, spread
 from firecaffe.plan.cluster import Cluster, Device, Link, Storage
 from firecaffe.plan.network import Network
@@ -123,7 +124,8 @@ def cluster_of(found: Found, recipe: Recipe | None) -> Cluster:
     ranks, size = found.ranks, found.local_world_size
     flops = [median(rank.matrix_flops) for rank in ranks]
     copies = [median(rank.copy_bytes_per_s) for rank in ranks]
-    per_host = size if "cuda" not in ranks[0].versions else 1
+    is_gpu = ranks[0].device.startswith("NVIDIA")
+    per_host = 1 if is_gpu else size
     reads = [rank.file_read_bytes_per_s for rank in ranks]
     device = Device(
         name=ranks[0].device,
@@ -142,6 +144,7 @@ def cluster_of(found: Found, recipe: Recipe | None) -> Cluster:
         device=device,
         devices_per_node=size,
         links=_links(found, size),
+        lanes=LANES if hosts > 1 and not is_gpu else 1,
         storage=Storage("the folder that was checked", median(reads) * size),
         sources=("firecaffe check",),
     )

@@ -110,6 +110,8 @@ class Cluster:
     prices: Prices = Prices()
     most_devices: int = 0
     """Devices that there are; 0: as many as one likes."""
+    lanes: int = 1
+    """Vectors under way at once: 2 where ranks exchange through Gloo between hosts."""
     failures_per_node_hour: float = 0.0
     restart_s: float = 60.0
     """From a failure to the next step."""
@@ -239,6 +241,7 @@ def _check(cluster: Cluster) -> None:
         need("device.measured.compute_s", row.compute_s, 0, strict=True)
         need("device.measured.micro_batch_size", row.micro_batch_size, 1, strict=False)
     need("devices_per_node", cluster.devices_per_node, 1, strict=False)
+    need("lanes", cluster.lanes, 1, strict=False)
     need("failures_per_node_hour", cluster.failures_per_node_hour, 0, strict=False)
     need("restart_s", cluster.restart_s, 0, strict=False)
     need("most_devices", cluster.most_devices, 0, strict=False)

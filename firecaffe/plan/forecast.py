@@ -224,6 +224,7 @@ class _Cost:
         self.one = micro_batch(workload, cluster.device, workload.micro_batch_size)
         self.buckets = buckets_of(workload, self.one)
         self._exchange_s: dict[int, list[float]] = {}
+        self._shares: dict[int, float] = {}
 
     def step(self, world_size: int, compute: float, exchange: float) -> Step:
         """compute, exchange: factors on what is taken for them."""
@@ -232,13 +233,13 @@ class _Cost:
         taken_s = [exchange * each for each in self._exchanges(world_size)]
         backward_s = compute * sum(self.one.backward_s)
         ready = [Bucket(compute * each.ready_s, each.num_elements) for each in self.buckets]
-        # A codec waits for whole nodes; the last of them is ready with its last gradient.
         overlap = self.overlap and world_size > 1
+        share_beside = self._share_beside(world_size)
         own_s = compute * share * self.one.compute_s
         step = Step(
             compute_s=own_s * slowest_of(world_size, device.jitter),
             data_s=compute * share * data_s(work, device),
-            exposed_communication_s=exposed_s(ready, taken_s, backward_s, overlap),
+            exposed_communication_s=exposed_s(ready, taken_s, backward_s, overlap, share_beside),
             update_s=compute * update_s(work, device),
             exchange_s=sum(taken_s),
         )
@@ -258,6 +259,17 @@ class _Cost:
                 taken_s = Prices(self.exchange, network, self.in_pieces).seconds(sizes)
             self._exchange_s[world_size] = taken_s
         return self._exchange_s[world_size]
+
+    def _share_beside(self, world_size: int) -> float:
+        """See `Prices.share_beside_another`; of the largest bucket, where there are several."""
+        if self.cluster.lanes == 1 or self.compressor != NO_COMPRESSOR or len(self.buckets) < 2:
+            return 1.0
+        if world_size not in self._shares:
+            network = Network(self.cluster.links, world_size)
+            size = max(bucket.num_elements for bucket in self.buckets)
+            prices = Prices(self.exchange, network, self.in_pieces)
+            self._shares[world_size] = prices.share_beside_another(size, self.cluster.lanes)
+        return self._shares[world_size]
 
     def _storage_s(self, world_size: int, step: Step) -> float:
         """What reading takes longer than the step that it is prefetched for."""

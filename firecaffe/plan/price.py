@@ -63,6 +63,15 @@ class Prices:
         times = [max(0.0, times[0] - slope * points[1]), *times]
         return [float(each) for each in np.interp(sizes, points, times)]
 
+    def share_beside_another(self, num_elements: int, lanes: int) -> float:
+        """What a vector of this size adds to another one that is under way, over its own time."""
+        is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
+        if lanes == 1 or not is_simulated or self.algorithm == NATIVE:
+            return 1.0
+        schedule = find_schedule(self.algorithm, ranks_per_node(self.network))
+        one_s = simulate_s(schedule, self.network, num_elements)
+        return simulate_s(schedule, self.network, num_elements, vectors=lanes) / lanes / one_s
+
     def _exact_s(self, num_elements: int) -> float:
         if num_elements not in self._at:
             self._at[num_elements] = self._price_s(num_elements) / self._efficiency()

@@ -23,7 +23,7 @@ from itertools import pairwise
 from math import log2
 
 from firecaffe.exchange.pieces import pieces
-from firecaffe.exchange.schedule import Schedule
+from firecaffe.exchange.schedule import Round, Schedule
 from firecaffe.plan.network import Network, Port
 
 _Step = tuple[int, int]
@@ -50,54 +50,43 @@ def simulate_s(
     num_elements: int,
     bytes_per_element: int = 4,
     in_pieces: bool = True,
+    vectors: int = 1,
 ) -> float:
     """Seconds from all ranks' start to the last one's end.
 
-    in_pieces: as our own executor cuts the vector; else whole, as FireCaffe's tree.
+    in_pieces: as our own executor cuts the vector; else whole, as FireCaffe's tree. vectors: so
+    many at once, each in a lane of its own: a rank works through its rounds for itself.
     """
     world_size = network.world_size
     whole = schedule(world_size, num_elements)
     parts = pieces(whole, bytes_per_element) if in_pieces else [(0, num_elements)]
     by_length = {stop - start: schedule(world_size, stop - start) for start, stop in parts}
-    return _Run(
-        [by_length[stop - start] for start, stop in parts], network, bytes_per_element
-    ).run()
+    schedules = [by_length[stop - start] for start, stop in parts]
+    return _Run(schedules, network, bytes_per_element, vectors).run()
 
 
 class _Run:
     """The state of one simulation."""
 
     def __init__(
-        self, schedules: Sequence[Schedule], network: Network, bytes_per_element: int
+        self,
+        schedules: Sequence[Schedule],
+        network: Network,
+        bytes_per_element: int,
+        lanes: int = 1,
     ) -> None:
         self.network = network
-        self.itemsize = bytes_per_element
+        # A rank's part in a lane is an actor of its own; its number says rank and lane.
         self.sends: dict[int, dict[_Step, list[tuple[int, float]]]] = defaultdict(dict)
         self.missing: dict[tuple[int, _Step], int] = Counter()
         self.arrived_s: dict[tuple[int, _Step], float] = defaultdict(float)
         self.adds_s: dict[tuple[int, _Step], float] = defaultdict(float)
         steps: dict[int, set[_Step]] = defaultdict(set)
-        for piece, schedule in enumerate(schedules):
-            for number, round_ in enumerate(schedule.rounds):
-                step = (number, piece)
-                degree = Counter(t.source for t in round_)
-                wanted: dict[int, float] = defaultdict(float)
-                for t in round_:
-                    wanted[t.destination] += 1 / degree[t.source]
-                for t in sorted(round_, key=lambda t: (t.destination - t.source) % len(degree)):
-                    link = network.link(t.source, t.destination)
-                    busy_s = link.latency_s + t.num_elements * bytes_per_element * (
-                        crowding(link.congestion, wanted[t.destination])
-                        / link.bandwidth_bytes_per_s
-                    )
-                    self.sends[t.source].setdefault(step, []).append((t.destination, busy_s))
-                    self.missing[t.destination, step] += 1
-                    if t.reduce:
-                        self.adds_s[t.destination, step] += (
-                            link.addition_s_per_byte * t.num_elements * bytes_per_element
-                        )
-                    steps[t.source].add(step)
-                    steps[t.destination].add(step)
+        for lane in range(lanes):
+            first = lane * network.world_size
+            for piece, schedule in enumerate(schedules):
+                for number, round_ in enumerate(schedule.rounds):
+                    self._plan(round_, (number, piece), first, bytes_per_element, steps)
         self.program = {rank: sorted(own) for rank, own in steps.items()}
         self.own_next: dict[tuple[int, _Step], _Step] = {}
         for rank, own in self.program.items():
@@ -113,6 +102,32 @@ class _Run:
         """By the port that they wait for."""
         self.woken: set[Port] = set()
         self.count = 0
+
+    def _plan(
+        self,
+        round_: Round,
+        step: _Step,
+        first: int,
+        itemsize: int,
+        steps: dict[int, set[_Step]],
+    ) -> None:
+        """One round of one piece. first: the number of rank 0's part in its lane."""
+        degree = Counter(t.source for t in round_)
+        wanted: dict[int, float] = defaultdict(float)
+        for t in round_:
+            wanted[t.destination] += 1 / degree[t.source]
+        for t in sorted(round_, key=lambda t: (t.destination - t.source) % len(degree)):
+            link = self.network.link(t.source, t.destination)
+            sent_bytes = t.num_elements * itemsize
+            crowd = crowding(link.congestion, wanted[t.destination])
+            busy_s = link.latency_s + sent_bytes * crowd / link.bandwidth_bytes_per_s
+            source, destination = first + t.source, first + t.destination
+            self.sends[source].setdefault(step, []).append((destination, busy_s))
+            self.missing[destination, step] += 1
+            if t.reduce:
+                self.adds_s[destination, step] += link.addition_s_per_byte * sent_bytes
+            steps[source].add(step)
+            steps[destination].add(step)
 
     def run(self) -> float:
         for rank, program in self.program.items():
@@ -184,7 +199,8 @@ class _Run:
     def _begin(self, rank: int, step: _Step) -> None:
         for destination, busy_s in self.sends[rank].get(step, ()):
             self.count += 1
-            ports = self.network.ports(rank, destination)
+            ranks = self.network.world_size
+            ports = self.network.ports(rank % ranks, destination % ranks)
             message = _Message(step, self.count, destination, busy_s, ports)
             heapq.heappush(self.events, (self.clock_s[rank], (*step, self.count), message))
 

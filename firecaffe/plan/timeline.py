@@ -59,16 +59,22 @@ def buckets_of(workload: Workload, last: MicroBatch) -> list[Bucket]:
 
 
 def exposed_s(
-    buckets: Sequence[Bucket], exchange_s: Sequence[float], backward_s: float, overlap: bool = True
+    buckets: Sequence[Bucket],
+    exchange_s: Sequence[float],
+    backward_s: float,
+    overlap: bool = True,
+    share: float = 1.0,
 ) -> float:
     """What is left of the exchange when backward has finished.
 
-    overlap: whether it begins before that.
+    overlap: whether it begins before that. share: of its own time that a bucket takes while the
+    next is under way with it; the last has nobody beside it.
     """
     free_s = 0.0 if overlap else backward_s
     for bucket, taken_s in zip(buckets, exchange_s, strict=True):
-        free_s = max(free_s, bucket.ready_s) + taken_s
-    return max(0.0, free_s - backward_s)
+        free_s = max(free_s, bucket.ready_s) + share * taken_s
+    alone_s = (1 - share) * exchange_s[-1] if exchange_s else 0.0
+    return max(0.0, free_s + alone_s - backward_s)
 
 
 def slowest_of(world_size: int, jitter: float) -> float:
