@@ -6,7 +6,8 @@
     result = firecaffe.train(recipe, model=MyNet, train_set=mine, test_set=mine_too)
 
 Run alone it trains on one worker; under torchrun on as many as there are ranks. In a training
-script of your own, `firecaffe.parallelize(model)` stands in for DistributedDataParallel.
+script of your own, `firecaffe.parallelize(model)` stands in for DistributedDataParallel, and
+`firecaffe.attach(model, optimizer, folder)` records where its time goes.
 """
 
 from importlib import import_module
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from firecaffe.assemble import train
+    from firecaffe.attached import attach
     from firecaffe.data import DataConfig, TensorDataset
     from firecaffe.data_parallel import comm_hook, parallelize
     from firecaffe.errors import FirecaffeError
@@ -41,6 +43,7 @@ _PLACES = {
     "SolverConfig": "train.solver",
     "TensorDataset": "data",
     "TrainConfig": "train.config",
+    "attach": "attached",
     "comm_hook": "data_parallel",
     "parallelize": "data_parallel",
     "train": "assemble",
@@ -59,6 +62,7 @@ __all__ = [
     "SolverConfig",
     "TensorDataset",
     "TrainConfig",
+    "attach",
     "comm_hook",
     "parallelize",
     "train",

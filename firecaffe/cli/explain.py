@@ -2,19 +2,23 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from firecaffe.cli.console import make_console
 from firecaffe.cli.parse import Parser
-from firecaffe.runs.explain import PARTS, Explanation, Slow, explain, read_rows
+from firecaffe.errors import RecipeError, RunError
+from firecaffe.runs.explain import PARTS, Explanation, Slow, explain, explain_rows, read_rows
 from firecaffe.runs.fault import NAME
 from firecaffe.runs.folder import read_run_file
-from firecaffe.runs.score import Score, score
+from firecaffe.runs.kineto import is_trace, read_trace
+from firecaffe.runs.score import Score, causes, measured_parts, score
 
-USAGE = "RUN [--json]"
+USAGE = "RUN | TRACE.json … [--json]"
 
 HEADERS = {
     "data_s": "data",
@@ -31,10 +35,15 @@ def main(argv: list[str]) -> int:
         "Where the time of each rank of a run went, finished or not; the rank that is slow beyond "
         "the noise, in what it computes or in its link; and the run's forecast against it.",
     )
-    parser.add_argument("run", type=str, help="a run folder")
+    parser.add_argument("run", nargs="+", help="a run folder, or traces of torch's profiler")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     options = parser.parse_args(argv)
-    folder = Path(options.run)
+    paths = [Path(path) for path in options.run]
+    if is_trace(paths[0]):
+        return _explain_traces(paths, options.json)
+    if len(paths) > 1:
+        raise RecipeError(f"explain takes one run folder, or traces; found {len(paths)} paths")
+    folder = paths[0]
     explanation = explain(folder)
     scored = score(folder, read_rows(folder, "rank-*.jsonl"), explanation)
     if options.json:
@@ -51,6 +60,26 @@ def main(argv: list[str]) -> int:
     if (folder / NAME).is_file():
         fault = read_run_file(folder, NAME)
         console.print(f"fault: {fault.get('line')} ({fault.get('then')})", markup=False)
+    return 0
+
+
+def _explain_traces(paths: Sequence[Path], as_json: bool) -> int:
+    """Someone else's training, from the traces of one rank or of several."""
+    timings: dict[int, list[dict[str, Any]]] = {}
+    for path in paths:
+        rank, rows = read_trace(path)
+        if rank in timings:
+            raise RunError(f"{path}: a second trace of rank {rank}; give one of each rank")
+        timings[rank] = rows
+    explanation = explain_rows(dict(sorted(timings.items())), {}, paths[0])
+    parts = measured_parts(timings)
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(explanation), "parts": parts}, indent=2))
+        return 0
+    console = make_console()
+    console.print(_table(explanation))
+    for line in [*lines(explanation), *causes(parts)]:
+        console.print(line, markup=False, soft_wrap=True)
     return 0
 
 

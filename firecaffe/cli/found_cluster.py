@@ -71,52 +71,66 @@ def findings(found: Found) -> list[str]:
         for link in found.links
         if not link.in_host
     }
-    slow_pairs = slower(dict(enumerate(between.values())))
-    names = list(between)
-    guilty = _in_all([names[index] for index in slow_pairs], names)
-    for index, (own, others) in slow_pairs.items():
-        first, second = names[index]
-        if guilty is None:
-            lines.append(
-                f"slow link: {first} - {second} ({hosts[first]} - {hosts[second]}) has "
-                f"{own / 1e6:.4g} MB/s, the others {others / 1e6:.4g}"
-            )
-    if guilty is not None:
-        own, others = next(iter(slow_pairs.values()))
-        lines.append(
-            f"slow link: that of rank {guilty} on {hosts[guilty]} has {own / 1e6:.4g} MB/s to all "
-            f"others, which have {others / 1e6:.4g} among them"
+    return [*lines, *_slow_links(between, hosts)]
+
+
+def _slow_links(
+    between: Mapping[tuple[int, int], Sequence[float]], hosts: Mapping[int, str]
+) -> list[str]:
+    """A rank whose links are slower than those between all others; else single links."""
+    ends = sorted({rank for pair in between for rank in pair})
+    of_ranks = {
+        rank: (
+            [rates for pair, rates in between.items() if rank in pair],
+            [rates for pair, rates in between.items() if rank not in pair],
         )
-    return lines
+        for rank in ends
+    }
+    slow = _slower({rank: groups for rank, groups in of_ranks.items() if all(groups)})
+    if slow:
+        rank = min(slow, key=lambda each: slow[each][0])
+        own, others = slow[rank]
+        return [
+            f"slow link: that of rank {rank} on {hosts[rank]} has {own / 1e6:.4g} MB/s, those "
+            f"between the others {others / 1e6:.4g}"
+        ]
+    pairs = list(between)
+    return [
+        f"slow link: {pairs[index][0]} - {pairs[index][1]} ({hosts[pairs[index][0]]} - "
+        f"{hosts[pairs[index][1]]}) has {own / 1e6:.4g} MB/s, the others {others / 1e6:.4g}"
+        for index, (own, others) in slower(dict(enumerate(between.values()))).items()
+    ]
+
+
+Samples = Sequence[Sequence[float]]
 
 
 def slower(samples: Mapping[int, Sequence[float]]) -> dict[int, tuple[float, float]]:
-    """Those whose rates are below the others' beyond the noise: (own, others') medians.
+    """Those whose rates are below all others' beyond the noise: (own, others') medians."""
+    return _slower(
+        {
+            name: ([own], [rates for other, rates in samples.items() if other != name])
+            for name, own in samples.items()
+            if len(samples) > 1
+        }
+    )
 
-    One-sided rank-sum tests at ALPHA over all together (Holm), and LEAST_RATIO.
+
+def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[float, float]]:
+    """One-sided rank-sum tests of (own, others), at ALPHA over all together (Holm), and
+    LEAST_RATIO.
     """
-    if len(samples) < 2:
-        return {}
     p_values, middles = {}, {}
-    for name, own in samples.items():
-        others = [each for other, rates in samples.items() if other != name for each in rates]
-        p_values[name] = float(mannwhitneyu(own, others, alternative="less").pvalue)
-        medians = [median(rates) for other, rates in samples.items() if other != name]
-        middles[name] = median(own), median(medians)
+    for name, (own, others) in groups.items():
+        own_rates = [rate for rates in own for rate in rates]
+        other_rates = [rate for rates in others for rate in rates]
+        p_values[name] = float(mannwhitneyu(own_rates, other_rates, alternative="less").pvalue)
+        middles[name] = tuple(median(map(median, each)) for each in (own, others))
     return {
-        name: middles[name]
+        name: (middles[name][0], middles[name][1])
         for name, p_value in holm(p_values).items()
         if p_value < ALPHA and middles[name][0] < LEAST_RATIO * middles[name][1]
     }
-
-
-def _in_all(slow: Sequence[tuple[int, int]], pairs: Sequence[tuple[int, int]]) -> int | None:
-    """The rank whose links are all slow, and no other is."""
-    for rank in sorted({rank for pair in slow for rank in pair}):
-        own = [pair for pair in pairs if rank in pair]
-        if len(own) > 1 and set(own) == set(slow):
-            return rank
-    return None
 
 
 def cluster_of(found: Found, recipe: Recipe | None) -> Cluster:

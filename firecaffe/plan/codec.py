@@ -10,11 +10,14 @@ from math import prod
 
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.compressors import COMPRESSORS
-from firecaffe.gradients.compressors.codec import LowRank, RowCodec
+from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
 from firecaffe.gradients.compressors.top_k import ENTRY_BYTES, SHARE
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices
 from firecaffe.plan.workload import FLOAT_BYTES, Workload
+
+OF_TENSORS = {"one_bit": 1 / 32, "top_k": ENTRY_BYTES / SHARE / FLOAT_BYTES}
+"""What codecs of whole tensors send, over float32; a few values a tensor left out."""
 
 PRICED = tuple(name for name in COMPRESSORS if name != "threshold")
 """What `threshold` sends depends on the gradients."""
@@ -31,7 +34,7 @@ def coded_s(
     own = -(-nodes // network.world_size)
     share = sent_share(name, workload)
     passes_s = [PASSES * own * FLOAT_BYTES * size / memory_rate for size in sizes]
-    if name == "top_k":
+    if isinstance(COMPRESSORS[name], TensorCodec):
         ring = Prices("ring", network, in_pieces=False)
         wire_s = [each / 2 for each in ring.seconds([round(nodes * share * n) for n in sizes])]
     else:
@@ -51,7 +54,7 @@ def sent_share(name: str, workload: Workload) -> float:
         shapes = [shape for layer in workload.layers for shape in layer.shapes]
         thin = sum(_thin(shape, codec.rank) for shape in shapes)
         return thin * FLOAT_BYTES / max(1, workload.parameter_bytes)
-    return ENTRY_BYTES / SHARE / FLOAT_BYTES
+    return OF_TENSORS[name]
 
 
 def _thin(shape: tuple[int, ...], rank: int) -> int:

@@ -96,13 +96,17 @@ def explain(folder: Path) -> Explanation:
     timings = read_rows(folder, "rank-*.jsonl")
     if not timings or not any(timings.values()):
         raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
+    return explain_rows(timings, read_rows(folder, "round-trips-*.jsonl"), folder)
+
+
+def explain_rows(timings: Rows, trips: Rows, where: object) -> Explanation:
+    """The same of rows that were read elsewhere; where: for errors. Raises: RunError."""
     ranks = [_times(rank, rows) for rank, rows in timings.items() if rows]
-    trips = read_rows(folder, "round-trips-*.jsonl")
     try:
         found, not_tested = _slow_computers(timings)
         links, why = _slow_links(trips)
     except (KeyError, TypeError) as error:
-        raise RunError(f"{folder}: a row of its timings lacks {error}") from error
+        raise RunError(f"{where}: a row of its timings lacks {error}") from error
     slow = sorted([*found, *links], key=lambda each: each.own_s - each.others_s, reverse=True)
     return Explanation(ranks, slow, [*not_tested, *why])
 
@@ -163,7 +167,7 @@ def _slow_computers(timings: Rows) -> tuple[list[Slow], list[str]]:
             for i in range(len(blocks))
         ]
         gaps = [a - b for a, b in zip(of_rank, others, strict=True)]
-        p_values[rank] = float(wilcoxon(gaps, alternative="greater").pvalue)
+        p_values[rank] = float(wilcoxon(gaps, alternative="greater").pvalue) if any(gaps) else 1.0
         values[rank] = statistics.median(of_rank), statistics.median(others)
     return [
         Slow(rank, "computes", *values[rank], p_value, len(blocks))

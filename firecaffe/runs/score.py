@@ -146,15 +146,20 @@ def _lines(cluster: str, step: Part, parts: Sequence[Part], explanation: Explana
             f"{_title(part.name)}: forecast {_ms(part.forecast_s)} ({_ms(part.low_s)} to "
             f"{_ms(part.high_s)}), measured {_ms(part.measured_s)}; {whose}"
         )
-    causes = sorted(parts, key=lambda part: part.measured_s, reverse=True)
-    for part in causes:
-        gain = part.measured_s / step.measured_s
-        if part.name == "compute_s" or gain < LEAST_GAIN:
-            continue
-        lines.append(
-            f"{_title(part.name)} takes {gain:.1%} of a step; without it the run would be "
-            f"{1 / (1 - min(gain, 0.99)) - 1:.1%} faster: {ADVICE[part.name]}"
-        )
+    return [*lines, *causes({part.name: part.measured_s for part in (*parts, step)})]
+
+
+def causes(measured: Mapping[str, float]) -> list[str]:
+    """What mending each part but computing would bring, the most first; of measured parts."""
+    step_s = measured["step_s"]
+    lines = []
+    for name in sorted(ADVICE, key=measured.__getitem__, reverse=True):
+        gain = measured[name] / step_s if step_s else 0.0
+        if name != "compute_s" and gain >= LEAST_GAIN:
+            lines.append(
+                f"{_title(name)} takes {gain:.1%} of a step; without it the run would be "
+                f"{1 / (1 - min(gain, 0.99)) - 1:.1%} faster: {ADVICE[name]}"
+            )
     return lines
 
 

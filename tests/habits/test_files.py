@@ -51,7 +51,7 @@ def tree_of_readme() -> dict[str, str]:
 
 def test_the_readme_ends_in_the_tree() -> None:
     entries = tree_of_readme()
-    package = {str(p) for p in FILES if p.parts[0] == "firecaffe" and p.name != "py.typed"}
+    package = {str(p) for p in FILES if p.parts[0] == "firecaffe" and p.suffix == ".py"}
     assert {path for path in entries if path.startswith("firecaffe/") and path.endswith(".py")} == {
         path for path in package if not path.endswith("__init__.py")
     }

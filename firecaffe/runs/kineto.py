@@ -1,0 +1,147 @@
+"""A trace of torch's profiler (Kineto), of any training, as timings that `explain` reads.
+
+A step is a `ProfilerStep#N`, which `profiler.step()` marks under a schedule; without them, what is
+between the ends of two optimizer steps. In it, communication is what NCCL's
+kernels or a backend's own annotations (`nccl:…`, `gloo:…`, `mpi:…`) cover; compute is what other
+kernels cover, or on a CPU other operators; communication that no compute covers is exposed. Data is
+what the DataLoader's annotation covers, the update what the optimizer's does.
+
+Source: the Chrome trace event format, as `torch.profiler` exports it.
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from firecaffe.errors import RunError
+
+Interval = tuple[float, float]
+
+SUFFIXES = (".json", ".json.gz")
+STEP = re.compile(r"ProfilerStep#(\d+)")
+COMMUNICATION = re.compile(r"^(nccl|gloo|mpi|ucc):|nccl(Dev)?Kernel|ncclKernel")
+DATA = re.compile(r"DataLoader.*__next__|^enumerate\(DataLoader\)")
+UPDATE = re.compile(r"^Optimizer\.step#")
+KERNEL, OPERATOR = "kernel", "cpu_op"
+MOST_BYTES = 4_000_000_000
+
+
+def is_trace(path: Path) -> bool:
+    return path.is_file() and path.name.endswith(SUFFIXES)
+
+
+def read_trace(path: Path) -> tuple[int, list[dict[str, Any]]]:
+    """The rank, and a row of timings for each step.
+
+    Raises: RunError where it is no trace, or has no step.
+    """
+    events, rank = _load(path)
+    steps = _steps(events)
+    if not steps:
+        raise RunError(
+            f"{path}: neither a ProfilerStep nor two optimizer steps in it; profile some steps of "
+            "a training"
+        )
+    has_gpu = any(event.get("cat") == KERNEL for event in events)
+    kind = KERNEL if has_gpu else OPERATOR
+    talks = _covered(e for e in events if COMMUNICATION.search(e["name"]))
+    works = _covered(
+        e
+        for e in events
+        if e.get("cat") == kind and not COMMUNICATION.search(e["name"]) and "c10d" not in e["name"]
+    )
+    fetches = _covered(e for e in events if DATA.search(e["name"]))
+    updates = _covered(e for e in events if UPDATE.search(e["name"]))
+    rows = []
+    for number, (start, stop) in steps:
+        inside = (start, stop)
+        update = _length(_within(updates, inside))
+        work = _within(works, inside)
+        talk = _within(talks, inside)
+        hidden = _length(_common(talk, work))
+        data = _length(_within(fetches, inside))
+        # Operators of the update and of fetching are compute to the profiler, not to us.
+        others = _length(_common(work, [*_within(updates, inside), *_within(fetches, inside)]))
+        rows.append(
+            {
+                "step": number,
+                "data_s": data / 1e6,
+                "compute_s": (_length(work) - others) / 1e6,
+                "exposed_communication_s": (_length(talk) - hidden) / 1e6,
+                "exchange_s": _length(talk) / 1e6,
+                "update_s": update / 1e6,
+                "step_s": (stop - start) / 1e6,
+            }
+        )
+    return rank, rows
+
+
+def _steps(events: Sequence[dict[str, Any]]) -> list[tuple[int, Interval]]:
+    """Numbered, in order."""
+    marked = sorted(
+        (int(match[1]), (event["ts"], event["ts"] + event["dur"]))
+        for event in events
+        if (match := STEP.fullmatch(event["name"])) and event.get("cat") != "gpu_user_annotation"
+    )
+    if marked:
+        return marked
+    ends = sorted(
+        event["ts"] + event["dur"]
+        for event in events
+        if UPDATE.search(event["name"]) and event.get("cat") != "gpu_user_annotation"
+    )
+    return list(enumerate(pairwise(ends), start=2))
+
+
+def _load(path: Path) -> tuple[list[dict[str, Any]], int]:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise RunError(f"{path}: larger than {MOST_BYTES / 1e9:g} GB")
+        opener = gzip.open if path.name.endswith(".gz") else open
+        with opener(path, "rt", encoding="utf-8") as file:
+            trace = json.load(file)
+        events = [
+            {**each, "ts": float(each["ts"]), "dur": float(each.get("dur", 0))}
+            for each in trace["traceEvents"]
+            if each.get("ph") == "X" and isinstance(each.get("name"), str)
+        ]
+        rank = int(trace.get("distributedInfo", {}).get("rank", 0))
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, EOFError, RecursionError) as error:
+        raise RunError(f"{path}: is no trace of torch's profiler ({error})") from error
+    return events, rank
+
+
+def _covered(events: Iterable[dict[str, Any]]) -> list[Interval]:
+    """The time that events cover, without overlaps, in order."""
+    merged: list[Interval] = []
+    for start, stop in sorted((e["ts"], e["ts"] + e["dur"]) for e in events):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _within(intervals: Sequence[Interval], limit: Interval) -> list[Interval]:
+    return _common(intervals, [limit])
+
+
+def _common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """What both cover; each is in order."""
+    found = []
+    for start, stop in first:
+        for other_start, other_stop in second:
+            low, high = max(start, other_start), min(stop, other_stop)
+            if low < high:
+                found.append((low, high))
+    return found
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(stop - start for start, stop in intervals)

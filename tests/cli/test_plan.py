@@ -1,0 +1,191 @@
+"""`firecaffe plan` and `firecaffe check`, typed as a user types them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firecaffe.plan.cluster import load_cluster
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "nin_small.toml"
+
+
+def firecaffe(*words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "firecaffe", *words],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def plan(*words: str) -> list[dict[str, Any]]:
+    done = firecaffe("plan", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    value: list[dict[str, Any]] = json.loads(done.stdout)
+    return value
+
+
+def test_a_recipe_on_a_shipped_cluster() -> None:
+    (found,) = plan(str(RECIPE), "--cluster", "cpu-host", "--workers", "1,2,4")
+    rows = found["rows"]
+    assert {row["workers"] for row in rows} == {1, 2, 4}
+    assert all(row["step_low_s"] < row["step_s"] < row["step_high_s"] for row in rows)
+    assert found["advice"].startswith("On 4 workers of cpu-host")
+    shown = firecaffe("plan", str(RECIPE), "--workers", "1,2")
+    assert shown.returncode == 0
+    assert "images/s" in shown.stdout
+    assert "To change first" in shown.stdout or "No single change" in shown.stdout
+
+
+def test_compare_and_several_clusters() -> None:
+    clusters = ["--cluster", "ethernet-1g,infiniband-ndr", "--workers", "8"]
+    found = plan("--compare", str(RECIPE), str(RECIPE), *clusters)
+    assert [each["cluster"] for each in found] == ["ethernet-1g", "infiniband-ndr"]
+    found = plan("--model", "googlenet", "--compressors", "all", *clusters)
+    assert {row["compressor"] for row in found[0]["rows"]} >= {"none", "int8", "power_sgd"}
+
+
+def test_a_plan_starts_no_process_and_loads_nothing_that_trains() -> None:
+    script = (
+        "import sys\n"
+        "from firecaffe.cli.plan import main\n"
+        "import os; os.fork = os.posix_spawn = None\n"
+        "main(['--model', 'googlenet', '--cluster', 'dgx-a100', '--workers', '1,2,16'])\n"
+        "loaded = [m for m in sys.modules if m.startswith('firecaffe.comm')]\n"
+        "assert not set(loaded) - {'firecaffe.comm', 'firecaffe.comm.report'}, loaded\n"
+        "assert 'firecaffe.assemble' not in sys.modules\n"
+        "import torch.distributed as dist\n"
+        "assert not dist.is_initialized()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "googlenet", "--cluster", "atlantis"], "no cluster 'atlantis'"),
+        (["--model", "nonet"], "no network is called 'nonet'"),
+        (["--model", "googlenet", "--workers", "0"], "--workers is 0"),
+        (["--model", "googlenet", "--workers", "many"], "--workers is 'many'"),
+        (["--model", "googlenet", "--workers", "64"], "only 32 micro-batches"),
+        (["--model", "googlenet", "--exchanges", "smoke"], "no exchange 'smoke'"),
+        (["--model", "googlenet", "--compressors", "zip"], "no 'zip'"),
+        (["--model", "googlenet", "--micro-batch-size", "0"], "at least 1"),
+        (["--model", "googlenet", "--micro-batch-size", "7"], "must be a multiple"),
+        ([], "give a recipe, --model or --compare"),
+        (["none.toml"], "No such file"),
+        ([str(RECIPE), "--cluster", "none.toml"], "No such file"),
+        ([str(RECIPE), "--plot", "plan.gif"], "must end in .png or .html"),
+    ],
+)
+def test_impossible_input_gets_one_line(words: list[str], said: str) -> None:
+    done = firecaffe("plan", *words)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("firecaffe: ")
+    assert said in line
+
+
+def test_a_link_without_bandwidth_is_refused(tmp_path: Path) -> None:
+    done = firecaffe("bench", "step", "--model", "lenet", "--sizes", "1", "--seconds", "0",
+                     "--write", str(tmp_path / "c.toml"))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "c.toml").read_text()
+    assert load_cluster(str(tmp_path / "c.toml")).device.measured[0].model == "lenet"
+    spoiled = tmp_path / "spoiled.toml"
+    spoiled.write_text(
+        text.replace("bandwidth_bytes_per_s = 4000000000.0", "bandwidth_bytes_per_s = 0")
+    )
+    done = firecaffe("plan", "--model", "lenet", "--cluster", str(spoiled))
+    assert done.returncode == 2
+    assert "bandwidth_bytes_per_s is 0; it must be above 0" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["plan.png", "plan.html"])
+def test_a_picture(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    done = firecaffe("plan", str(RECIPE), "--workers", "1,2,4", "--plot", str(tmp_path / name))
+    assert done.returncode == 0, done.stderr
+    content = (tmp_path / name).read_bytes()
+    assert content.startswith(b"\x89PNG" if name.endswith("png") else b"<!doctype html>")
+    assert list(tmp_path.iterdir()) == [tmp_path / name]
+
+
+def test_check_writes_the_cluster_that_plan_and_train_read(tmp_path: Path) -> None:
+    file, run = tmp_path / "mine.toml", tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[model]\nname = "lenet"\n[data]\nname = "generated"\n'
+        "[train]\nglobal_batch_size = 16\nmicro_batch_size = 4\nsteps = 12\n"
+        "[run]\ntensorboard = false\n"
+    )
+    two = ["--nproc-per-node", "2"]
+    done = firecaffe("check", str(recipe), *two, "--write", str(file), "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "exchange tree" in done.stdout
+    cluster = load_cluster(str(file))
+    assert [row.micro_batch_size for row in cluster.device.measured] == [2, 4, 8]
+    assert set(cluster.links[0].efficiency) >= {"tree", "native"}
+    assert not list(tmp_path.glob(".firecaffe-check*"))
+    words = ["--run.folder", str(run), "--run.cluster", str(file)]
+    done = firecaffe("train", str(recipe), *two, *words)
+    assert done.returncode == 0, done.stderr
+    assert "forecast: " in done.stdout
+    forecast = json.loads((run / "forecast.json").read_text())
+    assert (forecast["workers"], forecast["exchange"]) == (2, "tree")
+    done = firecaffe("explain", str(run))
+    assert done.returncode == 0, done.stderr
+    assert "forecast for measured" in done.stdout
+    assert "exposed exchange" in done.stdout
+
+
+def test_check_and_train_refuse_before_a_rank_starts(tmp_path: Path) -> None:
+    done = firecaffe("check", "--write", "cluster.txt")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    done = firecaffe("train", str(RECIPE), "--run.cluster", str(tmp_path / "none.toml"))
+    assert done.returncode == 2
+    assert "No such file" in done.stderr
+
+
+def test_a_ddp_script_with_two_more_lines(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "import torch\n"
+        "import torch.distributed as dist\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "import firecaffe\n"
+        "dist.init_process_group('gloo')\n"
+        "model = DistributedDataParallel(torch.nn.Linear(300, 300))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "attached = firecaffe.attach(model, optimizer, sys.argv[1])\n"
+        "for _ in range(6):\n"
+        "    model(torch.randn(64, 300)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "attached.detach()\n"
+        "model(torch.randn(1, 300)).sum().backward()\n"
+        "optimizer.step()\n"
+        "dist.destroy_process_group()\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(script), str(tmp_path / "run")],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    done = firecaffe("explain", str(tmp_path / "run"), "--json")
+    assert done.returncode == 0, done.stderr
+    ranks = json.loads(done.stdout)["ranks"]
+    assert [(each["rank"], each["steps"]) for each in ranks] == [(0, 6), (1, 6)]
+    for each in ranks:
+        assert sum(each["parts_s"].values()) == pytest.approx(each["step_s"], rel=0.5)
+        assert min(each["parts_s"].values()) >= 0

@@ -1,0 +1,131 @@
+"""Calibration, goodput, epochs and advice."""
+
+import dataclasses
+import math
+
+import pytest
+
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import EXCHANGES
+from firecaffe.plan.accuracy import LAWS
+from firecaffe.plan.advice import changes, paragraph
+from firecaffe.plan.calibrate import fit, line
+from firecaffe.plan.cluster import load_cluster
+from firecaffe.plan.codec import PRICED, sent_share
+from firecaffe.plan.forecast import (
+    check_plan,
+    exchanges_on,
+    fastest,
+    forecast,
+    forecasts,
+    most_useful,
+)
+from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failures_s
+from firecaffe.planning import workload_of_model
+
+WORK = workload_of_model("googlenet", 1024, 8)
+SLOW, FAST = load_cluster("ethernet-1g"), load_cluster("infiniband-ndr")
+
+
+def test_a_fit_finds_what_made_the_data() -> None:
+    rows = [(n, 1e-4 + n / 1e8) for n in (1e3, 1e4, 1e5, 1e6, 1e7)]
+    latency_s, rate = line(rows)
+    assert latency_s == pytest.approx(1e-4, rel=1e-3)
+    assert rate == pytest.approx(1e8, rel=1e-3)
+    found = fit(lambda v, n: v["a"] + n / v["b"], {"a": 1e-3, "b": 1e7}, rows)
+    assert found.held_out_error < 1e-3
+    assert max(found.errors.values()) < 1e-3
+
+
+def test_noise_shows_in_the_errors_of_a_fit() -> None:
+    noisy = [(n, (1 + 0.1 * (-1) ** i) * n / 1e8) for i, n in enumerate((1e4, 1e5, 1e6, 1e7))]
+    found = fit(lambda v, n: n / v["rate"], {"rate": 1e7}, noisy)
+    assert found.values["rate"] == pytest.approx(1e8, rel=0.1)
+    assert 0.02 < found.errors["rate"] < 0.2
+    assert 0.05 < found.held_out_error < 0.2
+
+
+def test_never_more_parameters_than_the_data_bear() -> None:
+    with pytest.raises(ValueError, match="1 measurements do not bear 2 parameters"):
+        fit(lambda v, n: v["a"] + n * v["b"], {"a": 1.0, "b": 1.0}, [(1, 1.0)])
+    with pytest.raises(ValueError, match="above 0"):
+        fit(lambda v, n: v["a"], {"a": 1.0}, [(1, 0.0)])
+
+
+def test_goodput_is_dalys() -> None:
+    between_s = time_between_failures_s(1e-4, 1000)
+    assert between_s == pytest.approx(36_000)
+    best_s = best_interval_s(20.0, between_s)
+    assert best_s == pytest.approx(1200)  # sqrt(2 · 20 · 36,000)
+    kept = goodput(20.0, 60.0, best_s, between_s)
+    assert kept > goodput(20.0, 60.0, best_s / 3, between_s)
+    assert kept > goodput(20.0, 60.0, best_s * 3, between_s)
+    assert goodput(0.0, 0.0, 3600.0, math.inf) == 1.0
+    assert goodput(1.0, 60.0, 1e9, 10.0) == 0.0
+
+
+def test_epochs_are_published_ones_and_nothing_is_said_beyond_them() -> None:
+    law = LAWS["resnet50"]
+    assert law.epochs_at(32768) == pytest.approx(56.0)
+    assert 42.0 < (law.epochs_at(10_000) or 0) < 45.4
+    assert law.epochs_at(128) is None
+    assert law.epochs_at(200_000) is None
+
+
+def test_compressors_send_what_they_say() -> None:
+    shares = {name: sent_share(name, WORK) for name in PRICED}
+    assert shares["float16"] == shares["bfloat16"] == 0.5
+    assert 0.25 < shares["int8"] < 0.27
+    assert shares["one_bit"] == 1 / 32
+    assert shares["top_k"] == pytest.approx(1 / 32)
+    assert shares["power_sgd"] < 0.5
+
+
+def test_a_slow_network_limits_and_the_advice_names_it() -> None:
+    rows = forecasts(WORK, SLOW, [1, 2, 4, 8, 16, 32])
+    said = paragraph(WORK, SLOW, rows)
+    assert "waiting for the exchange" in said
+    first = changes(WORK, SLOW, fastest(rows)[-1])[0]
+    assert first.gain > 0.5
+    assert first.what in said
+    assert most_useful(rows) < 32
+    assert f"largest useful number is {most_useful(rows)} workers" in said
+
+
+def test_a_fast_network_does_not() -> None:
+    rows = forecasts(WORK, FAST, [1, 2, 4, 8])
+    assert "is computing" in paragraph(WORK, FAST, rows)
+    assert most_useful(rows) == 8
+
+
+def test_every_exchange_has_a_row_and_a_nested_one_where_there_are_nodes() -> None:
+    assert exchanges_on(SLOW, 8) == list(EXCHANGES)
+    assert len(exchanges_on(load_cluster("dgx-a100"), 16)) == len(EXCHANGES) + 1
+    for name in exchanges_on(load_cluster("dgx-a100"), 16):
+        assert forecast(WORK, load_cluster("dgx-a100"), 16, name).step_s > 0
+
+
+def test_impossible_plans_are_refused_in_one_line() -> None:
+    with pytest.raises(RecipeError, match="256 workers but only 128 micro-batches"):
+        check_plan(WORK, SLOW, 256)
+    with pytest.raises(RecipeError, match="must be at least 1"):
+        check_plan(WORK, SLOW, 0)
+    few = dataclasses.replace(SLOW, most_devices=4)
+    with pytest.raises(RecipeError, match="8 workers, but ethernet-1g has 4 devices"):
+        check_plan(WORK, few, 8)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    device = dataclasses.replace(SLOW.device, memory_bytes=1e8)
+    rows = forecasts(WORK, dataclasses.replace(SLOW, device=device), [1, 2])
+    assert not rows[0].fits
+    assert "It does not fit" in paragraph(WORK, dataclasses.replace(SLOW, device=device), rows)
+
+
+def test_money_energy_and_time_to_accuracy_where_they_are_known() -> None:
+    work = workload_of_model("resnet50", 4096, 64)
+    row = forecast(work, load_cluster("ec2-p4d"), 16, "ring")
+    assert row.epochs_to_accuracy == pytest.approx(40.0)
+    assert row.hours_to_accuracy is not None
+    assert row.usd == pytest.approx(2 * 32.77 * row.hours_to_accuracy)
+    assert forecast(WORK, SLOW, 2, "ring").usd is None

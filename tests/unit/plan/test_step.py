@@ -1,0 +1,121 @@
+"""A step's parts: computing, exposed exchange, stragglers, memory; against closed formulas."""
+
+import dataclasses
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from firecaffe.plan.cluster import Cluster, Device, Link, Measured, Storage
+from firecaffe.plan.compute import correction, micro_batch, update_s
+from firecaffe.plan.forecast import forecast
+from firecaffe.plan.memory import memory_bytes
+from firecaffe.plan.timeline import Bucket, exposed_s, slowest_of
+from firecaffe.plan.workload import Workload, layers_of
+from firecaffe.planning import workload_of_model
+
+DEVICE = Device("d", 1e12, 1e15, {"float32": 1e12}, efficiency=1.0, overhead_s=0.0)
+WORK = workload_of_model("googlenet", 256, 8)
+
+
+def test_without_overhead_the_work_decides() -> None:
+    """3 x 2 MAC on a device whose memory is no limit: the published 1.591 G MAC an image."""
+    step = micro_batch(WORK, DEVICE, 8)
+    assert step.compute_s == pytest.approx(8 * 6 * 1.591e9 / 1e12, rel=0.002)
+
+
+def test_small_batches_use_less_of_the_device() -> None:
+    """Hockney: with an overhead, half of the rate is reached where the work takes as long."""
+    slow = dataclasses.replace(DEVICE, overhead_s=1e-4)
+    per_image = [micro_batch(WORK, slow, n).compute_s / n for n in (1, 4, 16, 64, 256)]
+    assert per_image == sorted(per_image, reverse=True)
+    bare = micro_batch(WORK, DEVICE, 1).compute_s
+    overhead_s = micro_batch(WORK, slow, 1).compute_s - bare
+    assert per_image[-1] == pytest.approx(bare + overhead_s / 256, rel=0.01)
+
+
+def test_memory_can_be_the_limit() -> None:
+    starved = dataclasses.replace(DEVICE, memory_bytes_per_s=1e6)
+    assert micro_batch(WORK, starved, 8).compute_s > 100 * micro_batch(WORK, DEVICE, 8).compute_s
+
+
+def test_what_was_measured_replaces_what_is_computed() -> None:
+    rows = tuple(Measured("googlenet", n, 0.1 * n, 0.01 * n, 0.5, error=0.02) for n in (4, 16))
+    device = dataclasses.replace(DEVICE, measured=rows)
+    for size in (4, 16):
+        assert micro_batch(WORK, device, size).compute_s == pytest.approx(0.1 * size)
+    between = micro_batch(WORK, device, 8).compute_s
+    assert 0.4 < between < 1.6
+    assert update_s(WORK, device) == 0.5
+    other = dataclasses.replace(WORK, autocast="bfloat16")
+    assert correction(other, device, 8) == 1.0  # measured in other arithmetic
+
+
+def test_layers_hold_every_parameter_and_every_flop() -> None:
+    layers, found = layers_of("googlenet", None, None)
+    assert sum(sum(layer.parameters_bytes) for layer in layers) == found.weight_bytes
+    assert sum(layer.flops for layer in layers) * 3 == found.forward_backward_flops
+
+
+def test_what_backward_does_not_hide_is_exposed() -> None:
+    early, late = Bucket(0.0, 1), Bucket(1.0, 1)
+    assert exposed_s([early, late], [0.4, 0.4], backward_s=1.0) == pytest.approx(0.4)
+    assert exposed_s([early, late], [2.0, 0.4], backward_s=1.0) == pytest.approx(1.4)
+    assert exposed_s([early], [0.4], backward_s=1.0) == 0.0
+    assert exposed_s([early, late], [0.4, 0.4], 1.0, overlap=False) == pytest.approx(0.8)
+    # Two at once: each but the last takes three quarters of its own time.
+    assert exposed_s([early, early], [2.0, 2.0], 1.0, share=0.75) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("world_size", [2, 8, 100, 5000])
+def test_the_slowest_of_many(world_size: int) -> None:
+    """Blom's formula against the mean of the largest of so many normal numbers."""
+    draws = np.random.default_rng(0).standard_normal((2000, world_size)).max(axis=1)
+    assert slowest_of(world_size, 0.1) == pytest.approx(1 + 0.1 * draws.mean(), abs=0.005)
+    assert slowest_of(1, 0.1) == 1.0
+    assert NormalDist().inv_cdf(0.5) == 0.0
+
+
+def test_memory_is_counted_by_volume() -> None:
+    held = memory_bytes(WORK, 4)
+    weights = WORK.parameter_bytes
+    assert weights == pytest.approx(53.5e6, rel=0.001)  # FireCaffe's |W|
+    assert held["parameters"] == held["gradients"] == held["optimizer"] == weights
+    more = memory_bytes(dataclasses.replace(WORK, optimizer_vectors=2, micro_batch_size=16), 4)
+    assert more["optimizer"] == 2 * weights
+    assert more["activations"] == 2 * held["activations"]
+
+
+def cluster(bandwidth: float, storage: Storage | None = None) -> Cluster:
+    return Cluster("c", "", DEVICE, 1, (Link("net", 1e-5, bandwidth),), storage)
+
+
+def test_an_infinite_network_scales_and_a_slow_one_does_not() -> None:
+    fast = forecast(WORK, cluster(1e18), 8, "tree")
+    assert fast.speedup == pytest.approx(8, rel=0.02)
+    slow = forecast(WORK, cluster(1e7), 8, "tree")
+    assert slow.speedup < 0.5
+    assert slow.exposed_communication_s == pytest.approx(slow.step_s, rel=0.05)
+    parts = slow.compute_s + slow.exposed_communication_s + slow.data_s + slow.update_s
+    assert parts == pytest.approx(slow.step_s)
+    assert slow.step_low_s < slow.step_s < slow.step_high_s
+
+
+def test_storage_that_is_too_slow_is_waited_for() -> None:
+    starved = cluster(1e18, storage=Storage("s", 1e6))
+    row = forecast(WORK, starved, 8, "tree")
+    assert row.data_s > 0
+    per_node = WORK.global_batch_size / 8
+    assert row.step_s == pytest.approx(per_node * WORK.stored_bytes / 1e6, rel=1e-6)
+
+
+def test_unequal_shares_wait_for_the_largest() -> None:
+    seven = forecast(WORK, cluster(1e18), 7, "tree")  # 32 micro-batches: five on some
+    assert seven.micro_batches == 5
+    assert seven.speedup == pytest.approx(32 / 5, rel=0.02)
+
+
+def test_the_workload_of_a_network_is_its_authors() -> None:
+    assert isinstance(WORK, Workload)
+    assert WORK.input_CHW == (3, 224, 224)
+    assert WORK.num_micro_batches == 32

@@ -1,0 +1,158 @@
+"""A forecast scored against timings that are made for it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firecaffe.errors import RunError
+from firecaffe.runs.explain import explain, read_rows
+from firecaffe.runs.kineto import is_trace, read_trace
+from firecaffe.runs.score import Score, causes, measured_parts, score
+
+STEPS = 80
+
+
+def row(step: int, **parts: float) -> dict[str, Any]:
+    times = {"data_s": 0.01, "compute_s": 0.1, "exposed_communication_s": 0.02, "update_s": 0.005}
+    times |= parts
+    return {"step": step, **times, "exchange_s": 0.05, "step_s": sum(times.values())}
+
+
+def forecast(**said: float) -> dict[str, Any]:
+    parts = {"compute_s": 0.1, "exposed_communication_s": 0.02, "data_s": 0.01, "update_s": 0.005}
+    parts |= said
+    low = {name: 0.9 * value for name, value in parts.items()}
+    high = {name: 1.1 * value for name, value in parts.items()}
+    step_s = sum(parts.values())
+    return {
+        **parts,
+        "low": low,
+        "high": high,
+        "step_s": step_s,
+        "step_low_s": 0.9 * step_s,
+        "step_high_s": 1.1 * step_s,
+        "stragglers_s": 0.0,
+        "cluster": "made up",
+    }
+
+
+def run(folder: Path, said: dict[str, Any], *ranks: dict[str, float]) -> Score:
+    (folder / "timings").mkdir()
+    noise = [0.0001 * (step % 7) for step in range(STEPS)]
+    for rank, parts in enumerate(ranks):
+        rows = [row(step + 1, **parts) for step in range(STEPS)]
+        for each, more in zip(rows, noise, strict=True):
+            each["compute_s"] += more
+        text = "".join(json.dumps(each) + "\n" for each in rows)
+        (folder / "timings" / f"rank-{rank}.jsonl").write_text(text)
+    (folder / "forecast.json").write_text(json.dumps(said))
+    found = score(folder, read_rows(folder, "rank-*.jsonl"), explain(folder))
+    assert found is not None
+    return found
+
+
+def test_a_good_forecast_is_said_to_be_one(tmp_path: Path) -> None:
+    found = run(tmp_path, forecast(), {}, {})
+    assert not found.step.is_outside
+    assert "inside the band" in found.lines[0]
+    assert not any("wrong" in line for line in found.lines)
+
+
+def test_a_wrong_forecast_is_told_from_a_slow_rank(tmp_path: Path) -> None:
+    found = run(tmp_path, forecast(compute_s=0.05), {}, {}, {})
+    assert any("compute: forecast" in each and "itself was wrong" in each for each in found.lines)
+
+
+def test_waiting_for_a_slow_rank_is_no_exchange(tmp_path: Path) -> None:
+    """Rank 2 computes 50 ms longer; the others wait so much longer, and it does not."""
+    waits = {"exposed_communication_s": 0.07}
+    found = run(tmp_path, forecast(), waits, waits, {"compute_s": 0.15})
+    parts = {part.name: part.measured_s for part in found.parts}
+    assert parts["stragglers_s"] == pytest.approx(0.05, rel=0.05)
+    assert parts["exchange_s"] == pytest.approx(0.02)
+    worth = [line for line in found.lines if "faster:" in line]
+    assert worth[0].startswith("stragglers takes")
+
+
+def test_causes_come_by_what_mending_them_would_bring() -> None:
+    parts = dict.fromkeys(("compute_s", "stragglers_s", "update_s", "rest_s"), 0.0)
+    said = causes({**parts, "data_s": 0.5, "exchange_s": 0.2, "step_s": 1.0})
+    assert [line.split()[0] for line in said] == ["data", "exposed"]
+    assert "100.0% faster" in said[0]
+
+
+def test_a_run_without_forecast_and_a_damaged_one(tmp_path: Path) -> None:
+    run(tmp_path, forecast(), {}, {})
+    (tmp_path / "forecast.json").write_text("{}")
+    rows = read_rows(tmp_path, "rank-*.jsonl")
+    with pytest.raises(RunError, match="lacks"):
+        score(tmp_path, rows, explain(tmp_path))
+    (tmp_path / "forecast.json").unlink()
+    assert score(tmp_path, rows, explain(tmp_path)) is None
+    with pytest.raises(RunError, match="no step"):
+        measured_parts({0: [row(1)], 1: [row(1)]})
+
+
+def trace(path: Path, events: list[dict[str, Any]], rank: int = 0) -> Path:
+    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": rank}}))
+    return path
+
+
+def event(name: str, start: float, stop: float, cat: str = "cpu_op") -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": stop - start}
+
+
+def test_a_trace_is_read_by_what_covers_what(tmp_path: Path) -> None:
+    events = [
+        event("ProfilerStep#3", 0, 1000, "user_annotation"),
+        event("enumerate(DataLoader)#_Iter.__next__", 0, 100, "user_annotation"),
+        event("aten::copy_", 10, 90),
+        event("aten::conv2d", 100, 500),
+        event("aten::conv2d", 300, 600),
+        event("gloo:all_reduce", 500, 800, "user_annotation"),
+        event("Optimizer.step#SGD.step", 800, 900, "user_annotation"),
+        event("aten::add_", 810, 890),
+    ]
+    path = trace(tmp_path / "trace.json", events, rank=5)
+    assert is_trace(path)
+    rank, rows = read_trace(path)
+    assert rank == 5
+    (found,) = rows
+    assert found["step"] == 3
+    expected = {
+        "data_s": 100e-6,
+        "compute_s": 500e-6,
+        "exchange_s": 300e-6,
+        "exposed_communication_s": 200e-6,
+        "update_s": 100e-6,
+        "step_s": 1000e-6,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+def test_on_a_gpu_kernels_count_and_not_their_launches(tmp_path: Path) -> None:
+    events = [
+        event("ProfilerStep#0", 0, 1000, "user_annotation"),
+        event("aten::conv2d", 0, 900),
+        event("sm90_xmma_fprop", 100, 500, "kernel"),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 400, 700, "kernel"),
+    ]
+    _, (found,) = read_trace(trace(tmp_path / "gpu.json", events))
+    assert found["compute_s"] == pytest.approx(400e-6)
+    assert found["exposed_communication_s"] == pytest.approx(200e-6)
+
+
+def test_without_marks_a_step_is_what_lies_between_two_updates(tmp_path: Path) -> None:
+    events = [event("Optimizer.step#SGD.step", t, t + 10, "user_annotation") for t in (90, 190)]
+    _, (found,) = read_trace(trace(tmp_path / "plain.json", events))
+    assert found["step_s"] == pytest.approx(100e-6)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"traceEvents": 3}', '{"traceEvents": [{"ph": "X", "name": "a", "ts": "x"}]}'])  # fmt: skip  # noqa: E501
+def test_what_is_no_trace(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content)
+    with pytest.raises(RunError, match=r"is no trace|neither a ProfilerStep"):
+        read_trace(path)
