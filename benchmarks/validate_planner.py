@@ -7,6 +7,7 @@ link with a fitted bandwidth unless `benchmarks.published_families` knows more o
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -17,6 +18,7 @@ from benchmarks.published_allreduce import read_allreduce
 from benchmarks.published_families import Outcome, predict, read_families
 
 FAMILIES = Path(__file__).parent / "published" / "scaling.toml"
+TRAININGS = Path(__file__).parent / "results" / "forecast.json"
 ACCURATE = 0.1
 
 HEAD = """# The planner, and its record
@@ -77,12 +79,14 @@ def make_page(families: Path) -> str:
     emulated, emulated_errors = validate_emulated.page()
     slow = [error for cell, error in emulated_errors if cell.megabits_per_s == 200]
     fast = [error for cell, error in emulated_errors if cell.megabits_per_s != 200]
+    trained, trained_errors = trainings_section()
     rows = [
         ("FireCaffe on Titan, hours", "1 bandwidth", titan_errors),
         ("published throughputs", "see below", family_errors),
         ("published all_reduce times", "see below", reduce_errors),
         ("emulated, 200 Mbit/s, exchanges", "congestion; an efficiency each", slow),
         ("emulated, 1 Gbit/s, exchanges", "nothing there", fast),
+        ("emulated, 200 Mbit/s, steps of trainings", "`firecaffe check`, before", trained_errors),
     ]
     head = HEAD.format(
         command="python -m benchmarks.validate_planner --page docs/planner.md", share=ACCURATE
@@ -94,7 +98,14 @@ def make_page(families: Path) -> str:
         "meet in a switch's queue\n(sharded server on 16 hosts, segmented trees with 28 MB), TCP "
         "loses and waits, by no rule that a size\nor a number of ranks would tell.\n"
     )
-    parts = [head + "\n".join(summary), titan, families_section(outcomes), reduced, emulated]
+    parts = [
+        head + "\n".join(summary),
+        titan,
+        families_section(outcomes),
+        reduced,
+        emulated,
+        trained,
+    ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n\n" + closing
 
 
@@ -135,6 +146,27 @@ def families_section(outcomes: Sequence[Outcome]) -> str:
             lines.append(f"| {name} | {row.devices} | {row.per_s:,.5g} | {said} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def trainings_section() -> tuple[str, list[float]]:
+    """Of benchmarks/results/forecast.json, which `benchmarks.forecast_training` writes."""
+    rows = json.loads(TRAININGS.read_text("utf-8"))
+    errors = [row["forecast_s"] / row["measured_s"] - 1 for row in rows]
+    lines = [
+        "### Real trainings at 200 Mbit/s",
+        "",
+        "Forecast before the first step from the file that `firecaffe check` wrote there, against",
+        "the median step; hardware and parts in [forecast.md](../benchmarks/results/forecast.md).",
+        "",
+        "| network | hosts | exchange | forecast, ms | measured, ms | error |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row, error in zip(rows, errors, strict=True):
+        lines.append(
+            f"| {row['model']} | {row['hosts']} | {row['exchange']} | "
+            f"{row['forecast_s'] * 1e3:.0f} | {row['measured_s'] * 1e3:.0f} | {error:+.1%} |"
+        )
+    return "\n".join(lines), errors
 
 
 def allreduce_section(path: Path) -> tuple[str, list[float]]:

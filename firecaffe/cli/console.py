@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-UNCUT_WIDTH = 140
+UNCUT_WIDTH = 170
 
 
 def make_console() -> Console:

@@ -51,6 +51,8 @@ def main(argv: list[str]) -> int:
                 rows = forecasts(work, cluster, workers, exchanges, compressors)
             except ValueError as error:
                 raise RecipeError(f"--exchanges: {error}") from error
+            if not any(row.fits for row in rows):
+                raise RecipeError(_does_not_fit(work, cluster, rows))
             plans.append((name, work, cluster, rows))
     if options.plot:
         from firecaffe.cli.plan_plot import plot
@@ -115,6 +117,17 @@ def _workers(words: str, work: Workload, cluster: Cluster) -> list[int]:
     if workers[-1] > MOST_WORKERS:
         raise RecipeError(f"--workers is {workers[-1]}; it must be at most {MOST_WORKERS}")
     return workers
+
+
+def _does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
+    least = min(rows, key=lambda row: sum(row.memory_bytes.values())).memory_bytes
+    largest = max(least, key=least.__getitem__)
+    return (
+        f"{work.model} in micro-batches of {work.micro_batch_size} needs "
+        f"{sum(least.values()) / 1e9:.3g} GB a worker (the most for {largest}), and a device of "
+        f"{cluster.name} has {cluster.device.memory_bytes / 1e9:.3g} GB; take smaller "
+        "micro-batches, or another cluster"
+    )
 
 
 def _as_dict(

@@ -171,6 +171,7 @@ def forecasts(
     for world_size in workers:
         check_plan(workload, cluster, world_size)
         chosen = exchanges_on(cluster, world_size) if exchanges is None else exchanges
+        chosen = chosen if world_size > 1 else ["tree"]  # which one alone has no say in
         rows += [
             forecast(workload, cluster, world_size, exchange)
             for exchange in chosen

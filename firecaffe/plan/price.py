@@ -21,8 +21,12 @@ MOST_PAIRS = 512
 LIBRARY = ("ring", "halving_doubling")
 """What a library's all_reduce is taken for: whichever is faster at a size, its additions hidden."""
 
-SIZES = (2**14, 2**20, 2**23)
-"""Elements at which an exchange is priced; between, and beyond, times are taken for straight."""
+OVERLAP_SIZE = 2**20
+"""Elements of the vector at which that share is taken."""
+
+SIZES = (2**16, 2**20)
+"""Elements at which an exchange is priced, and at the largest that is asked for; between, times
+are taken for straight."""
 
 
 def rounds_only_s(algorithm: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
@@ -56,7 +60,7 @@ class Prices:
         """
         if self.network.world_size == 1:
             return [0.0] * len(sizes)
-        points = [0, *(each for each in SIZES if each < max(sizes)), max(sizes)]
+        points = [0, *(each for each in SIZES if 2 * each < max(sizes)), max(sizes)]
         times = [self._exact_s(each) for each in points[1:]]
         # What a vector takes besides its bytes does not vanish with them.
         slope = (times[1] - times[0]) / (points[2] - points[1]) if len(times) > 1 else 0.0
@@ -101,6 +105,6 @@ def overlap_share(algorithm: str, links: tuple[Link, ...], per_node: int) -> flo
     ranks = max(2, SIMULATED_RANKS // per_node) * per_node
     if ranks > 2 * SIMULATED_RANKS:
         return 1.0
-    network, size = Network(links, ranks), SIZES[-1]
+    network, size = Network(links, ranks), OVERLAP_SIZE
     simulated = simulate_s(find_schedule(algorithm, per_node), network, size)
     return simulated / rounds_only_s(algorithm, network, size)
