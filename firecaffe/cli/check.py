@@ -113,7 +113,8 @@ def run_rank(recipe: Recipe | None, options: Any) -> None:
     if not world.is_first:
         return
     if options.write:
-        write_cluster(Path(options.write), cluster_of(found, recipe))
+        path = Path(options.write)
+        write_cluster(path, cluster_of(found, recipe, path.stem))
     if options.json:
         print(json.dumps({**dataclasses.asdict(found), "findings": findings(found)}))
         return

@@ -133,7 +133,7 @@ def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[fl
     }
 
 
-def cluster_of(found: Found, recipe: Recipe | None) -> Cluster:
+def cluster_of(found: Found, recipe: Recipe | None, name: str) -> Cluster:
     """The cluster file's content: medians over ranks and links, and their spreads as errors."""
     ranks, size = found.ranks, found.local_world_size
     flops = [median(rank.matrix_flops) for rank in ranks]
@@ -153,7 +153,7 @@ def cluster_of(found: Found, recipe: Recipe | None) -> Cluster:
     )
     hosts = len({(rank.host, rank.group) for rank in ranks})
     cluster = Cluster(
-        name="measured",
+        name=name,
         about=f"{len(ranks)} ranks on {hosts} hosts, as `firecaffe check` found them",
         device=device,
         devices_per_node=size,

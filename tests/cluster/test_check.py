@@ -12,13 +12,13 @@ from firecaffe.plan.cluster import load_cluster
 
 Up = Callable[..., VirtualCluster]
 
-RATE = 200_000_000
+RATE = 1_000_000_000
 PAYLOAD = 1448 / 1514
 
 
 def test_a_slow_link_is_named_and_the_others_rate_is_written(cluster: Up, tmp_path: Path) -> None:
     net = cluster(4, RATE)
-    net.set_rate(2, RATE // 10)
+    net.set_rate(2, RATE // 5)
     file = tmp_path / "found.toml"
     check = [sys.executable, "-m", "firecaffe", "check", "--json", "--write", str(file)]
     found = json.loads(net.run([*check, "--folder", str(tmp_path)], timeout_s=240.0))
