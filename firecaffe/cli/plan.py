@@ -213,11 +213,11 @@ def _totals(row: Forecast) -> str:
     """Hours, energy and money of a whole training."""
     said = []
     if row.hours is not None:
-        said.append(f"the recipe's steps take {_hours(row.hours)}")
+        said.append(f"the recipe's steps take {_hours_band(row, row.hours)}")
     if row.hours_to_accuracy is not None:
         said.append(
             f"to its published accuracy {row.epochs_to_accuracy:.3g} epochs, "
-            f"{_hours(row.hours_to_accuracy)}"
+            f"{_hours_band(row, row.hours_to_accuracy)}"
         )
     if row.kwh is not None:
         said.append(f"{row.kwh:,.3g} kWh")
@@ -226,6 +226,12 @@ def _totals(row: Forecast) -> str:
     if row.goodput < 1:
         said.append(f"{row.goodput:.1%} of the time, after failures and checkpoints")
     return f"With {row.workers} workers: {'; '.join(said)}."
+
+
+def _hours_band(row: Forecast, hours: float) -> str:
+    """As wide as the step's: steps are counted, not forecast."""
+    low, high = (hours * each / row.step_s for each in (row.step_low_s, row.step_high_s))
+    return f"{_hours(hours)} ({_hours(low)} to {_hours(high)})"
 
 
 def _hours(hours: float) -> str:

@@ -104,15 +104,12 @@ def forecast(
     world_size: int,
     exchange: str,
     compressor: str = NO_COMPRESSOR,
-    overlap: bool = True,
-    in_pieces: bool = True,
 ) -> Forecast:
-    """overlap: whether the exchange runs beside backward. in_pieces: as our own executor.
-
-    Raises: RecipeError where it cannot be.
+    """One row. Raises: RecipeError where it cannot be; ValueError where there is no such exchange
+    among so many workers.
     """
     check_plan(workload, cluster, world_size)
-    cost = _Cost(workload, cluster, exchange, compressor, overlap, in_pieces)
+    cost = _Cost(workload, cluster, exchange, compressor)
     step = cost.step(world_size, 1.0, 1.0)
     alone_s = cost.step(1, 1.0, 1.0).step_s
     compute_error = min(MOST_ERROR, error_of(workload, cluster.device))
@@ -132,6 +129,7 @@ def forecast(
         steps = epochs * ceil(workload.samples / workload.global_batch_size)
         to_accuracy = steps * step.step_s / kept / 3600
     costly_hours = to_accuracy if to_accuracy is not None else hours
+    kwh = _kwh(cluster, nodes, world_size, costly_hours)
     return Forecast(
         workers=world_size,
         exchange=exchange,
@@ -154,8 +152,8 @@ def forecast(
         epochs_to_accuracy=epochs,
         hours=hours,
         hours_to_accuracy=to_accuracy,
-        usd=_usd(cluster, nodes, costly_hours),
-        kwh=_kwh(cluster, nodes, world_size, costly_hours),
+        usd=_usd(cluster, nodes, costly_hours, kwh),
+        kwh=kwh,
     )
 
 
@@ -211,17 +209,10 @@ class _Cost:
     """The step of one workload by one exchange, for any number of workers."""
 
     def __init__(
-        self,
-        workload: Workload,
-        cluster: Cluster,
-        exchange: str,
-        compressor: str,
-        overlap: bool,
-        in_pieces: bool,
+        self, workload: Workload, cluster: Cluster, exchange: str, compressor: str
     ) -> None:
         self.workload, self.cluster = workload, cluster
         self.exchange, self.compressor = exchange, compressor
-        self.overlap, self.in_pieces = overlap, in_pieces
         self.one = micro_batch(workload, cluster.device, workload.micro_batch_size)
         self.buckets = buckets_of(workload, self.one)
         self._exchange_s: dict[int, list[float]] = {}
@@ -234,13 +225,12 @@ class _Cost:
         taken_s = [exchange * each for each in self._exchanges(world_size)]
         backward_s = compute * sum(self.one.backward_s)
         ready = [Bucket(compute * each.ready_s, each.num_elements) for each in self.buckets]
-        overlap = self.overlap and world_size > 1
         share_beside = self._share_beside(world_size)
         own_s = compute * share * self.one.compute_s
         step = Step(
             compute_s=own_s * slowest_of(world_size, device.jitter),
             data_s=compute * share * data_s(work, device),
-            exposed_communication_s=exposed_s(ready, taken_s, backward_s, overlap, share_beside),
+            exposed_communication_s=exposed_s(ready, taken_s, backward_s, share_beside),
             update_s=compute * update_s(work, device),
             exchange_s=sum(taken_s),
         )
@@ -257,7 +247,7 @@ class _Cost:
                 rate = device.memory_bytes_per_s * device.efficiency
                 taken_s = coded_s(self.compressor, self.workload, network, rate, sizes)
             else:
-                taken_s = Prices(self.exchange, network, self.in_pieces).seconds(sizes)
+                taken_s = Prices(self.exchange, network).seconds(sizes)
             self._exchange_s[world_size] = taken_s
         return self._exchange_s[world_size]
 
@@ -268,7 +258,7 @@ class _Cost:
         if world_size not in self._shares:
             network = Network(self.cluster.links, world_size)
             size = max(bucket.num_elements for bucket in self.buckets)
-            prices = Prices(self.exchange, network, self.in_pieces)
+            prices = Prices(self.exchange, network)
             self._shares[world_size] = prices.share_beside_another(size, self.cluster.lanes)
         return self._shares[world_size]
 
@@ -295,10 +285,12 @@ def _goodput(cluster: Cluster, memory: dict[str, float], nodes: int) -> float:
     return goodput(cost_s, cluster.restart_s, interval_s, between_s)
 
 
-def _usd(cluster: Cluster, nodes: int, hours: float | None) -> float | None:
-    if hours is None or not cluster.prices.node_usd_per_hour:
+def _usd(cluster: Cluster, nodes: int, hours: float | None, kwh: float | None) -> float | None:
+    """Nodes by the hour, and electricity where it is paid for apart."""
+    prices = cluster.prices
+    if hours is None or not (prices.node_usd_per_hour or prices.electricity_usd_per_kwh):
         return None
-    return hours * nodes * cluster.prices.node_usd_per_hour
+    return hours * nodes * prices.node_usd_per_hour + (kwh or 0) * prices.electricity_usd_per_kwh
 
 
 def _kwh(cluster: Cluster, nodes: int, workers: int, hours: float | None) -> float | None:

@@ -62,15 +62,14 @@ def exposed_s(
     buckets: Sequence[Bucket],
     exchange_s: Sequence[float],
     backward_s: float,
-    overlap: bool = True,
     share: float = 1.0,
 ) -> float:
     """What is left of the exchange when backward has finished.
 
-    overlap: whether it begins before that. share: of its own time that a bucket takes while the
-    next is under way with it; the last has nobody beside it.
+    share: of its own time that a bucket takes while the next is under way with it; the last has
+    nobody beside it.
     """
-    free_s = 0.0 if overlap else backward_s
+    free_s = 0.0
     for bucket, taken_s in zip(buckets, exchange_s, strict=True):
         free_s = max(free_s, bucket.ready_s) + share * taken_s
     alone_s = (1 - share) * exchange_s[-1] if exchange_s else 0.0

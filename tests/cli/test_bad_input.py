@@ -322,7 +322,10 @@ def test_a_closed_pipe_is_silent_but_in_a_rank(
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr("firecaffe.cli.schedule.main", break_off)
+    replaced: list[int] = []  # not really: it is the tests' own output
+    monkeypatch.setattr("os.dup2", lambda _, number: replaced.append(number))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert main(["schedule", "tree", "4"]) == 8
     assert len(capfd.readouterr().err.splitlines()) == lines
+    assert len(replaced) == 1 - lines

@@ -129,3 +129,6 @@ def test_money_energy_and_time_to_accuracy_where_they_are_known() -> None:
     assert row.hours_to_accuracy is not None
     assert row.usd == pytest.approx(2 * 32.77 * row.hours_to_accuracy)
     assert forecast(WORK, SLOW, 2, "ring").usd is None
+    paid = forecast(workload_of_model("resnet50", 4096, 64), load_cluster("dgx-a100"), 16, "ring")
+    assert paid.kwh == pytest.approx(2 * 6.5 * (paid.hours_to_accuracy or 0))
+    assert paid.usd == pytest.approx(0.0806 * (paid.kwh or 0))

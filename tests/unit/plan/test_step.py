@@ -62,7 +62,6 @@ def test_what_backward_does_not_hide_is_exposed() -> None:
     assert exposed_s([early, late], [0.4, 0.4], backward_s=1.0) == pytest.approx(0.4)
     assert exposed_s([early, late], [2.0, 0.4], backward_s=1.0) == pytest.approx(1.4)
     assert exposed_s([early], [0.4], backward_s=1.0) == 0.0
-    assert exposed_s([early, late], [0.4, 0.4], 1.0, overlap=False) == pytest.approx(0.8)
     # Two at once: each but the last takes three quarters of its own time.
     assert exposed_s([early, early], [2.0, 2.0], 1.0, share=0.75) == pytest.approx(2.5)
 
