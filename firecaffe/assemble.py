@@ -98,7 +98,7 @@ def preflight(
             f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
         )
     check_rates(recipe, total_steps(recipe, data))
-    cluster_for(recipe, "")
+    cluster_for(recipe)
     if resume is not None:
         words = identity(recipe, total_steps(recipe, data))
         words["the training data"] = describe(data.train)

@@ -41,6 +41,9 @@ class Attached:
         parameters = [p for p in model.parameters() if p.requires_grad]
         is_gpu = bool(parameters) and parameters[0].is_cuda
         self._finish: Callable[[], None] = torch.cuda.synchronize if is_gpu else lambda: None
+        # Backward runs ahead of a GPU; what that has done is timed by its own events.
+        make: Any = torch.cuda.Event
+        self._events = [make(enable_timing=True) for _ in range(2)] if is_gpu else []
         self._step = 0
         self._ended_s = time.perf_counter()
         self._forward_s = self._ready_s = self._waited_s = 0.0
@@ -62,9 +65,13 @@ class Attached:
         if not self._forward_s:  # the first of a step's micro-batches
             self._finish()
             self._forward_s = time.perf_counter()
+            if self._events:
+                self._events[0].record()
 
     def _gradient_ready(self, _: torch.Tensor) -> None:
         self._ready_s = time.perf_counter()
+        if self._events:
+            self._events[1].record()
 
     def _before_update(self, *_: Any) -> None:
         self._finish()
@@ -74,6 +81,8 @@ class Attached:
         self._finish()
         now = time.perf_counter()
         forward_s = self._forward_s or self._ended_s
+        if self._events and self._ready_s:
+            self._ready_s = forward_s + self._events[0].elapsed_time(self._events[1]) / 1e3
         ready_s = max(forward_s, min(self._ready_s or self._waited_s, self._waited_s))
         self._step += 1
         self._lines.write(

@@ -1,5 +1,6 @@
 """From a recipe, or a network's name, to what the planner prices; and a run's forecast."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import NO_COMPRESSOR, forecast
 from firecaffe.plan.timeline import slowest_of
-from firecaffe.plan.workload import Workload, layers_of
+from firecaffe.plan.workload import IMAGES, Workload, layers_of
 from firecaffe.recipe import Recipe, check_recipe
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import FORECAST
@@ -36,6 +37,7 @@ class Samples:
     count: int
     stored_bytes: float = 0.0
     """Of one image, where images are read from storage as they are needed."""
+    assumption: str = ""
 
 
 KNOWN = {
@@ -74,6 +76,7 @@ def workload_of(recipe: Recipe) -> Workload:
             bucket_bytes=recipe.exchange.bucket_bytes,
             stored_bytes=samples.stored_bytes,
             compressor_level=recipe.exchange.compressor_level,
+            assumption=samples.assumption,
         ),
     )
 
@@ -111,7 +114,7 @@ def _workload(
     name: str, shape: tuple[int, int, int], num_classes: int, words: Workload
 ) -> Workload:
     layers, found = layers_of(name, shape, num_classes)
-    kept = sum(row.output_activation_bytes for row in found.layers)
+    kept = sum(row.output_activation_bytes for row in found.layers) / IMAGES
     return Workload(
         **{
             **words.__dict__,
@@ -133,7 +136,9 @@ def _samples(recipe: Recipe) -> tuple[Samples, tuple[int, int, int]]:
             train = open_data(config).train
         except DataError:
             side = config.resize
-            samples = Samples((3, side, side), 1000, IMAGENET_IMAGES, JPEG_BYTES)
+            place = config.path or "data.path"
+            said = f"{place} has no images that can be read; ImageNet's are taken for them"
+            samples = Samples((3, side, side), 1000, IMAGENET_IMAGES, JPEG_BYTES, said)
         else:
             samples = Samples(train.sample_CHW, train.num_classes, len(train), JPEG_BYTES)
             return samples, output_shape(train, config)
@@ -163,42 +168,41 @@ BY_DEVICE = {
     "V100": "ec2-p3",
     "P100": "dgx1-p100",
     "K80": "ec2-p2",
-    "K20": "titan",
+    "K20X": "titan",
 }
-"""A shipped cluster with a GPU of that name."""
+"""A shipped cluster with a GPU that has this word in its name."""
 
 INSTEAD = {"fold": "sharded_parameter_server"}
 """What is priced for an exchange that has no schedule: fold sends the same messages."""
 
 
-def cluster_for(recipe: Recipe, device_name: str) -> Cluster:
-    """The one that the recipe names, or a shipped one with this device.
+def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
+    """The one that the recipe names, or a shipped one with this device; None where there is none.
 
-    Raises: RecipeError.
+    gpu: its name; empty for a CPU. Raises: RecipeError.
     """
     if recipe.run.cluster:
         return load_cluster(recipe.run.cluster)
-    found = (name for part, name in BY_DEVICE.items() if part in device_name)
-    return load_cluster(next(found, CPU_CLUSTER))
+    words = re.split(r"[^A-Za-z0-9]+", gpu)
+    name = next((name for part, name in BY_DEVICE.items() if part in words), "")
+    name = name if gpu else CPU_CLUSTER
+    return load_cluster(name) if name else None
 
 
-def forecast_run(
-    recipe: Recipe, world_size: int, device_name: str, route: str
-) -> dict[str, Any] | None:
+def forecast_run(recipe: Recipe, world_size: int, gpu: str, route: str) -> dict[str, Any] | None:
     """What the planner expects of a run, for its folder; None where it cannot price it.
 
     route: the exchange that is taken. Raises: RecipeError where the cluster is none.
     """
-    cluster = cluster_for(recipe, device_name)
+    cluster = cluster_for(recipe, gpu)
     compressor = recipe.exchange.compressor
-    if compressor not in (NO_COMPRESSOR, *PRICED):
-        return None
-    work = workload_of(recipe)
-    if cluster.most_devices and world_size > cluster.most_devices:
+    if cluster is None or compressor not in (NO_COMPRESSOR, *PRICED):
         return None
     try:
-        row = forecast(work, cluster, world_size, INSTEAD.get(route, route), compressor)
-    except ValueError:  # an exchange that cannot be among the cluster's nodes
+        row = forecast(
+            workload_of(recipe), cluster, world_size, INSTEAD.get(route, route), compressor
+        )
+    except (RecipeError, ValueError):  # a run goes on without what cannot be foreseen of it
         return None
     alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter)
     return {

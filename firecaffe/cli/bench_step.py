@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.cli.cluster_file import calibrated, write_cluster
+from firecaffe.cli.cluster_file import calibrated, check_path, write_cluster
 from firecaffe.cli.console import make_console
 from firecaffe.cli.parse import Parser, parse_recipe, recipe_parser
 from firecaffe.comm.world import World, join
@@ -50,13 +50,16 @@ def main(argv: list[str]) -> int:
             raise RecipeError(f"give a recipe or --model; usage: firecaffe bench step {USAGE}")
         recipe = recipe_for(options.model)
     sizes = _sizes(options.sizes)
+    if options.write:
+        check_path(Path(options.write))
     cluster = load_cluster(options.cluster) if options.write else None
     with join(recipe.train.device) as world:
         rows = [_time(recipe, world, size, options.seconds) for size in sizes]
         types = [by_layer_type(recipe, world.device, size) for size in sizes]
     if cluster is not None:
-        measured = calibrated(cluster, recipe, rows)
-        write_cluster(Path(options.write), measured)
+        path = Path(options.write)
+        measured = dataclasses.replace(calibrated(cluster, recipe, rows), name=path.stem)
+        write_cluster(path, measured)
     if options.json:
         print(
             json.dumps(

@@ -1,7 +1,6 @@
 """Cluster files from what was measured: what `firecaffe plan` reads again."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from firecaffe.plan.compute import micro_batch
 from firecaffe.planning import workload_of
 from firecaffe.recipe import Recipe
 
-LEAST_ERROR = 0.05
 SIZES_TO_FIT = 3
 
 
@@ -32,7 +30,9 @@ def calibrated(cluster: Cluster, recipe: Recipe, rows: Sequence[Timed]) -> Clust
     if len(rows) >= SIZES_TO_FIT:
         device = _fitted(device, recipe, rows)
     device = dataclasses.replace(device, measured=(*kept, *(row.measured(recipe) for row in rows)))
-    return dataclasses.replace(cluster, device=device)
+    source = f"measured: steps of {recipe.model.name}"
+    sources = tuple(dict.fromkeys([*cluster.sources, source]))
+    return dataclasses.replace(cluster, device=device, sources=sources)
 
 
 def _fitted(device: Device, recipe: Recipe, rows: Sequence[Timed]) -> Device:
@@ -47,9 +47,8 @@ def _fitted(device: Device, recipe: Recipe, rows: Sequence[Timed]) -> Device:
         {"efficiency": device.efficiency, "overhead_s": max(1e-7, device.overhead_s)},
         [(row.micro_batch_size, median(row.compute_s)) for row in rows],
     )
-    error = found.held_out_error
-    error = LEAST_ERROR if math.isnan(error) else max(LEAST_ERROR, error)
-    return dataclasses.replace(with_values(found.values), error=error)
+    # What one network says of the device is not as sure of another: `error` stays what it was.
+    return with_values(found.values)
 
 
 def write_cluster(path: Path, cluster: Cluster) -> None:

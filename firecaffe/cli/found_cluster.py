@@ -158,6 +158,8 @@ def cluster_of(found: Found, recipe: Recipe | None, name: str) -> Cluster:
         device=device,
         devices_per_node=size,
         links=_links(found, size),
+        # One host's links say nothing of another's.
+        most_devices=len(ranks) if hosts == 1 else 0,
         lanes=LANES if hosts > 1 and not is_gpu else 1,
         storage=Storage("the folder that was checked", median(reads) * size),
         sources=("firecaffe check",),

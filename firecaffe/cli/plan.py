@@ -1,6 +1,7 @@
 """`firecaffe plan RECIPE.toml --cluster NAME`: what a training would take, before it is started."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def main(argv: list[str]) -> int:
         _add_options(parser)
         recipe, options = parse_recipe(parser, argv)
         works = {argv[0]: workload_of(recipe)}
+        if options.compressors == NO_COMPRESSOR:
+            options.compressors = ",".join({NO_COMPRESSOR: 0, recipe.exchange.compressor: 0})
     else:
         parser = Parser("plan", USAGE, ABOUT)
         _add_options(parser)
@@ -42,7 +45,9 @@ def main(argv: list[str]) -> int:
         works = _works(options.model, options.compare, options)
     clusters = [load_cluster(name) for name in options.cluster.split(",")]
     compressors = _compressors(options.compressors)
-    exchanges = None if options.exchanges == "all" else options.exchanges.split(",")
+    # Not at the comma of hierarchical(INNER,OUTER).
+    names = re.split(r",(?![^(]*\))", options.exchanges)
+    exchanges = None if names == ["all"] else names
     plans = []
     for name, work in works.items():
         for cluster in clusters:
@@ -140,6 +145,7 @@ def _as_dict(
         "global_batch_size": work.global_batch_size,
         "micro_batch_size": work.micro_batch_size,
         "parameter_bytes": work.parameter_bytes,
+        "assumption": work.assumption,
         "rows": [row.as_dict() for row in rows],
         "advice": paragraph(work, cluster, rows),
     }
@@ -159,6 +165,8 @@ def _show(
         f"{cluster.name} ({cluster.about})",
         markup=False,
     )
+    if work.assumption:
+        console.print(f"note: {work.assumption}", markup=False)
     table = Table(box=SIMPLE_HEAD)
     table.add_column("workers", justify="right", no_wrap=True)
     table.add_column("exchange", no_wrap=True)

@@ -30,10 +30,6 @@ class Law:
         found = np.interp(log(global_batch_size), points, [self.epochs[size] for size in sizes])
         return float(found)
 
-    @property
-    def range(self) -> tuple[int, int]:
-        return min(self.epochs), max(self.epochs)
-
 
 LAWS = {
     "resnet50": Law(

@@ -87,10 +87,14 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
 def _change(
     what: str, row: Forecast, workload: Workload, cluster: Cluster, exchange: str, compressor: str
 ) -> Change | None:
-    """None where it cannot be."""
+    """None where it cannot be, or would not fit."""
+    if workload.global_batch_size % workload.micro_batch_size:
+        return None
     try:
         found = forecast(workload, cluster, row.workers, exchange, compressor)
     except (RecipeError, ValueError):
+        return None
+    if row.fits and not found.fits:
         return None
     return Change(what, found.step_s, found.images_per_s / row.images_per_s - 1)
 
@@ -113,13 +117,16 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
     else:
         said.append("No single change that the planner knows brings 2 %.")
     useful = most_useful(rows)
-    at = next(row for row in best if row.workers == useful)
-    if useful == last.workers:
+    most = min(workload.num_micro_batches, cluster.most_devices or workload.num_micro_batches)
+    if useful == last.workers < most:
         said.append(f"More workers than {useful} may still be of use: plan for more.")
+    elif useful == last.workers:
+        said.append(f"No more than {most} workers can share this batch on this cluster.")
     else:
+        speedup = next((row.speedup for row in best if row.workers == useful), 1.0)
         said.append(
-            f"The largest useful number is {useful} workers ({at.speedup:.3g} times one): beyond, "
-            "each further one brings less than half of what one does alone."
+            f"The largest useful number planned is {useful} ({speedup:.3g} times one): beyond, "
+            "each further worker brings less than half of what one does alone."
         )
     if not last.fits:
         need = sum(last.memory_bytes.values())

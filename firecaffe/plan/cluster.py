@@ -167,7 +167,10 @@ def parse_cluster(words: dict[str, Any], name: str) -> Cluster:
     for section, kind in (("storage", Storage), ("prices", Prices)):
         if section in words:
             words[section] = _build(kind, words[section], f"cluster {name}: {section}")
-    words["sources"] = tuple(words.get("sources", ()))
+    sources = words.get("sources", [])
+    if not isinstance(sources, list) or not all(isinstance(each, str) for each in sources):
+        raise RecipeError(f"cluster {name}: sources is no list of texts")
+    words["sources"] = tuple(sources)
     words.setdefault("name", name)
     cluster = _build(Cluster, words, f"cluster {name}")
     _check(cluster)

@@ -6,13 +6,13 @@ link's, both to the same side. A band says what is known of the cluster, not wha
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from math import ceil, inf
 from typing import Any
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE
-from firecaffe.plan.accuracy import LAWS
+from firecaffe.exchange.leaves import num_nodes
+from firecaffe.plan.accuracy import IMAGENET_IMAGES, LAWS
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import PRICED, coded_s
 from firecaffe.plan.compute import data_s, error_of, micro_batch, update_s
@@ -109,27 +109,36 @@ def forecast(
     among so many workers.
     """
     check_plan(workload, cluster, world_size)
+    nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
+    if compressor != NO_COMPRESSOR and world_size > nodes:
+        raise RecipeError(
+            f"{world_size} workers but only {nodes} sums of {1 << workload.compressor_level} "
+            f"micro-batches to encode (exchange.compressor_level {workload.compressor_level}); "
+            f"plan for at most {nodes} workers or a lower level"
+        )
     cost = _Cost(workload, cluster, exchange, compressor)
-    step = cost.step(world_size, 1.0, 1.0)
-    alone_s = cost.step(1, 1.0, 1.0).step_s
+    step = cost.step(world_size)
+    alone_s = cost.step(1).step_s
     compute_error = min(MOST_ERROR, error_of(workload, cluster.device))
     network = Network(cluster.links, world_size)
     link_error = network.links[network.level(0, world_size - 1)].error
     exchange_error = min(MOST_ERROR, link_error * (1 if compressor == NO_COMPRESSOR else 2))
-    low = cost.step(world_size, 1 - compute_error, 1 - exchange_error)
-    high = cost.step(world_size, 1 + compute_error, 1 + exchange_error)
+    read_error = cluster.storage.error if cluster.storage else 0.0
+    low = cost.step(world_size, 1 - compute_error, 1 - exchange_error, 1 - read_error)
+    high = cost.step(world_size, 1 + compute_error, 1 + exchange_error, 1 + read_error)
     memory = memory_bytes(workload, world_size)
-    nodes = ceil(world_size / cluster.devices_per_node)
-    kept = _goodput(cluster, memory, nodes)
+    hosts = ceil(world_size / cluster.devices_per_node)
+    kept = _goodput(cluster, memory, hosts)
     hours = workload.steps * step.step_s / kept / 3600 if workload.steps and kept else None
-    law = LAWS.get(workload.model)
+    is_imagenet = (workload.samples, workload.num_classes) == (IMAGENET_IMAGES, 1000)
+    law = LAWS.get(workload.model) if is_imagenet else None
     epochs = law.epochs_at(workload.global_batch_size) if law is not None else None
     to_accuracy = None
     if epochs is not None and workload.samples and kept:
         steps = epochs * ceil(workload.samples / workload.global_batch_size)
         to_accuracy = steps * step.step_s / kept / 3600
-    costly_hours = to_accuracy if to_accuracy is not None else hours
-    kwh = _kwh(cluster, nodes, world_size, costly_hours)
+    costly_hours = hours if hours is not None else to_accuracy
+    kwh = _kwh(cluster, hosts, world_size, costly_hours)
     return Forecast(
         workers=world_size,
         exchange=exchange,
@@ -152,7 +161,7 @@ def forecast(
         epochs_to_accuracy=epochs,
         hours=hours,
         hours_to_accuracy=to_accuracy,
-        usd=_usd(cluster, nodes, costly_hours, kwh),
+        usd=_usd(cluster, hosts, costly_hours, kwh),
         kwh=kwh,
     )
 
@@ -170,11 +179,8 @@ def forecasts(
         check_plan(workload, cluster, world_size)
         chosen = exchanges_on(cluster, world_size) if exchanges is None else exchanges
         chosen = chosen if world_size > 1 else ["tree"]  # which one alone has no say in
-        rows += [
-            forecast(workload, cluster, world_size, exchange)
-            for exchange in chosen
-            if NO_COMPRESSOR in compressors
-        ]
+        is_plain = NO_COMPRESSOR in compressors or world_size == 1
+        rows += [forecast(workload, cluster, world_size, name) for name in chosen if is_plain]
         rows += [
             forecast(workload, cluster, world_size, "tree", compressor)
             for compressor in compressors
@@ -184,24 +190,23 @@ def forecasts(
 
 
 def fastest(rows: Sequence[Forecast]) -> list[Forecast]:
-    """The fastest row of each number of workers; `native`, the control, is not among them."""
-    by_workers: dict[int, Forecast] = {}
+    """The fastest row of each number of workers; `native`, the control, only where it is alone."""
+    by_workers: dict[int, list[Forecast]] = {}
     for row in rows:
-        best = by_workers.get(row.workers)
-        if row.exchange != NATIVE and (best is None or row.step_s < best.step_s):
-            by_workers[row.workers] = row
-    return [by_workers[workers] for workers in sorted(by_workers)]
+        by_workers.setdefault(row.workers, []).append(row)
+    return [
+        min(own, key=lambda row: (row.exchange == NATIVE, row.step_s))
+        for _, own in sorted(by_workers.items())
+    ]
 
 
 def most_useful(rows: Sequence[Forecast]) -> int:
-    """The most workers of which each further one brings half of what one does alone."""
-    best = fastest(rows)
-    useful = best[0].workers
-    for before, row in pairwise(best):
-        gain = (row.speedup - before.speedup) / (row.workers - before.workers)
-        if gain < WORTH * best[0].efficiency:
-            break
-        useful = row.workers
+    """The most workers of which each one more than a smaller useful number brings WORTH."""
+    useful, speedup = 1, 1.0
+    for row in fastest(rows):
+        more = row.workers - useful
+        if more > 0 and row.speedup - speedup >= WORTH * more:
+            useful, speedup = row.workers, row.speedup
     return useful
 
 
@@ -218,8 +223,10 @@ class _Cost:
         self._exchange_s: dict[int, list[float]] = {}
         self._shares: dict[int, float] = {}
 
-    def step(self, world_size: int, compute: float, exchange: float) -> Step:
-        """compute, exchange: factors on what is taken for them."""
+    def step(
+        self, world_size: int, compute: float = 1.0, exchange: float = 1.0, read: float = 1.0
+    ) -> Step:
+        """compute, exchange, read: factors on what is taken for them."""
         device, work = self.cluster.device, self.workload
         share = ceil(work.num_micro_batches / world_size)
         taken_s = [exchange * each for each in self._exchanges(world_size)]
@@ -234,7 +241,7 @@ class _Cost:
             update_s=compute * update_s(work, device),
             exchange_s=sum(taken_s),
         )
-        return replace(step, data_s=step.data_s + self._storage_s(world_size, step))
+        return replace(step, data_s=step.data_s + self._storage_s(world_size, step, read))
 
     def _exchanges(self, world_size: int) -> list[float]:
         if world_size not in self._exchange_s:
@@ -262,14 +269,15 @@ class _Cost:
             self._shares[world_size] = prices.share_beside_another(size, self.cluster.lanes)
         return self._shares[world_size]
 
-    def _storage_s(self, world_size: int, step: Step) -> float:
+    def _storage_s(self, world_size: int, step: Step, factor: float) -> float:
         """What reading takes longer than the step that it is prefetched for."""
         storage, work = self.cluster.storage, self.workload
         if storage is None or not work.stored_bytes:
             return 0.0
         per_node = min(world_size, self.cluster.devices_per_node)
         images = work.global_batch_size / world_size * per_node
-        return max(0.0, images * work.stored_bytes / storage.read_bytes_per_s - step.step_s)
+        taken_s = factor * images * work.stored_bytes / storage.read_bytes_per_s
+        return max(0.0, taken_s - step.step_s)
 
 
 def _goodput(cluster: Cluster, memory: dict[str, float], nodes: int) -> float:

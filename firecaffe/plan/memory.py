@@ -1,6 +1,5 @@
 """What one worker holds in memory during a step, in bytes."""
 
-from firecaffe.exchange.leaves import leaf_share
 from firecaffe.plan.compute import HALF
 from firecaffe.plan.workload import Workload
 
@@ -15,7 +14,7 @@ def memory_bytes(workload: Workload, world_size: int) -> dict[str, float]:
     Buckets: what arrives, beside the gradients, of the largest one.
     """
     weights = float(workload.parameter_bytes)
-    share = len(leaf_share(workload.num_micro_batches, world_size, 0))
+    share = -(-workload.num_micro_batches // world_size)
     half = 0.5 if workload.autocast in HALF else 1.0
     largest = max(workload.bucket_bytes, max(workload.tensors_bytes, default=0))
     return {

@@ -8,7 +8,7 @@ devices share: device i of a group goes through port i mod ports.
 from dataclasses import dataclass
 from functools import cached_property
 
-from firecaffe.plan.cluster import Cluster, Link
+from firecaffe.plan.cluster import Link
 
 Port = tuple[int, str, int, int]
 """(number of the link, "out" or "in", group, number in the group)."""
@@ -43,7 +43,3 @@ class Network:
         out = level, "out", source // inner, source % inner % count
         into = level, "in", destination // inner, destination % inner % count
         return out, into
-
-
-def network_of(cluster: Cluster, world_size: int) -> Network:
-    return Network(cluster.links, world_size)

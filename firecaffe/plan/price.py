@@ -60,10 +60,12 @@ class Prices:
         """
         if self.network.world_size == 1:
             return [0.0] * len(sizes)
-        points = [0, *(each for each in SIZES if 2 * each < max(sizes)), max(sizes)]
+        largest = max(2, *sizes)
+        fewer = [each for each in SIZES if 2 * each < largest] or [max(1, largest // 16)]
+        points = [0, *fewer, largest]
         times = [self._exact_s(each) for each in points[1:]]
         # What a vector takes besides its bytes does not vanish with them.
-        slope = (times[1] - times[0]) / (points[2] - points[1]) if len(times) > 1 else 0.0
+        slope = (times[1] - times[0]) / (points[2] - points[1])
         times = [max(0.0, times[0] - slope * points[1]), *times]
         return [float(each) for each in np.interp(sizes, points, times)]
 
@@ -95,7 +97,7 @@ class Prices:
         if network.world_size <= SIMULATED_RANKS:
             schedule = find_schedule(self.algorithm, ranks_per_node(network))
             return simulate_s(schedule, network, num_elements)
-        share = overlap_share(self.algorithm, network.links, ranks_per_node(network))
+        share = overlap_share(self.algorithm, network.links, network.links[0].group or 1)
         return rounds_only_s(self.algorithm, network, num_elements) * share
 
 

@@ -11,6 +11,9 @@ from firecaffe.models.profile import Profile, profile
 
 FLOAT_BYTES = 4
 
+IMAGES = 2
+"""That the volumes are found with: batch normalization has no statistics of one."""
+
 
 @dataclass(frozen=True)
 class LayerWork:
@@ -54,6 +57,8 @@ class Workload:
     stored_bytes: float = 0.0
     """Of one image in storage; 0 where the data are held in memory."""
     compressor_level: int = 0
+    assumption: str = ""
+    """What was taken for granted, for people; empty where nothing was."""
 
     @property
     def num_micro_batches(self) -> int:
@@ -68,10 +73,6 @@ class Workload:
         """Of the parameters, in the order in which backward makes their gradients ready."""
         return [size for layer in reversed(self.layers) for size in layer.parameters_bytes[::-1]]
 
-    def work(self, images: int) -> float:
-        """Forward FLOPs of so many images."""
-        return images * sum(layer.flops for layer in self.layers)
-
 
 def layers_of(
     model: str, input_CHW: tuple[int, int, int] | None, num_classes: int | None
@@ -85,8 +86,8 @@ def layers_of(
         network = build_model(model, num_classes, None if shape is None else shape[0])
     shape = shape or MODELS[model].input_CHW
     try:
-        found = profile(network, shape, 1)
-    except RuntimeError as error:
+        found = profile(network, shape, IMAGES)
+    except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         by = "x".join(map(str, shape))
         raise RecipeError(f"{model} does not take an input of {by}: {reason}") from error
@@ -96,8 +97,8 @@ def layers_of(
     layers = [
         LayerWork(
             name=row.name,
-            flops=2.0 * row.macs,
-            moved_bytes=row.input_activation_bytes + row.output_activation_bytes,
+            flops=2.0 * row.macs / IMAGES,
+            moved_bytes=(row.input_activation_bytes + row.output_activation_bytes) / IMAGES,
             weight_bytes=row.weight_bytes,
             shapes=tuple(shapes.pop(row.name, ())),
         )

@@ -26,7 +26,7 @@ STEP = re.compile(r"ProfilerStep#(\d+)")
 COMMUNICATION = re.compile(r"^(nccl|gloo|mpi|ucc):|nccl(Dev)?Kernel|ncclKernel")
 DATA = re.compile(r"DataLoader.*__next__|^enumerate\(DataLoader\)")
 UPDATE = re.compile(r"^Optimizer\.step#")
-KERNEL, OPERATOR = "kernel", "cpu_op"
+KERNEL, OPERATOR, ON_GPU = "kernel", "cpu_op", "gpu_user_annotation"
 MOST_BYTES = 4_000_000_000
 
 
@@ -55,7 +55,9 @@ def read_trace(path: Path) -> tuple[int, list[dict[str, Any]]]:
         if e.get("cat") == kind and not COMMUNICATION.search(e["name"]) and "c10d" not in e["name"]
     )
     fetches = _covered(e for e in events if DATA.search(e["name"]))
-    updates = _covered(e for e in events if UPDATE.search(e["name"]))
+    updates = _covered(
+        e for e in events if UPDATE.search(e["name"]) and (e.get("cat") == ON_GPU) == has_gpu
+    )
     rows = []
     for number, (start, stop) in steps:
         inside = (start, stop)
@@ -63,9 +65,11 @@ def read_trace(path: Path) -> tuple[int, list[dict[str, Any]]]:
         work = _within(works, inside)
         talk = _within(talks, inside)
         hidden = _length(_common(talk, work))
-        data = _length(_within(fetches, inside))
-        # Operators of the update and of fetching are compute to the profiler, not to us.
-        others = _length(_common(work, [*_within(updates, inside), *_within(fetches, inside)]))
+        fetch = _within(fetches, inside)
+        # A GPU works on while the CPU fetches; on a CPU fetching is work of operators too.
+        data = _length(fetch) - (_length(_common(fetch, work)) if has_gpu else 0.0)
+        others = _length(_common(work, _within(updates, inside)))
+        others += 0.0 if has_gpu else _length(_common(work, fetch))
         rows.append(
             {
                 "step": number,
@@ -85,16 +89,19 @@ def _steps(events: Sequence[dict[str, Any]]) -> list[tuple[int, Interval]]:
     marked = sorted(
         (int(match[1]), (event["ts"], event["ts"] + event["dur"]))
         for event in events
-        if (match := STEP.fullmatch(event["name"])) and event.get("cat") != "gpu_user_annotation"
+        if (match := STEP.fullmatch(event["name"]))
+        and event.get("cat") != ON_GPU
+        and event["dur"] > 0
     )
     if marked:
         return marked
     ends = sorted(
         event["ts"] + event["dur"]
         for event in events
-        if UPDATE.search(event["name"]) and event.get("cat") != "gpu_user_annotation"
+        if UPDATE.search(event["name"]) and event.get("cat") != ON_GPU
     )
-    return list(enumerate(pairwise(ends), start=2))
+    spans = [(start, stop) for start, stop in pairwise(ends) if stop > start]
+    return list(enumerate(spans, start=2))
 
 
 def _load(path: Path) -> tuple[list[dict[str, Any]], int]:

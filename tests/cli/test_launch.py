@@ -81,6 +81,7 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
     assert names == {
         "recipe.toml",
         "environment.json",
+        "forecast.json",
         "metrics.jsonl",
         "timings",
         "checkpoints",

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import EXCHANGES
+from firecaffe.exchange import EXCHANGES, find_schedule
 from firecaffe.plan.accuracy import LAWS
 from firecaffe.plan.advice import changes, paragraph
 from firecaffe.plan.calibrate import fit, line
@@ -21,6 +21,10 @@ from firecaffe.plan.forecast import (
     most_useful,
 )
 from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failures_s
+from firecaffe.plan.network import Network
+from firecaffe.plan.price import Prices
+from firecaffe.plan.simulate import simulate_s
+from firecaffe.plan.workload import layers_of
 from firecaffe.planning import workload_of_model
 
 WORK = workload_of_model("googlenet", 1024, 8)
@@ -89,7 +93,7 @@ def test_a_slow_network_limits_and_the_advice_names_it() -> None:
     assert first.gain > 0.5
     assert first.what in said
     assert most_useful(rows) < 32
-    assert f"largest useful number is {most_useful(rows)} workers" in said
+    assert f"largest useful number planned is {most_useful(rows)} (" in said
 
 
 def test_a_fast_network_does_not() -> None:
@@ -113,6 +117,44 @@ def test_impossible_plans_are_refused_in_one_line() -> None:
     few = dataclasses.replace(SLOW, most_devices=4)
     with pytest.raises(RecipeError, match="8 workers, but ethernet-1g has 4 devices"):
         check_plan(WORK, few, 8)
+
+
+def test_the_most_useful_number_looks_past_uneven_shares() -> None:
+    """32 micro-batches: 5 workers are no better than 4, but 8 are twice as good."""
+    work = workload_of_model("googlenet", 256, 8)
+    rows = forecasts(work, FAST, [1, 2, 3, 4, 5, 6, 7, 8], ["ring"])
+    assert most_useful(rows) == 8
+    assert most_useful(forecasts(work, SLOW, [16, 32], ["ring"])) < 16
+    said = paragraph(work, FAST, forecasts(work, FAST, [1, 32], ["ring"]))
+    assert "No more than 32 workers can share this batch" in said
+
+
+def test_only_what_can_be_is_advised() -> None:
+    three = workload_of_model("lenet", 24, 8)
+    assert not [
+        each
+        for each in changes(three, FAST, forecast(three, FAST, 1, "tree"))
+        if "micro-batches twice" in each.what
+    ]
+
+
+def test_native_alone_and_a_compressor_alone() -> None:
+    rows = forecasts(WORK, SLOW, [1, 4], ["native"])
+    assert [row.exchange for row in fastest(rows)] == ["tree", "native"]
+    rows = forecasts(WORK, SLOW, [1, 4], compressors=["int8"])
+    assert [row.compressor for row in rows] == ["none", "int8"]
+    assert paragraph(WORK, SLOW, rows)
+
+
+def test_batch_normalization_at_one_pixel_is_planned() -> None:
+    layers, _ = layers_of("resnet18", (3, 32, 32), 10)
+    assert sum(sum(layer.parameters_bytes) for layer in layers) > 4e7
+
+
+def test_pieces_save_beyond_what_is_simulated_too() -> None:
+    network = Network(SLOW.links, 32)
+    exact_s = simulate_s(find_schedule("tree"), network, 2**20)
+    assert Prices("tree", network).seconds([2**20])[0] == pytest.approx(exact_s, rel=0.1)
 
 
 def test_what_does_not_fit_is_said() -> None:

@@ -11,7 +11,7 @@ from firecaffe.plan.compute import correction, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.timeline import Bucket, exposed_s, slowest_of
-from firecaffe.plan.workload import Workload, layers_of
+from firecaffe.plan.workload import IMAGES, Workload, layers_of
 from firecaffe.planning import workload_of_model
 
 DEVICE = Device("d", 1e12, 1e15, {"float32": 1e12}, efficiency=1.0, overhead_s=0.0)
@@ -54,7 +54,7 @@ def test_what_was_measured_replaces_what_is_computed() -> None:
 def test_layers_hold_every_parameter_and_every_flop() -> None:
     layers, found = layers_of("googlenet", None, None)
     assert sum(sum(layer.parameters_bytes) for layer in layers) == found.weight_bytes
-    assert sum(layer.flops for layer in layers) * 3 == found.forward_backward_flops
+    assert sum(layer.flops for layer in layers) * 3 == found.forward_backward_flops / IMAGES
 
 
 def test_what_backward_does_not_hide_is_exposed() -> None:

@@ -65,6 +65,14 @@ def test_a_wrong_forecast_is_told_from_a_slow_rank(tmp_path: Path) -> None:
     assert any("compute: forecast" in each and "itself was wrong" in each for each in found.lines)
 
 
+def test_no_rank_is_blamed_for_what_one_rank_cannot_move(tmp_path: Path) -> None:
+    """Three of four ranks take 100 ms where 50 were forecast; the fourth takes 110."""
+    waits = {"exposed_communication_s": 0.03}
+    found = run(tmp_path, forecast(compute_s=0.05), waits, waits, waits, {"compute_s": 0.11})
+    (said,) = [line for line in found.lines if line.startswith("compute:")]
+    assert "rank 3" not in said
+
+
 def test_waiting_for_a_slow_rank_is_no_exchange(tmp_path: Path) -> None:
     """Rank 2 computes 50 ms longer; the others wait so much longer, and it does not."""
     waits = {"exposed_communication_s": 0.07}
@@ -142,6 +150,20 @@ def test_on_a_gpu_kernels_count_and_not_their_launches(tmp_path: Path) -> None:
     _, (found,) = read_trace(trace(tmp_path / "gpu.json", events))
     assert found["compute_s"] == pytest.approx(400e-6)
     assert found["exposed_communication_s"] == pytest.approx(200e-6)
+
+
+def test_a_gpu_works_on_while_the_cpu_fetches(tmp_path: Path) -> None:
+    events = [
+        event("ProfilerStep#0", 0, 1000, "user_annotation"),
+        event("enumerate(DataLoader)#_Iter.__next__", 0, 300, "user_annotation"),
+        event("Optimizer.step#SGD.step", 800, 900, "user_annotation"),
+        event("Optimizer.step#SGD.step", 980, 1000, "gpu_user_annotation"),
+        event("sm90_xmma_fprop", 0, 980, "kernel"),
+        event("multi_tensor_apply", 980, 1000, "kernel"),
+    ]
+    _, (found,) = read_trace(trace(tmp_path / "gpu.json", events))
+    expected = {"data_s": 0.0, "compute_s": 980e-6, "update_s": 20e-6}
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
 def test_without_marks_a_step_is_what_lies_between_two_updates(tmp_path: Path) -> None:
