@@ -233,7 +233,8 @@ def _totals(row: Forecast) -> str:
         said.append(f"{row.usd:,.4g} USD")
     if row.goodput < 1:
         said.append(f"{row.goodput:.1%} of the time, after failures and checkpoints")
-    return f"With {row.workers} workers: {'; '.join(said)}."
+    who = f"{row.workers} workers" if row.workers > 1 else "one worker"
+    return f"With {who}: {'; '.join(said)}."
 
 
 def _hours_band(row: Forecast, hours: float) -> str:

@@ -105,10 +105,12 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
     last = best[-1]
     parts = {words: getattr(last, name) / last.step_s for name, words in LIMITS.items()}
     limit = max(parts, key=parts.__getitem__)
+    share = f"{parts[limit]:.0%} of a step is {limit}."
     said = [
         f"On {last.workers} workers of {cluster.name} the fastest is {_way(last)}: "
-        f"{last.speedup:.3g} times one worker ({last.efficiency:.0%} efficiency); "
-        f"{parts[limit]:.0%} of a step is {limit}."
+        f"{last.speedup:.3g} times one worker ({last.efficiency:.0%} efficiency); {share}"
+        if last.workers > 1
+        else f"On one worker of {cluster.name} {share}"
     ]
     found = changes(workload, cluster, last)
     if found:
