@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import socket
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ import torch
 
 from firecaffe.comm.agree import gather_text
 from firecaffe.comm.measure import (
+    Link,
     bandwidth_samples_bytes_per_s,
     finish,
     latency_samples_s,
@@ -60,22 +60,10 @@ class RankFacts:
 
 
 @dataclass(frozen=True)
-class PairLink:
-    """The link between two ranks, as measured from the first."""
+class PairLink(Link):
+    """A link, and whether both of its ranks are on one host."""
 
-    first: int
-    second: int
     in_host: bool
-    latency_samples_s: tuple[float, ...]
-    bandwidth_samples_bytes_per_s: tuple[float, ...]
-
-    @property
-    def latency_s(self) -> float:
-        return statistics.median(self.latency_samples_s)
-
-    @property
-    def bandwidth_bytes_per_s(self) -> float:
-        return statistics.median(self.bandwidth_samples_bytes_per_s)
 
 
 def look_over(
@@ -145,9 +133,9 @@ def links_of(world: World, places: Sequence[object], say: Callable[[str], None])
         PairLink(
             words["first"],
             words["second"],
-            words["in_host"],
             tuple(words["latency_samples_s"]),
             tuple(words["bandwidth_samples_bytes_per_s"]),
+            words["in_host"],
         )
         for text in stated
         for words in json.loads(text)
@@ -174,7 +162,7 @@ def _measure(world: World, first: int, second: int, in_host: bool) -> PairLink:
     with peers_may_be_lost(world):
         latencies = latency_samples_s(group, peer, starts, world.device, PINGS)
         rates = bandwidth_samples_bytes_per_s(group, peer, starts, world.device, LEAST_STREAM_S)
-    return PairLink(first, second, in_host, tuple(latencies), tuple(rates))
+    return PairLink(first, second, tuple(latencies), tuple(rates), in_host)
 
 
 def _clock(world: World) -> tuple[float, float]:

@@ -47,9 +47,9 @@ def links(ranks: int, slow_rank: int | None = None) -> list[PairLink]:
         PairLink(
             a,
             b,
-            False,
             (1e-5,) * 5,
             tuple((2e6 if slow_rank in (a, b) else 2e7) * (1 + 0.01 * rng.standard_normal(5))),
+            in_host=False,
         )
         for a, b in combinations(range(ranks), 2)
     ]
