@@ -70,7 +70,7 @@ OTHER = Recipe(
         silent_s=0.6,
     ),
     checkpoint=CheckpointConfig(every=12, every_s=3.5, keep_last=7),
-    run=RunConfig(folder="runs/mine", tensorboard=False, digests=True),
+    run=RunConfig(folder="runs/mine", tensorboard=False, digests=True, cluster="mine.toml"),
 )
 
 
@@ -134,6 +134,7 @@ FREE = {
     "run.folder",
     "run.tensorboard",
     "run.digests",
+    "run.cluster",
 }
 """What changes no bit of a training up to a given step."""
 
