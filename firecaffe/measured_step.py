@@ -6,9 +6,8 @@ all that belongs to them (sums, buckets, dropout's keys), fetching it, and the u
 
 import dataclasses
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 
 import psutil
 import torch
@@ -21,6 +20,7 @@ from firecaffe.errors import DataError
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import build_model, classification_loss
+from firecaffe.plan.calibrate import spread
 from firecaffe.plan.cluster import Measured
 from firecaffe.planning import workload_of
 from firecaffe.recipe import Recipe
@@ -60,12 +60,6 @@ class Timed:
             autocast=recipe.train.autocast,
             error=max(spread(self.compute_s), 0.01),
         )
-
-
-def spread(samples: Sequence[float]) -> float:
-    """Half the width of the middle four fifths, over the median."""
-    tenths = quantiles(samples, n=10)
-    return (tenths[-1] - tenths[0]) / 2 / median(samples)
 
 
 def time_steps(

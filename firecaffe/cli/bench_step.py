@@ -14,8 +14,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.cli.cluster_file import calibrated, check_path, write_cluster
+from firecaffe.cli.cluster_file import check_path, write_cluster
 from firecaffe.cli.console import make_console
+from firecaffe.cli.measured_device import calibrated
 from firecaffe.cli.parse import Parser, parse_recipe, recipe_parser
 from firecaffe.comm.world import World, join
 from firecaffe.errors import MemoryFullError, RecipeError

@@ -8,10 +8,11 @@ from statistics import median
 
 from scipy.stats import mannwhitneyu
 
-from firecaffe.cli.cluster_file import calibrated
+from firecaffe.cli.measured_device import calibrated
 from firecaffe.comm.check_cluster import PairLink, RankFacts
 from firecaffe.comm.exchange import LANES
-from firecaffe.measured_step import Timed, spread
+from firecaffe.measured_step import Timed
+from firecaffe.plan.calibrate import spread
 from firecaffe.plan.cluster import Cluster, Device, Link, Storage
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices

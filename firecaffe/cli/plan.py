@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from firecaffe.cli.cluster_file import check_path, write_cluster
 from firecaffe.cli.console import make_console
+from firecaffe.cli.learned import learn
 from firecaffe.cli.parse import Parser, parse_recipe, recipe_parser
 from firecaffe.errors import RecipeError
 from firecaffe.plan.advice import paragraph
@@ -44,6 +47,9 @@ def main(argv: list[str]) -> int:
         options = parser.parse_args(argv)
         works = _works(options.model, options.compare, options)
     clusters = [load_cluster(name) for name in options.cluster.split(",")]
+    learned: list[str] = []
+    if options.runs or options.write:
+        clusters[0], learned = _learn(clusters, options.runs, options.write)
     compressors = _compressors(options.compressors)
     # Not at the comma of hierarchical(INNER,OUTER).
     names = re.split(r",(?![^(]*\))", options.exchanges)
@@ -67,6 +73,8 @@ def main(argv: list[str]) -> int:
         print(json.dumps([_as_dict(*plan) for plan in plans], indent=2))
         return 0
     console = make_console()
+    for line in learned:
+        console.print(line, markup=False, soft_wrap=True)
     for plan in plans:
         _show(console, *plan, is_long=options.all)
     return 0
@@ -82,6 +90,8 @@ def _add_options(parser: Parser) -> None:
     add = parser.add_argument
     known = ", ".join(shipped())
     add("--cluster", type=str, default=DEFAULT_CLUSTER, help=f"a file, or one of {known}")
+    add("--runs", nargs="+", default=[], help="finished runs by which the cluster is corrected")
+    add("--write", type=str, default="", help="with --runs: the corrected cluster, FILE.toml")
     add("--workers", type=str, default="", help="as 1,2,4,8; default: powers of two")
     add("--exchanges", type=str, default="all", help="all, or names with commas between")
     add("--compressors", type=str, default=NO_COMPRESSOR, help="all, or names; none is float32")
@@ -98,6 +108,22 @@ def _works(model: str, compared: Sequence[str], words: Any) -> dict[str, Workloa
         return {model: work}
     parser = recipe_parser("plan", USAGE, ABOUT)
     return {path: workload_of(parse_recipe(parser, [path])[0]) for path in compared}
+
+
+def _learn(
+    clusters: Sequence[Cluster], folders: Sequence[str], written: str
+) -> tuple[Cluster, list[str]]:
+    if len(clusters) > 1 or not folders:
+        what = f"{len(clusters)} clusters" if folders else "--write without --runs"
+        raise RecipeError(f"--runs corrects one cluster and --write keeps it; found {what}")
+    if written:
+        check_path(Path(written))
+    cluster, said = learn(clusters[0], [Path(folder) for folder in folders])
+    said = [f"learned from {len(folders)} run{'s' * (len(folders) > 1)}:", *said]
+    if written:
+        write_cluster(Path(written), replace(cluster, name=Path(written).stem))
+        said.append(f"wrote {written}")
+    return cluster, said
 
 
 def _compressors(words: str) -> list[str]:
@@ -177,7 +203,7 @@ def _show(
         for row in shown:
             way = row.exchange if row.compressor == NO_COMPRESSOR else row.compressor
             way = way if row.workers > 1 else "-"
-            table.add_row(str(row.workers), way, *_cells(row))
+            table.add_row(str(row.workers), way, *_cells(row, cluster.device.memory_bytes))
         table.add_section()
     console.print(table)
     console.print(paragraph(work, cluster, rows), markup=False, soft_wrap=True)
@@ -201,8 +227,7 @@ HEADERS = (
 )
 
 
-def _cells(row: Forecast) -> list[str]:
-    memory = f"{sum(row.memory_bytes.values()) / 1e9:.2f} GB"
+def _cells(row: Forecast, device_bytes: float) -> list[str]:
     return [
         _time(row.step_s),
         _band(row.step_low_s, row.step_high_s),
@@ -213,8 +238,15 @@ def _cells(row: Forecast) -> list[str]:
         f"{row.images_per_s:,.0f}",
         f"{row.speedup:.3g}",
         f"{row.efficiency:.0%}",
-        memory if row.fits else f"{memory}!",
+        _memory(row, device_bytes),
     ]
+
+
+def _memory(row: Forecast, device_bytes: float) -> str:
+    """Its band; ! where it does not fit, ? where it may not."""
+    low, high = row.memory_low_bytes, row.memory_high_bytes
+    sign = "!" if not row.fits else "?" if high > device_bytes else ""
+    return f"{low / 1e9:.2f} - {high / 1e9:.2f} GB{sign}"
 
 
 def _totals(row: Forecast) -> str:

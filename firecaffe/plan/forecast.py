@@ -1,7 +1,8 @@
 """The forecast: a workload on so many workers of a cluster, by one exchange.
 
 Every figure has a band: compute times may be off by the device's error and exchange times by the
-link's, both to the same side. A band says what is known of the cluster, not what a run scatters.
+link's, both to the same side; memory by what libraries may hold. A band says what is known of the
+cluster, not what a run scatters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import PRICED, coded_s
 from firecaffe.plan.compute import data_s, error_of, micro_batch, update_s
 from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failures_s
-from firecaffe.plan.memory import memory_bytes
+from firecaffe.plan.memory import memory_band, memory_bytes
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices
 from firecaffe.plan.timeline import Bucket, Step, buckets_of, exposed_s, slowest_of
@@ -51,7 +52,10 @@ class Forecast:
     speedup: float
     efficiency: float
     memory_bytes: dict[str, float]
+    memory_low_bytes: float
+    memory_high_bytes: float
     fits: bool
+    """As it is counted; at memory_high_bytes it may not."""
     goodput: float
     """The share of time that failures, restarts and checkpoints leave."""
     epochs_to_accuracy: float | None
@@ -127,6 +131,7 @@ def forecast(
     low = cost.step(world_size, 1 - compute_error, 1 - exchange_error, 1 - read_error)
     high = cost.step(world_size, 1 + compute_error, 1 + exchange_error, 1 + read_error)
     memory = memory_bytes(workload, world_size)
+    memory_low, memory_high = memory_band(memory)
     hosts = ceil(world_size / cluster.devices_per_node)
     kept = _goodput(cluster, memory, hosts)
     hours = workload.steps * step.step_s / kept / 3600 if workload.steps and kept else None
@@ -156,6 +161,8 @@ def forecast(
         speedup=alone_s / step.step_s,
         efficiency=alone_s / step.step_s / world_size,
         memory_bytes=memory,
+        memory_low_bytes=memory_low,
+        memory_high_bytes=memory_high,
         fits=sum(memory.values()) <= cluster.device.memory_bytes,
         goodput=kept,
         epochs_to_accuracy=epochs,

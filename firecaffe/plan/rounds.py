@@ -106,9 +106,12 @@ def _round_s(round_: Like, network: Network, itemsize: int) -> float:
         )
         if meets.any():
             a, b = source[meets], destination[meets]
-            crowd = np.array([crowding(link.congestion, k) for k in np.unique(wanted)])
-            by_rank = crowd[np.unique(wanted, return_inverse=True)[1]]
-            busy_s = link.latency_s + sent_bytes[meets] * by_rank[b] / link.bandwidth_bytes_per_s
+            taken_bytes = sent_bytes[meets].astype(float)
+            if link.congestion:
+                senders, at = np.unique(wanted, return_inverse=True)
+                crowd = np.array([crowding(link.congestion, each) for each in senders])
+                taken_bytes *= crowd[at[b]]
+            busy_s = link.latency_s + taken_bytes / link.bandwidth_bytes_per_s
             added_bytes = sent_bytes[meets] * round_.reduce[meets]
             adds_s[meets] = added_bytes * link.addition_s_per_byte
             for end in (a, b):
