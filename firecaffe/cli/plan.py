@@ -13,7 +13,6 @@ from rich.table import Table
 
 from firecaffe.cli.cluster_file import check_path, write_cluster
 from firecaffe.cli.console import make_console
-from firecaffe.cli.learned import learn
 from firecaffe.cli.parse import Parser, parse_recipe, recipe_parser
 from firecaffe.errors import RecipeError
 from firecaffe.plan.advice import paragraph
@@ -118,6 +117,8 @@ def _learn(
         raise RecipeError(f"--runs corrects one cluster and --write keeps it; found {what}")
     if written:
         check_path(Path(written))
+    from firecaffe.cli.learned import learn
+
     cluster, said = learn(clusters[0], [Path(folder) for folder in folders])
     said = [f"learned from {len(folders)} run{'s' * (len(folders) > 1)}:", *said]
     if written:
