@@ -25,7 +25,9 @@ from firecaffe.data import (
     check_data,
     open_data,
     output_shape,
+    shard_counts,
 )
+from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import CheckpointError, DataError, RecipeError, RunError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import leaf_share
@@ -215,7 +217,9 @@ def _train_in(
     if checkpoint is not None and reducer.compressor is not None:
         reducer.compressor.load_state(compressor_state(checkpoint))
     saver = Saver(folder / "checkpoints", recipe.checkpoint.keep_last)
-    stepper.batches = inject_into_batches(batches, parts.injections, world)
+    first_step = checkpoint.step if checkpoint else 0
+    in_time = BatchesAhead(batches, share, first_step, steps)
+    stepper.batches = inject_into_batches(in_time, parts.injections, world)
     inject_into_saver(saver, parts.injections, world)
     found.at_end = saver.finish
     training = Training(
@@ -231,7 +235,7 @@ def _train_in(
         checkpoint=recipe.checkpoint,
         run=recipe.run,
         steps=steps,
-        first_step=checkpoint.step if checkpoint else 0,
+        first_step=first_step,
         history=checkpoint.history if checkpoint else "",
         identity=words,
         probe=probe.digest,
@@ -240,6 +244,7 @@ def _train_in(
         saver=saver,
         title=name,
         doubts=doubts,
+        broken=getattr(data.train, "skipped", {}),
         notes=[data.description, *start.notes, *(f"warning: {doubt}" for doubt in doubts)],
     )
     if choice is not None:
@@ -252,6 +257,8 @@ def _train_in(
         # Others are to hear of it before anybody waits for them.
         reducer.close(wait=False)
         raise
+    finally:
+        in_time.close()
     reducer.close()
     if world.is_first:
         record = {
@@ -334,8 +341,9 @@ def _open(recipe: Recipe, parts: Parts) -> Data:
 
 def _sample_order(recipe: Recipe, data: Data) -> SampleOrder:
     config = recipe.train
+    counts = shard_counts(data.train, recipe.data)
     return SampleOrder(
-        config.seed, len(data.train), config.global_batch_size, config.micro_batch_size
+        config.seed, len(data.train), config.global_batch_size, config.micro_batch_size, counts
     )
 
 

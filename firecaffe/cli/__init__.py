@@ -21,6 +21,7 @@ COMMANDS = {
     "schedule": "the rounds and transfers of an exchange",
     "bench": "measure exchanges beside the backend's own, and the link",
     "data": "obtain a data set",
+    "pack": "pack images into shards that are read fast, in any order",
     "demo": "train on one and on several workers, and compare",
 }
 

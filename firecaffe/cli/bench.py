@@ -12,7 +12,7 @@ import psutil
 import torch
 from rich.console import Console
 
-from firecaffe.cli import bench_step
+from firecaffe.cli import bench_data, bench_step
 from firecaffe.cli.bench_compressors import make_encoders
 from firecaffe.cli.bench_report import make_report, show
 from firecaffe.cli.bench_words import Plan, make_parser, make_plan
@@ -46,10 +46,12 @@ PROGRESS_WIDTH = 24
 def main(argv: list[str]) -> int:
     if argv[:1] == ["step"]:
         return bench_step.main(argv[1:])
+    if argv[:1] == ["data"]:
+        return bench_data.main(argv[1:])
     if argv[:1] not in (["exchange"], ["-h"], ["--help"]):
         found = repr(argv[0]) if argv else "nothing"
         raise RecipeError(
-            f"bench measures `exchange` or `step`, as in `bench exchange`; found {found}"
+            f"bench measures `exchange`, `step` or `data`, as in `bench exchange`; found {found}"
         )
     options = make_parser().parse_args(argv[1:] if argv[0] == "exchange" else argv)
     plan = make_plan(options)

@@ -14,12 +14,15 @@ from firecaffe.data.order import SampleOrder, epoch_order
 from firecaffe.data.source import (
     Data,
     DataConfig,
+    check_words,
     data_home,
     open_cifar,
     open_fashion_mnist,
     open_generated,
     open_image_folder,
     open_mnist,
+    open_packed,
+    shard_counts,
 )
 from firecaffe.errors import DataError, RecipeError
 
@@ -37,6 +40,7 @@ __all__ = [
     "eval_batches",
     "open_data",
     "output_shape",
+    "shard_counts",
 ]
 
 DATASETS: dict[str, Callable[[DataConfig], tuple[Dataset, Dataset]]] = {
@@ -44,6 +48,7 @@ DATASETS: dict[str, Callable[[DataConfig], tuple[Dataset, Dataset]]] = {
     "mnist": open_mnist,
     "cifar10": open_cifar,
     "folder": open_image_folder,
+    "packed": open_packed,
     "generated": open_generated,
 }
 
@@ -62,6 +67,7 @@ def open_data(config: DataConfig) -> Data:
             f"data.name is {config.name!r}, expected one of {', '.join(DATASETS)}"
             + (f"; did you mean {close[0]!r}?" if close else "")
         )
+    check_words(config)
     train, test = DATASETS[config.name](config)
     if train.sample_CHW != test.sample_CHW:
         raise DataError(

@@ -18,6 +18,12 @@ from torch.nn.functional import pad as pad_edges
 
 from firecaffe.data.hash import Stream, below, hash64
 
+AUGMENTS = ("caffe", "inception", "none")
+"""Random crop and mirror; a random box scaled to one size (`random_resized_crop`); nothing."""
+
+
+_STREAMS = torch.tensor([[Stream.CROP_TOP], [Stream.CROP_LEFT], [Stream.MIRROR]])
+
 
 def cropped_shape(images_HW: tuple[int, int], crop: int, pad: int) -> tuple[int, int]:
     """Rows and columns after a crop; `crop` 0 keeps the image's own size.
@@ -48,31 +54,34 @@ def random_crop_mirror(
     """
     height, width = images_BCHW.shape[2:]
     rows, columns = cropped_shape((height, width), crop, pad)
-    moves = (rows, columns) != (height, width) or pad > 0
-    if not moves and not mirror:
+    is_moved = (rows, columns) != (height, width) or pad > 0
+    if not is_moved and not mirror:
         return images_BCHW
-    columns_Bw = torch.arange(columns).expand(len(samples_B), columns)
+    room_BCHW = pad_edges(images_BCHW, [pad] * 4) if pad else images_BCHW
+    height, width = room_BCHW.shape[2:]
+    room = (height - rows + 1, width - columns + 1)
+    top_B, left_B, flags_B = crops_and_mirrors(samples_B, seed, epoch, room, mirror)
+    sides = [room_BCHW.numpy()]
     if mirror:
-        flags_B = below(hash64(seed, Stream.MIRROR, epoch, samples_B), 2)
-        columns_Bw = torch.where(flags_B.view(-1, 1) == 1, columns_Bw.flip(1), columns_Bw)
-    rows_Bh = torch.arange(rows).expand(len(samples_B), rows)
-    if moves:
-        top_B = below(hash64(seed, Stream.CROP_TOP, epoch, samples_B), height + 2 * pad - rows + 1)
-        left_B = below(
-            hash64(seed, Stream.CROP_LEFT, epoch, samples_B), width + 2 * pad - columns + 1
-        )
-        rows_Bh = rows_Bh + top_B.view(-1, 1)
-        columns_Bw = columns_Bw + left_B.view(-1, 1)
-    return _take(pad_edges(images_BCHW, [pad] * 4), rows_Bh, columns_Bw)
+        sides.append(room_BCHW.flip(3).numpy())
+    images_BChw = images_BCHW.new_empty(len(samples_B), images_BCHW.shape[1], rows, columns)
+    # By numpy, whose slices cost less than a copy of so few bytes.
+    cuts = zip(images_BChw.numpy(), top_B, left_B, flags_B, strict=True)
+    for place, (cut_Chw, top, left, flag) in enumerate(cuts):
+        # A crop of a mirrored image starts as far from the other edge.
+        start = room[1] - 1 - left if flag else left
+        cut_Chw[...] = sides[flag][place, :, top : top + rows, start : start + columns]
+    return images_BChw
 
 
-def _take(images_BCHW: Tensor, rows_Bh: Tensor, columns_Bw: Tensor) -> Tensor:
-    """result[b, c, i, j] = images[b, c, rows[b, i], columns[b, j]]."""
-    batch, channels, _, width = images_BCHW.shape
-    pixels_Bhw = rows_Bh.unsqueeze(2) * width + columns_Bw.unsqueeze(1)
-    index_BCP = pixels_Bhw.flatten(1).unsqueeze(1).expand(-1, channels, -1)
-    flat_BCP = images_BCHW.flatten(2).gather(2, index_BCP)
-    return flat_BCP.view(batch, channels, rows_Bh.shape[1], columns_Bw.shape[1])
+def crops_and_mirrors(
+    samples_B: Tensor, seed: int, epoch: int, room: tuple[int, int], mirror: bool
+) -> tuple[list[int], list[int], list[int]]:
+    """Top, left and whether it is mirrored, for each sample. room: how many tops and lefts."""
+    hashes_3B = hash64(seed, _STREAMS, epoch, samples_B)
+    bounds_3 = torch.tensor([*room, 2 if mirror else 1])
+    top_B, left_B, flags_B = below(hashes_3B, bounds_3.view(-1, 1)).tolist()
+    return top_B, left_B, flags_B
 
 
 def center_crop(images_BCHW: Tensor, crop: int = 0, pad: int = 0) -> Tensor:
@@ -101,11 +110,13 @@ def normalize(
     `mean` and `std` have one value for all channels or one for each; empty leaves the step out. The
     images travel as they are, a uint8 pixel being a quarter of a float32 one.
     """
-    images_BCHW = images_BCHW.to(device)
-    # A copy even of float32 images, which may be the data set's own: the rest is done in place.
-    result_BCHW = images_BCHW.to(torch.float32, copy=True)
+    images_BCHW = images_BCHW.to(device, non_blocking=True)
+    # A new tensor: images may be the data set's own, and the rest is done in place.
+    result_BCHW = torch.empty(images_BCHW.shape, dtype=torch.float32, device=images_BCHW.device)
     if images_BCHW.dtype == torch.uint8:
-        result_BCHW /= 255
+        torch.div(images_BCHW, 255, out=result_BCHW)
+    else:
+        result_BCHW.copy_(images_BCHW)
     if len(mean) > 0:
         result_BCHW -= _per_channel(mean, result_BCHW)
     if len(std) > 0:

@@ -1,14 +1,26 @@
 """What a step trains on and what an evaluation counts: batches, ready on the device."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad as pad_edges
 
-from firecaffe.data.augment import center_crop, cropped_shape, normalize, random_crop_mirror
+from firecaffe.data.augment import (
+    center_crop,
+    cropped_shape,
+    crops_and_mirrors,
+    normalize,
+    random_crop_mirror,
+)
 from firecaffe.data.dataset import Dataset
+from firecaffe.data.decode import scale
+from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.order import SampleOrder
+from firecaffe.data.prefetch import ahead
+from firecaffe.data.random_resized_crop import box, cut, draws, middle
 from firecaffe.data.source import DataConfig
 from firecaffe.errors import DataError, RecipeError
 
@@ -59,27 +71,88 @@ class Batches:
 
         Raises: DataError where the data end before the samples that they have said to hold.
         """
+        return self.on_device(*self.host_batch(step, leaf))
+
+    def host_batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]:
+        """The same before it is moved and normalized: images as they are stored, augmented."""
         samples_B = self.order.micro_batch(step, leaf)
-        images_BCHW, labels_B = _fetch(self.dataset, samples_B)
-        images_BChw = random_crop_mirror(
-            images_BCHW,
-            samples_B,
-            seed=self.order.seed,
-            epoch=self.order.epoch(step),
-            crop=self.config.crop,
-            pad=self.config.pad,
-            mirror=self.config.mirror,
-        )
+        seed, epoch = self.order.seed, self.order.epoch(step)
+        fetch = partial(FETCH[self.config.augment], self.dataset, self.config, seed, epoch)
+        return _fetch(fetch, self.dataset, samples_B)
+
+    def on_device(self, images_BChw: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Moves a host batch and normalizes it there."""
         return (
             normalize(images_BChw, self.config.mean, self.config.std, self.device),
-            labels_B.to(self.device),
+            labels_B.to(self.device, non_blocking=True),
         )
 
 
-def _fetch(dataset: Dataset, samples_B: Tensor) -> tuple[Tensor, Tensor]:
+def _caffe(
+    dataset: Dataset, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Random crops, every other one mirrored."""
+    crop, pad, mirror = config.crop, config.pad, config.mirror
+    if not isinstance(dataset, DecodedSet):
+        images_BCHW, labels_B = dataset.batch(samples_B)
+        images_BChw = random_crop_mirror(
+            images_BCHW, samples_B, seed=seed, epoch=epoch, crop=crop, pad=pad, mirror=mirror
+        )
+        return images_BChw, labels_B
+    _, height, width = dataset.sample_CHW
+    rows, columns = cropped_shape((height, width), crop, pad)
+    room = (height + 2 * pad - rows + 1, width + 2 * pad - columns + 1)
+    top_B, left_B, flags_B = crops_and_mirrors(samples_B, seed, epoch, room, mirror)
+
+    def cut_crop(image_CHW: Tensor, place: int) -> Tensor:
+        image_CHW = scale(image_CHW, height, width)
+        image_CHW = pad_edges(image_CHW, [pad] * 4) if pad else image_CHW
+        top, left = top_B[place], left_B[place]
+        image_Chw = image_CHW[:, top : top + rows, left : left + columns]
+        return image_Chw.flip(2) if flags_B[place] else image_Chw
+
+    return dataset.transformed(samples_B, cut_crop, crop)
+
+
+def _inception(
+    dataset: Dataset, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Random boxes scaled to crop x crop, every other one mirrored."""
+    side = config.crop
+    draws_BA4 = draws(seed, epoch, samples_B).tolist()
+    _, _, flags_B = crops_and_mirrors(samples_B, seed, epoch, (1, 1), config.mirror)
+
+    def cut_box(image_CHW: Tensor, place: int) -> Tensor:
+        _, rows, columns = image_CHW.shape
+        image_Chw = cut(image_CHW, box(draws_BA4[place], rows, columns), side)
+        return image_Chw.flip(2) if flags_B[place] else image_Chw
+
+    if isinstance(dataset, DecodedSet):
+        return dataset.transformed(samples_B, cut_box, side)
+    images_BCHW, labels_B = dataset.batch(samples_B)
+    cuts = [cut_box(image_CHW, place) for place, image_CHW in enumerate(images_BCHW)]
+    shape = (0, images_BCHW.shape[1], side, side)
+    return torch.stack(cuts) if cuts else images_BCHW.new_empty(shape), labels_B
+
+
+def _plain(
+    dataset: Dataset, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The middle of the images, in training as in a test."""
+    images_BCHW, labels_B = dataset.batch(samples_B)
+    return center_crop(images_BCHW, config.crop, config.pad), labels_B
+
+
+FETCH = {"caffe": _caffe, "inception": _inception, "none": _plain}
+"""By `data.augment`."""
+
+Fetch = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def _fetch(fetch: Fetch, dataset: Dataset, samples_B: Tensor) -> tuple[Tensor, Tensor]:
     """Raises: DataError where the data set gives fewer samples than were asked for."""
     try:
-        images_BCHW, labels_B = dataset.batch(samples_B)
+        images_BCHW, labels_B = fetch(samples_B)
     except (IndexError, EOFError, StopIteration) as error:
         raise DataError(
             f"the data end before sample {int(samples_B.max())} of {len(dataset)} "
@@ -108,12 +181,23 @@ def eval_batches(
     belongs to rank b mod world_size. So every sample is counted by exactly one rank, a batch is the
     same however many ranks there are, and what is computed per batch can be summed by batch number.
     """
-    num_batches = -(-len(dataset) // batch_size)
-    for number in range(rank, num_batches, world_size):
+    fetch: Fetch = dataset.batch
+    crop, pad = config.crop, config.pad
+    if config.augment == "inception" and isinstance(dataset, DecodedSet):
+        side, shorter, crop = config.crop, config.resize, 0
+        fetch = partial(
+            dataset.transformed, transform=lambda image, _: middle(image, shorter, side), side=side
+        )
+    numbers = range(rank, -(-len(dataset) // batch_size), world_size)
+
+    def fetched(number: int) -> tuple[Tensor, Tensor]:
         start = number * batch_size
         samples_B = torch.arange(start, min(start + batch_size, len(dataset)))
-        images_BCHW, labels_B = _fetch(dataset, samples_B)
-        images_BChw = center_crop(images_BCHW, config.crop, config.pad)
+        return _fetch(fetch, dataset, samples_B)
+
+    calls = (partial(fetched, number) for number in numbers)
+    for number, (images_BCHW, labels_B) in zip(numbers, ahead(calls, dataset), strict=True):
+        images_BChw = center_crop(images_BCHW, crop, pad)
         yield (
             number,
             normalize(images_BChw, config.mean, config.std, device),

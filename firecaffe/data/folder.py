@@ -1,28 +1,14 @@
-"""A folder of images, one folder per class, decoded when they are asked for.
-
-Every image becomes RGB, `resize` x `resize`, whatever its proportions were: Caffe's warp
-(`convert_imageset --resize_width --resize_height`). Threads decode, not processes: Pillow lets go
-of the interpreter's lock while it decodes and resizes.
-"""
+"""A folder of images, one folder per class, read when they are asked for."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from firecaffe.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-_MAX_THREADS = 8
-
-
-def _num_threads() -> int:
-    """The cores that this process may use: ranks that are bound to cores keep to them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(_MAX_THREADS, cores or 1)
 
 
 def class_names(folder: Path) -> list[str]:
@@ -57,10 +43,12 @@ class ImageFolder:
         DataError: a class of the folder is not in `classes`, or holds no images.
     """
 
-    def __init__(self, folder: Path, classes: list[str], resize: int) -> None:
+    shard_counts: tuple[int, ...] = ()
+
+    def __init__(self, folder: Path, classes: list[str]) -> None:
         labels = {name: label for label, name in enumerate(classes)}
         self._folder = folder
-        self._files: list[str] = []
+        self.files: list[str] = []
         label_of_file: list[int] = []
         for name in class_names(folder):
             if name not in labels:
@@ -78,50 +66,40 @@ class ImageFolder:
                     f"{folder / name}: holds no images, expected files ending in "
                     f"{', '.join(SUFFIXES)}"
                 )
-            self._files += [os.path.join(name, file) for file in files]
+            self.files += [os.path.join(name, file) for file in files]
             label_of_file += [labels[name]] * len(files)
-        self._labels_N = torch.tensor(label_of_file)
-        self._pool = ThreadPoolExecutor(_num_threads(), thread_name_prefix="decode")
+        self.labels_N = torch.tensor(label_of_file)
         self.num_classes = len(classes)
-        self.sample_CHW = (3, resize, resize)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
-    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Decode the samples of a batch.
+    def name(self, sample: int) -> str:
+        return str(self._folder / self.files[sample])
 
-        Raises:
-            DataError: an image is missing or broken; the message names its file.
-        """
-        images_BCHW = torch.empty(len(indices_B), *self.sample_CHW, dtype=torch.uint8)
-        paths = [self._folder / self._files[index] for index in indices_B.tolist()]
-        for image_CHW, decoded_CHW in zip(
-            images_BCHW, self._pool.map(self._decode, paths), strict=True
-        ):
-            image_CHW.copy_(decoded_CHW)
-        return images_BCHW, self._labels_N[indices_B]
+    def labels(self, samples_B: Tensor) -> Tensor:
+        return self.labels_N[samples_B]
 
-    def _decode(self, path: Path) -> Tensor:
-        _, rows, columns = self.sample_CHW
+    def read(self, sample: int) -> bytes:
+        """Raises: DataError where the file is gone or cannot be read."""
         try:
-            with Image.open(path) as image:
-                resized = image.convert("RGB").resize((columns, rows), Image.Resampling.BILINEAR)
-        # Pillow reports a broken PNG as a SyntaxError, and other broken headers as ValueError.
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise DataError(f"{path}: not a whole image, {error}") from error
-        pixels = torch.frombuffer(bytearray(resized.tobytes()), dtype=torch.uint8)
-        return pixels.view(rows, columns, 3).permute(2, 0, 1)
+            return Path(self.name(sample)).read_bytes()
+        except OSError as error:
+            raise DataError(f"{self.name(sample)}: cannot be read, {error.strerror}") from error
 
 
-def open_folder(path: Path, resize: int) -> tuple[ImageFolder, ImageFolder]:
-    """Open `path`/train and `path`/test (or `path`/val); the classes are those of train.
+TESTS = ("test", "val", "validation")
+"""Folders of test images: the first one that is there."""
+
+
+def open_folder(path: Path) -> tuple[ImageFolder, ImageFolder]:
+    """Open `path`/train and `path`/test (or val, or validation); the classes are those of train.
 
     Raises:
         DataError: as `class_names` and `ImageFolder`.
     """
     classes = class_names(path / "train")
-    test = path / "test" if (path / "test").is_dir() else path / "val"
-    if not test.is_dir():
+    test = next((path / name for name in TESTS if (path / name).is_dir()), None)
+    if test is None:
         raise DataError(f"{path}: holds no folder test or val, expected one with the test images")
-    return ImageFolder(path / "train", classes, resize), ImageFolder(test, classes, resize)
+    return ImageFolder(path / "train", classes), ImageFolder(test, classes)

@@ -32,6 +32,9 @@ class Stream(IntEnum):
     GENERATED_PATTERN = 5
     GENERATED_NOISE = 6
     GENERATED_SHIFT = 7
+    BOX = 8
+    SHARD = 9
+    PACK = 10
 
 
 def _signed(value: int) -> int:
@@ -55,18 +58,31 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
+def _mix_int(x: int) -> int:
+    """The same of one number without sign: as tensors, the keys of a batch would cost the most."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)
+
+
 def hash64(*keys: int | Tensor) -> Tensor:
     """Hash integer keys to int64 (all 64 bits random, so negative half of the time).
 
     Keys are Python ints (taken modulo 2^64) or int64 tensors, which broadcast against each other;
     the result has the broadcast shape, 0-dimensional if all keys are ints.
     """
-    state = torch.zeros((), dtype=torch.int64)
+    start, done = 0, 0
     for key in keys:
+        if not isinstance(key, int):
+            break
+        start = _mix_int(((start ^ (key % 2**64)) + 0x9E3779B97F4A7C15) % 2**64)
+        done += 1
+    state = torch.tensor(_signed(start))
+    for key in keys[done:]:
         state = _mix((state ^ (_signed(key) if isinstance(key, int) else key)) + _GAMMA)
     return state
 
 
-def below(hashes: Tensor, bound: int) -> Tensor:
+def below(hashes: Tensor, bound: int | Tensor) -> Tensor:
     """Map hashes to 0 ... bound-1: the upper 63 bits modulo `bound` (bias below bound / 2^63)."""
     return _shift_right(hashes, 1) % bound

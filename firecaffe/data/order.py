@@ -5,6 +5,7 @@ next `global_batch_size` of them, and leaf l of the step takes its own `micro_ba
 Nothing here knows how many workers there are, and to resume is to know the number of the step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,6 +14,10 @@ from torch import Tensor
 
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.errors import DataError, RecipeError
+
+SAMPLES, SHARDS = "samples", "shards"
+ORDERS = (SAMPLES, SHARDS)
+"""All samples in random order, or shard by shard."""
 
 
 def epoch_order(seed: int, epoch: int, num_samples: int) -> Tensor:
@@ -25,9 +30,26 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> Tensor:
     return hash64(seed, Stream.ORDER, epoch, torch.arange(num_samples)).argsort()
 
 
+def epoch_order_by_shard(seed: int, epoch: int, shard_counts: Sequence[int]) -> Tensor:
+    """Shards in the order of `hash64(seed, Stream.SHARD, epoch, shard)`, and within each its
+    samples in the order that `epoch_order` gives them: a permutation that does not know of ranks.
+    """
+    counts = torch.tensor(shard_counts)
+    order_of_shards = hash64(seed, Stream.SHARD, epoch, torch.arange(len(counts))).argsort()
+    place_of_shard = torch.empty_like(order_of_shards)
+    place_of_shard[order_of_shards] = torch.arange(len(counts))
+    place_N = place_of_shard.repeat_interleave(counts)
+    mixed = epoch_order(seed, epoch, int(counts.sum()))
+    return mixed[place_N[mixed].argsort(stable=True)]
+
+
 # The epoch at hand, and the next one for who looks ahead.
 @lru_cache(maxsize=2)
-def _kept_epoch_order(seed: int, epoch: int, num_samples: int) -> Tensor:
+def _kept_epoch_order(
+    seed: int, epoch: int, num_samples: int, shard_counts: tuple[int, ...]
+) -> Tensor:
+    if shard_counts:
+        return epoch_order_by_shard(seed, epoch, shard_counts)
     return epoch_order(seed, epoch, num_samples)
 
 
@@ -48,6 +70,8 @@ class SampleOrder:
     num_samples: int
     global_batch_size: int
     micro_batch_size: int
+    shard_counts: tuple[int, ...] = ()
+    """Samples that lie together and are visited together; empty: each for itself."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -88,6 +112,6 @@ class SampleOrder:
         if not 0 <= leaf < self.num_micro_batches:
             raise IndexError(f"leaf is {leaf}, expected 0 to {self.num_micro_batches - 1}")
         start = self.step_in_epoch(step) * self.global_batch_size + leaf * self.micro_batch_size
-        order = _kept_epoch_order(self.seed, self.epoch(step), self.num_samples)
+        order = _kept_epoch_order(self.seed, self.epoch(step), self.num_samples, self.shard_counts)
         # A copy: what is kept must not change when a caller changes its batch.
         return order[start : start + self.micro_batch_size].clone()

@@ -7,11 +7,18 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+from firecaffe.data.augment import AUGMENTS
 from firecaffe.data.cifar10 import ARCHIVE, open_cifar10
-from firecaffe.data.dataset import Dataset
-from firecaffe.data.folder import open_folder
+from firecaffe.data.dataset import Dataset, TensorDataset
+from firecaffe.data.decoded import ON_ERROR, DecodedSet, Encoded
+from firecaffe.data.folder import TESTS, open_folder
 from firecaffe.data.generated import generate
 from firecaffe.data.idx import open_idx
+from firecaffe.data.order import ORDERS, SHARDS
+from firecaffe.data.packed import HELD_BYTES, PackedPart, PackedSet, RawPart, read_list
+from firecaffe.data.shard_files import ShardFiles, is_remote, open_files
 from firecaffe.errors import DataError, RecipeError
 
 
@@ -20,10 +27,21 @@ class DataConfig:
     """The data set and what is done to its images.
 
     Args:
-        name: Data set: fashion-mnist, mnist, cifar10, folder or generated.
-        path: Folder that holds its files. Empty: the folder of that name in $FIRECAFFE_DATA or
-            ~/.cache/firecaffe.
-        resize: Side in pixels to which the images of a folder are resized (folder only).
+        name: Data set: fashion-mnist, mnist, cifar10, folder, packed or generated.
+        path: Folder that holds its files; of packed data an address too, as s3://bucket/folder.
+            Empty: the folder of that name in $FIRECAFFE_DATA or ~/.cache/firecaffe.
+        resize: Side in pixels to which encoded images are resized (folder and packed photos).
+        decode_threads: Threads of each rank that read and decode images. 0: the host's cores,
+            shared among its ranks.
+        cache: Folder on a fast disk for copies of packed shards. Empty: they are read where they
+            are.
+        cache_bytes: Limit of that folder. 0: all but a tenth of its disk.
+        order: samples (all in random order), or shards: the shards of packed data in random order,
+            and samples in random order within each, for storage that dislikes random reads.
+        on_error: What a broken image does. stop: it ends the run. skip: the next whole one stands
+            in for it, and the run counts it.
+        augment: caffe (random crop, mirror), inception (a box of random area and proportions
+            scaled to `crop`, mirror), or none.
         crop: Side in pixels of the crop: at random in training, from the center in a test. 0 keeps
             the size.
         pad: Rows and columns of zeros to add on each side before cropping.
@@ -37,6 +55,12 @@ class DataConfig:
     name: str = "fashion-mnist"
     path: str = ""
     resize: int = 256
+    decode_threads: int = 0
+    cache: str = ""
+    cache_bytes: int = 0
+    order: str = "samples"
+    on_error: str = "stop"
+    augment: str = "caffe"
     crop: int = 0
     pad: int = 0
     mirror: bool = False
@@ -51,6 +75,24 @@ class Data:
     train: Dataset
     test: Dataset
     description: str
+
+
+def check_words(config: DataConfig) -> None:
+    """Raises: RecipeError where a word of the data cannot be, whatever the data are."""
+    choices = {"augment": AUGMENTS, "order": ORDERS, "on_error": ON_ERROR}
+    for word, known in choices.items():
+        if getattr(config, word) not in known:
+            raise RecipeError(
+                f"data.{word} is {getattr(config, word)!r}, expected one of {', '.join(known)}"
+            )
+    for word, least in (("resize", 1), ("decode_threads", 0), ("cache_bytes", 0)):
+        if getattr(config, word) < least:
+            raise RecipeError(f"data.{word} is {getattr(config, word)}, expected at least {least}")
+    if config.augment == "inception" and (config.crop < 1 or config.pad):
+        raise RecipeError(
+            f"data.augment is inception with data.crop {config.crop} and data.pad {config.pad}; "
+            "expected a crop from 1, the side that boxes are scaled to, and no padding"
+        )
 
 
 def data_home() -> Path:
@@ -94,9 +136,61 @@ def open_cifar(config: DataConfig) -> tuple[Dataset, Dataset]:
 
 def open_image_folder(config: DataConfig) -> tuple[Dataset, Dataset]:
     """Images in train/class/ and test/class/ (or val/class/), resized when they are read."""
-    if config.resize < 1:
-        raise RecipeError(f"data.resize is {config.resize}, expected at least 1")
-    return open_folder(_existing_path(config, "set data.path to your folder"), config.resize)
+    train, test = open_folder(_existing_path(config, "set data.path to your folder"))
+    return _decoded(train, config), _decoded(test, config)
+
+
+def open_packed(config: DataConfig) -> tuple[Dataset, Dataset]:
+    """What `firecaffe pack` has written. Raises: DataError where a part or a shard is missing."""
+    root = config.path
+    if not is_remote(root):
+        root = str(_existing_path(config, "make it by `firecaffe pack SOURCE DEST`"))
+    packed = read_list(root)
+    files = open_files(root, config.cache, config.cache_bytes)
+    test = next((name for name in TESTS if name in packed.parts), None)
+    if "train" not in packed.parts or test is None:
+        found = ", ".join(packed.parts) or "nothing"
+        raise DataError(f"{root}: holds {found}; expected train and test (or validation)")
+    return (
+        _packed_part(packed, "train", files, config),
+        _packed_part(packed, test, files, config),
+    )
+
+
+def _packed_part(packed: PackedSet, name: str, files: ShardFiles, config: DataConfig) -> Dataset:
+    part = PackedPart(packed, name, files)
+    if packed.kind == "jpeg":
+        return _decoded(part, config)
+    channels, rows, columns = packed.shape
+    raw = RawPart(part, (channels, rows, columns))
+    if len(part) * channels * rows * columns > HELD_BYTES:
+        return raw
+    return TensorDataset(*raw.batch(torch.arange(len(part))), part.num_classes)
+
+
+def _decoded(source: Encoded, config: DataConfig) -> DecodedSet:
+    if config.augment == "inception" and config.crop > config.resize:
+        raise RecipeError(
+            f"data.augment is inception with data.crop {config.crop}; a test scales the shorter "
+            f"side to data.resize, {config.resize}, and cuts from it: expected at most that"
+        )
+    return DecodedSet(source, config.resize, config.decode_threads, config.on_error)
+
+
+def shard_counts(dataset: Dataset, config: DataConfig) -> tuple[int, ...]:
+    """Samples that are visited together: the shards', where `data.order` says so; else none.
+
+    Raises: RecipeError where there are no shards.
+    """
+    if config.order != SHARDS:
+        return ()
+    counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
+    if not counts:
+        raise RecipeError(
+            "data.order is shards; only packed data that are read while training goes on have "
+            "shards, so take samples"
+        )
+    return counts
 
 
 def open_generated(config: DataConfig) -> tuple[Dataset, Dataset]:

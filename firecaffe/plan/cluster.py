@@ -86,6 +86,8 @@ class Storage:
     name: str
     read_bytes_per_s: float
     error: float = 0.3
+    decoded_images_per_s: float = 0.0
+    """By all threads of a node, where decoding was measured; 0: nobody waits for it."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ _POSITIVE = {
 }
 _NOT_NEGATIVE = {
     "device": ("overhead_s", "power_w", "jitter", "error"),
-    "storage": ("error",),
+    "storage": ("error", "decoded_images_per_s"),
     "prices": ("node_usd_per_hour", "electricity_usd_per_kwh", "power_w"),
 }
 

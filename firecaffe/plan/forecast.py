@@ -277,14 +277,16 @@ class _Cost:
         return self._shares[world_size]
 
     def _storage_s(self, world_size: int, step: Step, factor: float) -> float:
-        """What reading takes longer than the step that it is prefetched for."""
+        """What reading and decoding take longer than the step that they are prefetched for."""
         storage, work = self.cluster.storage, self.workload
         if storage is None or not work.stored_bytes:
             return 0.0
         per_node = min(world_size, self.cluster.devices_per_node)
         images = work.global_batch_size / world_size * per_node
-        taken_s = factor * images * work.stored_bytes / storage.read_bytes_per_s
-        return max(0.0, taken_s - step.step_s)
+        taken_s = images * work.stored_bytes / storage.read_bytes_per_s
+        if storage.decoded_images_per_s:
+            taken_s = max(taken_s, images / storage.decoded_images_per_s)
+        return max(0.0, factor * taken_s - step.step_s)
 
 
 def _goodput(cluster: Cluster, memory: dict[str, float], nodes: int) -> float:

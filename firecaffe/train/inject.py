@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,12 @@ import torch
 from torch import Tensor
 
 from firecaffe.comm.world import World
-from firecaffe.data import Batches
+from firecaffe.data import Dataset, SampleOrder
+from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.packed import PackedPart
+from firecaffe.data.shard import ShardInfo
+from firecaffe.data.shard_files import ShardFiles
+from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import CheckpointError, DataError, RecipeError
 from firecaffe.train.checkpoint import STATE, Checkpoint
 from firecaffe.train.saver import Saver, Write
@@ -87,28 +93,38 @@ def _check_emulated() -> None:
 
 
 @dataclass(frozen=True)
-class FaultyBatches(Batches):
+class FaultyBatches:
     """Batches before which something happens."""
 
-    faults: tuple[Callable[[int], None], ...] = ()
+    batches: BatchesAhead
+    faults: tuple[Callable[[int], None], ...]
     """Called with the step under way, counted from 1, before each micro-batch."""
+
+    @property
+    def order(self) -> SampleOrder:
+        return self.batches.order
 
     def train_batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]:
         for fault in self.faults:
             fault(step + 1)
-        return super().train_batch(step, leaf)
+        return self.batches.train_batch(step, leaf)
 
 
-def inject_into_batches(batches: Batches, injections: Iterable[Injection], world: World) -> Batches:
-    """The batches of this rank with what is to happen in it; they themselves where nothing is."""
-    faults = tuple(
-        IN_STEP[each.kind](each)
-        for each in injections
-        if each.kind in IN_STEP and (each.rank, each.attempt) == (world.rank, world.attempt)
-    )
-    if not faults:
-        return batches
-    return FaultyBatches(batches.dataset, batches.order, batches.config, batches.device, faults)
+def inject_into_batches(
+    batches: BatchesAhead, injections: Iterable[Injection], world: World
+) -> BatchesAhead | FaultyBatches:
+    """The batches of this rank with what is to happen in it; they themselves where nothing is.
+
+    Raises: RecipeError where a shard is to be truncated and none is read.
+    """
+    own = [each for each in injections if (each.rank, each.attempt) == (world.rank, world.attempt)]
+    faults = [IN_STEP[each.kind](each) for each in own if each.kind in IN_STEP]
+    faults += [
+        _once(partial(_truncate_shards, batches.batches.dataset))(each)
+        for each in own
+        if each.kind == TRUNCATED_SHARD
+    ]
+    return FaultyBatches(batches, tuple(faults)) if faults else batches
 
 
 def inject_into_saver(saver: Saver, injections: Iterable[Injection], world: World) -> None:
@@ -165,8 +181,26 @@ def _end_data(injection: Injection) -> None:
     raise DataError(f"injected: the data of rank {injection.rank} end here")
 
 
-def _truncate_shard(injection: Injection) -> None:
-    raise DataError(f"injected: the shard that rank {injection.rank} reads is truncated")
+@dataclass(frozen=True)
+class _CutFiles:
+    """Shards that end in the middle, as a file system gives them."""
+
+    files: ShardFiles
+
+    def read(self, info: ShardInfo, start: int, length: int) -> bytes:
+        return self.files.read(info, start, max(0, min(length, info.num_bytes // 2 - start)))
+
+    def size(self, info: ShardInfo) -> int:
+        return info.num_bytes // 2
+
+    def name(self, info: ShardInfo) -> str:
+        return self.files.name(info)
+
+
+def _truncate_shards(dataset: Dataset, _: Injection) -> None:
+    if not isinstance(dataset, DecodedSet) or not isinstance(dataset.source, PackedPart):
+        raise RecipeError("--inject truncated_shard: only while packed photos are read")
+    dataset.source.files = _CutFiles(dataset.source.files)
 
 
 def _cut_link(_: Injection) -> None:
@@ -250,7 +284,6 @@ IN_STEP: dict[str, Callable[[Injection], Callable[[int], None]]] = {
     "data_end": _once(_end_data),
     "exception": _once(_fail),
     "out_of_memory": _once(_fill_memory),
-    "truncated_shard": _once(_truncate_shard),
     "link_cut": _once(_cut_link),
     "link_slow": _once(_slow_link),
     "launcher_killed": _once(_kill_launcher),
@@ -263,4 +296,6 @@ IN_SAVER: dict[str, Callable[[Injection, Write], Write]] = {
     "flipped_byte_checkpoint": _damage(cut=False),
 }
 
-KINDS = (*IN_STEP, *IN_SAVER)
+TRUNCATED_SHARD = "truncated_shard"
+
+KINDS = (*IN_STEP, TRUNCATED_SHARD, *IN_SAVER)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import statistics
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,6 +41,9 @@ from firecaffe.train.solver import SolverConfig
 from firecaffe.train.step import Stepper, StepResult, Votes
 from firecaffe.train.stop import LAUNCHER, StopRequest
 
+FEW_RANKS = 8
+"""Each of which is told of by itself."""
+
 
 @dataclass
 class Training:
@@ -72,6 +76,8 @@ class Training:
     """Why other numbers of workers may not end in the same bits; see assemble."""
     notes: list[str]
     """What the run tells before it starts."""
+    broken: Mapping[int, str]
+    """Training images that could not be decoded so far, by number."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,7 @@ class Result:
     """Share of the step time that ranks waited for communication, mean over ranks."""
     data_wait: float
     """Share of the step time that ranks waited for data, mean over ranks."""
+    data_wait_by_rank: list[float]
     loss: float | None
     """Mean loss of the last step; None where a resumed run had none left to do."""
     test_loss: float
@@ -99,6 +106,8 @@ class Result:
     """Ranks that ended with other weights than most: their updates came to other bits."""
     checkpoints: SaveCosts
     """What saving has cost, on rank 0."""
+    broken_images: list[str]
+    """Of the training set, that another image stood in for, and why."""
 
 
 def train(t: Training) -> Result:
@@ -168,6 +177,8 @@ def train(t: Training) -> Result:
         if t.checkpoint.every or t.checkpoint.every_s:
             progress.say(f"{t.title}  {t.saver.costs.line}")
         final = _result(t, sums, evaluation, history)
+        for line in _about_data(final):
+            progress.say(f"{t.title}  {line}")
         for rank in final.drifted_ranks:
             progress.say(f"{t.title}  warning: rank {rank} ended with other weights than most")
         return final
@@ -229,6 +240,25 @@ def _evaluate(t: Training, done: int, metrics: Metrics | None, progress: RunProg
     return evaluation
 
 
+def _about_data(result: Result) -> list[str]:
+    """What a user should know of the input, a line each."""
+    waits = result.data_wait_by_rank
+    lines = []
+    if len(waits) <= FEW_RANKS:
+        each = ", ".join(f"{wait:.1%} on rank {rank}" for rank, wait in enumerate(waits))
+        lines.append(f"waited for data: {each}")
+    else:
+        worst = waits.index(max(waits))
+        lines.append(f"waited for data: {min(waits):.1%} to {max(waits):.1%}, most on rank {worst}")
+    broken = result.broken_images
+    if broken:
+        lines.append(
+            f"warning: {len(broken)} broken images, for each the next whole one stood in; the "
+            f"first: {broken[0]}"
+        )
+    return lines
+
+
 def _save(t: Training, done: int, history: str) -> None:
     """Rank 0 saves, beside what all go on with."""
     kept_back: dict[str, Tensor] = {}
@@ -277,7 +307,7 @@ def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Re
         "communication": _share(sums.exposed_communication_s, sums.train_s),
         "data": _share(sums.data_s, sums.train_s),
     }
-    stated = {**shares, "checkpoints": asdict(t.saver.costs)}
+    stated = {**shares, "checkpoints": asdict(t.saver.costs), "broken": list(t.broken.values())}
     ranks = [json.loads(text) for text in gather_text(t.world, json.dumps(stated))]
     return Result(
         steps=t.steps,
@@ -286,6 +316,7 @@ def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Re
         images_per_s=_share(sums.samples, sums.train_s),
         exposed_communication=statistics.fmean(rank["communication"] for rank in ranks),
         data_wait=statistics.fmean(rank["data"] for rank in ranks),
+        data_wait_by_rank=[rank["data"] for rank in ranks],
         loss=sums.loss,
         test_loss=evaluation.loss,
         top1=evaluation.top1,
@@ -294,6 +325,7 @@ def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Re
         state_sha256=state,
         drifted_ranks=drifted,
         checkpoints=SaveCosts(**ranks[0]["checkpoints"]),
+        broken_images=sorted({name for rank in ranks for name in rank["broken"]}),
     )
 
 

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn, optim
 
-from firecaffe.data import Batches
+from firecaffe.data import SampleOrder
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.train.arithmetic import seed_random
@@ -55,6 +55,15 @@ class StepResult:
     votes: Votes = Votes()
 
 
+class TrainBatches(Protocol):
+    """What a step is fed with: `data.Batches`, or who fetches them ahead."""
+
+    @property
+    def order(self) -> SampleOrder: ...
+
+    def train_batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]: ...
+
+
 class Stepper:
     """Runs steps on this rank. Its state is the model's, the optimizer's and the scaler's."""
 
@@ -62,7 +71,7 @@ class Stepper:
         self,
         model: nn.Module,
         loss: Loss,
-        batches: Batches,
+        batches: TrainBatches,
         config: TrainConfig,
         share: range,
     ) -> None:

@@ -23,8 +23,8 @@ from PIL import Image
 
 from firecaffe.cli.parse import parse_recipe, recipe_parser
 from firecaffe.data.cifar10 import open_cifar10
-from firecaffe.data.folder import open_folder
 from firecaffe.data.idx import read_idx_pair
+from firecaffe.data.source import DataConfig, open_image_folder
 from firecaffe.errors import FirecaffeError
 from firecaffe.recipe import Recipe, to_toml
 from firecaffe.runs.compare import read_run
@@ -74,7 +74,7 @@ def make_images(folder: Path) -> None:
 
 
 def read_images(folder: Path) -> None:
-    train, _ = open_folder(folder, 8)
+    train, _ = open_image_folder(DataConfig("folder", str(folder), resize=8))
     train.batch(torch.arange(len(train)))
 
 

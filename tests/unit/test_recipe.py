@@ -24,6 +24,12 @@ OTHER = Recipe(
         name="cifar10",
         path="/some where/ü \"quoted\" 'data'",
         resize=128,
+        decode_threads=3,
+        cache="/fast/disk",
+        cache_bytes=10**9,
+        order="shards",
+        on_error="skip",
+        augment="none",
         crop=24,
         pad=4,
         mirror=True,
@@ -118,6 +124,9 @@ def test_a_word_of_the_command_line_wins(tmp_path: Path) -> None:
 
 FREE = {
     "data.path",
+    "data.decode_threads",
+    "data.cache",
+    "data.cache_bytes",
     "train.device",
     "train.eval_every",
     "train.eval_batch_size",

@@ -11,6 +11,8 @@ from PIL import Image
 from firecaffe.data import DATASETS, DataConfig, check_data, data_home, open_data
 from firecaffe.data import source as source_module
 from firecaffe.data.cifar10 import TEST_FILES, TRAIN_FILES, open_cifar10
+from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.source import open_source
 from firecaffe.errors import DataError, RecipeError
 
 
@@ -36,11 +38,17 @@ def write_images(folder: Path) -> None:
         Image.new("RGB", (8, 8)).save(folder / part / "cat" / "1.jpg")
 
 
+def write_packed(folder: Path) -> None:
+    write_images(folder.parent / "unpacked")
+    Packing(open_source(folder.parent / "unpacked"), folder, PackOptions(), workers=1).run()
+
+
 EXPECTED = {
     "fashion-mnist": (2, 2, 10, (1, 4, 4)),
     "mnist": (2, 2, 10, (1, 4, 4)),
     "cifar10": (10, 2, 10, (3, 32, 32)),
     "folder": (1, 1, 1, (3, 16, 16)),
+    "packed": (1, 1, 1, (3, 16, 16)),
     "generated": (10_000, 2_000, 10, (1, 28, 28)),
 }
 
@@ -54,6 +62,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_idx_files(tmp_path / "home" / "mnist")
     write_cifar10(tmp_path / "home" / "cifar10")
     write_images(tmp_path / "home" / "folder")
+    write_packed(tmp_path / "home" / "packed")
     return tmp_path / "home"
 
 
@@ -109,9 +118,17 @@ def test_training_and_test_images_of_different_shape(tmp_path: Path) -> None:
     ("config", "words"),
     [
         (DataConfig(name="cifar-10"), "data.name is 'cifar-10', .*did you mean 'cifar10'"),
-        (DataConfig(name="zzz"), "expected one of fashion-mnist, mnist, cifar10, folder, gen"),
+        (
+            DataConfig(name="zzz"),
+            "expected one of fashion-mnist, mnist, cifar10, folder, packed, gen",
+        ),
         (DataConfig(name="generated", crop=29), "data.crop is 29"),
         (DataConfig(name="folder", resize=0), "data.resize is 0"),
+        (DataConfig(name="generated", augment="all"), "data.augment is 'all', expected one of caf"),
+        (DataConfig(name="generated", order="up"), "data.order is 'up', expected one of samples"),
+        (DataConfig(name="generated", on_error="x"), "data.on_error is 'x', expected one of stop"),
+        (DataConfig(name="generated", decode_threads=-1), "data.decode_threads is -1"),
+        (DataConfig(name="generated", augment="inception"), "inception with data.crop 0"),
     ],
 )
 def test_wrong_requests(config: DataConfig, words: str) -> None:

@@ -1,0 +1,228 @@
+"""`firecaffe bench data PATH`: images a second of each stage of the input, and which one limits."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from firecaffe.cli.cluster_file import check_path, write_cluster
+from firecaffe.cli.console import make_console
+from firecaffe.cli.parse import Parser
+from firecaffe.comm.memory import keep_freed_memory
+from firecaffe.data.decoded import decode_threads
+from firecaffe.data.packed import LIST, PackedPart, read_list
+from firecaffe.data.packing.part import Part, Source
+from firecaffe.data.packing.source import open_source
+from firecaffe.data.shard_files import is_remote, open_files
+from firecaffe.data.source import DataConfig
+from firecaffe.data.stages import (
+    Sampled,
+    Stage,
+    encoded_stages,
+    formats,
+    raw_stages,
+    sample,
+)
+from firecaffe.errors import DataError, RecipeError
+from firecaffe.plan.cluster import Storage, load_cluster
+
+USAGE = "PATH [--model-rate R] [--threads N] [--write FILE.toml] [options]"
+ABOUT = (
+    "Measure the input of a packed data set, a folder of images or tar files: images/s of storage, "
+    "decoding, cropping, batching and copying, alone and together; what limits; and what another "
+    "format would give."
+)
+TOGETHER = ("together, warm", "together, cold")
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """All that was found."""
+
+    about: str
+    threads: int
+    image_bytes: float
+    stages: list[Stage]
+    formats: dict[str, float]
+    """Images a second from storage, cold, of the same images in each format."""
+
+    def rate(self, name: str) -> float | None:
+        return next((each.images_per_s for each in self.stages if each.name == name), None)
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser("bench data", USAGE, ABOUT)
+    add = parser.add_argument
+    add("path", type=str, help="a packed data set, a folder of images, or tar files")
+    add("--model-rate", type=float, default=0.0, help="images/s that a training wants of a node")
+    add("--images", type=int, default=1000, help="that are measured, at most, at random")
+    add("--threads", type=int, default=0, help="that read and decode; 0: one for each core")
+    add("--resize", type=int, default=256, help="data.resize")
+    add("--crop", type=int, default=224, help="data.crop")
+    add("--cluster", type=str, default="cpu-host", help="with --write: what else the file says")
+    add("--write", type=str, default="", help="a cluster file with these rates, for plan")
+    add("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    if options.images < 1 or options.threads < 0 or not 0 < options.crop <= options.resize:
+        raise RecipeError("--images and --crop are 1 or more, --resize at least --crop")
+    if options.write:
+        check_path(Path(options.write))
+    cluster = load_cluster(options.cluster) if options.write else None
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as in a training
+    found = measure(options)
+    if cluster is not None:
+        path = Path(options.write)
+        write_cluster(path, dataclasses.replace(cluster, name=path.stem, storage=storage_of(found)))
+    said = advice(found, options.model_rate)
+    if options.json:
+        print(json.dumps({**dataclasses.asdict(found), "said": said}, indent=2))
+        return 0
+    console = make_console()
+    console.print(_table(found))
+    for line in said:
+        console.print(line, markup=False, soft_wrap=True)
+    if options.write:
+        print(f"wrote {options.write}")
+    return 0
+
+
+def measure(options: Any) -> Measured:
+    """Raises: DataError where there is nothing to read."""
+    threads = decode_threads(options.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = DataConfig(
+        "own",
+        resize=options.resize,
+        crop=options.crop,
+        augment="inception",
+        mirror=True,
+        mean=[0.485, 0.456, 0.406],
+        std=[0.229, 0.224, 0.225],
+    )
+    path = options.path
+    if is_remote(path) or (Path(path) / LIST).is_file():
+        packed = read_list(path)
+        name = "train" if "train" in packed.parts else next(iter(packed.parts), "")
+        if not name:
+            raise DataError(f"{path}: holds no images")
+        part = PackedPart(packed, name, open_files(path))
+        files = [] if is_remote(path) else [Path(path) / info.file for info in part.infos]
+        found = Sampled(part.read, sample(len(part), options.images), files)
+        if packed.kind == "raw":
+            own = dataclasses.replace(config, mean=[], std=[])
+            stages = raw_stages(part, found, threads, own, device)
+        else:
+            stages = encoded_stages(part, found, threads, config, device)
+        about, shape = f"{path}, packed ({packed.kind})", packed.shape
+    else:
+        source = open_source(Path(path))
+        if source.kind == "raw":
+            raise DataError(f"{path}: {source.about} are held in memory; pack them to measure")
+        encoded = _AsEncoded(source)
+        found = Sampled(
+            encoded.read, sample(len(encoded), options.images), _files_of(Path(path), encoded.part)
+        )
+        stages = encoded_stages(encoded, found, threads, config, device)
+        about, shape = f"{path}, {source.about}", source.shape
+    contents = [len(found.read(each)) for each in found.samples[:100]]
+    beside = Path.cwd() if is_remote(path) else Path(path).resolve().parent
+    rates = formats(found, shape, threads, beside)
+    return Measured(about, threads, sum(contents) / len(contents), stages, rates)
+
+
+class _AsEncoded:
+    """The training part of a source that is not packed."""
+
+    shard_counts: tuple[int, ...] = ()
+
+    def __init__(self, source: Source) -> None:
+        self.part: Part = source.parts.get("train") or next(iter(source.parts.values()))
+        self.num_classes = len(source.classes)
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def read(self, number: int) -> bytes:
+        return self.part.read(number)
+
+    def name(self, number: int) -> str:
+        return self.part.names[number]
+
+    def labels(self, samples_B: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self.part.labels)[samples_B]
+
+
+def _files_of(path: Path, part: Part) -> list[Path]:
+    """The files that hold the part's images."""
+    if path.is_file():
+        return [path]
+    return (
+        [path / name for name in part.names]
+        if (path / part.names[0]).is_file()
+        else sorted(path.glob("*.tar"))
+    )
+
+
+def storage_of(found: Measured) -> Storage:
+    """What a cluster file says of a node's storage and input."""
+    cold = next((each for each in found.stages if each.name == "storage, cold"), found.stages[0])
+    together = found.rate("together, warm") or 0.0
+    return Storage(
+        "as `firecaffe bench data` found it",
+        read_bytes_per_s=cold.bytes_per_s,
+        error=0.15,
+        decoded_images_per_s=together,
+    )
+
+
+def advice(found: Measured, model_rate: float) -> list[str]:
+    """What limits; what a training of such a rate needs; what the other format would give."""
+    alone = [each for each in found.stages if each.name not in TOGETHER]
+    slowest = min(alone, key=lambda each: each.images_per_s)
+    lines = [f"what limits: {slowest.name}, {slowest.images_per_s:,.4g} images/s"]
+    together = found.rate("together, warm")
+    cold = found.rate("storage, cold")
+    if model_rate > 0:
+        needs = []
+        if together:
+            needs.append(f"{ceil(model_rate / (together / found.threads))} decoding threads")
+        if cold:
+            node = f"{cold * found.image_bytes / 1e6:,.4g} MB/s"
+            needs.append(f"{ceil(model_rate / cold)} times this storage ({node} cold)")
+        rate = min(each for each in (together, cold, slowest.images_per_s) if each)
+        enough = "is enough" if rate >= model_rate else "is not enough"
+        lines.append(
+            f"for {model_rate:,.4g} images/s: {' and '.join(needs) or 'no more threads'}; what is "
+            f"here {enough}"
+        )
+    each = [f"{name} {rate:,.0f} images/s" for name, rate in found.formats.items()]
+    lines.append(f"the same images written anew, read cold at random: {', '.join(each)}")
+    return lines
+
+
+def _table(found: Measured) -> Table:
+    title = f"{found.about}; {found.image_bytes / 1e3:.3g} kB an image; {found.threads} threads"
+    table = Table(box=SIMPLE_HEAD, title=title)
+    for header in ("stage", "images/s", "MB/s"):
+        table.add_column(header, justify="right" if header != "stage" else "left", no_wrap=True)
+    for row in _rows(found.stages):
+        table.add_row(*row)
+    return table
+
+
+def _rows(stages: Sequence[Stage]) -> list[tuple[str, str, str]]:
+    return [
+        (
+            each.name,
+            f"{each.images_per_s:,.0f}",
+            f"{each.bytes_per_s / 1e6:,.1f}" if each.bytes_per_s else "",
+        )
+        for each in stages
+    ]

@@ -1,0 +1,136 @@
+"""`firecaffe pack SOURCE DEST`: many small files, or another format, into shards."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from firecaffe.cli.console import make_console
+from firecaffe.cli.parse import Parser
+from firecaffe.data.decoded import cores
+from firecaffe.data.packed import PackedPart, PackedSet, read_list
+from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.source import open_source
+from firecaffe.data.packing.verify import verify
+from firecaffe.data.shard_files import open_files
+from firecaffe.errors import RecipeError
+
+USAGE = "SOURCE DEST [--resize S] [--quality Q] [--raw] [--shard-size 256MB] [--workers N]"
+MOST_BROKEN = 20
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(
+        "pack",
+        f"{USAGE} | --verify DEST | --info DEST",
+        "Pack images into shards: a folder of images, tar files, idx or CIFAR-10 files, Caffe's "
+        "LMDBs. A packing that was ended goes on where it was.",
+    )
+    add = parser.add_argument
+    add("paths", nargs="*", help="what is packed, and the folder for the shards")
+    add("--resize", type=int, default=0, help="shorter side of larger images; 0: as they are")
+    add("--quality", type=int, default=0, help="JPEG quality; 0: 90 where resized, else as it was")
+    add("--raw", action="store_true", help="keep pixels: all of one size, or --resize x --resize")
+    add("--shard-size", type=str, default="256MB", help="of the source's bytes in a shard")
+    add("--workers", type=int, default=0, help="threads; 0: one for each core")
+    add("--channel-order", choices=["bgr", "rgb"], default="bgr", help="of raw color LMDBs")
+    add("--verify", type=str, default="", help="compare a packed data set with its checksums")
+    add("--info", type=str, default="", help="say what a packed data set holds")
+    options = parser.parse_args(argv)
+    if options.verify or options.info:
+        if options.paths or (options.verify and options.info):
+            raise RecipeError("pack takes SOURCE and DEST, or --verify DEST, or --info DEST")
+        return _verify(options.verify) if options.verify else _info(options.info)
+    if len(options.paths) != 2:
+        found = " ".join(options.paths) or "nothing"
+        raise RecipeError(
+            f"pack takes SOURCE and DEST; found {found}; usage: firecaffe pack {USAGE}"
+        )
+    if not 0 <= options.quality <= 100 or options.resize < 0 or options.workers < 0:
+        raise RecipeError("--quality is from 1 to 100, --resize and --workers are 1 or more")
+    packing = PackOptions(options.resize, options.quality, options.raw, _bytes(options.shard_size))
+    source, dest = (Path(path).expanduser() for path in options.paths)
+    return _pack(source, dest, packing, options.workers or cores(), options.channel_order == "bgr")
+
+
+def _bytes(words: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", words.strip(), re.IGNORECASE)
+    size = int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
+    if size < 1:
+        raise RecipeError(f"--shard-size is {words!r}; it must be as 256MB or 1GB")
+    return size
+
+
+def _pack(path: Path, dest: Path, options: PackOptions, workers: int, bgr: bool) -> int:
+    torch.set_num_threads(1)  # each worker is a thread
+    source = open_source(path, bgr)
+    total = sum(len(part) for part in source.parts.values())
+    with _progress("packing") as progress:
+        task = progress.add_task("packing", total=total)
+
+        def done(images: int, _: int) -> None:
+            progress.advance(task, images)
+
+        packing = Packing(source, dest, options, workers, done)
+        packed = packing.run()
+    console = make_console()
+    for line in describe(packed, str(dest)):
+        console.print(line, markup=False, soft_wrap=True)
+    least, most = packing.sizes.least, packing.sizes.most
+    if most[0]:
+        words = f"sizes: from {least[0]} to {most[0]} rows, from {least[1]} to {most[1]} columns"
+        console.print(words)
+    return 0
+
+
+def _progress(title: str) -> Progress:
+    console = make_console()
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _verify(root: str) -> int:
+    packed = read_list(root)
+    with _progress("verifying") as progress:
+        task = progress.add_task("verifying", total=sum(map(packed.count, packed.parts)))
+        verify(root, lambda images, _: progress.advance(task, images))
+    shards = sum(map(len, packed.parts.values()))
+    print(f"{root}: {shards} shards are what was packed")
+    return 0
+
+
+def _info(root: str) -> int:
+    packed = read_list(root)
+    console = make_console()
+    for line in describe(packed, root):
+        console.print(line, markup=False, soft_wrap=True)
+    files = open_files(root)
+    for name in packed.parts:
+        part = PackedPart(packed, name, files)
+        counts = Counter(part.labels(torch.arange(len(part))).tolist())
+        told = ", ".join(f"{packed.classes[label]} {counts[label]}" for label in sorted(counts))
+        console.print(f"{name}: {told[:2000]}", markup=False, soft_wrap=True)
+    return 0
+
+
+def describe(packed: PackedSet, root: str) -> list[str]:
+    """For people, a line each."""
+    lines = [f"{root}: {packed.kind} images of {packed.source}, {len(packed.classes)} classes"]
+    if packed.shape:
+        lines[0] += f", {' x '.join(map(str, packed.shape))}"
+    for name, infos in packed.parts.items():
+        held = sum(info.num_bytes for info in infos)
+        count = packed.count(name)
+        lines.append(
+            f"{name}: {count:,} images in {len(infos)} shards, {held / 1e6:,.1f} MB"
+            + (f", {held / count / 1e3:.3g} kB each" if count else "")
+        )
+    if packed.skipped:
+        lines.append(f"broken and left out: {len(packed.skipped)}")
+        lines += [f"  {line}" for line in packed.skipped[:MOST_BROKEN]]
+        if len(packed.skipped) > MOST_BROKEN:
+            lines.append(f"  and {len(packed.skipped) - MOST_BROKEN} more, in dataset.json")
+    return lines

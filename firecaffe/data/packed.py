@@ -1,0 +1,203 @@
+"""A packed data set: a list of shards, and their samples by number.
+
+The list (`dataset.json`) says how many samples each shard holds, so that opening reads no shard;
+a shard's index is read when the first of its samples is asked for.
+"""
+
+import json
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firecaffe.data.shard import (
+    KINDS,
+    VERSION,
+    ShardIndex,
+    ShardInfo,
+    check_sample,
+    read_index,
+)
+from firecaffe.data.shard_files import ShardFiles, read_text
+from firecaffe.errors import DataError
+
+LIST = "dataset.json"
+MOST_LIST_BYTES = 100_000_000
+HELD_BYTES = 512_000_000
+"""Raw sets up to this size are read into memory when they are opened."""
+
+KEPT_INDEXES = 4096
+"""Shards whose indexes are kept: 256 GB of shards of 64 MB."""
+
+
+@dataclass(frozen=True)
+class PackedSet:
+    """What `dataset.json` says."""
+
+    kind: str
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    parts: dict[str, tuple[ShardInfo, ...]]
+    """By name: train, test, validation."""
+    source: str
+    """What was packed, and how, for people."""
+    skipped: tuple[str, ...] = ()
+    """What was no whole image, and why."""
+
+    def to_json(self) -> str:
+        parts = {name: [asdict(info) for info in infos] for name, infos in self.parts.items()}
+        words = {**asdict(self), "parts": parts}
+        return json.dumps({"format": "firecaffe", "version": VERSION, **words}, indent=1) + "\n"
+
+    def count(self, part: str) -> int:
+        return sum(info.count for info in self.parts[part])
+
+
+def read_list(root: str) -> PackedSet:
+    """Raises: DataError where there is no packed data set, or its list is damaged."""
+    text = read_text(root, LIST, MOST_LIST_BYTES)
+    try:
+        words: dict[str, Any] = json.loads(text)
+        if (words["format"], words["version"]) != ("firecaffe", VERSION):
+            raise DataError(
+                f"{root}/{LIST}: is of {words['format']} version {words['version']}; this reads "
+                f"firecaffe version {VERSION}"
+            )
+        found = PackedSet(
+            kind=str(words["kind"]),
+            shape=tuple(map(int, words["shape"])),
+            classes=tuple(map(str, words["classes"])),
+            parts={
+                str(name): tuple(_info(info) for info in infos)
+                for name, infos in words["parts"].items()
+            },
+            source=str(words["source"]),
+            skipped=tuple(map(str, words["skipped"])),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{root}/{LIST}: is damaged ({type(error).__name__}: {error})") from error
+    is_raw = found.kind == "raw"
+    is_shape = len(found.shape) == (3 if is_raw else 0) and min(found.shape, default=1) > 0
+    if found.kind not in KINDS or not is_shape:
+        raise DataError(
+            f"{root}/{LIST}: kind {found.kind!r} with shape {list(found.shape)}; expected jpeg "
+            "without a shape, or raw with channels, rows and columns"
+        )
+    return found
+
+
+def _info(words: dict[str, Any]) -> ShardInfo:
+    info = ShardInfo(
+        str(words["file"]), int(words["count"]), int(words["num_bytes"]), str(words["sha256"])
+    )
+    if "/" in info.file or info.count < 0:
+        raise ValueError(f"shard {info.file!r} of {info.count} samples")
+    return info
+
+
+class PackedPart:
+    """One part's samples, by number, as they are stored.
+
+    Raises: DataError where a shard is missing or has another length than it was packed with.
+    """
+
+    def __init__(self, packed: PackedSet, part: str, files: ShardFiles) -> None:
+        self.infos = packed.parts[part]
+        self.num_classes = len(packed.classes)
+        self.shard_counts = tuple(info.count for info in self.infos)
+        self.kind, self.shape = packed.kind, packed.shape
+        self.files = files
+        self._ends = list(accumulate(self.shard_counts))
+        for info in self.infos:
+            size = files.size(info)
+            if size != info.num_bytes:
+                how = "truncated" if size < info.num_bytes else "longer than it was"
+                raise DataError(
+                    f"{files.name(info)}: {size} bytes long, {how}; it was packed with "
+                    f"{info.num_bytes}"
+                )
+        # Not a method that is wrapped: each part keeps its own.
+        self._index = lru_cache(KEPT_INDEXES)(self._read_index)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def _read_index(self, shard: int) -> ShardIndex:
+        info, files = self.infos[shard], self.files
+        index = read_index(
+            lambda start, length: files.read(info, start, length), files.name(info), info.num_bytes
+        )
+        if (len(index), index.kind, index.shape) != (info.count, self.kind, self.shape):
+            raise DataError(
+                f"{files.name(info)}: holds {len(index)} samples of {index.kind} "
+                f"{list(index.shape)}; the list says {info.count} of {self.kind} "
+                f"{list(self.shape)}"
+            )
+        if len(index) and int(index.labels.max()) >= self.num_classes:
+            raise DataError(
+                f"{files.name(info)}: has label {index.labels.max()}, expected 0 to "
+                f"{self.num_classes - 1}"
+            )
+        return index
+
+    def place(self, sample: int) -> tuple[int, int]:
+        """(shard, number within it)."""
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample}, expected 0 to {len(self) - 1}")
+        shard = bisect_right(self._ends, sample)
+        return shard, sample - self._ends[shard] + self.shard_counts[shard]
+
+    def name(self, sample: int) -> str:
+        shard, number = self.place(sample)
+        return f"{self.files.name(self.infos[shard])}, sample {number}"
+
+    def label(self, sample: int) -> int:
+        shard, number = self.place(sample)
+        return int(self._index(shard).labels[number])
+
+    def labels(self, samples_B: Tensor) -> Tensor:
+        return torch.tensor(
+            [self.label(sample) for sample in samples_B.tolist()], dtype=torch.int64
+        )
+
+    def read(self, sample: int) -> bytes:
+        """Raises: DataError where the bytes are not those that were packed."""
+        shard, number = self.place(sample)
+        index = self._index(shard)
+        start, end = int(index.offsets[number]), int(index.offsets[number + 1])
+        content = self.files.read(self.infos[shard], start, end - start)
+        checksum = int(index.checksums[number])
+        try:
+            check_sample(content, checksum, end - start, "")
+        except DataError as error:
+            raise DataError(f"{self.name(sample)}{error}") from None
+        return content
+
+
+class RawPart:
+    """Raw samples of a part that is too large for memory: read when they are asked for."""
+
+    def __init__(self, part: PackedPart, shape: tuple[int, int, int]) -> None:
+        self.part = part
+        self.sample_CHW = shape
+        self.num_classes = part.num_classes
+        self.shard_counts = part.shard_counts
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Raises: DataError where a sample is damaged or of another size."""
+        read = b"".join(self.part.read(sample) for sample in indices_B.tolist())
+        images = torch.frombuffer(bytearray(read), dtype=torch.uint8) if read else torch.empty(0)
+        try:
+            images_BCHW = images.to(torch.uint8).view(len(indices_B), *self.sample_CHW)
+        except RuntimeError as error:
+            raise DataError(
+                f"{self.part.name(int(indices_B[0]))}: samples are not {self.sample_CHW}"
+            ) from error
+        return images_BCHW, self.part.labels(indices_B)

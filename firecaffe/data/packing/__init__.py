@@ -1,0 +1,1 @@
+"""From whatever a user has to shards: sources, the packing itself, and its verification."""

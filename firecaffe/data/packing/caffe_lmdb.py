@@ -1,0 +1,116 @@
+"""Caffe's LMDBs as a source: each value is a Datum message, encoded or raw.
+
+Source: BVLC/caffe, src/caffe/proto/caffe.proto (message Datum) and tools/convert_imageset.cpp.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firecaffe.data.packing.part import Part, Source
+from firecaffe.errors import DataError
+
+FIELDS = (
+    ("channels", 1, "INT32"),
+    ("height", 2, "INT32"),
+    ("width", 3, "INT32"),
+    ("data", 4, "BYTES"),
+    ("label", 5, "INT32"),
+    ("encoded", 7, "BOOL"),
+)
+"""Of a Datum; float_data (6) is not for images."""
+
+
+def is_lmdb(path: Path) -> bool:
+    return (path / "data.mdb").is_file()
+
+
+def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
+    """Raises: DataError where a database is damaged, or its images are not alike."""
+    try:
+        import lmdb
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        raise DataError(
+            f"{about}: Caffe's LMDBs need lmdb and protobuf; pip install 'firecaffe[lmdb]'"
+        ) from None
+    kinds: set[tuple[str, tuple[int, ...]]] = set()
+    parts = {}
+    largest = 0
+    for name, path in by_part.items():
+        try:
+            database = lmdb.open(str(path), readonly=True, lock=False, readahead=False)
+            with database.begin(buffers=True) as view:
+                rows = []
+                for key, value in view.cursor():
+                    found = _parse(value)
+                    raw = (found.channels, found.height, found.width)
+                    kinds.add(("jpeg", ()) if found.encoded else ("raw", raw))
+                    rows.append((bytes(key), int(found.label), len(found.data)))
+        except (lmdb.Error, DecodeError) as error:
+            raise DataError(f"{path}: not a whole LMDB of Datums, {error}") from error
+        if not rows:
+            raise DataError(f"{path}: holds no images")
+        labels = [label for _, label, _ in rows]
+        if min(labels) < 0:
+            raise DataError(f"{path}: has label {min(labels)}, expected 0 and more")
+        largest = max(largest, *labels)
+        parts[name] = Part(
+            [f"{path.name}:{key.decode('ascii', 'replace')}" for key, _, _ in rows],
+            labels,
+            [size for _, _, size in rows],
+            _reader(database, [key for key, _, _ in rows], bgr),
+        )
+    if len(kinds) > 1:
+        shown = ", ".join(f"{kind} {'x'.join(map(str, shape))}" for kind, shape in sorted(kinds))
+        raise DataError(f"{about}: its images are not alike ({shown[:200]})")
+    kind, shape = kinds.pop()
+    order = ", blue first" if kind == "raw" and bgr and shape[0] == 3 else ""
+    classes = list(map(str, range(largest + 1)))
+    return Source(kind, shape, classes, parts, f"the LMDBs of {about.name}{order}")
+
+
+def _reader(database: Any, keys: list[bytes], bgr: bool) -> Any:
+    def read(number: int) -> bytes:
+        with database.begin(buffers=True) as view:
+            found = _parse(view.get(keys[number]))
+        content = bytes(found.data)
+        if found.encoded:
+            return content
+        size = found.channels * found.height * found.width
+        if len(content) != size:
+            raise DataError(f"{len(content)} bytes of pixels, expected {size}")
+        if bgr and found.channels == 3:
+            planes = np.frombuffer(content, np.uint8).reshape(3, -1)
+            return planes[::-1].tobytes()
+        return content
+
+    return read
+
+
+def _parse(value: Any) -> Any:
+    found = _datum()()
+    found.ParseFromString(bytes(value))
+    return found
+
+
+@cache
+def _datum() -> Any:
+    """The message's class, made from FIELDS."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="datum.proto", package="firecaffe")
+    message = file.message_type.add(name="Datum")
+    for name, number, kind in FIELDS:
+        message.field.add(
+            name=name,
+            number=number,
+            type=getattr(descriptor_pb2.FieldDescriptorProto, f"TYPE_{kind}"),
+            label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL,
+        )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("firecaffe.Datum"))

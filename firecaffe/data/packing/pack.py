@@ -1,0 +1,242 @@
+"""Packing: a source's images, in a fixed random order, into shards that threads write side by side.
+
+The same source and options give the same bytes, whatever the number of threads. A shard that is
+there is whole, so a packing that was ended goes on where it was: `packing.json` says which packing
+the shards are of, and gives way to `dataset.json` at the end.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Lock
+
+import numpy as np
+import simplejpeg
+import torch
+from torch import Tensor
+
+from firecaffe.data.decode import decode, scale, scale_shorter_side
+from firecaffe.data.hash import Stream, hash64
+from firecaffe.data.packed import LIST, PackedSet
+from firecaffe.data.packing.part import Part, Source
+from firecaffe.data.shard import ShardInfo, ShardWriter, read_index, sha256_of
+from firecaffe.data.shard_files import LocalFiles
+from firecaffe.errors import DataError, RecipeError
+
+UNDER_WAY = "packing.json"
+QUALITY = 90
+"""Of images that are encoded anew."""
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """What is done to the images. resize: the shorter side of larger images (0: as they are); of
+    raw images both sides. quality: 0 keeps the bytes of images that are not resized. raw: pixels
+    instead of encoded images.
+    """
+
+    resize: int = 0
+    quality: int = 0
+    raw: bool = False
+    shard_bytes: int = 256_000_000
+
+
+@dataclass
+class Sizes:
+    """Of the images that were packed, for people."""
+
+    least: tuple[int, int] = (1 << 30, 1 << 30)
+    most: tuple[int, int] = (0, 0)
+    _lock: Lock = field(default_factory=Lock)
+
+    def add(self, rows: int, columns: int) -> None:
+        with self._lock:
+            self.least = min(self.least[0], rows), min(self.least[1], columns)
+            self.most = max(self.most[0], rows), max(self.most[1], columns)
+
+
+@dataclass
+class Packing:
+    """One packing, from a source to the list of its shards."""
+
+    source: Source
+    folder: Path
+    options: PackOptions
+    workers: int
+    done: Callable[[int, int], None] = lambda images, num_bytes: None
+    """Called for each shard that is there, with what it holds."""
+    sizes: Sizes = field(default_factory=Sizes)
+    broken: list[str] = field(default_factory=list)
+    _ended: Event = field(default_factory=Event)
+
+    def run(self) -> PackedSet:
+        """Raises: DataError where nothing could be packed or the disk is full; RecipeError where
+        the folder holds something else.
+        """
+        kind, shape = self._stored_as()
+        self._begin()
+        parts = {}
+        try:
+            with ThreadPoolExecutor(self.workers, thread_name_prefix="pack") as pool:
+                try:
+                    for name, part in self.source.parts.items():
+                        jobs = [
+                            pool.submit(self._shard, name, number, part, samples, kind, shape)
+                            for number, samples in enumerate(self._cut(part))
+                        ]
+                        parts[name] = tuple(job.result() for job in jobs)
+                except BaseException:
+                    self._ended.set()
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    raise
+        except OSError as error:
+            raise DataError(f"{self.folder}: {error.strerror}; what is there stays") from error
+        return self._finish(parts, kind, shape)
+
+    def _stored_as(self) -> tuple[str, tuple[int, ...]]:
+        """Kind and shape of what is written."""
+        source, options = self.source, self.options
+        if source.kind == "raw":
+            if options.resize or options.quality or options.raw:
+                raise RecipeError(
+                    f"{source.about}: its images are raw already; leave out --resize, --quality "
+                    "and --raw"
+                )
+            return "raw", source.shape
+        if not options.raw:
+            return "jpeg", ()
+        if options.resize:
+            return "raw", (3, options.resize, options.resize)
+        part = next(iter(source.parts.values()))
+        return "raw", tuple(decode(part.read(0)).shape)
+
+    def _cut(self, part: Part) -> list[list[int]]:
+        """The numbers of each shard's images, of about `shard_bytes` in the source."""
+        order = hash64(0, Stream.PACK, torch.arange(len(part))).argsort().tolist()
+        shards: list[list[int]] = []
+        held = self.options.shard_bytes
+        for number in order:
+            if held + part.sizes[number] > self.options.shard_bytes:
+                shards.append([])
+                held = 0
+            shards[-1].append(number)
+            held += part.sizes[number]
+        return shards
+
+    def _identity(self) -> str:
+        """Tells packings apart, by what they pack and how."""
+        sha = hashlib.sha256(repr((self.options, self.source.kind, self.source.classes)).encode())
+        for name, part in self.source.parts.items():
+            sha.update(repr((name, part.names, part.labels, part.sizes)).encode())
+        return sha.hexdigest()
+
+    def _begin(self) -> None:
+        """Raises: RecipeError where the folder holds something else."""
+        under_way, identity = self.folder / UNDER_WAY, self._identity()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if (self.folder / LIST).exists():
+                raise RecipeError(
+                    f"{self.folder}: holds a packed data set already; remove it first"
+                )
+            if under_way.exists():
+                if json.loads(under_way.read_text())["identity"] != identity:
+                    raise RecipeError(
+                        f"{self.folder}: holds shards of another packing (other images or options) "
+                        "that was not finished; remove it first"
+                    )
+                return
+            if any(self.folder.iterdir()):
+                raise RecipeError(f"{self.folder}: is not empty; give an empty folder, or none")
+            under_way.write_text(json.dumps({"identity": identity}))
+        except (OSError, ValueError, KeyError) as error:
+            reason = getattr(error, "strerror", None) or f"{UNDER_WAY} is damaged"
+            raise DataError(f"{self.folder}: {reason}") from error
+
+    def _shard(
+        self,
+        name: str,
+        number: int,
+        part: Part,
+        samples: list[int],
+        kind: str,
+        shape: tuple[int, ...],
+    ) -> ShardInfo:
+        path = self.folder / f"{name}-{number:05d}.shard"
+        found = self._already(path)
+        if found is None:
+            with ShardWriter(path, kind, shape) as writer:
+                for sample in samples:
+                    if self._ended.is_set():
+                        raise DataError("ended")
+                    try:
+                        content = self._stored(part.read(sample), kind, shape)
+                    except DataError as error:
+                        writer.skipped.append(f"{part.names[sample]}: {error}")
+                    else:
+                        writer.add(content, part.labels[sample])
+                found = writer.finish(), tuple(writer.skipped)
+        info, skipped = found
+        self.broken += skipped
+        self.done(info.count, info.num_bytes)
+        return info
+
+    def _already(self, path: Path) -> tuple[ShardInfo, tuple[str, ...]] | None:
+        """A shard that an earlier attempt has finished."""
+        if not path.exists():
+            return None
+        size = path.stat().st_size
+        here = LocalFiles(path.parent)
+        info = ShardInfo(path.name, 0, size, "")
+        index = read_index(lambda start, length: here.read(info, start, length), str(path), size)
+        return ShardInfo(path.name, len(index), size, sha256_of(path)), index.skipped
+
+    def _stored(self, content: bytes, kind: str, shape: tuple[int, ...]) -> bytes:
+        """What is kept of one image. Raises: DataError where it is no whole one."""
+        if self.source.kind == "raw":
+            self.sizes.add(*shape[1:])
+            return content
+        image, options = decode(content), self.options
+        if kind == "raw":
+            if options.resize:
+                image = scale(image, options.resize, options.resize)
+            if image.shape != shape:
+                raise DataError(
+                    f"{_by(image)} pixels, and others {shape[1]} x {shape[2]}; give --resize"
+                )
+            self.sizes.add(*image.shape[1:])
+            return image.contiguous().numpy().tobytes()
+        is_larger = 0 < options.resize < min(image.shape[1:])
+        if is_larger:
+            image = scale_shorter_side(image, options.resize)
+        self.sizes.add(*image.shape[1:])
+        if not is_larger and not options.quality:
+            return content
+        pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+        encoded: bytes = simplejpeg.encode_jpeg(
+            pixels, options.quality or QUALITY, "RGB", colorsubsampling="420"
+        )
+        return encoded
+
+    def _finish(
+        self, parts: dict[str, tuple[ShardInfo, ...]], kind: str, shape: tuple[int, ...]
+    ) -> PackedSet:
+        broken = tuple(sorted(self.broken))
+        packed = PackedSet(
+            kind, shape, tuple(self.source.classes), parts, self.source.about, broken
+        )
+        if not any(packed.count(name) for name in parts):
+            why = f"; the first: {broken[0]}" if broken else ""
+            raise DataError(f"{self.folder}: no image could be packed{why}")
+        aside = self.folder / f"{LIST}.partial"
+        aside.write_text(packed.to_json())
+        aside.replace(self.folder / LIST)
+        (self.folder / UNDER_WAY).unlink()
+        return packed
+
+
+def _by(image: Tensor) -> str:
+    return " x ".join(map(str, image.shape[1:]))

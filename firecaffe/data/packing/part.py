@@ -1,0 +1,33 @@
+"""What a source of images is made of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images of one part, by number."""
+
+    names: list[str]
+    labels: list[int]
+    sizes: list[int]
+    """Bytes of each, about."""
+    read: Callable[[int], bytes]
+    """Called by several threads at once. Raises: DataError where the image cannot be had."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is packed."""
+
+    kind: str
+    """jpeg (encoded images), or raw (pixels of one shape)."""
+    shape: tuple[int, ...]
+    """Of raw images."""
+    classes: list[str]
+    parts: dict[str, Part]
+    about: str
+    """For people."""

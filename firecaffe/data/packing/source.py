@@ -1,0 +1,133 @@
+"""What can be packed: parts of labeled images, encoded or raw, each of them by number.
+
+`open_source` finds out what is at a path: a folder of images, tar files, idx or CIFAR-10 files,
+Caffe's LMDB.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from firecaffe.data.cifar10 import ARCHIVE, TRAIN_FILES, open_cifar10
+from firecaffe.data.dataset import TensorDataset
+from firecaffe.data.folder import TESTS, ImageFolder, class_names
+from firecaffe.data.idx import open_idx
+from firecaffe.data.packing.caffe_lmdb import is_lmdb, open_lmdbs
+from firecaffe.data.packing.part import Part, Source
+from firecaffe.data.packing.tar import open_tars
+from firecaffe.errors import DataError
+
+PARTS = ("train", *TESTS)
+
+
+def open_source(path: Path, bgr: bool = True) -> Source:
+    """bgr: whether raw color images of an LMDB have blue first, as `convert_imageset` writes them.
+
+    Raises: DataError where nothing that can be packed is at the path.
+    """
+    for is_there, opened in _FORMATS:
+        if is_there(path):
+            return opened(path)
+    if found := _lmdbs(path):
+        return open_lmdbs(found, path, bgr)
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    raise DataError(
+        f"{path}: nothing in it can be packed; expected a folder of images (train/CLASS/*.jpg), "
+        "tar files, idx files, CIFAR-10's binary files, or Caffe's LMDBs"
+    )
+
+
+def part_of(name: str) -> str:
+    """The part that a file's or folder's name speaks of; train where it speaks of none."""
+    words = name.lower()
+    if "val" in words:
+        return "validation"
+    return "test" if "test" in words else "train"
+
+
+def _is_folder(path: Path) -> bool:
+    return any((path / name).is_dir() and not is_lmdb(path / name) for name in PARTS)
+
+
+def _open_folder(path: Path) -> Source:
+    """train/CLASS/*, test/CLASS/*, validation/CLASS/*; the classes are those of train."""
+    first = "train" if (path / "train").is_dir() else next(n for n in PARTS if (path / n).is_dir())
+    classes = class_names(path / first)
+    parts = {}
+    for name in PARTS:
+        if (path / name).is_dir():
+            images = ImageFolder(path / name, classes)
+            sizes = [Path(images.name(i)).stat().st_size for i in range(len(images))]
+            names = [f"{name}/{file}" for file in images.files]
+            parts[part_of(name)] = Part(names, images.labels_N.tolist(), sizes, images.read)
+    return Source("jpeg", (), classes, parts, f"the folder {path.name}")
+
+
+def _tars(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.suffix == ".tar" else []
+    return sorted(path.glob("*.tar")) if path.is_dir() else []
+
+
+def _open_tars(path: Path) -> Source:
+    by_part: dict[str, list[Path]] = {}
+    for file in _tars(path):
+        by_part.setdefault(part_of(file.name), []).append(file)
+    return open_tars(by_part, path.name)
+
+
+def _is_idx(path: Path) -> bool:
+    return any(path.glob("train-images-idx3-ubyte*")) if path.is_dir() else False
+
+
+def _open_idx(path: Path) -> Source:
+    return _held(open_idx(path, 256), f"the idx files of {path.name}")
+
+
+def _is_cifar(path: Path) -> bool:
+    inside = (path, path / "cifar-10-batches-bin")
+    return (
+        path.name == ARCHIVE
+        or (path / ARCHIVE).is_file()
+        or any((each / TRAIN_FILES[0]).is_file() for each in inside)
+    )
+
+
+def _open_cifar(path: Path) -> Source:
+    return _held(open_cifar10(path), f"CIFAR-10 of {path.name}")
+
+
+def _held(sets: tuple[TensorDataset, TensorDataset], about: str) -> Source:
+    """Two data sets in memory, as raw images; classes are numbers."""
+    num_classes = 1 + max(int(each.labels_N.max()) for each in sets)
+    parts = {}
+    for name, each in zip(("train", "test"), sets, strict=True):
+        parts[name] = raw_part(name, each.images_NCHW.numpy(), each.labels_N.tolist())
+    shape = sets[0].sample_CHW
+    return Source("raw", shape, list(map(str, range(num_classes))), parts, about)
+
+
+def raw_part(name: str, images_NCHW: np.ndarray, labels: Sequence[int]) -> Part:
+    size = int(images_NCHW[0].nbytes)
+    names = [f"{name}/{number}" for number in range(len(labels))]
+    return Part(
+        names, list(labels), [size] * len(labels), lambda number: images_NCHW[number].tobytes()
+    )
+
+
+def _lmdbs(path: Path) -> dict[str, Path]:
+    """Caffe's names: FOLDER itself, FOLDER/train, FOLDER/ilsvrc12_train_lmdb …"""
+    if is_lmdb(path):
+        return {part_of(path.name): path}
+    inside = sorted(each for each in path.iterdir() if is_lmdb(each)) if path.is_dir() else []
+    return {part_of(each.name): each for each in inside}
+
+
+_FORMATS: tuple[tuple[Callable[[Path], object], Callable[[Path], Source]], ...] = (
+    (_is_cifar, _open_cifar),
+    (_is_idx, _open_idx),
+    (_is_folder, _open_folder),
+    (_tars, _open_tars),
+)

@@ -1,0 +1,118 @@
+"""Tar files as a source: WebDataset's (KEY.jpg beside KEY.cls), or a folder of images in a tar.
+
+A tar is listed once, member by member; an image is then read by its place in the file.
+"""
+
+import os
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from firecaffe.data.folder import SUFFIXES
+from firecaffe.data.packing.part import Part, Source
+from firecaffe.errors import DataError
+
+LABEL = ".cls"
+PARTS = {"train": "train", "test": "test", "val": "validation", "validation": "validation"}
+"""Folders at the top of a tar that holds all parts."""
+
+
+@dataclass(frozen=True)
+class _Member:
+    file: Path
+    name: str
+    start: int
+    length: int
+
+
+def open_tars(by_part: Mapping[str, Sequence[Path]], about: str) -> Source:
+    """Raises: DataError where a tar is damaged, or an image has no label."""
+    images: dict[str, list[tuple[_Member, str]]] = {}
+    for part, files in by_part.items():
+        for file in files:
+            for own_part, member, label in _labeled(file, part):
+                images.setdefault(own_part, []).append((member, label))
+    if not images:
+        raise DataError(f"{about}: the tar files hold no images ({', '.join(SUFFIXES)})")
+    names = sorted({label for rows in images.values() for _, label in rows}, key=_in_order)
+    if all(name.isdigit() for name in names):
+        names = [str(number) for number in range(int(names[-1]) + 1)]
+    numbers = {name: number for number, name in enumerate(names)}
+    parts = {}
+    for part, rows in images.items():
+        members = [member for member, _ in rows]
+        parts[part] = Part(
+            [f"{member.file.name}:{member.name}" for member in members],
+            [numbers[label] for _, label in rows],
+            [member.length for member in members],
+            lambda number, members=members: _read(members[number]),  # type: ignore[misc]
+        )
+    return Source("jpeg", (), names, parts, f"the tar files of {about}")
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdigit() else (1 << 31, name)
+
+
+def _labeled(file: Path, part: str) -> list[tuple[str, _Member, str]]:
+    """(part, image, label) of one tar."""
+    images, labels = _listed(file)
+    found = []
+    for key, member in images.items():
+        folders = PurePosixPath(member.name).parts[:-1]
+        if key in labels:
+            found.append((part, member, _read_label(labels[key])))
+        elif labels:
+            raise DataError(f"{file}: {member.name} has no {key}{LABEL} beside it")
+        elif folders:
+            named = next((PARTS[each] for each in folders if each in PARTS), part)
+            found.append((named, member, folders[-1]))
+        else:
+            raise DataError(
+                f"{file}: {member.name} has no label; expected {key}{LABEL} beside it, or a folder "
+                "for each class"
+            )
+    return found
+
+
+def _listed(file: Path) -> tuple[dict[str, _Member], dict[str, _Member]]:
+    """Images and labels by key: the name up to its first dot."""
+    images: dict[str, _Member] = {}
+    labels: dict[str, _Member] = {}
+    try:
+        with tarfile.open(file, "r:") as archive:
+            for entry in archive:
+                path = PurePosixPath(entry.name)
+                if not entry.isfile() or path.name.startswith("."):
+                    continue
+                member = _Member(file, entry.name, entry.offset_data, entry.size)
+                key = str(path.with_name(path.name.split(".")[0]))
+                if path.name.lower().endswith(SUFFIXES):
+                    images[key if key not in images else entry.name] = member
+                elif path.name.endswith(LABEL):
+                    labels[key] = member
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(f"{file}: not a whole tar file, {error}") from error
+    return images, labels
+
+
+def _read_label(member: _Member) -> str:
+    text = _read(member).decode("ascii", "replace").strip()
+    if not text.isdigit() or int(text) >= 1 << 31:
+        raise DataError(f"{member.file}: {member.name} is {text[:40]!r}; expected a class's number")
+    return str(int(text))
+
+
+def _read(member: _Member) -> bytes:
+    try:
+        descriptor = os.open(member.file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = os.pread(descriptor, member.length, member.start)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataError(f"{member.file}: cannot be read, {error.strerror}") from error
+    if len(content) != member.length:
+        raise DataError(f"{member.file}: {member.name} is cut, the tar file is truncated")
+    return content

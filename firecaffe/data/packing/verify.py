@@ -1,0 +1,51 @@
+"""Whether a packed data set is what was packed, byte by byte."""
+
+from collections.abc import Callable
+
+from firecaffe.data.packed import PackedSet, read_list
+from firecaffe.data.shard import ShardInfo, check_sample, read_index
+from firecaffe.data.shard_files import ShardFiles, open_files
+from firecaffe.errors import DataError
+
+MOST_NAMED = 20
+
+
+def verify(root: str, done: Callable[[int, int], None] = lambda *_: None) -> PackedSet:
+    """Reads every sample of every shard, and compares lengths, indexes and checksums.
+
+    done: called after each shard with what it holds. Raises: DataError where anything differs; it
+    names the shards, and in each the samples.
+    """
+    packed = read_list(root)
+    files = open_files(root)
+    problems: list[str] = []
+    for infos in packed.parts.values():
+        for info in infos:
+            problems += _check(info, files)
+            done(info.count, info.num_bytes)
+    if problems:
+        more = len(problems) - MOST_NAMED
+        shown = problems[:MOST_NAMED] + ([f"and {more} more"] if more > 0 else [])
+        raise DataError("; ".join(shown))
+    return packed
+
+
+def _check(info: ShardInfo, files: ShardFiles) -> list[str]:
+    name = files.name(info)
+    try:
+        size = files.size(info)
+        index = read_index(lambda start, length: files.read(info, start, length), name, size)
+    except DataError as error:
+        return [str(error)]
+    if len(index) != info.count:
+        return [f"{name}: holds {len(index)} samples; the list says {info.count}"]
+    found = []
+    for number in range(len(index)):
+        start, end = int(index.offsets[number]), int(index.offsets[number + 1])
+        try:
+            content = files.read(info, start, end - start)
+            checksum = int(index.checksums[number])
+            check_sample(content, checksum, end - start, f"{name}, sample {number}")
+        except DataError as error:
+            found.append(str(error))
+    return found

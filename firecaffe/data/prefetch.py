@@ -1,0 +1,56 @@
+"""Batches made before they are asked for, by threads, in bounded memory.
+
+A call that makes a batch is begun as soon as one of the batches ahead has been taken, in order, so
+nothing is made twice and the next epoch's first batches are ready at its turn. Data in memory are
+not fetched ahead: taking them is cheaper than handing them from thread to thread.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+from firecaffe.data.dataset import Dataset, TensorDataset
+from firecaffe.data.decoded import DecodedSet
+
+T = TypeVar("T")
+
+AHEAD_BYTES = 256_000_000
+"""Of batches that wait to be taken."""
+
+FEWEST, MOST = 2, 32
+"""Batches ahead, however large or small they are."""
+
+FETCHERS = 2
+"""Batches in the making at once, so that decoding threads never wait for the last of a batch."""
+
+
+def is_slow(dataset: Dataset) -> bool:
+    """Whether a batch is worth a thread."""
+    return not isinstance(dataset, TensorDataset)
+
+
+def ahead(
+    calls: Iterable[Callable[[], T]], dataset: Dataset, batch_bytes: int = AHEAD_BYTES // 4
+) -> Iterator[T]:
+    """The calls' results, in order. batch_bytes: of each, about.
+
+    An own data set is asked by one thread at a time, so it need not know of threads. Whoever stops
+    early closes the iterator: what has not begun is dropped, what has is waited for.
+    """
+    if not is_slow(dataset):
+        yield from (call() for call in calls)
+        return
+    depth = min(MOST, max(FEWEST, AHEAD_BYTES // max(1, batch_bytes)))
+    fetchers = FETCHERS if isinstance(dataset, DecodedSet) else 1
+    left = iter(calls)
+    with ThreadPoolExecutor(fetchers, thread_name_prefix="fetch") as pool:
+        waiting: deque[Future[T]] = deque(pool.submit(call) for call in islice(left, depth))
+        try:
+            while waiting:
+                result = waiting.popleft().result()
+                waiting.extend(pool.submit(call) for call in islice(left, 1))
+                yield result
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

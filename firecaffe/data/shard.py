@@ -1,0 +1,206 @@
+"""A shard: many samples in one file, any of them by one read. The layout is in docs/shards.md.
+
+    0    prologue: magic, version, where and how long the header is, the file's length, a checksum
+    40   the samples' bytes, one after the other
+    ...  offsets (count + 1), labels and CRC-32s (count each), little-endian, at multiples of 8
+    ...  header: JSON
+
+The index stands behind the samples, so that a shard is written in one pass; the prologue is written
+last, so that an unfinished file is none.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.errors import DataError
+
+MAGIC = b"FIRECAFF"
+VERSION = 1
+PROLOGUE = struct.Struct("<8sIIQQII")
+"""Magic, version, bytes of the header, its place, bytes of the file, the header's CRC-32, 0."""
+
+KINDS = ("jpeg", "raw")
+"""Encoded images (as they came: JPEG, PNG, WebP), or pixels of one shape: bytes of C x H x W."""
+
+MOST_HEADER_BYTES = 16_000_000
+
+Read = Callable[[int, int], bytes]
+"""(start, length) -> the bytes that are there, fewer at the end of the file."""
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """What a data set's list says of one of its shards."""
+
+    file: str
+    count: int
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """Where a shard's samples are, and what they are."""
+
+    kind: str
+    shape: tuple[int, ...]
+    """Of raw samples: channels, rows, columns; else empty."""
+    offsets: NDArray[np.uint64]
+    labels: NDArray[np.uint32]
+    checksums: NDArray[np.uint32]
+    skipped: tuple[str, ...]
+    """Sources of this shard that were no whole images, and why."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def read_index(read: Read, name: str, num_bytes: int) -> ShardIndex:
+    """The index of a shard of so many bytes.
+
+    Raises: DataError where the file is cut, damaged, or no shard.
+    """
+    prologue = read(0, PROLOGUE.size)
+    if len(prologue) < PROLOGUE.size:
+        raise DataError(f"{name}: {num_bytes} bytes long; a shard has at least {PROLOGUE.size}")
+    magic, version, header_bytes, header_at, expected, header_crc, _ = PROLOGUE.unpack(prologue)
+    if magic != MAGIC:
+        raise DataError(f"{name}: begins with {magic!r}; a shard begins with {MAGIC!r}")
+    if version != VERSION:
+        raise DataError(f"{name}: is of version {version}; this firecaffe reads {VERSION}")
+    if num_bytes != expected:
+        how = "truncated" if num_bytes < expected else "longer than it was"
+        raise DataError(f"{name}: {num_bytes} bytes long, {how}; it was written with {expected}")
+    if header_bytes > MOST_HEADER_BYTES or header_at + header_bytes != expected:
+        raise DataError(f"{name}: its prologue is damaged")
+    header = read(header_at, header_bytes)
+    if zlib.crc32(header) != header_crc:
+        raise DataError(f"{name}: its header is damaged (CRC-32)")
+    try:
+        words: dict[str, Any] = json.loads(header)
+        return _parse(words, read, name, header_at)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{name}: its header lacks what it should say ({error})") from error
+
+
+def _parse(words: dict[str, Any], read: Read, name: str, header_at: int) -> ShardIndex:
+    count, at = int(words["count"]), int(words["index_at"])
+    if count < 0 or at < PROLOGUE.size or at + _index_bytes(count) != header_at:
+        raise DataError(f"{name}: its index is not where its header says")
+    index = read(at, _index_bytes(count))
+    if len(index) < _index_bytes(count) or zlib.crc32(index) != words["index_crc32"]:
+        raise DataError(f"{name}: its index is damaged (CRC-32)")
+    offsets = np.frombuffer(index, "<u8", count + 1)
+    labels = np.frombuffer(index, "<u4", count, 8 * (count + 1))
+    checksums = np.frombuffer(index, "<u4", count, 8 * (count + 1) + _padded(4 * count))
+    if (np.diff(offsets.astype(np.int64)) < 0).any() or offsets[-1] > at:
+        raise DataError(f"{name}: its samples overlap")
+    return ShardIndex(
+        str(words["kind"]),
+        tuple(map(int, words["shape"])),
+        offsets,
+        labels,
+        checksums,
+        tuple(map(str, words["skipped"])),
+    )
+
+
+def _padded(length: int) -> int:
+    return -(-length // 8) * 8
+
+
+def _index_bytes(count: int) -> int:
+    return 8 * (count + 1) + 2 * _padded(4 * count)
+
+
+def check_sample(content: bytes, checksum: int, length: int, name: str) -> None:
+    """Raises: DataError where these are not the bytes that were written."""
+    if len(content) != length:
+        raise DataError(f"{name}: {len(content)} of {length} bytes could be read; it is truncated")
+    if zlib.crc32(content) != checksum:
+        raise DataError(f"{name}: its bytes are not those that were packed (CRC-32)")
+
+
+class ShardWriter:
+    """Writes one shard beside its place; `finish` gives it its name. Left early, nothing stays."""
+
+    def __init__(self, path: Path, kind: str, shape: tuple[int, ...] = ()) -> None:
+        self.path, self.kind, self.shape = path, kind, shape
+        self.skipped: list[str] = []
+        self._aside = path.with_name(f"{path.name}.partial")
+        self._file = self._aside.open("wb")
+        self._file.write(bytes(PROLOGUE.size))
+        self._offsets = [PROLOGUE.size]
+        self._labels: list[int] = []
+        self._checksums: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        self._aside.unlink(missing_ok=True)
+
+    def add(self, content: bytes, label: int) -> None:
+        self._file.write(content)
+        self._offsets.append(self._offsets[-1] + len(content))
+        self._labels.append(label)
+        self._checksums.append(zlib.crc32(content))
+
+    def finish(self) -> ShardInfo:
+        """Writes the index and the prologue, syncs, and renames."""
+        file, count = self._file, len(self._labels)
+        at = _padded(self._offsets[-1])
+        file.write(bytes(at - self._offsets[-1]))
+        padding = bytes(_padded(4 * count) - 4 * count)
+        index = b"".join(
+            [
+                np.array(self._offsets, "<u8").tobytes(),
+                np.array(self._labels, "<u4").tobytes() + padding,
+                np.array(self._checksums, "<u4").tobytes() + padding,
+            ]
+        )
+        words = {
+            "kind": self.kind,
+            "shape": list(self.shape),
+            "count": count,
+            "index_at": at,
+            "index_crc32": zlib.crc32(index),
+            "skipped": self.skipped,
+        }
+        header = json.dumps(words).encode()
+        file.write(index + header)
+        num_bytes = file.tell()
+        file.seek(0)
+        file.write(
+            PROLOGUE.pack(
+                MAGIC, VERSION, len(header), at + len(index), num_bytes, zlib.crc32(header), 0
+            )
+        )
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        sha256 = sha256_of(self._aside)
+        os.replace(self._aside, self.path)
+        return ShardInfo(self.path.name, count, num_bytes, sha256)
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

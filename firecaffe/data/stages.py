@@ -1,0 +1,264 @@
+"""The stages of the input, each in time by itself and all together.
+
+Each stage has all threads and nothing else to do: what it is given lies in memory. Storage is read
+cold (the system is asked to forget the files first) and warm, one sample at a time in random order,
+as a training does.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from firecaffe.data.batches import Batches
+from firecaffe.data.decode import decode
+from firecaffe.data.decoded import DecodedSet, Encoded
+from firecaffe.data.hash import Stream, hash64
+from firecaffe.data.order import SampleOrder
+from firecaffe.data.packed import PackedPart, read_list
+from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.part import Part, Source
+from firecaffe.data.random_resized_crop import box, cut, draws
+from firecaffe.data.shard_files import open_files
+from firecaffe.data.source import DataConfig
+from firecaffe.data.train_batches import BatchesAhead
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+REPETITIONS = 3
+DECODED_IMAGES = 200
+"""That lie in memory at a time: half a megabyte each, or more."""
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How many images a second."""
+
+    name: str
+    images_per_s: float
+    bytes_per_s: float = 0.0
+    """Of encoded images."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Images of a data set, in random order, as they are stored."""
+
+    read: Callable[[int], bytes]
+    samples: list[int]
+    files: list[Path]
+    """Which hold them; none of a remote address."""
+
+
+def sample(count: int, most: int) -> list[int]:
+    """Numbers of so many images at most, at random."""
+    return hash64(0, Stream.ORDER, torch.arange(count)).argsort()[:most].tolist()
+
+
+def encoded_stages(
+    source: Encoded, found: Sampled, threads: int, config: DataConfig, device: torch.device
+) -> list[Stage]:
+    """Of photos: storage, decode, crop and resize, batch, device, and all together."""
+    with ThreadPoolExecutor(threads) as pool:
+        stages, contents = _storage(found, pool)
+        images_per_s = _rate(pool, decode, contents)
+        stages.append(Stage("decode", images_per_s, images_per_s * _mean(contents)))
+        images = list(pool.map(decode, contents[:DECODED_IMAGES]))
+        numbers = torch.tensor(found.samples)
+        drawn = draws(0, 0, numbers).tolist()
+
+        def cut_one(place: int) -> Tensor:
+            image = images[place % len(images)]
+            return cut(image, box(drawn[place], *image.shape[1:]), config.crop)
+
+        stages.append(Stage("crop and resize", _rate(pool, cut_one, range(len(drawn)))))
+        cuts = list(pool.map(cut_one, range(len(images))))
+        stages += _batch_and_device(cuts, config, device)
+    own = DecodedSet(_Chosen(source, found.samples), config.resize, threads)
+    stages.append(_together("together, warm", own, config, device))
+    with _cold(found.files) as is_cold:
+        if is_cold:
+            stages.append(_together("together, cold", own, config, device, repetitions=1))
+    own.close()
+    return stages
+
+
+def raw_stages(
+    part: PackedPart, found: Sampled, threads: int, config: DataConfig, device: torch.device
+) -> list[Stage]:
+    """Of pixels: storage, batch, device."""
+    with ThreadPoolExecutor(threads) as pool:
+        stages, contents = _storage(found, pool)
+    shape = part.shape
+    pixels = [torch.frombuffer(bytearray(each), dtype=torch.uint8).view(shape) for each in contents]
+    return [*stages, *_batch_and_device(pixels, config, device)]
+
+
+def formats(found: Sampled, shape: tuple[int, ...], threads: int, beside: Path) -> dict[str, float]:
+    """Images a second from storage, cold, of the same images as files and as shards.
+
+    Both are written anew, one after the other: what lies below the system (a disk's own cache, a
+    virtual machine's host) keeps what was written last, and would favor one of them. shape: of raw
+    images; else empty.
+    """
+    rates = {}
+    for name, write in (("a folder of files", _as_folder), ("packed", _as_shards)):
+        with _scratch(beside) as folder, ThreadPoolExecutor(threads) as pool:
+            stages, _ = _storage(write(found, shape, folder), pool)
+            rates[name] = stages[0].images_per_s
+    return rates
+
+
+def _as_folder(found: Sampled, shape: tuple[int, ...], folder: Path) -> Sampled:
+    """One file each."""
+    for number, each in enumerate(found.samples):
+        (folder / f"{number:06d}").write_bytes(found.read(each))
+    os.sync()
+    files = [folder / f"{number:06d}" for number in range(len(found.samples))]
+    return Sampled(lambda number: files[number].read_bytes(), list(range(len(files))), files)
+
+
+def _as_shards(found: Sampled, shape: tuple[int, ...], folder: Path) -> Sampled:
+    """Packed."""
+    sizes = [len(found.read(each)) for each in found.samples]
+    names = [str(each) for each in found.samples]
+    part = Part(names, [0] * len(names), sizes, lambda place: found.read(found.samples[place]))
+    kind = "raw" if shape else "jpeg"
+    source = Source(kind, shape, ["0"], {"train": part}, "samples")
+    Packing(source, folder, PackOptions(), workers=1).run()
+    os.sync()
+    packed = PackedPart(read_list(str(folder)), "train", open_files(str(folder)))
+    return Sampled(packed.read, sample(len(packed), len(packed)), sorted(folder.glob("*.shard")))
+
+
+@contextmanager
+def _scratch(beside: Path) -> Iterator[Path]:
+    """A folder on the same disk, if that can be written to."""
+    is_ours = os.access(beside, os.W_OK)
+    with tempfile.TemporaryDirectory(dir=beside if is_ours else None) as folder:
+        yield Path(folder)
+
+
+class _Chosen:
+    """Some samples of a data set, as one of their own."""
+
+    shard_counts: tuple[int, ...] = ()
+
+    def __init__(self, source: Encoded, samples: Sequence[int]) -> None:
+        self.source, self.samples = source, samples
+        self.num_classes = source.num_classes
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, number: int) -> bytes:
+        return self.source.read(self.samples[number])
+
+    def name(self, number: int) -> str:
+        return self.source.name(self.samples[number])
+
+    def labels(self, samples_B: Tensor) -> Tensor:
+        return torch.zeros(len(samples_B), dtype=torch.int64)
+
+
+def _storage(found: Sampled, pool: ThreadPoolExecutor) -> tuple[list[Stage], list[bytes]]:
+    stages = []
+    with _cold(found.files) as is_cold:
+        start = time.perf_counter()
+        contents = list(pool.map(found.read, found.samples))
+        taken_s = time.perf_counter() - start
+    mean = _mean(contents)
+    if is_cold:
+        rate = len(contents) / taken_s
+        stages.append(Stage("storage, cold", rate, rate * mean))
+    rate = _rate(pool, found.read, found.samples)
+    return [*stages, Stage("storage, warm", rate, rate * mean)], contents
+
+
+@contextmanager
+def _cold(files: Iterable[Path]) -> Iterator[bool]:
+    """Whether the system could be asked to forget these files, which are then read anew."""
+    is_cold = hasattr(os, "posix_fadvise")
+    count = 0
+    for path in files if is_cold else ():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        count += 1
+    yield is_cold and count > 0
+
+
+def _rate(pool: ThreadPoolExecutor, work: Callable[[A], B], given: Sequence[A]) -> float:
+    """Images a second: the median over repetitions, by all threads."""
+    rates = []
+    for _ in range(REPETITIONS):
+        start = time.perf_counter()
+        for _ in pool.map(work, given):
+            pass
+        rates.append(len(given) / (time.perf_counter() - start))
+    return median(rates)
+
+
+def _mean(contents: Sequence[bytes]) -> float:
+    return sum(map(len, contents)) / len(contents)
+
+
+def _batch_and_device(
+    images: Sequence[Tensor], config: DataConfig, device: torch.device
+) -> list[Stage]:
+    """By one thread each, as in a training."""
+    batches = Batches(None, None, config, device)  # type: ignore[arg-type]
+    labels = torch.zeros(BATCH, dtype=torch.int64)
+    parts = [images[at : at + BATCH] for at in range(0, len(images) - BATCH + 1, BATCH)] or [images]
+    count = sum(map(len, parts))
+
+    def timed(work: Callable[[], object]) -> float:
+        rates = []
+        for _ in range(REPETITIONS):
+            start = time.perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            rates.append(count / (time.perf_counter() - start))
+        return median(rates)
+
+    batch_rate = timed(lambda: [torch.stack(tuple(part)) for part in parts])
+    stacked = [torch.stack(tuple(part)) for part in parts]
+    device_rate = timed(lambda: [batches.on_device(part, labels) for part in stacked])
+    return [Stage("batch", batch_rate), Stage("copy to device, normalize", device_rate)]
+
+
+def _together(
+    name: str,
+    dataset: DecodedSet,
+    config: DataConfig,
+    device: torch.device,
+    repetitions: int = REPETITIONS,
+) -> Stage:
+    """As a training takes its batches."""
+    order = SampleOrder(0, len(dataset), BATCH, BATCH)
+    rates = []
+    for repetition in range(repetitions):
+        first = repetition * order.steps_per_epoch
+        steps = range(first, first + order.steps_per_epoch)
+        batches = BatchesAhead(
+            Batches(dataset, order, config, device), range(1), steps.start, steps.stop
+        )
+        start = time.perf_counter()
+        for step in steps:
+            batches.train_batch(step, 0)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        rates.append(len(dataset) / (time.perf_counter() - start))
+        batches.close()
+    return Stage(name, median(rates))

@@ -1,0 +1,64 @@
+"""A rank's batches of a training, fetched ahead in the order in which it will ask for them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from firecaffe.data.batches import Batches, output_shape
+from firecaffe.data.order import SampleOrder
+from firecaffe.data.prefetch import ahead
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass
+class BatchesAhead:
+    """`batches`, for who asks for the leaves of `share` of each step from `first_step` on."""
+
+    batches: Batches
+    share: range
+    first_step: int
+    last_step: int
+    """One after the last one."""
+    _next: Iterator[tuple[int, int]] = field(init=False, repr=False)
+    _made: Iterator[Batch] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        batches = self.batches
+        size = prod(output_shape(batches.dataset, batches.config))
+        batch_bytes = batches.order.micro_batch_size * size
+        self._next = self._places()
+        self._made = ahead(self._calls(), batches.dataset, batch_bytes)
+
+    @property
+    def order(self) -> SampleOrder:
+        return self.batches.order
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        return (
+            (step, leaf) for step in range(self.first_step, self.last_step) for leaf in self.share
+        )
+
+    def _calls(self) -> Iterator[Callable[[], Batch]]:
+        return (partial(self._host_batch, *place) for place in self._places())
+
+    def _host_batch(self, step: int, leaf: int) -> Batch:
+        images, labels = self.batches.host_batch(step, leaf)
+        if torch.device(self.batches.device).type == "cuda":
+            return images.pin_memory(), labels.pin_memory()
+        return images, labels
+
+    def train_batch(self, step: int, leaf: int) -> Batch:
+        """As `Batches.train_batch`; its errors come when the batch is asked for, not before."""
+        expected = next(self._next)
+        if expected != (step, leaf):
+            raise RuntimeError(f"asked for {(step, leaf)}, expected {expected}")
+        return self.batches.on_device(*next(self._made))
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._made.close()  # type: ignore[attr-defined]

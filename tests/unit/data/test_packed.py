@@ -1,0 +1,351 @@
+"""Packed data sets: the same images as the source's, by number; near, remote, cached, damaged."""
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import simplejpeg
+import torch
+from PIL import Image
+
+from firecaffe.data import DataConfig, TensorDataset, open_data
+from firecaffe.data import source as source_module
+from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.hash import hash64
+from firecaffe.data.packed import PackedPart, PackedSet, RawPart, read_list
+from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.source import open_source
+from firecaffe.data.packing.verify import verify
+from firecaffe.data.shard import ShardInfo
+from firecaffe.data.shard_files import CachedFiles, LocalFiles, open_files
+from firecaffe.errors import DataError, RecipeError
+
+CLASSES = ("cat", "dog")
+
+
+def photo(number: int, rows: int = 24, columns: int = 32) -> bytes:
+    """A smooth image, so that it is some hundred bytes and every one is another."""
+    noise = hash64(number, torch.arange(4 * 4 * 3)).remainder(256).to(torch.uint8)
+    small = Image.frombytes("RGB", (4, 4), bytes(noise.tolist()))
+    pixels = torch.frombuffer(bytearray(small.resize((columns, rows)).tobytes()), dtype=torch.uint8)
+    return bytes(simplejpeg.encode_jpeg(pixels.view(rows, columns, 3).numpy(), 90))
+
+
+def make_folder(folder: Path, train: int = 30, test: int = 6) -> Path:
+    for part, count in (("train", train), ("test", test)):
+        for number in range(count):
+            path = folder / part / CLASSES[number % 2] / f"{number:03d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(photo(number + 1000 * (part == "test")))
+    return folder
+
+
+def pack(
+    source: Path, dest: Path, workers: int = 2, resize: int = 0, raw: bool = False
+) -> PackedSet:
+    options = PackOptions(resize=resize, raw=raw, shard_bytes=4000)
+    return Packing(open_source(source), dest, options, workers).run()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos")
+
+
+@pytest.fixture
+def packed(folder: Path, tmp_path: Path) -> Path:
+    pack(folder, tmp_path / "packed")
+    return tmp_path / "packed"
+
+
+def part_of(root: Path, part: str = "train") -> PackedPart:
+    return PackedPart(read_list(str(root)), part, LocalFiles(root))
+
+
+def test_every_image_is_there_once_with_its_label(folder: Path, packed: Path) -> None:
+    part = part_of(packed)
+    assert len(part.shard_counts) > 2
+    found = {part.read(number): part.label(number) for number in range(len(part))}
+    names = {path.read_bytes(): path.parent.name for path in folder.glob("train/*/*.jpg")}
+    assert {content: CLASSES[label] for content, label in found.items()} == names
+    # In an order of its own, so that a shard holds all classes.
+    first = part.labels(torch.arange(part.shard_counts[0]))
+    assert len(set(first.tolist())) == 2
+
+
+def test_the_same_bytes_from_any_number_of_threads(folder: Path, tmp_path: Path) -> None:
+    pack(folder, tmp_path / "a", workers=1)
+    pack(folder, tmp_path / "b", workers=4)
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "b").iterdir())
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_a_packing_that_was_ended_goes_on(
+    folder: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list and one shard are missing, as if it had been killed; whole shards are kept."""
+    half = tmp_path / "half"
+    shutil.copytree(packed, half)
+    (half / "dataset.json").unlink()
+    (half / "train-00001.shard").unlink()
+    (half / "train-00001.shard.partial").write_bytes(b"half of it")
+    job = Packing(open_source(folder), half, PackOptions(shard_bytes=4000), 1)
+    (half / "packing.json").write_text(json.dumps({"identity": job._identity()}))
+    kept = (half / "train-00000.shard").stat().st_ino
+    job.run()
+    assert (half / "train-00000.shard").stat().st_ino == kept
+    for path in packed.iterdir():
+        assert (half / path.name).read_bytes() == path.read_bytes()
+    assert len(list(half.iterdir())) == len(list(packed.iterdir()))
+
+
+def test_a_folder_that_holds_something_else_is_refused(
+    folder: Path, packed: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match="holds a packed data set already"):
+        pack(folder, packed)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(RecipeError, match="is not empty"):
+        pack(folder, tmp_path / "full")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "packing.json").write_text('{"identity": "another"}')
+    with pytest.raises(RecipeError, match="shards of another packing"):
+        pack(folder, tmp_path / "other")
+
+
+def test_broken_images_are_left_out_and_listed(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "train" / "cat" / "002.jpg").read_bytes()
+    (folder / "train" / "cat" / "002.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "train" / "dog" / "003.jpg").write_bytes(b"")
+    found = pack(folder, tmp_path / "packed")
+    assert found.count("train") == 28
+    assert [line.split(": not a whole image")[0] for line in found.skipped] == [
+        "train/cat/002.jpg",
+        "train/dog/003.jpg",
+    ]
+
+
+def test_nothing_but_broken_images(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / "photos" / part / "a").mkdir(parents=True)
+        (tmp_path / "photos" / part / "a" / "1.jpg").write_text("no")
+    with pytest.raises(DataError, match="no image could be packed; the first: "):
+        pack(tmp_path / "photos", tmp_path / "packed")
+
+
+def test_resized_images_keep_their_proportions(folder: Path, tmp_path: Path) -> None:
+    pack(folder, tmp_path / "packed", resize=12)
+    part = part_of(tmp_path / "packed")
+    rows, columns, *_ = simplejpeg.decode_jpeg_header(part.read(0))
+    assert (rows, columns) == (12, 16)
+
+
+def test_pixels_are_held_in_memory_or_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(folder, tmp_path / "packed", resize=12, raw=True)
+    config = DataConfig("packed", str(tmp_path / "packed"))
+    held = open_data(config).train
+    monkeypatch.setattr(source_module, "HELD_BYTES", 0)
+    read = open_data(config).train
+    assert isinstance(held, TensorDataset)
+    assert isinstance(read, RawPart)
+    numbers = torch.tensor([29, 0, 17, 17])
+    for own, other in zip(held.batch(numbers), read.batch(numbers), strict=True):
+        assert torch.equal(own, other)
+    assert read.batch(torch.tensor([], dtype=torch.int64))[0].shape == (0, 3, 12, 12)
+    decoded = open_data(DataConfig("folder", str(folder), resize=12)).train
+    pixels = {image.numpy().tobytes() for image in decoded.batch(torch.arange(30))[0]}
+    assert {image.numpy().tobytes() for image in held.batch(torch.arange(30))[0]} == pixels
+
+
+def test_images_of_two_sizes_are_no_pixels_of_one_shape(folder: Path, tmp_path: Path) -> None:
+    (folder / "train" / "cat" / "000.jpg").write_bytes(photo(0, 30, 30))
+    found = pack(folder, tmp_path / "packed", raw=True)
+    assert len(found.skipped) in (1, 29 + 6)  # whichever is another size than the first
+    assert "; give --resize" in found.skipped[0]
+
+
+def test_opening_reads_no_shard(packed: Path) -> None:
+    class Counted(LocalFiles):
+        reads = 0
+
+        def read(self, info: ShardInfo, start: int, length: int) -> bytes:
+            self.reads += 1
+            return super().read(info, start, length)
+
+    files = Counted(packed)
+    part = PackedPart(read_list(str(packed)), "train", files)
+    assert (len(part), files.reads) == (30, 0)
+    part.read(0)
+    assert files.reads == 4  # prologue, header, index, sample
+    part.read(1)
+    assert files.reads == 5
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def test_a_shard_that_is_cut_is_found_before_anything_is_read(packed: Path) -> None:
+    path = packed / "train-00001.shard"
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(
+        DataError, match=r"train-00001.shard: \d+ bytes long, truncated; it was pac"
+    ):
+        part_of(packed)
+    path.unlink()
+    with pytest.raises(DataError, match=r"train-00001\.shard: cannot be read, No such file"):
+        part_of(packed)
+
+
+def test_a_changed_byte_is_found_by_the_sample_that_has_it(packed: Path) -> None:
+    path = packed / "train-00000.shard"
+    content = bytearray(path.read_bytes())
+    content[60] ^= 1
+    path.write_bytes(content)
+    part = part_of(packed)
+    with pytest.raises(DataError, match=r"train-00000.shard, sample 0: its bytes are not those"):
+        part.read(0)
+    part.read(1)
+    with pytest.raises(DataError, match=r"sample 0: its bytes are not those that were packed"):
+        verify(str(packed))
+
+
+def test_a_shard_cut_while_it_is_read(packed: Path) -> None:
+    part = part_of(packed)
+    part.read(0)
+    path = packed / "train-00000.shard"
+    with path.open("r+b") as file:
+        file.truncate(50)
+    with pytest.raises(DataError, match=r"sample 0: 10 of \d+ bytes could be read; it is trunc"):
+        part.read(0)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda words: words.pop("kind"),
+        lambda words: words.update(kind="video"),
+        lambda words: words.update(shape=[3]),
+        lambda words: words.update(version=9),
+        lambda words: words.update(parts=[1]),
+        lambda words: words["parts"]["train"][0].update(file="../../etc/passwd"),
+        lambda words: words["parts"]["train"][0].pop("sha256"),
+    ],
+)
+def test_a_damaged_list_is_told(packed: Path, spoil: object) -> None:
+    path = packed / "dataset.json"
+    words = json.loads(path.read_text())
+    spoil(words)  # type: ignore[operator]
+    path.write_text(json.dumps(words))
+    with pytest.raises(DataError, match=r"dataset\.json: "):
+        read_list(str(packed))
+
+
+def test_a_list_and_shards_that_do_not_belong_together(packed: Path) -> None:
+    path = packed / "dataset.json"
+    path.write_text(path.read_text().replace('"cat",\n', ""))
+    part = part_of(packed)
+    with pytest.raises(DataError, match="has label 1, expected 0 to 0"):
+        part.labels(torch.arange(len(part)))
+
+
+def test_verify_says_that_all_is_well(packed: Path) -> None:
+    done: list[int] = []
+    verify(str(packed), lambda images, _: done.append(images))
+    assert sum(done) == 36
+
+
+# --- skip -----------------------------------------------------------------------------------------
+
+
+def test_the_next_whole_image_stands_in_for_broken_ones(folder: Path) -> None:
+    files = sorted(folder.glob("train/*/*.jpg"))
+    for place in (3, 4, len(files) - 1):
+        files[place].write_text("broken")
+    config = DataConfig("folder", str(folder), resize=8, on_error="skip")
+    train = open_data(config).train
+    assert isinstance(train, DecodedSet)
+    images, labels = train.batch(torch.tensor([3, 4, 5, len(files) - 1, 0]))
+    assert torch.equal(images[0], images[2])
+    assert torch.equal(images[1], images[2])
+    assert torch.equal(images[3], images[4])  # after the last comes the first
+    assert labels.tolist() == [0, 0, 0, 0, 0]
+    assert sorted(train.skipped) == [3, 4, len(files) - 1]
+    assert all("not a whole image" in reason for reason in train.skipped.values())
+    with pytest.raises(DataError, match="not a whole image"):
+        open_data(DataConfig("folder", str(folder), resize=8)).train.batch(torch.tensor([3]))
+
+
+def test_a_data_set_that_is_all_broken_ends_a_run_that_skips(folder: Path) -> None:
+    for path in folder.glob("train/*/*.jpg"):
+        path.write_text("broken")
+    train = open_data(DataConfig("folder", str(folder), resize=8, on_error="skip")).train
+    with pytest.raises(DataError, match="broken, and so are the 99 after it"):
+        train.batch(torch.tensor([0]))
+
+
+# --- elsewhere ------------------------------------------------------------------------------------
+
+
+def test_a_remote_data_set_gives_the_same_samples(packed: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    for path in packed.iterdir():
+        memory.pipe_file(f"/bucket/{path.name}", path.read_bytes())
+    root = "memory://bucket"
+    remote = PackedPart(read_list(root), "train", open_files(root))
+    here = part_of(packed)
+    assert [remote.read(i) for i in range(30)] == [here.read(i) for i in range(30)]
+    memory.rm("/bucket/train-00000.shard")
+    with pytest.raises(DataError, match="memory://bucket: FileNotFoundError"):
+        PackedPart(read_list(root), "train", open_files(root))
+    with pytest.raises(DataError, match="nosuch://x"):
+        read_list("nosuch://x")
+
+
+def test_a_cache_fetches_each_shard_once_and_keeps_to_its_limit(
+    packed: Path, tmp_path: Path
+) -> None:
+    infos = read_list(str(packed)).parts["train"]
+    limit = sum(info.num_bytes for info in infos[:2]) + 100
+    files = open_files(str(packed), str(tmp_path / "cache"), limit)
+    assert isinstance(files, CachedFiles)
+    part = PackedPart(read_list(str(packed)), "train", files)
+    here = part_of(packed)
+    for number in (*range(30), *range(30)):
+        assert part.read(number) == here.read(number)
+        held = sum(path.stat().st_size for path in (tmp_path / "cache").glob("*.shard"))
+        assert held <= limit
+    with pytest.raises(
+        DataError, match=r"a shard of .* MB does not fit .*; raise data.cache_bytes"
+    ):
+        PackedPart(
+            read_list(str(packed)), "train", open_files(str(packed), str(tmp_path / "tiny"), 100)
+        ).read(0)
+
+
+def test_a_cache_does_not_keep_what_was_not_packed(packed: Path, tmp_path: Path) -> None:
+    part = PackedPart(
+        read_list(str(packed)), "train", open_files(str(packed), str(tmp_path / "cache"))
+    )
+    path = packed / "train-00000.shard"
+    content = bytearray(path.read_bytes())
+    content[60] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="not what was packed"):
+        part.read(0)
+    assert not list((tmp_path / "cache").glob("*.shard"))
+    assert not list((tmp_path / "cache").glob("*.partial"))
+
+
+def test_many_threads_may_ask_for_the_first_sample_at_once(packed: Path) -> None:
+    for _ in range(30):
+        part = part_of(packed)
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(part.read, [0] * 16))) == 1

@@ -1,0 +1,198 @@
+"""What can be packed: each format gives the images and labels that were put into it."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from firecaffe.data.cifar10 import TEST_FILES, TRAIN_FILES, open_cifar10
+from firecaffe.data.packing import source as source_module
+from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.part import Source
+from firecaffe.data.packing.source import open_source, part_of
+from firecaffe.errors import DataError, RecipeError
+from tests.unit.data.test_packed import make_folder, photo
+from tests.unit.data.test_source import write_idx_files
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+def contents(source: Source, part: str) -> list[tuple[bytes, str]]:
+    found = source.parts[part]
+    return [(found.read(i), source.classes[found.labels[i]]) for i in range(len(found))]
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("train", "train"),
+        ("ilsvrc12_val_lmdb", "validation"),
+        ("test", "test"),
+        ("validation", "validation"),
+        ("shard-0001.tar", "train"),
+    ],
+)
+def test_parts_are_known_by_name(name: str, part: str) -> None:
+    assert part_of(name) == part
+
+
+def test_webdataset(tmp_path: Path) -> None:
+    photos = [photo(number) for number in range(5)]
+    write_tar(
+        tmp_path / "set" / "train-0000.tar",
+        {"0.jpg": photos[0], "0.cls": b"2", "1.cls": b"0\n", "1.jpg": photos[1], "1.json": b"{}"},
+    )
+    write_tar(tmp_path / "set" / "train-0001.tar", {"a/2.left.jpg": photos[2], "a/2.cls": b"11"})
+    write_tar(tmp_path / "set" / "val-0000.tar", {"3.jpg": photos[3], "3.cls": b"1"})
+    source = open_source(tmp_path / "set")
+    assert source.classes == [str(number) for number in range(12)]
+    assert contents(source, "train") == [(photos[0], "2"), (photos[1], "0"), (photos[2], "11")]
+    assert contents(source, "validation") == [(photos[3], "1")]
+
+
+def test_a_folder_of_images_in_a_tar(tmp_path: Path) -> None:
+    photos = [photo(number) for number in range(3)]
+    write_tar(
+        tmp_path / "photos.tar",
+        {
+            "LICENSE": b"free",
+            "train/dog/1.jpg": photos[0],
+            "train/cat/1.jpg": photos[1],
+            "test/cat/2.jpg": photos[2],
+        },
+    )
+    source = open_source(tmp_path / "photos.tar")
+    assert source.classes == ["cat", "dog"]
+    assert contents(source, "train") == [(photos[0], "dog"), (photos[1], "cat")]
+    assert contents(source, "test") == [(photos[2], "cat")]
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"0.jpg": b"x"}, "0.jpg has no label"),
+        ({"0.jpg": b"x", "1.cls": b"1", "1.jpg": b"y"}, "0.jpg has no 0.cls beside it"),
+        ({"0.jpg": b"x", "0.cls": b"cat"}, "0.cls is 'cat'; expected a class's number"),
+        ({"readme.txt": b"x"}, "hold no images"),
+    ],
+)
+def test_tars_without_labels_or_images(
+    tmp_path: Path, members: dict[str, bytes], said: str
+) -> None:
+    write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(DataError, match=said):
+        open_source(tmp_path / "a.tar")
+
+
+def test_a_cut_tar(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"train/cat/1.jpg": photo(1), "train/cat/2.jpg": photo(2) * 20})
+    content = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(content[:1500])
+    with pytest.raises(DataError, match=r"a\.tar: "):
+        contents(open_source(tmp_path / "a.tar"), "train")
+
+
+def test_idx_files_are_packed_as_pixels(tmp_path: Path) -> None:
+    write_idx_files(tmp_path / "idx")
+    source = open_source(tmp_path / "idx")
+    assert (source.kind, source.shape) == ("raw", (1, 4, 4))
+    assert contents(source, "train") == [(bytes(16), "0"), (bytes(16), "9")]
+    with pytest.raises(RecipeError, match="its images are raw already"):
+        Packing(source, tmp_path / "packed", PackOptions(resize=8), 1).run()
+
+
+def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, name in enumerate(TRAIN_FILES + TEST_FILES):
+        (tmp_path / name).write_bytes((bytes([number]) + bytes([number] * 3072)) * 2)
+    monkeypatch.setattr(source_module, "open_cifar10", lambda path: open_cifar10(path, 2))
+    source = open_source(tmp_path)
+    assert (source.kind, source.shape) == ("raw", (3, 32, 32))
+    assert contents(source, "train")[3] == (bytes([1] * 3072), "1")
+    assert contents(source, "test")[0] == (bytes([5] * 3072), "5")
+
+
+def write_lmdb(folder: Path, datums: list[bytes]) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    folder.mkdir(parents=True)
+    with lmdb.open(str(folder), map_size=1 << 24) as base, base.begin(write=True) as view:
+        for number, datum in enumerate(datums):
+            view.put(f"{number:08d}".encode(), datum)
+
+
+def datum(pixels: Tensor | bytes, label: int) -> bytes:
+    """By the wire format of protocol buffers, field by field, as Caffe's own code writes it."""
+
+    def varint(value: int) -> bytes:
+        out = bytearray()
+        while value > 127:
+            out.append(value & 127 | 128)
+            value >>= 7
+        return bytes([*out, value])
+
+    if isinstance(pixels, bytes):
+        shape: tuple[int, ...] = ()
+        content = pixels
+    else:
+        shape, content = tuple(pixels.shape), pixels.numpy().tobytes()
+    fields = [bytes([8 * (1 + at)]) + varint(size) for at, size in enumerate(shape)]
+    fields.append(bytes([8 * 4 + 2]) + varint(len(content)) + content)
+    fields.append(bytes([8 * 5]) + varint(label))
+    fields += [] if shape else [bytes([8 * 7, 1])]
+    return b"".join(fields)
+
+
+def test_caffes_lmdb_of_encoded_images(tmp_path: Path) -> None:
+    write_lmdb(tmp_path / "x_train_lmdb", [datum(photo(1), 3), datum(photo(2), 0)])
+    write_lmdb(tmp_path / "x_val_lmdb", [datum(photo(3), 200)])
+    source = open_source(tmp_path)
+    assert source.kind == "jpeg"
+    assert contents(source, "train") == [(photo(1), "3"), (photo(2), "0")]
+    assert contents(source, "validation") == [(photo(3), "200")]
+    assert len(source.classes) == 201
+
+
+def test_caffes_lmdb_of_pixels_has_blue_first(tmp_path: Path) -> None:
+    pixels = torch.arange(3 * 2 * 5).to(torch.uint8).view(3, 2, 5)
+    write_lmdb(tmp_path / "train", [datum(pixels, 1)])
+    write_lmdb(tmp_path / "test", [datum(pixels, 0)])
+    source = open_source(tmp_path)
+    assert (source.kind, source.shape) == ("raw", (3, 2, 5))
+    assert contents(source, "train") == [(pixels.flip(0).contiguous().numpy().tobytes(), "1")]
+    del source  # a database is opened once in a process
+    as_it_is = open_source(tmp_path, bgr=False)
+    assert contents(as_it_is, "test") == [(pixels.numpy().tobytes(), "0")]
+
+
+def test_lmdbs_that_are_not_alike_or_no_lmdbs(tmp_path: Path) -> None:
+    pixels = torch.zeros(1, 2, 2, dtype=torch.uint8)
+    write_lmdb(tmp_path / "mixed" / "train", [datum(pixels, 1), datum(photo(1), 1)])
+    with pytest.raises(DataError, match="its images are not alike"):
+        open_source(tmp_path / "mixed")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "data.mdb").write_bytes(b"no database" * 1000)
+    with pytest.raises(DataError, match="not a whole LMDB"):
+        open_source(tmp_path / "broken")
+
+
+def test_what_cannot_be_packed(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such file or folder"):
+        open_source(tmp_path / "nowhere")
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(DataError, match="nothing in it can be packed"):
+        open_source(tmp_path / "notes")
+
+
+def test_a_folder_without_a_part_is_packed_without_it(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "photos")
+    (folder / "test").rename(folder / "val")
+    assert set(open_source(folder).parts) == {"train", "validation"}

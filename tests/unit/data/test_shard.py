@@ -1,0 +1,138 @@
+"""The shard format: what is written is read, and whatever else is there is told as damage."""
+
+import json
+import zlib
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from firecaffe.data.shard import PROLOGUE, Read, ShardIndex, ShardWriter, check_sample, read_index
+from firecaffe.errors import DataError
+
+SAMPLES = [b"first", b"", b"the third one", bytes(range(256))]
+LABELS = [3, 0, 1, 2]
+
+
+def write(path: Path) -> bytes:
+    with ShardWriter(path, "jpeg") as writer:
+        for content, label in zip(SAMPLES, LABELS, strict=True):
+            writer.add(content, label)
+        writer.skipped.append("broken.jpg: not a whole image")
+        writer.finish()
+    return path.read_bytes()
+
+
+def reader(content: bytes) -> Read:
+    return lambda start, length: content[start : start + length]
+
+
+def samples(content: bytes, index: ShardIndex) -> list[bytes]:
+    ends = index.offsets.tolist()
+    found = [content[a:b] for a, b in pairwise(ends)]
+    for each, checksum, start, stop in zip(
+        found, index.checksums.tolist(), ends[:-1], ends[1:], strict=True
+    ):
+        check_sample(each, checksum, stop - start, "sample")
+    return found
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    content = write(tmp_path / "a.shard")
+    index = read_index(reader(content), "a", len(content))
+    assert samples(content, index) == SAMPLES
+    assert index.labels.tolist() == LABELS
+    assert index.skipped == ("broken.jpg: not a whole image",)
+
+
+def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
+    """Parsed here by docs/shards.md alone."""
+    content = write(tmp_path / "a.shard")
+    assert content[:8] == b"FIRECAFF"
+    version = int.from_bytes(content[8:12], "little")
+    header_bytes = int.from_bytes(content[12:16], "little")
+    header_at = int.from_bytes(content[16:24], "little")
+    assert (version, int.from_bytes(content[24:32], "little")) == (1, len(content))
+    header = content[header_at : header_at + header_bytes]
+    assert int.from_bytes(content[32:36], "little") == zlib.crc32(header)
+    words = json.loads(header)
+    at, count = words["index_at"], words["count"]
+    offsets = np.frombuffer(content, "<u8", count + 1, at)
+    labels = np.frombuffer(content, "<u4", count, at + 8 * (count + 1))
+    checksums = np.frombuffer(content, "<u4", count, at + 8 * (count + 1) + -(-4 * count // 8) * 8)
+    assert [content[a:b] for a, b in pairwise(offsets)] == SAMPLES
+    assert labels.tolist() == LABELS
+    assert checksums.tolist() == [zlib.crc32(each) for each in SAMPLES]
+    assert offsets[0] == 40
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_cut_or_changed_file_is_told_or_gives_the_same(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    content = bytearray(write(tmp_path_factory.mktemp("shard") / "a.shard"))
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, len(content) - 1))]
+    else:
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] ^= data.draw(st.integers(1, 255))
+    try:
+        index = read_index(reader(bytes(content)), "a", len(content))
+        found = samples(bytes(content), index)
+    except DataError:
+        pass
+    else:
+        # Nothing reads the last field of the prologue, and the padding before the index.
+        assert (found, index.labels.tolist()) == (SAMPLES, LABELS)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_no_bytes_at_all_give_a_traceback(content: bytes) -> None:
+    with pytest.raises(DataError):
+        read_index(reader(content), "a", len(content))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        {"count": -1},
+        {"count": "x"},
+        [],
+        {"count": 1, "index_at": 10**18},
+        {"count": 10**12, "index_at": 40},
+    ],
+)
+def test_a_header_with_a_right_checksum_and_wrong_words(header: object) -> None:
+    text = json.dumps(header).encode()
+    size = PROLOGUE.size + len(text)
+    prologue = PROLOGUE.pack(b"FIRECAFF", 1, len(text), PROLOGUE.size, size, zlib.crc32(text), 0)
+    with pytest.raises(DataError, match=r"^a: "):
+        read_index(reader(prologue + text), "a", size)
+
+
+def test_a_shard_that_was_not_finished_leaves_nothing(tmp_path: Path) -> None:
+    with suppress(KeyboardInterrupt), ShardWriter(tmp_path / "a.shard", "jpeg") as writer:
+        writer.add(b"x", 0)
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (0, b"X", "begins with b'XIRECAFF'; a shard begins with b'FIRECAFF'"),
+        (8, b"\x02", "is of version 2; this firecaffe reads 1"),
+    ],
+)
+def test_other_files_are_named_as_such(tmp_path: Path, place: int, value: bytes, said: str) -> None:
+    content = bytearray(write(tmp_path / "a.shard"))
+    content[place : place + 1] = value
+    with pytest.raises(DataError, match=said):
+        read_index(reader(bytes(content)), "a", len(content))
