@@ -2,7 +2,7 @@
 
     python -m benchmarks.input PHOTOS > benchmarks/results/input.md
 
-PHOTOS: a folder of images (PHOTOS/CLASS/*.jpg), from which JPEGs of 500 x 375 are made. All ways
+PHOTOS: a folder that holds JPEGs, at any depth, from which JPEGs of 500 x 375 are made. All ways
 make the same batches: same samples, same boxes, same mirroring; before anything is timed they are
 compared. The ways take turns; the control runs in the same process. Two threads here, two worker
 processes there.
@@ -60,9 +60,9 @@ Way = Callable[[], Iterator[Batch]]
 
 def make_photos(source: Path, dest: Path, count: int) -> None:
     """JPEGs of one size, in the folder layout."""
-    paths = sorted(source.glob("*/*.jp*g"))[:count]
+    paths = sorted(source.rglob("*.jp*g"))[:count]
     if not paths:
-        sys.exit(f"{source}: holds no CLASS/*.jpg")
+        sys.exit(f"{source}: holds no JPEGs")
     for number, path in enumerate(paths):
         folder = dest / "train" / path.parent.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -302,7 +302,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("photos", type=Path)
-    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--count", type=int, default=1700)
     parser.add_argument("--repetitions", type=int, default=7)
     given = parser.parse_args()
     torch.set_num_threads(1)
