@@ -22,7 +22,14 @@ import torch
 
 from benchmarks.cluster_run import Rank
 from benchmarks.namespaces import ClusterUnavailableError
-from benchmarks.small_run import RECIPE, command, state_of, steps_of
+from benchmarks.small_run import (
+    RECIPE,
+    command,
+    pack_photos,
+    photo_recipe,
+    state_of,
+    steps_of,
+)
 from benchmarks.virtual_cluster import VirtualCluster
 from firecaffe.faults import KINDS
 from firecaffe.runs.environment import commit, cpu_name
@@ -102,11 +109,14 @@ def main() -> int:
         parent = Path(name)
         recipe = parent / "recipe.toml"
         recipe.write_text(RECIPE)
+        photos = parent / "photos.toml"
+        photos.write_text(photo_recipe(pack_photos(parent)))
         run(ours(recipe, parent / "alone", 1))
         state = state_of(parent / "alone")
         for fault in chosen:
             try:
-                row, faults = board(fault, recipe, parent / fault, state)
+                own = photos if fault == "truncated_shard" else recipe
+                row, faults = board(fault, own, parent / fault, state)
             except ClusterUnavailableError as error:
                 row, faults = [fault, f"not run: {error}", *[""] * 8], []
             print(" | ".join(row), flush=True)

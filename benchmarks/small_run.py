@@ -4,6 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+import torch
+from PIL import Image
+
+from firecaffe.data.generated import generate
+from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.source import open_source
+
 RECIPE = """
 [model]
 name = "lenet"
@@ -17,6 +24,37 @@ eval_batch_size = 500
 tensorboard = false
 """
 """LeNet on generated images: no files, some 10 ms a step."""
+
+
+PHOTOS = """[data]
+name = "packed"
+path = "{path}"
+resize = 32
+crop = 28
+mirror = true
+augment = "{augment}"
+"""
+"""Instead of RECIPE's data: JPEGs that are decoded while the run goes on."""
+
+
+def pack_photos(folder: Path, train: int = 240, test: int = 40) -> Path:
+    """Some generated images as JPEGs in shards; returns their folder."""
+    for part, count in (("train", train), ("test", test)):
+        images, labels = generate()[part == "test"].batch(torch.arange(count))
+        for number, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+            path = folder / "photos" / part / str(label) / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0].numpy()).save(path, quality=95)
+    options = PackOptions(shard_bytes=50_000)
+    Packing(open_source(folder / "photos"), folder / "packed", options, workers=1).run()
+    return folder / "packed"
+
+
+def photo_recipe(packed: Path, augment: str = "caffe") -> str:
+    """RECIPE on such photos."""
+    return RECIPE.replace(
+        '[data]\nname = "generated"\n', PHOTOS.format(path=packed, augment=augment)
+    )
 
 
 def command(recipe: Path, folder: Path, workers: int, *words: str) -> list[str]:

@@ -6,6 +6,7 @@ run that nothing has happened to.
 
 import json
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -14,7 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.small_run import RECIPE, command, state_of, steps_of
+from benchmarks.small_run import (
+    RECIPE,
+    command,
+    pack_photos,
+    photo_recipe,
+    state_of,
+    steps_of,
+)
 from firecaffe.faults import KINDS
 
 TIMEOUT_S = 120
@@ -85,6 +93,21 @@ def test_the_guilty_rank_is_named_where_the_run_ends(
     fault = check_line(line, tmp_path / "run", injected)
     assert fault["then"] == "the run ended"
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_shard_that_is_truncated_while_it_is_read(tmp_path: Path) -> None:
+    """By the reader itself, whose batches were fetched ahead: some steps later."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(photo_recipe(pack_photos(tmp_path)))
+    words = [*inject("truncated_shard:rank=1,step=2"), "--train.steps", "100"]
+    done = train(recipe, tmp_path / "run", *words)
+    assert done.returncode == KINDS["data"].exit_code, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"firecaffe: rank 1 on {os.uname().nodename} ")
+    assert re.search(
+        r"packed/train-0000\d\.shard, sample \d+: \d+ of \d+ bytes could be read; i", line
+    )
+    assert fault_of(tmp_path / "run")["rank"] == 1
 
 
 @pytest.mark.parametrize("injected", ["kill", "freeze", "exception", "out_of_memory"])

@@ -1,0 +1,127 @@
+"""`firecaffe pack` and `firecaffe bench data`, typed as a user types them; training on shards."""
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from benchmarks.small_run import command, pack_photos, photo_recipe
+from firecaffe.cli import main
+from firecaffe.plan.cluster import load_cluster
+from tests.unit.data.test_packed import make_folder
+
+TIMEOUT_S = 180
+
+
+def typed(*words: object) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main([str(word) for word in words])
+    return code, out.getvalue(), err.getvalue()
+
+
+def test_pack_info_and_verify(tmp_path: Path) -> None:
+    folder, dest = make_folder(tmp_path / "photos"), tmp_path / "packed"
+    (folder / "train" / "cat" / "000.jpg").write_text("no image")
+    code, out, err = typed("pack", folder, dest, "--shard-size", "4kB", "--workers", "2")
+    assert code == 0, err
+    assert "train: 29 images in " in out
+    assert "test: 6 images in " in out
+    assert "broken and left out: 1\n  train/cat/000.jpg: not a whole image" in out
+    assert "sizes: from 24 to 24 rows, from 32 to 32 columns" in out
+    code, out, err = typed("pack", "--info", dest)
+    assert (code, err) == (0, "")
+    assert "train: cat 14, dog 15" in out
+    assert typed("pack", "--verify", dest)[0] == 0
+    shard = dest / "train-00000.shard"
+    content = bytearray(shard.read_bytes())
+    content[50] ^= 1
+    shard.write_bytes(content)
+    code, out, err = typed("pack", "--verify", dest)
+    assert code == 3
+    assert err.startswith(f"firecaffe: {shard}, sample 0: its bytes are not those that were packed")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["pack"], 2, "pack takes SOURCE and DEST; found nothing"),
+        (["pack", "nowhere", "x"], 3, "nowhere: there is no such file or folder"),
+        (
+            ["pack", "a", "b", "--shard-size", "big"],
+            2,
+            "--shard-size is 'big'; it must be as 256MB",
+        ),
+        (["pack", "a", "b", "--quality", "200"], 2, "--quality is from 1 to 100"),
+        (["pack", "a", "--verify", "b"], 2, "pack takes SOURCE and DEST, or --verify DEST"),
+        (["pack", "--info", "nowhere"], 3, "nowhere/dataset.json: cannot be read, No such file"),
+        (["bench", "data", "nowhere"], 3, "nowhere: there is no such file or folder"),
+        (["bench", "data", "x", "--crop", "999"], 2, "--resize at least --crop"),
+        (["bench", "data", "x", "--write", "a.txt"], 2, "a cluster file must end in .toml"),
+    ],
+)
+def test_mistakes_get_one_line(words: list[str], code: int, said: str) -> None:
+    found, _, err = typed(*words)
+    assert found == code
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_bench_data_of_each_format(tmp_path: Path) -> None:
+    folder, dest = make_folder(tmp_path / "photos", 40), tmp_path / "packed"
+    assert typed("pack", folder, dest)[0] == 0
+    words = ["--images", "30", "--resize", "32", "--crop", "28", "--model-rate", "100", "--json"]
+    stages = ["storage, cold", "storage, warm", "decode", "crop and resize", "batch"]
+    stages += ["copy to device, normalize", "together, warm", "together, cold"]
+    for path in (folder, dest):
+        written = tmp_path / f"{path.name}.toml"
+        code, out, err = typed("bench", "data", path, *words, "--write", written)
+        assert code == 0, err
+        found = json.loads(out)
+        assert [stage["name"] for stage in found["stages"]] == stages
+        assert all(stage["images_per_s"] > 0 for stage in found["stages"])
+        assert set(found["formats"]) == {"a folder of files", "packed"}
+        assert found["said"][0].startswith("what limits: ")
+        storage = load_cluster(str(written)).storage
+        assert storage is not None
+        assert storage.decoded_images_per_s == found["stages"][6]["images_per_s"]
+    raw = tmp_path / "raw"
+    assert typed("pack", folder, raw, "--raw", "--resize", "32")[0] == 0
+    code, out, err = typed("bench", "data", raw, "--images", "30")
+    assert code == 0, err
+    assert "decode" not in out
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def test_photos_train_to_the_same_bits_on_1_2_and_4_workers(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(photo_recipe(pack_photos(tmp_path), "inception"))
+    verify = [sys.executable, "-m", "firecaffe", "verify", str(recipe)]
+    done = run(*verify, "--nproc-per-node", "1,2,4", "--steps", "3", "--data.order", "shards")
+    assert done.returncode == 0, done.stderr
+    assert "identical: 1, 2, 4 workers" in done.stdout
+
+
+def test_a_run_that_skips_says_what_it_left_out(tmp_path: Path) -> None:
+    packed = pack_photos(tmp_path)
+    photos = tmp_path / "photos"
+    broken = sorted(photos.glob("train/3/*.jpg"))[0]
+    broken.write_bytes(broken.read_bytes()[:300])
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(photo_recipe(packed).replace('"packed"', '"folder"', 1))
+    words = ["--data.path", str(photos), "--train.steps", "10", "--data.on_error", "skip"]
+    done = run(*command(recipe, tmp_path / "run", 1, *words))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    (line,) = result["broken_images"]
+    assert line.startswith(f"{broken}: not a whole image")
+    assert "warning: 1 broken images, for each the next whole one stood in" in done.stdout
+    assert len(result["data_wait_by_rank"]) == 1
+    assert "waited for data: " in done.stdout
