@@ -10,6 +10,7 @@ from torch import nn
 
 from firecaffe.data import open_data, output_shape
 from firecaffe.data.augment import cropped_shape
+from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.generated import NUM_TRAIN
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.models import MODELS
@@ -140,7 +141,8 @@ def _samples(recipe: Recipe) -> tuple[Samples, tuple[int, int, int]]:
             said = f"{place} has no images that can be read; ImageNet's are taken for them"
             samples = Samples((3, side, side), 1000, IMAGENET_IMAGES, JPEG_BYTES, said)
         else:
-            samples = Samples(train.sample_CHW, train.num_classes, len(train), JPEG_BYTES)
+            stored_bytes = train.image_bytes() if isinstance(train, DecodedSet) else 0.0
+            samples = Samples(train.sample_CHW, train.num_classes, len(train), stored_bytes)
             return samples, output_shape(train, config)
     channels, rows, columns = samples.sample_CHW
     try:

@@ -67,6 +67,8 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
     if storage is not None:
         twice = replace(storage, read_bytes_per_s=2 * storage.read_bytes_per_s)
         worlds.append(("storage of twice the rate", workload, replace(cluster, storage=twice)))
+        twice = replace(storage, decoded_images_per_s=2 * storage.decoded_images_per_s)
+        worlds.append(("twice the decoding threads", workload, replace(cluster, storage=twice)))
     way = row.exchange, row.compressor
     found = [_change(what, row, work, on, *way) for what, work, on in worlds]
     ways = [

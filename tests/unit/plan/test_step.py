@@ -6,6 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from firecaffe.plan.advice import changes
 from firecaffe.plan.cluster import Cluster, Device, Link, Measured, Storage
 from firecaffe.plan.compute import correction, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
@@ -106,6 +107,16 @@ def test_storage_that_is_too_slow_is_waited_for() -> None:
     assert row.data_s > 0
     per_node = WORK.global_batch_size / 8
     assert row.step_s == pytest.approx(per_node * WORK.stored_bytes / 1e6, rel=1e-6)
+
+
+def test_decoding_that_is_too_slow_is_waited_for_and_threads_are_advised() -> None:
+    storage = Storage("s", 1e12, decoded_images_per_s=10)
+    starved = cluster(1e18, storage=storage)
+    row = forecast(WORK, starved, 8, "tree")
+    assert row.step_s == pytest.approx(WORK.global_batch_size / 8 / 10, rel=1e-6)
+    best = changes(WORK, starved, row)[0]
+    assert best.what == "twice the decoding threads"
+    assert best.gain == pytest.approx(1, rel=0.01)
 
 
 def test_unequal_shares_wait_for_the_largest() -> None:
