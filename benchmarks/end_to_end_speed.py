@@ -77,7 +77,7 @@ class DdpStep:
         self.model = DistributedDataParallel(make_model(dropout), process_group=world.group)
         self.batches = make_batches(recipe, data)
         self.share = leaf_share(recipe.train.num_micro_batches, world.world_size, world.rank)
-        self.optimizer = make_optimizer(list(self.model.parameters()), recipe.solver)
+        self.optimizer = make_optimizer(dict(self.model.named_parameters()), recipe.solver)
         self.alone = alone
 
     def __call__(self, step: int, rate: float) -> None:
@@ -102,7 +102,7 @@ def make_step(
         return DdpStep(world, recipe, data, dropout, variant == ALONE)
     recipe = make_recipe(variant, 1, PLANNED_STEPS)
     model, batches = make_model(dropout), make_batches(recipe, data)
-    optimizer = make_optimizer(list(model.parameters()), recipe.solver)
+    optimizer = make_optimizer(dict(model.named_parameters()), recipe.solver)
     exchange = Exchange(world, recipe.exchange.algorithm)
     words = recipe.exchange
     return OurStep(model, classification_loss, batches, recipe.train, optimizer, words, exchange)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from firecaffe.checks import check_coded, check_hosts, check_input, check_outputs, check_rates
+from firecaffe.checks import check_coded, check_hosts, check_outputs, check_rates
 from firecaffe.comm.agree import agree, gather_text
 from firecaffe.comm.auto import AutoChoice, choose_exchange
 from firecaffe.comm.exchange import FOLD, Exchange, route
@@ -21,14 +21,11 @@ from firecaffe.data import (
     Batches,
     Data,
     Dataset,
-    SampleOrder,
-    check_data,
     open_data,
     output_shape,
-    shard_counts,
 )
 from firecaffe.data.train_batches import BatchesAhead
-from firecaffe.errors import CheckpointError, DataError, RecipeError, RunError
+from firecaffe.errors import CheckpointError, DataError, RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import leaf_share
 from firecaffe.facts import describe, doubts_of, facts, share_weights
@@ -39,7 +36,8 @@ from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import MODELS, build_model, classification_loss
 from firecaffe.models.config import ModelConfig
-from firecaffe.planning import cluster_for, write_forecast
+from firecaffe.planning import write_forecast
+from firecaffe.preflight import sample_order, total_steps
 from firecaffe.recipe import Recipe, check_recipe, identity, to_toml
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
@@ -49,7 +47,6 @@ from firecaffe.train.checkpoint import (
     Checkpoint,
     check_identity,
     compressor_state,
-    load_newest,
     restore,
 )
 from firecaffe.train.config import check_workers
@@ -59,6 +56,7 @@ from firecaffe.train.inject import (
     inject_into_batches,
     inject_into_saver,
 )
+from firecaffe.train.learning_rate import batch_scale, describe_rate
 from firecaffe.train.loop import Result, Training
 from firecaffe.train.loop import train as run_training
 from firecaffe.train.saver import Saver
@@ -77,34 +75,6 @@ class Parts:
     test: Dataset | None = None
     comm_hook: tuple[object, Hook] | None = None
     injections: Sequence[Injection] = ()
-
-
-def preflight(
-    recipe: Recipe, world_size: int, resume: Path | None = None, is_new: bool = True
-) -> None:
-    """Finds out what can be known before any rank is started. is_new: whether this host cannot be
-    one that comes later to a run which goes on.
-
-    Raises: a FirecaffeError of the kind that the training would have met.
-    """
-    check_recipe(recipe)
-    check_workers(recipe.train, world_size, level_of(recipe.exchange))
-    data = check_data(recipe.data)
-    with torch.device("meta"):
-        model = build_model(recipe.model.name, data.train.num_classes, data.train.sample_CHW[0])
-    check_input(model, recipe, data.train)
-    if recipe.train.device == "cuda" and not torch.cuda.is_available():
-        raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
-    if is_new and recipe.run.folder and Path(recipe.run.folder).exists():
-        raise RunError(
-            f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
-        )
-    check_rates(recipe, total_steps(recipe, data))
-    cluster_for(recipe)
-    if resume is not None:
-        words = identity(recipe, total_steps(recipe, data))
-        words["the training data"] = describe(data.train)
-        check_identity(load_newest(resume)[0], words)
 
 
 def train(
@@ -148,12 +118,6 @@ def train(
         return _train_in(world, recipe, parts, find_start(world, resume), found)
 
 
-def total_steps(recipe: Recipe, data: Data) -> int:
-    """The steps of the whole training."""
-    order = _sample_order(recipe, data)
-    return recipe.train.steps or recipe.train.epochs * order.steps_per_epoch
-
-
 def _train_in(
     world: World, recipe: Recipe, parts: Parts, start: Start, found: FaultTeller
 ) -> Result:
@@ -171,11 +135,11 @@ def _train_in(
     coding = coding_of(recipe.exchange)
     if coding is not None:
         check_coded(recipe, named, parts.comm_hook is not None)
-    optimizer = make_optimizer(parameters, recipe.solver)
+    optimizer = make_optimizer(named, recipe.solver)
     agree(world, facts(recipe, data, model, world, checkpoint))
     doubts = share_weights(world, model)
 
-    batches = Batches(data.train, _sample_order(recipe, data), recipe.data, world.device)
+    batches = Batches(data.train, sample_order(recipe, data), recipe.data, world.device)
     level = level_of(recipe.exchange)
     share = leaf_share(config.num_micro_batches, world.world_size, world.rank, level)
     stepper = Stepper(model, parts.loss, batches, config, share)
@@ -222,6 +186,7 @@ def _train_in(
     stepper.batches = inject_into_batches(in_time, parts.injections, world)
     inject_into_saver(saver, parts.injections, world)
     found.at_end = saver.finish
+    rate_note = describe_rate(recipe.solver, config.global_batch_size)
     training = Training(
         world=world,
         model=model,
@@ -245,7 +210,12 @@ def _train_in(
         title=name,
         doubts=doubts,
         broken=getattr(data.train, "skipped", {}),
-        notes=[data.description, *start.notes, *(f"warning: {doubt}" for doubt in doubts)],
+        notes=[
+            data.description,
+            *filter(None, [rate_note]),
+            *start.notes,
+            *(f"warning: {doubt}" for doubt in doubts),
+        ],
     )
     if choice is not None:
         training.notes.insert(1, f"exchange: {choice.reason}")
@@ -265,6 +235,8 @@ def _train_in(
             **dataclasses.asdict(result),
             "model": recipe.model.name,
             "world_size": world.world_size,
+            "initial_lr": recipe.solver.base_lr
+            * batch_scale(recipe.solver, config.global_batch_size),
             "exchange": algorithm,
             "exchange_choice": choice and dataclasses.asdict(choice),
             "route": _describe_route(taken, recipe, exchange, parts),
@@ -337,14 +309,6 @@ def _open(recipe: Recipe, parts: Parts) -> Data:
             raise DataError(f"{name} holds no sample")
     output_shape(parts.train, recipe.data)
     return Data(parts.train, parts.test, f"own data: {len(parts.train)} training images")
-
-
-def _sample_order(recipe: Recipe, data: Data) -> SampleOrder:
-    config = recipe.train
-    counts = shard_counts(data.train, recipe.data)
-    return SampleOrder(
-        config.seed, len(data.train), config.global_batch_size, config.micro_batch_size, counts
-    )
 
 
 def _build(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:

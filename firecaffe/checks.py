@@ -11,7 +11,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import AUTO
 from firecaffe.recipe import Recipe
-from firecaffe.train.learning_rate import learning_rate
+from firecaffe.train.learning_rate import batch_scale, learning_rate
 from firecaffe.train.step import Stepper
 
 
@@ -69,7 +69,8 @@ def _check_logits(logits: Tensor, recipe: Recipe, dataset: Dataset) -> None:
 def check_rates(recipe: Recipe, steps: int) -> None:
     """Raises: RecipeError where the first or the last learning rate cannot be."""
     for step in (0, steps - 1):
-        learning_rate(recipe.solver, step, steps)
+        scale = batch_scale(recipe.solver, recipe.train.global_batch_size)
+        learning_rate(recipe.solver, step, steps, scale)
 
 
 def check_hosts(recipe: Recipe, world: World) -> None:

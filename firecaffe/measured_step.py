@@ -88,8 +88,9 @@ def time_steps(
         assert value is not None
         return value
 
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = make_optimizer(parameters, recipe.solver)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = list(named.values())
+    optimizer = make_optimizer(named, recipe.solver)
     reducer = GradientReducer(
         dict(model.named_parameters()),
         run_probe(model, parameters, first_loss, world).ready_order,

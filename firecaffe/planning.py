@@ -1,7 +1,7 @@
 """From a recipe, or a network's name, to what the planner prices; and a run's forecast."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,9 @@ def _samples(recipe: Recipe) -> tuple[Samples, tuple[int, int, int]]:
 def _optimizer_vectors(recipe: Recipe) -> int:
     """Vectors as long as the weights that the solver keeps: found by a step on one number."""
     parameter = nn.Parameter(torch.zeros(1))
-    optimizer = make_optimizer([parameter], recipe.solver)
+    optimizer = make_optimizer(
+        {"weight": parameter}, replace(recipe.solver, lr_mult={}, decay_mult={})
+    )
     parameter.grad = torch.ones(1)
     optimizer.step()
     state = optimizer.state[parameter].values()

@@ -81,7 +81,7 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     words["exchange.compressor"] = recipe.exchange.compressor
     if recipe.exchange.compressor != NO_COMPRESSOR:
         words["exchange.compressor_level"] = recipe.exchange.compressor_level
-    if recipe.solver.lr_policy == "poly":
+    if recipe.solver.lr_policy in ("poly", "cosine"):
         words["train.steps"] = steps
     return words
 

@@ -4,11 +4,12 @@ import os
 import sys
 from pathlib import Path
 
-from firecaffe.assemble import preflight, train
+from firecaffe.assemble import train
 from firecaffe.cli.parse import parse_recipe, recipe_parser
 from firecaffe.comm.launch import Hosts, launch, parse_nodes
 from firecaffe.comm.world import is_launched
 from firecaffe.errors import RecipeError
+from firecaffe.preflight import preflight
 from firecaffe.recipe import to_toml
 from firecaffe.runs.fault import settle_fault
 from firecaffe.train.inject import check_injections, parse_injection

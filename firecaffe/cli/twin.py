@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from firecaffe.assemble import preflight
 from firecaffe.comm.launch import Hosts, launch
+from firecaffe.preflight import preflight
 from firecaffe.recipe import Recipe, to_toml
 
 

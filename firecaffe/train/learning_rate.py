@@ -41,6 +41,11 @@ def _sigmoid(solver: SolverConfig, i: int, max_iter: int) -> float:
     return 1 / (1 + math.exp(-solver.gamma * (i - solver.stepsize)))
 
 
+def _cosine(solver: SolverConfig, i: int, max_iter: int) -> float:
+    """Source: Loshchilov and Hutter 2017, without restarts."""
+    return (1 + math.cos(math.pi * i / max_iter)) / 2
+
+
 POLICIES: dict[str, Policy] = {
     "fixed": _fixed,
     "step": _step,
@@ -49,30 +54,68 @@ POLICIES: dict[str, Policy] = {
     "multistep": _multistep,
     "poly": _poly,
     "sigmoid": _sigmoid,
+    "cosine": _cosine,
 }
 
+SCALES: dict[str, Callable[[float], float]] = {
+    "none": lambda ratio: 1.0,
+    "linear": lambda ratio: ratio,
+    "sqrt": math.sqrt,
+}
+"""How the rate grows with the batch, of the batch over the reference's. Source: Goyal et al. 2017
+(linear), Krizhevsky 2014 (square root)."""
 
-def learning_rate(solver: SolverConfig, i: int, max_iter: int) -> float:
-    """The rate of update i of max_iter; rises linearly over the first `warmup_steps` updates.
 
-    Source of the warm-up: Goyal et al. 2017, section 2.2.
+def batch_scale(solver: SolverConfig, global_batch_size: int) -> float:
+    """What base_lr is multiplied by for this batch."""
+    if solver.scale == "none":
+        return 1.0
+    return SCALES[solver.scale](global_batch_size / solver.reference_batch_size)
+
+
+def describe_rate(solver: SolverConfig, global_batch_size: int) -> str:
+    """What the words have resolved to, for people; empty where there is no scale."""
+    if solver.scale == "none":
+        return ""
+    factor = batch_scale(solver, global_batch_size)
+    return (
+        f"learning rate: {solver.base_lr * factor:g} = {solver.base_lr:g} x {factor:g} "
+        f"({solver.scale}, batch {global_batch_size} over {solver.reference_batch_size})"
+    )
+
+
+def learning_rate(solver: SolverConfig, i: int, max_iter: int, scale: float = 1.0) -> float:
+    """The rate of update i of max_iter: the policy's, scaled for the batch.
+
+    It rises linearly over the first `warmup_steps` updates: from 0, or from the unscaled rate where
+    there is a scale. Source of the warm-up: Goyal et al. 2017, section 2.2.
 
     Raises: RecipeError where the policy's formula has no value.
     """
     try:
-        rate = solver.base_lr * POLICIES[solver.lr_policy](solver, i, max_iter)
+        rate = solver.base_lr * scale * POLICIES[solver.lr_policy](solver, i, max_iter)
     except (OverflowError, ValueError) as error:
         raise RecipeError(
             f"solver.lr_policy {solver.lr_policy!r} gives no learning rate at step {i} with gamma "
             f"{solver.gamma}, power {solver.power}, stepsize {solver.stepsize}: {error}"
         ) from error
     if i < solver.warmup_steps:
-        rate *= (i + 1) / solver.warmup_steps
+        start = 1 / scale if solver.scale != "none" else 0.0
+        rate *= start + (1 - start) * ((i + 1) / solver.warmup_steps)
     return rate
 
 
 def check_policy(solver: SolverConfig) -> None:
     """Raises: RecipeError where the policy is unknown or lacks what its formula needs."""
+    if solver.scale not in SCALES:
+        raise RecipeError(
+            f"solver.scale is {solver.scale!r}; it must be one of {', '.join(SCALES)}"
+        )
+    if solver.scale != "none" and solver.reference_batch_size < 1:
+        raise RecipeError(
+            f"solver.scale is {solver.scale} with solver.reference_batch_size "
+            f"{solver.reference_batch_size}; give the global batch that base_lr is for"
+        )
     policy = solver.lr_policy
     if policy not in POLICIES:
         raise RecipeError(

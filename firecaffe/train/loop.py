@@ -34,7 +34,7 @@ from firecaffe.train.checkpoint import (
 )
 from firecaffe.train.config import CheckpointConfig, TrainConfig
 from firecaffe.train.evaluate import Evaluation, evaluate
-from firecaffe.train.learning_rate import learning_rate
+from firecaffe.train.learning_rate import batch_scale, learning_rate
 from firecaffe.train.progress import RunProgress
 from firecaffe.train.saver import SaveCosts, Saver
 from firecaffe.train.solver import SolverConfig
@@ -137,6 +137,7 @@ def train(t: Training) -> Result:
             progress.say(f"{t.title}  {note}")
         t.saver.warn = lambda line: progress.say(f"{t.title}  {line}")
         history, sums = t.history, Sums()
+        scale = batch_scale(t.solver, t.config.global_batch_size)
         saved_s = time.monotonic()
 
         def vote() -> Votes:
@@ -146,7 +147,7 @@ def train(t: Training) -> Result:
         for step in range(t.first_step, t.steps):
             start = time.perf_counter()
             t.world.place.step = step + 1
-            rate = learning_rate(t.solver, step, t.steps)
+            rate = learning_rate(t.solver, step, t.steps, scale)
             clip = t.solver.clip_gradients
             result = t.stepper.run(step, rate, t.optimizer, t.reducer, clip, vote)
             history = extend_history(history, result.loss)

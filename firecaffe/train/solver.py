@@ -1,11 +1,15 @@
 """The recipe's [solver] section, in Caffe's words, and torch's optimizers behind them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn, optim
 
 from firecaffe.errors import RecipeError
+from firecaffe.train.caffe_sgd import CaffeSGD
+from firecaffe.train.layer_rates import Lamb, Lars
 
 
 @dataclass(frozen=True)
@@ -13,24 +17,36 @@ class SolverConfig:
     """The optimizer and its learning rate. A word that a solver does not use is ignored by it.
 
     Args:
-        type: sgd, nesterov, adagrad, adadelta, rmsprop or adam.
-        base_lr: Learning rate before the policy.
-        lr_policy: fixed, step, exp, inv, multistep, poly or sigmoid, by Caffe's formulas.
+        type: sgd, nesterov, adagrad, adadelta, rmsprop, adam, lars or lamb.
+        base_lr: Learning rate before the policy; at `reference_batch_size`, where there is a scale.
+        scale: How the rate grows with the batch: linear, sqrt or none. With it, warm-up begins at
+            the rate of the reference.
+        reference_batch_size: Global batch that base_lr is for (scale).
+        lr_policy: fixed, step, exp, inv, multistep, poly or sigmoid, by Caffe's formulas; cosine.
         gamma: Factor or slope of the policy.
         power: Exponent of inv and poly.
         stepsize: Steps between two drops (step), or the middle (sigmoid).
         stepvalue: Steps at which the rate drops (multistep).
         warmup_steps: Steps over which the rate rises linearly to the policy's.
-        momentum: Momentum (sgd, nesterov); decay of means (adadelta); beta 1 (adam).
-        momentum2: Beta 2 (adam).
+        momentum: Momentum (sgd, nesterov, lars); decay of means (adadelta); beta 1 (adam, lamb).
+        momentum2: Beta 2 (adam, lamb).
+        momentum_form: torch (the rate outside the momentum) or caffe (inside; sgd, nesterov).
+        momentum_correction: Scale Caffe's momentum with the rate where that changes.
+        trust: Share of its weights that a layer may move by, before the rate (lars).
         rms_decay: Decay of the mean square (rmsprop).
-        delta: Added to a denominator against division by zero (adagrad, adadelta, rmsprop, adam).
+        delta: Added to a denominator against division by zero (adagrad, adadelta, rmsprop,
+            adam, lamb).
         weight_decay: Weight of the L2 penalty.
+        lr_mult: Multipliers of the rate by pattern of a parameter's name, as "*.bias" = 2; the last
+            match counts. "@vector" is all of one dimension: biases and normalization.
+        decay_mult: Multipliers of the weight decay, likewise.
         clip_gradients: Largest L2 norm of the gradient; 0 does not clip.
     """
 
     type: str = "sgd"
     base_lr: float = 0.01
+    scale: str = "none"
+    reference_batch_size: int = 0
     lr_policy: str = "fixed"
     gamma: float = 0.0
     power: float = 1.0
@@ -39,65 +55,155 @@ class SolverConfig:
     warmup_steps: int = 0
     momentum: float = 0.9
     momentum2: float = 0.999
+    momentum_form: str = "torch"
+    momentum_correction: bool = False
+    trust: float = 0.001
     rms_decay: float = 0.99
     delta: float = 1e-8
     weight_decay: float = 0.0
+    lr_mult: dict[str, float] = field(default_factory=dict)
+    decay_mult: dict[str, float] = field(default_factory=dict)
     clip_gradients: float = 0.0
 
 
-Parameters = Sequence[nn.Parameter]
+Groups = Sequence[dict[str, Any]]
+"""Parameters with their weight decay and `rate_factor`, the multiplier of the learning rate."""
 
 
-def _sgd(parameters: Parameters, c: SolverConfig) -> optim.Optimizer:
-    return optim.SGD(parameters, c.base_lr, c.momentum, weight_decay=c.weight_decay, foreach=True)
-
-
-def _nesterov(parameters: Parameters, c: SolverConfig) -> optim.Optimizer:
+def _sgd(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    nesterov = c.type == "nesterov"
+    if c.momentum_form == "caffe":
+        correction = c.momentum_correction
+        return CaffeSGD(groups, c.base_lr, c.momentum, c.weight_decay, nesterov, correction)
     return optim.SGD(
-        parameters, c.base_lr, c.momentum, weight_decay=c.weight_decay, nesterov=True, foreach=True
+        groups,
+        c.base_lr,
+        c.momentum,
+        weight_decay=c.weight_decay,
+        nesterov=nesterov,
+        foreach=True,
     )
 
 
-def _adagrad(parameters: Parameters, c: SolverConfig) -> optim.Optimizer:
-    return optim.Adagrad(
-        parameters, c.base_lr, weight_decay=c.weight_decay, eps=c.delta, foreach=True
-    )
+def _lars(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return Lars(groups, c.base_lr, c.momentum, c.weight_decay, c.trust)
 
 
-def _adadelta(parameters: Parameters, c: SolverConfig) -> optim.Optimizer:
-    return optim.Adadelta(parameters, c.base_lr, c.momentum, c.delta, c.weight_decay, foreach=True)
+def _lamb(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return Lamb(groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay)
 
 
-def _rmsprop(parameters: Parameters, c: SolverConfig) -> optim.Optimizer:
-    return optim.RMSprop(parameters, c.base_lr, c.rms_decay, c.delta, c.weight_decay, foreach=True)
+def _adagrad(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return optim.Adagrad(groups, c.base_lr, weight_decay=c.weight_decay, eps=c.delta, foreach=True)
 
 
-def _adam(parameters: Parameters, c: SolverConfig) -> optim.Optimizer:
+def _adadelta(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return optim.Adadelta(groups, c.base_lr, c.momentum, c.delta, c.weight_decay, foreach=True)
+
+
+def _rmsprop(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return optim.RMSprop(groups, c.base_lr, c.rms_decay, c.delta, c.weight_decay, foreach=True)
+
+
+def _adam(groups: Groups, c: SolverConfig) -> optim.Optimizer:
     return optim.Adam(
-        parameters, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay, foreach=True
+        groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay, foreach=True
     )
 
 
-SOLVERS: dict[str, Callable[[Parameters, SolverConfig], optim.Optimizer]] = {
+SOLVERS: dict[str, Callable[[Groups, SolverConfig], optim.Optimizer]] = {
     "sgd": _sgd,
-    "nesterov": _nesterov,
+    "nesterov": _sgd,
     "adagrad": _adagrad,
     "adadelta": _adadelta,
     "rmsprop": _rmsprop,
     "adam": _adam,
+    "lars": _lars,
+    "lamb": _lamb,
 }
 
 
-def make_optimizer(parameters: Parameters, config: SolverConfig) -> optim.Optimizer:
+MOMENTUM_FORMS = ("torch", "caffe")
+
+
+def make_optimizer(named: Mapping[str, nn.Parameter], config: SolverConfig) -> optim.Optimizer:
     """The solver's optimizer. All use torch's `foreach` form: the form changes bits."""
-    return SOLVERS[config.type](parameters, config)
+    return SOLVERS[config.type](groups_of(named, config), config)
+
+
+def groups_of(named: Mapping[str, nn.Parameter], config: SolverConfig) -> list[dict[str, Any]]:
+    """Parameters with the same multipliers together, in the network's order.
+
+    Raises: RecipeError where a pattern matches no parameter.
+    """
+    for word in ("lr_mult", "decay_mult"):
+        for pattern in getattr(config, word):
+            if not any(_matches(pattern, name, each) for name, each in named.items()):
+                raise RecipeError(
+                    f"solver.{word} has {pattern!r}, which no parameter of the network matches; "
+                    f"they are called {', '.join(list(named)[:4])} …"
+                )
+    by_factors: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in named.items():
+        factors = (
+            _multiplier(config.lr_mult, name, parameter),
+            _multiplier(config.decay_mult, name, parameter),
+        )
+        by_factors.setdefault(factors, []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": config.weight_decay * decay_factor,
+            "rate_factor": rate_factor,
+        }
+        for (rate_factor, decay_factor), parameters in by_factors.items()
+    ]
+
+
+def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
+    """The learning rate of the next update, before each group's multiplier."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate_factor", 1.0)
+
+
+VECTORS = "@vector"
+"""Instead of a pattern: parameters of one dimension, which are biases and normalization."""
+
+
+def _matches(pattern: str, name: str, parameter: nn.Parameter) -> bool:
+    return parameter.ndim < 2 if pattern == VECTORS else fnmatchcase(name, pattern)
+
+
+def _multiplier(patterns: Mapping[str, float], name: str, parameter: nn.Parameter) -> float:
+    """The last pattern that matches counts."""
+    found = [value for each, value in patterns.items() if _matches(each, name, parameter)]
+    return found[-1] if found else 1.0
 
 
 def check_solver(config: SolverConfig) -> None:
     """Raises: RecipeError where the solver is unknown or a number cannot be."""
     if config.type not in SOLVERS:
         raise RecipeError(f"solver.type is {config.type!r}; it must be one of {', '.join(SOLVERS)}")
-    for name in ("base_lr", "weight_decay", "clip_gradients", "delta", "warmup_steps"):
+    if config.momentum_form not in MOMENTUM_FORMS:
+        raise RecipeError(
+            f"solver.momentum_form is {config.momentum_form!r}; it must be one of "
+            f"{', '.join(MOMENTUM_FORMS)}"
+        )
+    if config.momentum_form == "caffe" and config.type not in ("sgd", "nesterov"):
+        raise RecipeError(
+            f"solver.momentum_form is caffe with solver.type {config.type}; only sgd and nesterov "
+            "have it"
+        )
+    if config.momentum_correction and config.momentum_form != "caffe":
+        raise RecipeError(
+            "solver.momentum_correction is true with momentum_form torch, whose rate is outside "
+            "the momentum and needs none; it is for momentum_form caffe"
+        )
+    for word in ("lr_mult", "decay_mult"):
+        for pattern, value in getattr(config, word).items():
+            if not 0 <= value < float("inf"):
+                raise RecipeError(f"solver.{word} {pattern!r} is {value}; it must be 0 or more")
+    for name in ("base_lr", "weight_decay", "clip_gradients", "delta", "warmup_steps", "trust"):
         value = getattr(config, name)
         if not 0 <= value < float("inf"):
             raise RecipeError(f"solver.{name} is {value}; it must be 0 or more")

