@@ -12,7 +12,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from firecaffe.cli.compare_groups import as_json as as_group_json
+from firecaffe.cli.compare_groups import render_groups, rows_of
 from firecaffe.cli.parse import Parser
+from firecaffe.errors import RecipeError
 from firecaffe.runs.compare import (
     Row,
     Run,
@@ -23,7 +26,7 @@ from firecaffe.runs.compare import (
     weights_identical,
 )
 
-USAGE = "RUN RUN… [--json]"
+USAGE = "RUN RUN… [--by recipe] [--target TOP1] [--allow-unequal] [--json]"
 
 NUMBERS = (
     "workers",
@@ -51,36 +54,54 @@ def main(argv: list[str]) -> int:
         "hyperparameter that differs.",
     )
     parser.add_argument("runs", nargs="+", type=str, help="run folders; the first is the baseline")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add = parser.add_argument
+    add("--by", choices=["run", "recipe"], default="run", help="recipe: groups over seeds")
+    add("--target", type=float, default=None, help="with --by recipe: time to this top-1, 0 to 1")
+    add("--allow-unequal", action="store_true", help="speedups between runs of other work, marked")
+    add("--json", action="store_true", help="print one JSON object instead")
     options = parser.parse_args(argv)
+    if options.target is not None and (options.by != "recipe" or not 0 < options.target < 1):
+        raise RecipeError("--target is a top-1 between 0 and 1, and goes with --by recipe")
     runs = [read_run(Path(folder)) for folder in options.runs]
-    if options.json:
-        print(json.dumps(as_json(runs), indent=2))
+    if options.by == "recipe":
+        found = rows_of(runs, options.target, options.allow_unequal)
+        if options.json:
+            print(as_group_json(*found))
+        else:
+            _print(render_groups(*found, options.target))
         return 0
-    show(runs)
+    unequal = {"allow_unequal": options.allow_unequal}
+    if options.json:
+        print(json.dumps(as_json(runs, **unequal), indent=2))
+        return 0
+    show(runs, **unequal)
     return 0
 
 
-def show(runs: Sequence[Run]) -> None:
+def show(runs: Sequence[Run], allow_unequal: bool = False) -> None:
     """Prints the comparison."""
+    _print(render(runs, allow_unequal))
+
+
+def _print(parts: Sequence[RenderableType]) -> None:
     console = Console(file=sys.stdout)
     console.width = max(console.width, MIN_WIDTH) if console.is_terminal else PIPE_WIDTH
-    for part in render(runs):
+    for part in parts:
         console.print(part)
 
 
-def as_json(runs: Sequence[Run]) -> dict[str, Any]:
+def as_json(runs: Sequence[Run], allow_unequal: bool = False) -> dict[str, Any]:
     """The same facts as `render`, unrounded."""
     return {
-        "rows": [dataclasses.asdict(row) for row in rows(runs)],
+        "rows": [dataclasses.asdict(row) for row in rows(runs, allow_unequal)],
         "differing": differing_words(runs),
         "identical": weights_identical(runs),
     }
 
 
-def render(runs: Sequence[Run]) -> list[RenderableType]:
+def render(runs: Sequence[Run], allow_unequal: bool = False) -> list[RenderableType]:
     """The table; then, of two runs or more, the words that differ and what is to be said of it."""
-    table = rows(runs)
+    table = rows(runs, allow_unequal)
     parts: list[RenderableType] = [_table(table), Text()]
     if len(runs) > 1:
         words = differing_words(runs)
@@ -108,7 +129,7 @@ def _table(table: Sequence[Row]) -> Table:
             f"{row.base_lr:g}",
             f"{row.steps:,}",
             f"{row.images_per_s:,.0f}",
-            f"{speedup}*" if row.other_work else speedup,
+            f"{speedup}*" if row.other_work and row.speedup is not None else speedup,
             f"{row.exposed_communication:.1%}",
             f"{row.top1:.2%}",
             row.weights_sha256[:12],
@@ -151,6 +172,11 @@ def _identity(table: Sequence[Row], identical: bool) -> str:
 
 def _warning(table: Sequence[Row]) -> str:
     unlike = "; ".join(f"{r.run} in {', '.join(r.other_work)}" for r in table if r.other_work)
+    if all(row.speedup is None for row in table if row.other_work):
+        return (
+            f"no speedup over {table[0].run}, for it is not the same work: {unlike}. "
+            "--allow-unequal gives it all the same."
+        )
     return (
         f"* not the same work as {table[0].run}: {unlike}. "
         "A speedup between them compares unlike things."

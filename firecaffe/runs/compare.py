@@ -40,6 +40,10 @@ ENVIRONMENT = ("host", "cpu", "cores", "cpu_capability", "gpus", "torch", "cuda"
 """What it takes from environment.json, as environment.FACT."""
 
 
+HOW_READ = ("data.name", "data.decode_threads", "data.cache", "data.cache_bytes", "data.order")
+"""Words of the data that change none of its images."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run."""
@@ -63,9 +67,9 @@ class Row:
     steps: int
     images_per_s: float
     speedup: float | None
-    """Images/s over the first run's; None where one of them measured no rate."""
+    """Images/s over the first run's; None where one of them measured no rate, or did other work."""
     other_work: list[str]
-    """In what the run did other work than the first one, so that the speedup is none."""
+    """In what the run did other work than the first one."""
     exposed_communication: float
     top1: float
     weights_sha256: str
@@ -85,8 +89,10 @@ def read_run(folder: Path) -> Run:
     return Run(folder, result, words | facts)
 
 
-def rows(runs: Sequence[Run]) -> list[Row]:
-    """The table's rows, in the order given; speedups are against the first run."""
+def rows(runs: Sequence[Run], allow_unequal: bool = False) -> list[Row]:
+    """The table's rows, in the order given; speedups are against the first run, and only of the
+    same work unless others are allowed.
+    """
     return [
         Row(
             run=name,
@@ -96,7 +102,9 @@ def rows(runs: Sequence[Run]) -> list[Row]:
             base_lr=run.words["solver.base_lr"],
             steps=run.result["steps"],
             images_per_s=run.result["images_per_s"],
-            speedup=_speedup(runs[0], run),
+            speedup=(
+                _speedup(runs[0], run) if allow_unequal or not other_work(runs[0], run) else None
+            ),
             other_work=other_work(runs[0], run),
             exposed_communication=run.result["exposed_communication"],
             top1=run.result["top1"],
@@ -120,7 +128,10 @@ def differing_words(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def other_work(first: Run, run: Run) -> list[str]:
-    """In what two runs did not do the same work: data, model, steps, global batch."""
+    """In what two runs did not do the same work: data, augmentation, model, samples seen.
+
+    The batch and the rate are how the work is done; as many samples of the same data is what.
+    """
     work, other = _work(first), _work(run)
     return [what for what in work if work[what] != other[what]]
 
@@ -131,12 +142,16 @@ def weights_identical(runs: Sequence[Run]) -> bool:
 
 
 def _work(run: Run) -> dict[str, Any]:
-    images = {word: value for word, value in run.words.items() if word.startswith("data.")}
+    images = {
+        word: value
+        for word, value in run.words.items()
+        if word.startswith("data.") and word not in HOW_READ
+    }
     return {
-        "data": (run.result["data"], images),
+        "data": run.result["data"],
+        "augmentation": images,
         "model": run.words["model.name"],
-        "steps": run.result["steps"],
-        "global batch": run.words["train.global_batch_size"],
+        "samples seen": run.result["steps"] * run.words["train.global_batch_size"],
     }
 
 

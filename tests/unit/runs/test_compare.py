@@ -65,9 +65,9 @@ def planted(folder: Path, **changes: Any) -> Run:
     return read_run(plant(folder, **changes))
 
 
-def text(runs: list[Run], width: int = 200) -> str:
+def text(runs: list[Run], width: int = 200, allow_unequal: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width)
-    for part in render(runs):
+    for part in render(runs, allow_unequal):
         console.print(part)
     file = console.file
     assert isinstance(file, io.StringIO)
@@ -139,12 +139,12 @@ def test_another_learning_rate_is_shown_and_fair(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"result__steps": 100, "recipe__train__steps": 100}, ["steps"]),
-        ({"recipe__train__global_batch_size": 128}, ["global batch"]),
+        ({"result__steps": 100, "recipe__train__steps": 100}, ["samples seen"]),
+        ({"recipe__train__global_batch_size": 128}, ["samples seen"]),
         ({"recipe__model__name": "nin"}, ["model"]),
         ({"result__data": "mnist: 59999 training images"}, ["data"]),
-        ({"recipe__data__crop": 24}, ["data"]),
-        ({"recipe__model__name": "nin", "result__steps": 1}, ["model", "steps"]),
+        ({"recipe__data__crop": 24}, ["augmentation"]),
+        ({"recipe__model__name": "nin", "result__steps": 1}, ["model", "samples seen"]),
     ],
 )
 def test_other_work_is_marked(tmp_path: Path, changes: dict[str, Any], what: list[str]) -> None:
@@ -152,8 +152,24 @@ def test_other_work_is_marked(tmp_path: Path, changes: dict[str, Any], what: lis
     assert other_work(one, two) == other_work(two, one) == what
     shown = text([one, two])
     assert "1.00" in cells(shown, "one")
+    assert "1.00" not in cells(shown, "two")
+    said = f"no speedup over one, for it is not the same work: two in {', '.join(what)}."
+    assert said in shown
+    shown = text([one, two], allow_unequal=True)
     assert "1.00*" in cells(shown, "two")
     assert f"* not the same work as one: two in {', '.join(what)}." in shown
+
+
+def test_a_larger_batch_for_as_many_samples_is_the_same_work(tmp_path: Path) -> None:
+    one = planted(tmp_path / "one")
+    two = planted(
+        tmp_path / "two",
+        recipe__train__global_batch_size=128,
+        recipe__train__steps=200,
+        result__steps=200,
+        recipe__data__decode_threads=4,
+    )
+    assert other_work(one, two) == []
 
 
 def test_steps_counted_in_epochs_are_the_same_work(tmp_path: Path) -> None:
@@ -193,7 +209,7 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_narrowest_table_loses_nothing(tmp_path: Path) -> None:
     one = planted(tmp_path / "20260101-120000-googlenet_small_bn-16w")
-    shown = text([one, planted(tmp_path / "b", result__steps=1)], MIN_WIDTH)
+    shown = text([one, planted(tmp_path / "b", result__steps=1)], MIN_WIDTH, True)
     assert "…" not in shown
     for cell in ("400", "1,000", "1.00*", "0.0%", "90.00%", "5f59c6bf0087"):
         assert cell in shown
@@ -259,8 +275,8 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "base_lr": 0.01,
         "steps": 4,
         "images_per_s": 1000.0,
-        "speedup": 1.0,
-        "other_work": ["steps"],
+        "speedup": None,
+        "other_work": ["samples seen"],
         "exposed_communication": 0.0,
         "top1": 0.9,
         "weights_sha256": DIGESTS["b"],

@@ -1,0 +1,188 @@
+"""Runs of one recipe over seeds, as rows of FireCaffe's table 2, each against a baseline.
+
+Two runs are of one group where every word but the seed, and the number and kind of workers, are the
+same. Runs that ended in the same weights are one result: their accuracies count once (a
+repetition on other workers is no new seed), their times each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from firecaffe.errors import RunError
+from firecaffe.runs.compare import Run, names, other_work
+from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.statistics import Difference, Mean, difference, mean_of
+
+HARDWARE = ("environment.cpu", "environment.gpus", "environment.cores")
+NOT_OF_A_GROUP = ("train.seed", "environment.host", "environment.commit")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone."""
+
+    runs: list[Run]
+    names: list[str]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def results(self) -> list[Run]:
+        """One run for each result: the first of those that ended in the same weights."""
+        by_weights: dict[str, Run] = {}
+        for run in self.runs:
+            by_weights.setdefault(run.result["weights_sha256"], run)
+        return list(by_weights.values())
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """A line of the table. Fractions are of 1."""
+
+    runs: list[str]
+    """The folders that the figures are from."""
+    seeds: int
+    hardware: str
+    net: str
+    epochs: float | None
+    """None where the run does not say how many samples an epoch has."""
+    global_batch_size: int
+    initial_lr: float
+    time_s: Mean
+    """Of training, without evaluations and checkpoints; to the target, where there is one."""
+    speedup: float | None
+    why_no_speedup: str
+    """Empty where there is one, and it is of the same work."""
+    top1: Mean
+    top5: Mean | None
+    against: Difference | None
+    """top-1 less the baseline's; None for the baseline."""
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """In the order in which each group's first run was given."""
+    found: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        found.setdefault(_key(run), []).append(place)
+    called = names(runs)
+    return [
+        Group([runs[place] for place in places], [called[place] for place in places])
+        for places in found.values()
+    ]
+
+
+def _key(run: Run) -> str:
+    words = {
+        word: value
+        for word, value in run.words.items()
+        if word not in NOT_OF_A_GROUP and not word.startswith(("run.", "checkpoint."))
+    }
+    done = [run.result[name] for name in ("world_size", "steps", "data")]
+    return repr((sorted(words.items(), key=lambda each: each[0]), done))
+
+
+def group_rows(
+    groups: Sequence[Group], target: float | None = None, allow_unequal: bool = False
+) -> list[GroupRow]:
+    """Against the first group. target: a top-1 accuracy; times are then those until a test has
+    reached it. allow_unequal: give speedups between runs of other work too.
+
+    Raises: RunError where no run says how long it took.
+    """
+    baseline = groups[0]
+    base_times = _times(baseline, target)
+    rows = []
+    for group in groups:
+        times = _times(group, target)
+        why = "; ".join(_unequal(baseline, group, target))
+        speedup = None
+        if times and base_times and (not why or allow_unequal):
+            speedup = fmean(base_times) / fmean(times)
+        if not times or not base_times:
+            missed = group if not times else baseline
+            why = f"{missed.names[0]} did not reach {target:.2%}" if target else "no rate"
+        results = group.results
+        top5 = [run.result["top5"] for run in results if "top5" in run.result]
+        against = None
+        if group is not baseline:
+            theirs = [run.result["top1"] for run in baseline.results]
+            own = [run.result["top1"] for run in results]
+            against = difference(theirs, own, tests=len(groups) - 1)
+        rows.append(
+            GroupRow(
+                runs=[str(run.folder) for run in group.runs],
+                seeds=len(results),
+                hardware=_hardware(group.first),
+                net=str(group.first.words["model.name"]),
+                epochs=_epochs(group.first),
+                global_batch_size=int(group.first.words["train.global_batch_size"]),
+                initial_lr=_initial_lr(group.first),
+                time_s=mean_of(times) if times else Mean(float("nan"), float("nan"), 0),
+                speedup=speedup,
+                why_no_speedup=why,
+                top1=mean_of([run.result["top1"] for run in results]),
+                top5=mean_of(top5) if len(top5) == len(results) else None,
+                against=against,
+            )
+        )
+    return rows
+
+
+def time_to(run: Run, target: float) -> float | None:
+    """Seconds of training until a test first had this top-1; None where none had."""
+    path = run.folder / "metrics.jsonl"
+    try:
+        lines = read_json_lines(path)
+        taken_s = 0.0
+        for line in lines:
+            if line["kind"] == "train":
+                taken_s += line["samples"] / line["images_per_s"]
+            elif line["top1"] >= target:
+                return taken_s
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+    return None
+
+
+def _times(group: Group, target: float | None) -> list[float]:
+    """Of each run; none where one of them has none, for a mean of the others would flatter."""
+    if target is not None:
+        found = [time_to(run, target) for run in group.runs]
+        return [] if None in found else [each for each in found if each is not None]
+    rates = [run.result["images_per_s"] for run in group.runs]
+    if not all(rates):
+        return []
+    return [_samples(run) / rate for run, rate in zip(group.runs, rates, strict=True)]
+
+
+def _samples(run: Run) -> float:
+    return float(run.result["steps"] * run.words["train.global_batch_size"])
+
+
+def _unequal(baseline: Group, group: Group, target: float | None) -> list[str]:
+    """In what the work differs. Towards a target, how long each took is the question itself."""
+    unequal = other_work(baseline.first, group.first)
+    return [each for each in unequal if target is None or each != "samples seen"]
+
+
+def _hardware(run: Run) -> str:
+    gpus = run.words.get("environment.gpus") or []
+    workers = run.result["world_size"]
+    kind = gpus[0] if gpus else f"{run.words.get('environment.cpu')} core"
+    return f"{workers} x {kind}"
+
+
+def _epochs(run: Run) -> float | None:
+    """From the data's own line: "NAME: N training and …"."""
+    words = str(run.result["data"]).split()
+    numbers = [int(word) for word in words if word.isdigit()]
+    return _samples(run) / numbers[0] if numbers else None
+
+
+def _initial_lr(run: Run) -> float:
+    value: Any = run.result.get("initial_lr", run.words["solver.base_lr"])
+    return float(value)
