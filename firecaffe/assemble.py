@@ -28,7 +28,7 @@ from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import CheckpointError, DataError, RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import leaf_share
-from firecaffe.facts import describe, doubts_of, facts, share_weights
+from firecaffe.facts import describe_training, doubts_of, facts, share_weights
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.combine import Hook
 from firecaffe.gradients.config import coding_of, level_of
@@ -126,7 +126,7 @@ def _train_in(
     data = _open(recipe, parts)
     steps = total_steps(recipe, data)
     check_rates(recipe, steps)
-    words = {**identity(recipe, steps), "the training data": describe(data.train)}
+    words = {**identity(recipe, steps), "the training data": describe_training(recipe, data)}
     model = _build(recipe, parts, data, world)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = list(named.values())
@@ -209,7 +209,7 @@ def _train_in(
         saver=saver,
         title=name,
         doubts=doubts,
-        broken=getattr(data.train, "skipped", {}),
+        broken=[getattr(each, "skipped", {}) for each in (data.train, data.test)],
         notes=[
             data.description,
             *filter(None, [rate_note]),

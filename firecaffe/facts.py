@@ -11,7 +11,7 @@ from firecaffe.comm.agree import gather_text, take_from_first
 from firecaffe.comm.digest import digest
 from firecaffe.comm.exchange import is_invariant
 from firecaffe.comm.world import World
-from firecaffe.data import Data, Dataset
+from firecaffe.data import Data, Dataset, shard_counts
 from firecaffe.exchange import parse_hierarchical
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.probe import Probe
@@ -34,7 +34,7 @@ def facts(
         "the code": f"torch {torch.__version__}, source {_source_digest()[:12]}",
         **words,
         "the kind of device": world.device.type,
-        "the training data": describe(data.train),
+        "the training data": describe_training(recipe, data),
         "the test data": describe(data.test),
         "the model": json.dumps(shapes),
         "the checkpoint": resumed,
@@ -48,6 +48,13 @@ def describe(dataset: Dataset) -> str:
     samples = digest([("images", images), ("labels", labels)])
     shape = "x".join(map(str, dataset.sample_CHW))
     return f"{len(dataset)} images of {shape}, {dataset.num_classes} classes, {samples[:12]}"
+
+
+def describe_training(recipe: Recipe, data: Data) -> str:
+    """Of the training set, and of its shards where they decide the order."""
+    counts = shard_counts(data.train, recipe.data)
+    shards = f", shards {hashlib.sha256(repr(counts).encode()).hexdigest()[:12]}" if counts else ""
+    return describe(data.train) + shards
 
 
 @torch.no_grad()

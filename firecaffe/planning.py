@@ -11,8 +11,10 @@ from torch import nn
 from firecaffe.data import open_data, output_shape
 from firecaffe.data.augment import cropped_shape
 from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.folder import ImageFolder
 from firecaffe.data.generated import NUM_TRAIN
-from firecaffe.errors import DataError, RecipeError
+from firecaffe.data.packed import PackedPart
+from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from firecaffe.models import MODELS
 from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.cluster import Cluster, load_cluster
@@ -141,7 +143,9 @@ def _samples(recipe: Recipe) -> tuple[Samples, tuple[int, int, int]]:
             said = f"{place} has no images that can be read; ImageNet's are taken for them"
             samples = Samples((3, side, side), 1000, IMAGENET_IMAGES, JPEG_BYTES, said)
         else:
-            stored_bytes = train.image_bytes() if isinstance(train, DecodedSet) else 0.0
+            stored_bytes = 0.0
+            if isinstance(train, DecodedSet) and isinstance(train.source, PackedPart | ImageFolder):
+                stored_bytes = train.source.image_bytes()
             samples = Samples(train.sample_CHW, train.num_classes, len(train), stored_bytes)
             return samples, output_shape(train, config)
     channels, rows, columns = samples.sample_CHW
@@ -206,7 +210,7 @@ def forecast_run(recipe: Recipe, world_size: int, gpu: str, route: str) -> dict[
         row = forecast(
             workload_of(recipe), cluster, world_size, INSTEAD.get(route, route), compressor
         )
-    except (RecipeError, ValueError):  # a run goes on without what cannot be foreseen of it
+    except (FirecaffeError, ValueError):  # a run goes on without what cannot be foreseen of it
         return None
     alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter)
     return {

@@ -7,7 +7,7 @@ import torch
 from firecaffe.checks import check_input, check_rates
 from firecaffe.data import Data, SampleOrder, check_data, shard_counts
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.facts import describe
+from firecaffe.facts import describe_training
 from firecaffe.gradients.config import level_of
 from firecaffe.models import build_model
 from firecaffe.planning import cluster_for
@@ -42,7 +42,7 @@ def preflight(
     cluster_for(recipe)
     if resume is not None:
         words = identity(recipe, total_steps(recipe, data))
-        words["the training data"] = describe(data.train)
+        words["the training data"] = describe_training(recipe, data)
         check_identity(load_newest(resume)[0], words)
 
 

@@ -19,7 +19,7 @@ from firecaffe.data.dataset import Dataset
 from firecaffe.data.decode import scale
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.order import SampleOrder
-from firecaffe.data.prefetch import ahead
+from firecaffe.data.prefetch import ahead, image_bytes
 from firecaffe.data.random_resized_crop import box, cut, draws, middle
 from firecaffe.data.source import DataConfig
 from firecaffe.errors import DataError, RecipeError
@@ -140,7 +140,7 @@ def _plain(
 ) -> tuple[Tensor, Tensor]:
     """The middle of the images, in training as in a test."""
     images_BCHW, labels_B = dataset.batch(samples_B)
-    return center_crop(images_BCHW, config.crop, config.pad), labels_B
+    return center_crop(images_BCHW, config.crop, config.pad).contiguous(), labels_B
 
 
 FETCH = {"caffe": _caffe, "inception": _inception, "none": _plain}
@@ -196,7 +196,8 @@ def eval_batches(
         return _fetch(fetch, dataset, samples_B)
 
     calls = (partial(fetched, number) for number in numbers)
-    for number, (images_BCHW, labels_B) in zip(numbers, ahead(calls, dataset), strict=True):
+    made = ahead(calls, dataset, batch_size * image_bytes(dataset))
+    for number, (images_BCHW, labels_B) in zip(numbers, made, strict=True):
         images_BChw = center_crop(images_BCHW, crop, pad)
         yield (
             number,

@@ -11,6 +11,10 @@ from torch import Tensor
 from firecaffe.errors import DataError
 
 
+class BrokenSampleError(DataError):
+    """A sample that is there and is damaged: the one error that `data.on_error = "skip"` skips."""
+
+
 class Dataset(Protocol):
     """Labeled images, any of them by number, all of one shape."""
 

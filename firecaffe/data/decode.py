@@ -7,38 +7,46 @@ is decoded: that is faster and costs 8 dB.
 
 import io
 
+import numpy as np
 import simplejpeg
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from firecaffe.errors import DataError
+from firecaffe.data.dataset import BrokenSampleError
 
 MOST_PIXELS = 1 << 28
 """Of one image, 0.8 GB decoded: larger ones are taken for decompression bombs."""
+
+LONGEST = 8
+"""Times its shorter side: more of an image is never looked at, and would fill the memory."""
 
 JPEG = b"\xff\xd8"
 
 INKS = ("CMYK", "YCCK")
 """Color spaces that Pillow turns into RGB."""
 
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+"""That Pillow may take a file for; others would start programs."""
+
+# MOST_PIXELS is the limit, for all formats.
+Image.MAX_IMAGE_PIXELS = None
+
 PILLOW_ERRORS = (
     OSError,
     SyntaxError,  # a broken PNG
     ValueError,
-    Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
 )
 
 
 def decode(content: bytes) -> Tensor:
     """RGB pixels, uint8 of 3 x H x W, in rows of whole pixels (channels last) in memory.
 
-    Raises: DataError, without a name, where this is no whole image.
+    Raises: BrokenSampleError, without a name, where this is no whole image.
     """
     if not content:
-        raise DataError("not a whole image: it is empty")
+        raise BrokenSampleError("not a whole image: it is empty")
     if content[:2] == JPEG:
         try:
             rows, columns, space, _ = simplejpeg.decode_jpeg_header(content)
@@ -48,19 +56,27 @@ def decode(content: bytes) -> Tensor:
         except ValueError:
             pass  # Pillow has the last word
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             columns, rows = image.size
             _check_size(rows, columns)
-            pixels = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
+            pixels = torch.frombuffer(bytearray(_rgb(image).tobytes()), dtype=torch.uint8)
     except PILLOW_ERRORS as error:
         reason = str(error).split(" <_io")[0]
-        raise DataError(f"not a whole image: {reason}") from error
+        raise BrokenSampleError(f"not a whole image: {reason}") from error
     return pixels.view(rows, columns, 3).permute(2, 0, 1)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Pillow cuts the 16 bits of a gray PNG off at 255; their upper eight are meant."""
+    if image.mode in ("I", "I;16", "I;16B"):
+        values = np.asarray(image, dtype=np.int64).clip(0, 65535) // 257
+        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
 
 
 def _check_size(rows: int, columns: int) -> None:
     if not 0 < rows * columns <= MOST_PIXELS:
-        raise DataError(
+        raise BrokenSampleError(
             f"not a whole image: {rows} x {columns} pixels, and more than "
             f"{MOST_PIXELS / 1e6:.0f} million are not decoded"
         )
@@ -78,8 +94,13 @@ def scale(image_CHW: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def scale_shorter_side(image_CHW: Tensor, side: int) -> Tensor:
-    """Keeps the proportions."""
+    """Keeps the proportions. Of an image longer than LONGEST times its shorter side, the middle."""
     _, rows, columns = image_CHW.shape
+    most = LONGEST * min(rows, columns)
+    if max(rows, columns) > most:
+        top, left = max(0, (rows - most) // 2), max(0, (columns - most) // 2)
+        image_CHW = image_CHW[:, top : top + most, left : left + most]
+        _, rows, columns = image_CHW.shape
     if rows <= columns:
         return scale(image_CHW, side, max(side, round(columns * side / rows)))
     return scale(image_CHW, max(side, round(rows * side / columns)), side)

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import decode, scale
 from firecaffe.errors import DataError
 
@@ -22,9 +23,6 @@ ON_ERROR = (STOP, SKIP)
 
 MOST_STAND_INS = 100
 """Broken images in a row: then the data set is broken, not an image."""
-
-MEAN_OF = 64
-"""Images whose mean size stands for all."""
 
 PARTS_OF_THREAD = 2
 """Of a batch, that each thread decodes: threads that finish early take another's."""
@@ -64,7 +62,9 @@ def decode_threads(asked: int) -> int:
     """Threads of one rank: what was asked for, or its share of its host's cores."""
     if asked:
         return asked
-    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    own = cores()
+    is_bound = own < (os.cpu_count() or own)  # a rank that is bound has its share already
+    return own if is_bound else max(1, own // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class DecodedSet:
@@ -88,12 +88,6 @@ class DecodedSet:
 
     def __len__(self) -> int:
         return len(self.source)
-
-    def image_bytes(self) -> float:
-        """As stored: the mean of some, taken evenly. Raises: DataError where one cannot be read."""
-        every = max(1, len(self) // MEAN_OF)
-        sizes = [len(self.source.read(number)) for number in range(0, len(self), every)]
-        return sum(sizes) / len(sizes)
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
         """Raises: DataError where an image is missing or broken; it names it."""
@@ -129,20 +123,21 @@ class DecodedSet:
             try:
                 images_BCHW[place] = transform(self._decoded(number), place)
                 return number
-            except DataError as error:
+            except BrokenSampleError as error:
                 if self.on_error == STOP:
                     raise
                 self.skipped[number] = str(error)
         raise DataError(
-            f"{self.source.name(sample)}: broken, and so are the {MOST_STAND_INS - 1} after it"
+            f"{self.skipped[sample]}; and so are the {MOST_STAND_INS - 1} after it: the data set "
+            "is broken, not an image"
         )
 
     def _decoded(self, sample: int) -> Tensor:
         content = self.source.read(sample)
         try:
             return decode(content)
-        except DataError as error:
-            raise DataError(f"{self.source.name(sample)}: {error}") from error.__cause__
+        except BrokenSampleError as error:
+            raise BrokenSampleError(f"{self.source.name(sample)}: {error}") from error.__cause__
 
     def close(self) -> None:
         """Ends the threads; what they have not begun is dropped."""

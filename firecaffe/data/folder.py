@@ -8,6 +8,9 @@ from torch import Tensor
 
 from firecaffe.errors import DataError
 
+MEAN_OF = 64
+"""Images whose mean size stands for all."""
+
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
@@ -56,11 +59,14 @@ class ImageFolder:
                     f"{folder / name}: class {name!r} is not among the {len(classes)} training "
                     "classes, expected the same folder names as in train"
                 )
-            files = sorted(
-                entry.name
-                for entry in os.scandir(folder / name)
-                if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")
-            )
+            try:
+                files = sorted(
+                    entry.name
+                    for entry in os.scandir(folder / name)
+                    if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")
+                )
+            except OSError as error:
+                raise DataError(f"{folder / name}: cannot be read, {error.strerror}") from error
             if not files:
                 raise DataError(
                     f"{folder / name}: holds no images, expected files ending in "
@@ -79,6 +85,19 @@ class ImageFolder:
 
     def labels(self, samples_B: Tensor) -> Tensor:
         return self.labels_N[samples_B]
+
+    def size(self, sample: int) -> int:
+        """Bytes. Raises: DataError where the file is gone."""
+        try:
+            return os.stat(self.name(sample)).st_size
+        except OSError as error:
+            raise DataError(f"{self.name(sample)}: cannot be read, {error.strerror}") from error
+
+    def image_bytes(self) -> float:
+        """The mean of some, taken evenly."""
+        every = max(1, len(self) // MEAN_OF)
+        sizes = [self.size(number) for number in range(0, len(self), every)]
+        return sum(sizes) / len(sizes)
 
     def read(self, sample: int) -> bytes:
         """Raises: DataError where the file is gone or cannot be read."""

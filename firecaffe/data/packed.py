@@ -120,6 +120,8 @@ class PackedPart:
                     f"{files.name(info)}: {size} bytes long, {how}; it was packed with "
                     f"{info.num_bytes}"
                 )
+        if not len(self):
+            raise DataError(f"{part}: the packed data set has no image in it")
         # Not a method that is wrapped: each part keeps its own.
         self._index = lru_cache(KEPT_INDEXES)(self._read_index)
 
@@ -171,11 +173,12 @@ class PackedPart:
         start, end = int(index.offsets[number]), int(index.offsets[number + 1])
         content = self.files.read(self.infos[shard], start, end - start)
         checksum = int(index.checksums[number])
-        try:
-            check_sample(content, checksum, end - start, "")
-        except DataError as error:
-            raise DataError(f"{self.name(sample)}{error}") from None
+        check_sample(content, checksum, end - start, self.name(sample))
         return content
+
+    def image_bytes(self) -> float:
+        """Of an image, on average."""
+        return sum(info.num_bytes for info in self.infos) / len(self)
 
 
 class RawPart:

@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from math import prod
 from typing import TypeVar
 
 from firecaffe.data.dataset import Dataset, TensorDataset
 from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.packed import RawPart
 
 T = TypeVar("T")
 
@@ -31,13 +33,16 @@ def is_slow(dataset: Dataset) -> bool:
     return not isinstance(dataset, TensorDataset)
 
 
-def ahead(
-    calls: Iterable[Callable[[], T]], dataset: Dataset, batch_bytes: int = AHEAD_BYTES // 4
-) -> Iterator[T]:
+def image_bytes(dataset: Dataset) -> int:
+    """Of one image while it waits: bytes of what is decoded, float32 of what is not ours."""
+    return prod(dataset.sample_CHW) * (1 if isinstance(dataset, DecodedSet | RawPart) else 4)
+
+
+def ahead(calls: Iterable[Callable[[], T]], dataset: Dataset, batch_bytes: int) -> Iterator[T]:
     """The calls' results, in order. batch_bytes: of each, about.
 
-    An own data set is asked by one thread at a time, so it need not know of threads. Whoever stops
-    early closes the iterator: what has not begun is dropped, what has is waited for.
+    An own data set is asked by one thread, and during an evaluation the test set by another.
+    Whoever stops early closes the iterator: what has not begun is dropped, what has is waited for.
     """
     if not is_slow(dataset):
         yield from (call() for call in calls)

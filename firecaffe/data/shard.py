@@ -23,6 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.errors import DataError
 
 MAGIC = b"FIRECAFF"
@@ -125,11 +126,11 @@ def _index_bytes(count: int) -> int:
 
 
 def check_sample(content: bytes, checksum: int, length: int, name: str) -> None:
-    """Raises: DataError where these are not the bytes that were written."""
+    """Raises: DataError where it is cut; BrokenSampleError where its bytes are other ones."""
     if len(content) != length:
         raise DataError(f"{name}: {len(content)} of {length} bytes could be read; it is truncated")
     if zlib.crc32(content) != checksum:
-        raise DataError(f"{name}: its bytes are not those that were packed (CRC-32)")
+        raise BrokenSampleError(f"{name}: its bytes are not those that were packed (CRC-32)")
 
 
 class ShardWriter:
@@ -154,8 +155,10 @@ class ShardWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
-        self._aside.unlink(missing_ok=True)
+        try:
+            self._file.close()  # a full disk refuses what is left to write
+        finally:
+            self._aside.unlink(missing_ok=True)
 
     def add(self, content: bytes, label: int) -> None:
         self._file.write(content)

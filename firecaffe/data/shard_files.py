@@ -3,7 +3,7 @@
 A folder's files are read in place, by `pread`. Of a remote address (`s3://…`, anything that fsspec
 knows) each sample's range is fetched alone, so that a node moves only what its ranks need. With a
 cache a shard is fetched whole when the first of its samples is asked for, checked against its
-digest, and read in place from then on; the least recently used shards make room for new ones.
+digest, and read in place from then on; those that were fetched first make room for new ones.
 """
 
 import fcntl
@@ -153,57 +153,68 @@ class RemoteFiles:
 
 
 class CachedFiles:
-    """Copies of shards in a folder that several processes may share."""
+    """Copies of shards in a folder that several processes may share.
+
+    Nothing is kept open, so that a copy that makes room for another one is gone at once. What is
+    fetched or deleted is so under one lock for the folder.
+    """
 
     def __init__(self, source: LocalFiles | RemoteFiles, folder: Path, limit_bytes: int) -> None:
         self.source, self.folder, self.limit_bytes = source, folder, limit_bytes
-        self._local = LocalFiles(folder)
-        self._here: set[str] = set()
 
     def name(self, info: ShardInfo) -> str:
-        return str(self.folder / _copy_of(info).file)
+        return str(self.folder / _copy_of(info))
 
     def read(self, info: ShardInfo, start: int, length: int) -> bytes:
-        copy = _copy_of(info)
-        if copy.file not in self._here:
-            self._fetch(info, self.folder / copy.file)
-            self._here.add(copy.file)
+        copy = self.folder / _copy_of(info)
         try:
-            return self._local.read(copy, start, length)
-        except DataError:  # another process made room
-            self._fetch(info, self.folder / copy.file)
-            return self._local.read(copy, start, length)
+            return _pread(copy, start, length)
+        except FileNotFoundError:
+            return self._fetch_and_read(info, copy, start, length)
+        except OSError as error:
+            raise DataError(f"{copy}: cannot be read, {error.strerror}") from error
 
     def size(self, info: ShardInfo) -> int:
-        copy = self.folder / _copy_of(info).file
-        return copy.stat().st_size if copy.is_file() else self.source.size(info)
+        try:
+            return (self.folder / _copy_of(info)).stat().st_size
+        except OSError:
+            return self.source.size(info)
 
-    def _fetch(self, info: ShardInfo, copy: Path) -> None:
-        """Once for all processes of this host: the first one fetches, the others wait."""
+    def _fetch_and_read(self, info: ShardInfo, copy: Path, start: int, length: int) -> bytes:
+        """While the lock is held, so that nobody makes room of the copy before it was read."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.folder / f"{copy.name}.lock", "w") as lock:
+            with open(self.folder / "lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if copy.is_file() and copy.stat().st_size == info.num_bytes:
-                    os.utime(copy)
-                    return
-                self._make_room(info.num_bytes)
-                aside = copy.with_name(f"{copy.name}.partial")
-                self.source.copy(info, aside)
-                if sha256_of(aside) != info.sha256:
-                    aside.unlink()
-                    raise DataError(
-                        f"{self.source.name(info)}: not what was packed (SHA-256); run "
-                        "`firecaffe pack --verify` on it"
-                    )
-                os.replace(aside, copy)
+                if not copy.exists():  # nobody has fetched it while this one waited
+                    self._fetch(info, copy)
+                return _pread(copy, start, length)
         except OSError as error:
             raise DataError(f"data.cache {self.folder}: {error.strerror or error}") from error
 
+    def _fetch(self, info: ShardInfo, copy: Path) -> None:
+        self._make_room(info.num_bytes)
+        aside = copy.with_name(f"{copy.name}.partial")
+        try:
+            self.source.copy(info, aside)
+            if sha256_of(aside) != info.sha256:
+                raise DataError(
+                    f"{self.source.name(info)}: not what was packed (SHA-256); run "
+                    "`firecaffe pack --verify` on it"
+                )
+            os.replace(aside, copy)
+        finally:
+            aside.unlink(missing_ok=True)
+
     def _make_room(self, num_bytes: int) -> None:
-        """Deletes copies, the least recently fetched first, until this many bytes fit."""
-        copies = sorted(self.folder.glob("*.shard"), key=lambda path: path.stat().st_mtime)
-        sizes = {path: path.stat().st_size for path in copies}
+        """Deletes copies, the first fetched first, until this many bytes fit."""
+        for left in self.folder.glob("*.partial"):  # by a process that was killed
+            left.unlink(missing_ok=True)
+        copies = sorted(
+            ((path.stat().st_mtime, path) for path in self.folder.glob("*.shard")),
+            key=lambda each: each[0],
+        )
+        sizes = {path: path.stat().st_size for _, path in copies}
         held = sum(sizes.values())
         disk = shutil.disk_usage(self.folder)
         limit = self.limit_bytes or held + disk.free - int(FREE_SHARE * disk.total)
@@ -212,13 +223,21 @@ class CachedFiles:
                 f"data.cache {self.folder}: a shard of {num_bytes / 1e6:.4g} MB does not fit "
                 f"{limit / 1e6:.4g} MB; raise data.cache_bytes or free some space"
             )
-        for path in copies:
+        for _, path in copies:
             if held + num_bytes <= limit:
                 return
             path.unlink(missing_ok=True)
             held -= sizes[path]
 
 
-def _copy_of(info: ShardInfo) -> ShardInfo:
+def _pread(path: Path, start: int, length: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(descriptor, length, start)
+    finally:
+        os.close(descriptor)
+
+
+def _copy_of(info: ShardInfo) -> str:
     """Named by its content: data sets may share a cache, and a new packing never meets an old."""
-    return ShardInfo(f"{info.sha256[:24]}.shard", info.count, info.num_bytes, info.sha256)
+    return f"{info.sha256[:24]}.shard"

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from firecaffe.data.batches import Batches
+from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import decode
-from firecaffe.data.decoded import DecodedSet, Encoded
+from firecaffe.data.decoded import SKIP, DecodedSet, Encoded
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.order import SampleOrder
 from firecaffe.data.packed import PackedPart, read_list
@@ -31,6 +32,7 @@ from firecaffe.data.random_resized_crop import box, cut, draws
 from firecaffe.data.shard_files import open_files
 from firecaffe.data.source import DataConfig
 from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.errors import DataError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -72,6 +74,9 @@ def encoded_stages(
     """Of photos: storage, decode, crop and resize, batch, device, and all together."""
     with ThreadPoolExecutor(threads) as pool:
         stages, contents = _storage(found, pool)
+        contents = list(filter(_is_whole, contents))
+        if not contents:
+            raise DataError(f"{source.name(found.samples[0])}: not a whole image, nor is any other")
         images_per_s = _rate(pool, decode, contents)
         stages.append(Stage("decode", images_per_s, images_per_s * _mean(contents)))
         images = list(pool.map(decode, contents[:DECODED_IMAGES]))
@@ -85,7 +90,7 @@ def encoded_stages(
         stages.append(Stage("crop and resize", _rate(pool, cut_one, range(len(drawn)))))
         cuts = list(pool.map(cut_one, range(len(images))))
         stages += _batch_and_device(cuts, config, device)
-    own = DecodedSet(_Chosen(source, found.samples), config.resize, threads)
+    own = DecodedSet(_Chosen(source, found.samples), config.resize, threads, SKIP)
     stages.append(_together("together, warm", own, config, device))
     with _cold(found.files) as is_cold:
         if is_cold:
@@ -207,6 +212,14 @@ def _rate(pool: ThreadPoolExecutor, work: Callable[[A], B], given: Sequence[A]) 
             pass
         rates.append(len(given) / (time.perf_counter() - start))
     return median(rates)
+
+
+def _is_whole(content: bytes) -> bool:
+    try:
+        decode(content)
+    except BrokenSampleError:
+        return False
+    return True
 
 
 def _mean(contents: Sequence[bytes]) -> float:

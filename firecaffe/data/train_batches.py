@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 
 import torch
 from torch import Tensor
 
-from firecaffe.data.batches import Batches, output_shape
+from firecaffe.data.batches import Batches
 from firecaffe.data.order import SampleOrder
-from firecaffe.data.prefetch import ahead
+from firecaffe.data.prefetch import ahead, image_bytes
 
 Batch = tuple[Tensor, Tensor]
 
@@ -29,8 +28,7 @@ class BatchesAhead:
 
     def __post_init__(self) -> None:
         batches = self.batches
-        size = prod(output_shape(batches.dataset, batches.config))
-        batch_bytes = batches.order.micro_batch_size * size
+        batch_bytes = batches.order.micro_batch_size * image_bytes(batches.dataset)
         self._next = self._places()
         self._made = ahead(self._calls(), batches.dataset, batch_bytes)
 

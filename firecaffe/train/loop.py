@@ -4,7 +4,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -76,8 +76,8 @@ class Training:
     """Why other numbers of workers may not end in the same bits; see assemble."""
     notes: list[str]
     """What the run tells before it starts."""
-    broken: Mapping[int, str]
-    """Training images that could not be decoded so far, by number."""
+    broken: Sequence[Mapping[int, str]]
+    """Images that could not be decoded so far, by number: of the training set, of the test set."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Result:
     checkpoints: SaveCosts
     """What saving has cost, on rank 0."""
     broken_images: list[str]
-    """Of the training set, that another image stood in for, and why."""
+    """That another image stood in for, and why."""
 
 
 def train(t: Training) -> Result:
@@ -308,7 +308,11 @@ def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Re
         "communication": _share(sums.exposed_communication_s, sums.train_s),
         "data": _share(sums.data_s, sums.train_s),
     }
-    stated = {**shares, "checkpoints": asdict(t.saver.costs), "broken": list(t.broken.values())}
+    stated = {
+        **shares,
+        "checkpoints": asdict(t.saver.costs),
+        "broken": [each for of_set in t.broken for each in of_set.values()],
+    }
     ranks = [json.loads(text) for text in gather_text(t.world, json.dumps(stated))]
     return Result(
         steps=t.steps,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from firecaffe.data.packing.part import Part, Source
+from firecaffe.data.packing.part import MOST_CLASSES, Part, Source
 from firecaffe.errors import DataError
 
 FIELDS = (
@@ -55,8 +55,9 @@ def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
         if not rows:
             raise DataError(f"{path}: holds no images")
         labels = [label for _, label, _ in rows]
-        if min(labels) < 0:
-            raise DataError(f"{path}: has label {min(labels)}, expected 0 and more")
+        if min(labels) < 0 or max(labels) >= MOST_CLASSES:
+            wrong = min(labels) if min(labels) < 0 else max(labels)
+            raise DataError(f"{path}: has label {wrong}, expected 0 to {MOST_CLASSES - 1:,}")
         largest = max(largest, *labels)
         parts[name] = Part(
             [f"{path.name}:{key.decode('ascii', 'replace')}" for key, _, _ in rows],

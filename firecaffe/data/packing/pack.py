@@ -5,10 +5,12 @@ there is whole, so a packing that was ended goes on where it was: `packing.json`
 the shards are of, and gives way to `dataset.json` at the end.
 """
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock
@@ -18,6 +20,7 @@ import simplejpeg
 import torch
 from torch import Tensor
 
+from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import decode, scale, scale_shorter_side
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.packed import LIST, PackedSet
@@ -78,6 +81,14 @@ class Packing:
         """
         kind, shape = self._stored_as()
         self._begin()
+        with open(self.folder / UNDER_WAY, "rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RecipeError(f"{self.folder}: another pack writes there") from None
+            return self._pack(kind, shape)
+
+    def _pack(self, kind: str, shape: tuple[int, ...]) -> PackedSet:
         parts = {}
         try:
             with ThreadPoolExecutor(self.workers, thread_name_prefix="pack") as pool:
@@ -106,20 +117,25 @@ class Packing:
                     "and --raw"
                 )
             return "raw", source.shape
+        if options.raw and options.quality:
+            raise RecipeError("--raw keeps pixels, which have no --quality; leave one out")
         if not options.raw:
             return "jpeg", ()
         if options.resize:
             return "raw", (3, options.resize, options.resize)
-        part = next(iter(source.parts.values()))
-        return "raw", tuple(decode(part.read(0)).shape)
+        for part in source.parts.values():
+            for number in range(len(part)):
+                with suppress(BrokenSampleError):
+                    return "raw", tuple(decode(part.read(number)).shape)
+        raise DataError(f"{source.about}: holds no whole image")
 
     def _cut(self, part: Part) -> list[list[int]]:
         """The numbers of each shard's images, of about `shard_bytes` in the source."""
         order = hash64(0, Stream.PACK, torch.arange(len(part))).argsort().tolist()
         shards: list[list[int]] = []
-        held = self.options.shard_bytes
+        held = 0
         for number in order:
-            if held + part.sizes[number] > self.options.shard_bytes:
+            if not shards or held + part.sizes[number] > self.options.shard_bytes:
                 shards.append([])
                 held = 0
             shards[-1].append(number)
@@ -128,7 +144,9 @@ class Packing:
 
     def _identity(self) -> str:
         """Tells packings apart, by what they pack and how."""
-        sha = hashlib.sha256(repr((self.options, self.source.kind, self.source.classes)).encode())
+        sha = hashlib.sha256(
+            repr((self.options, self.source.kind, self.source.classes, self.source.about)).encode()
+        )
         for name, part in self.source.parts.items():
             sha.update(repr((name, part.names, part.labels, part.sizes)).encode())
         return sha.hexdigest()
@@ -151,7 +169,9 @@ class Packing:
                 return
             if any(self.folder.iterdir()):
                 raise RecipeError(f"{self.folder}: is not empty; give an empty folder, or none")
-            under_way.write_text(json.dumps({"identity": identity}))
+            aside = under_way.with_name(f"{UNDER_WAY}.partial")
+            aside.write_text(json.dumps({"identity": identity}))
+            aside.replace(under_way)
         except (OSError, ValueError, KeyError) as error:
             reason = getattr(error, "strerror", None) or f"{UNDER_WAY} is damaged"
             raise DataError(f"{self.folder}: {reason}") from error
@@ -174,7 +194,7 @@ class Packing:
                         raise DataError("ended")
                     try:
                         content = self._stored(part.read(sample), kind, shape)
-                    except DataError as error:
+                    except BrokenSampleError as error:
                         writer.skipped.append(f"{part.names[sample]}: {error}")
                     else:
                         writer.add(content, part.labels[sample])
@@ -204,7 +224,7 @@ class Packing:
             if options.resize:
                 image = scale(image, options.resize, options.resize)
             if image.shape != shape:
-                raise DataError(
+                raise BrokenSampleError(
                     f"{_by(image)} pixels, and others {shape[1]} x {shape[2]}; give --resize"
                 )
             self.sizes.add(*image.shape[1:])
@@ -216,9 +236,12 @@ class Packing:
         if not is_larger and not options.quality:
             return content
         pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
-        encoded: bytes = simplejpeg.encode_jpeg(
-            pixels, options.quality or QUALITY, "RGB", colorsubsampling="420"
-        )
+        try:
+            encoded: bytes = simplejpeg.encode_jpeg(
+                pixels, options.quality or QUALITY, "RGB", colorsubsampling="420"
+            )
+        except ValueError as error:  # more than 65,500 rows or columns
+            raise BrokenSampleError(f"cannot be a JPEG: {error}") from error
         return encoded
 
     def _finish(
@@ -228,9 +251,11 @@ class Packing:
         packed = PackedSet(
             kind, shape, tuple(self.source.classes), parts, self.source.about, broken
         )
-        if not any(packed.count(name) for name in parts):
-            why = f"; the first: {broken[0]}" if broken else ""
-            raise DataError(f"{self.folder}: no image could be packed{why}")
+        for name in parts:
+            if not packed.count(name):
+                own = [line for line in broken if line.startswith(f"{name}/")] or broken
+                why = f"; the first: {own[0]}" if own else ""
+                raise DataError(f"{self.folder}: no image of {name} could be packed{why}")
         aside = self.folder / f"{LIST}.partial"
         aside.write_text(packed.to_json())
         aside.replace(self.folder / LIST)

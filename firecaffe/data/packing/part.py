@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+MOST_CLASSES = 1_000_000
+
 
 @dataclass(frozen=True)
 class Part:

@@ -4,6 +4,7 @@
 Caffe's LMDB.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from firecaffe.data.packing.tar import open_tars
 from firecaffe.errors import DataError
 
 PARTS = ("train", *TESTS)
+PART_WORDS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+"""In the name of a file or folder, whole."""
 
 
 def open_source(path: Path, bgr: bool = True) -> Source:
@@ -26,11 +29,14 @@ def open_source(path: Path, bgr: bool = True) -> Source:
 
     Raises: DataError where nothing that can be packed is at the path.
     """
-    for is_there, opened in _FORMATS:
-        if is_there(path):
-            return opened(path)
-    if found := _lmdbs(path):
-        return open_lmdbs(found, path, bgr)
+    try:
+        for is_there, opened in _FORMATS:
+            if is_there(path):
+                return opened(path)
+        if found := _lmdbs(path):
+            return open_lmdbs(found, path, bgr)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read, {error.strerror or error}") from error
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
     raise DataError(
@@ -41,10 +47,9 @@ def open_source(path: Path, bgr: bool = True) -> Source:
 
 def part_of(name: str) -> str:
     """The part that a file's or folder's name speaks of; train where it speaks of none."""
-    words = name.lower()
-    if "val" in words:
-        return "validation"
-    return "test" if "test" in words else "train"
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    found = [part for word, part in PART_WORDS.items() if word in words]
+    return found[0] if found else "train"
 
 
 def _is_folder(path: Path) -> bool:
@@ -55,11 +60,13 @@ def _open_folder(path: Path) -> Source:
     """train/CLASS/*, test/CLASS/*, validation/CLASS/*; the classes are those of train."""
     first = "train" if (path / "train").is_dir() else next(n for n in PARTS if (path / n).is_dir())
     classes = class_names(path / first)
-    parts = {}
+    parts: dict[str, Part] = {}
     for name in PARTS:
         if (path / name).is_dir():
+            if part_of(name) in parts:
+                raise DataError(f"{path}: holds both val and validation; one of them is to go")
             images = ImageFolder(path / name, classes)
-            sizes = [Path(images.name(i)).stat().st_size for i in range(len(images))]
+            sizes = [images.size(number) for number in range(len(images))]
             names = [f"{name}/{file}" for file in images.files]
             parts[part_of(name)] = Part(names, images.labels_N.tolist(), sizes, images.read)
     return Source("jpeg", (), classes, parts, f"the folder {path.name}")
@@ -122,7 +129,15 @@ def _lmdbs(path: Path) -> dict[str, Path]:
     if is_lmdb(path):
         return {part_of(path.name): path}
     inside = sorted(each for each in path.iterdir() if is_lmdb(each)) if path.is_dir() else []
-    return {part_of(each.name): each for each in inside}
+    found: dict[str, Path] = {}
+    for each in inside:
+        if part_of(each.name) in found:
+            raise DataError(
+                f"{path}: two databases of one part, {each.name} and "
+                f"{found[part_of(each.name)].name}"
+            )
+        found[part_of(each.name)] = each
+    return found
 
 
 _FORMATS: tuple[tuple[Callable[[Path], object], Callable[[Path], Source]], ...] = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from firecaffe.data.folder import SUFFIXES
-from firecaffe.data.packing.part import Part, Source
+from firecaffe.data.packing.part import MOST_CLASSES, Part, Source
 from firecaffe.errors import DataError
 
 LABEL = ".cls"
@@ -28,37 +28,37 @@ class _Member:
 
 def open_tars(by_part: Mapping[str, Sequence[Path]], about: str) -> Source:
     """Raises: DataError where a tar is damaged, or an image has no label."""
-    images: dict[str, list[tuple[_Member, str]]] = {}
+    images: dict[str, list[tuple[_Member, str | int]]] = {}
     for part, files in by_part.items():
         for file in files:
             for own_part, member, label in _labeled(file, part):
                 images.setdefault(own_part, []).append((member, label))
     if not images:
         raise DataError(f"{about}: the tar files hold no images ({', '.join(SUFFIXES)})")
-    names = sorted({label for rows in images.values() for _, label in rows}, key=_in_order)
-    if all(name.isdigit() for name in names):
-        names = [str(number) for number in range(int(names[-1]) + 1)]
+    labels = {label for rows in images.values() for _, label in rows}
+    numbered = [label for label in labels if isinstance(label, int)]
+    names = sorted(label for label in labels if isinstance(label, str))
+    if numbered and names:
+        raise DataError(f"{about}: some tar files have {LABEL} files and others class folders")
+    if numbered:
+        names = [str(number) for number in range(max(numbered) + 1)]
     numbers = {name: number for number, name in enumerate(names)}
     parts = {}
     for part, rows in images.items():
         members = [member for member, _ in rows]
         parts[part] = Part(
             [f"{member.file.name}:{member.name}" for member in members],
-            [numbers[label] for _, label in rows],
+            [label if isinstance(label, int) else numbers[label] for _, label in rows],
             [member.length for member in members],
             lambda number, members=members: _read(members[number]),  # type: ignore[misc]
         )
     return Source("jpeg", (), names, parts, f"the tar files of {about}")
 
 
-def _in_order(name: str) -> tuple[int, str]:
-    return (int(name), "") if name.isdigit() else (1 << 31, name)
-
-
-def _labeled(file: Path, part: str) -> list[tuple[str, _Member, str]]:
+def _labeled(file: Path, part: str) -> list[tuple[str, _Member, str | int]]:
     """(part, image, label) of one tar."""
     images, labels = _listed(file)
-    found = []
+    found: list[tuple[str, _Member, str | int]] = []
     for key, member in images.items():
         folders = PurePosixPath(member.name).parts[:-1]
         if key in labels:
@@ -97,11 +97,14 @@ def _listed(file: Path) -> tuple[dict[str, _Member], dict[str, _Member]]:
     return images, labels
 
 
-def _read_label(member: _Member) -> str:
+def _read_label(member: _Member) -> int:
     text = _read(member).decode("ascii", "replace").strip()
-    if not text.isdigit() or int(text) >= 1 << 31:
-        raise DataError(f"{member.file}: {member.name} is {text[:40]!r}; expected a class's number")
-    return str(int(text))
+    if not text.isdecimal() or int(text) >= MOST_CLASSES:
+        raise DataError(
+            f"{member.file}: {member.name} is {text[:40]!r}; expected a class's number below "
+            f"{MOST_CLASSES:,}"
+        )
+    return int(text)
 
 
 def _read(member: _Member) -> bytes:

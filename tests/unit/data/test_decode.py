@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import pytest
 import simplejpeg
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from firecaffe.data import decode as decode_module
 from firecaffe.data.decode import decode, scale, scale_shorter_side
+from firecaffe.data.random_resized_crop import middle
 from firecaffe.errors import DataError
 
 
@@ -84,6 +86,19 @@ def test_the_shorter_side(size: tuple[int, int], expected: tuple[int, int]) -> N
 def test_an_image_of_one_row_and_30000_columns() -> None:
     content = encoded(picture(1, 30_000), "JPEG")
     assert scale(decode(content), 32, 32).shape == (3, 32, 32)
+
+
+def test_a_16_bit_gray_png_is_not_cut_off() -> None:
+    values = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
+    content = encoded(Image.fromarray(values), "PNG")
+    found = decode(content)
+    assert torch.equal(found[0], torch.from_numpy((values // 257).astype(np.uint8)))
+
+
+def test_of_an_endless_image_a_test_sees_the_middle_in_little_memory() -> None:
+    image = torch.zeros(3, 1, 30_000, dtype=torch.uint8)
+    assert middle(image, 256, 224).shape == (3, 224, 224)
+    assert scale_shorter_side(image, 256).numel() < 3 * 256 * 256 * 9
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 20, 500])

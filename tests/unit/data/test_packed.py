@@ -1,7 +1,10 @@
 """Packed data sets: the same images as the source's, by number; near, remote, cached, damaged."""
 
+import fcntl
 import json
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +24,9 @@ from firecaffe.data.packing.verify import verify
 from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import CachedFiles, LocalFiles, open_files
 from firecaffe.errors import DataError, RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.planning import workload_of
+from firecaffe.recipe import Recipe
 
 CLASSES = ("cat", "dog")
 
@@ -134,7 +140,7 @@ def test_nothing_but_broken_images(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / "photos" / part / "a").mkdir(parents=True)
         (tmp_path / "photos" / part / "a" / "1.jpg").write_text("no")
-    with pytest.raises(DataError, match="no image could be packed; the first: "):
+    with pytest.raises(DataError, match="no image of train could be packed; the first: "):
         pack(tmp_path / "photos", tmp_path / "packed")
 
 
@@ -165,10 +171,13 @@ def test_pixels_are_held_in_memory_or_read(
 
 
 def test_images_of_two_sizes_are_no_pixels_of_one_shape(folder: Path, tmp_path: Path) -> None:
-    (folder / "train" / "cat" / "000.jpg").write_bytes(photo(0, 30, 30))
+    (folder / "train" / "cat" / "004.jpg").write_bytes(photo(0, 30, 30))
+    (folder / "train" / "cat" / "000.jpg").write_text("no image")  # others have a shape
     found = pack(folder, tmp_path / "packed", raw=True)
-    assert len(found.skipped) in (1, 29 + 6)  # whichever is another size than the first
-    assert "; give --resize" in found.skipped[0]
+    assert [line.split(": ")[1] for line in found.skipped] == [
+        "not a whole image",
+        "30 x 30 pixels, and others 24 x 32; give --resize",
+    ]
 
 
 def test_opening_reads_no_shard(packed: Path) -> None:
@@ -261,6 +270,47 @@ def test_verify_says_that_all_is_well(packed: Path) -> None:
     assert sum(done) == 36
 
 
+def test_verify_knows_a_shard_of_another_packing(packed: Path, tmp_path: Path) -> None:
+    other = make_folder(tmp_path / "others", 2, 2)
+    pack(other, tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "test-00000.shard", packed / "test-00000.shard")
+    with pytest.raises(DataError, match=r"test-00000\.shard: holds 2 samples; the list says"):
+        verify(str(packed))
+    words = json.loads((packed / "dataset.json").read_text())
+    words["parts"]["test"][0]["count"] = 2
+    (packed / "dataset.json").write_text(json.dumps(words))
+    with pytest.raises(DataError, match=r"it is not the shard of the list \(SHA-256\)"):
+        verify(str(packed))
+
+
+def test_a_part_without_an_image_is_refused(packed: Path) -> None:
+    words = json.loads((packed / "dataset.json").read_text())
+    words["parts"]["test"] = []
+    (packed / "dataset.json").write_text(json.dumps(words))
+    with pytest.raises(DataError, match="test: the packed data set has no image in it"):
+        open_data(DataConfig("packed", str(packed)))
+
+
+def test_two_packs_do_not_write_into_one_folder(folder: Path, tmp_path: Path) -> None:
+    first = Packing(open_source(folder), tmp_path / "packed", PackOptions(), 1)
+    first._begin()
+    with (tmp_path / "packed" / "packing.json").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RecipeError, match="another pack writes there"):
+            Packing(open_source(folder), tmp_path / "packed", PackOptions(), 1).run()
+
+
+def test_an_empty_first_image_and_a_long_one(folder: Path, tmp_path: Path) -> None:
+    for path in folder.glob("test/*/*.jpg"):
+        path.write_bytes(b"")
+    Image.new("RGB", (70_000, 1)).save(folder / "train" / "cat" / "000.png")
+    (folder / "test" / "dog" / "001.jpg").write_bytes(photo(7))
+    options = PackOptions(quality=80)
+    found = Packing(open_source(folder), tmp_path / "packed", options, 1).run()
+    assert found.count("test") == 1
+    assert any("cannot be a JPEG: " in line for line in found.skipped)
+
+
 # --- skip -----------------------------------------------------------------------------------------
 
 
@@ -286,8 +336,39 @@ def test_a_data_set_that_is_all_broken_ends_a_run_that_skips(folder: Path) -> No
     for path in folder.glob("train/*/*.jpg"):
         path.write_text("broken")
     train = open_data(DataConfig("folder", str(folder), resize=8, on_error="skip")).train
-    with pytest.raises(DataError, match="broken, and so are the 99 after it"):
+    with pytest.raises(DataError, match=r"not a whole image: .*; and so are the 99 after it"):
         train.batch(torch.tensor([0]))
+
+
+def test_what_cannot_be_read_is_never_skipped(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else pixels would depend on the network's luck."""
+    train = open_data(DataConfig("packed", str(packed), resize=8, on_error="skip")).train
+    assert isinstance(train, DecodedSet)
+
+    def fails(*_: object) -> bytes:
+        raise DataError("s3: timeout")
+
+    monkeypatch.setattr(LocalFiles, "read", fails)
+    with pytest.raises(DataError, match="s3: timeout"):
+        train.batch(torch.tensor([0]))
+    assert train.skipped == {}
+
+
+def test_a_changed_sample_can_be_skipped_and_does_not_stop_a_forecast(packed: Path) -> None:
+    path = packed / "train-00000.shard"
+    content = bytearray(path.read_bytes())
+    content[60] ^= 1
+    path.write_bytes(content)
+    recipe = Recipe(
+        data=DataConfig("packed", str(packed), resize=32, on_error="skip"),
+        model=ModelConfig("googlenet_small_bn"),
+    )
+    assert workload_of(recipe).stored_bytes > 100
+    train = open_data(recipe.data).train
+    images, _ = train.batch(torch.tensor([0, 1]))
+    assert torch.equal(images[0], images[1])
 
 
 # --- elsewhere ------------------------------------------------------------------------------------
@@ -328,6 +409,33 @@ def test_a_cache_fetches_each_shard_once_and_keeps_to_its_limit(
         PackedPart(
             read_list(str(packed)), "train", open_files(str(packed), str(tmp_path / "tiny"), 100)
         ).read(0)
+
+
+def test_processes_may_share_a_cache_at_its_limit(packed: Path, tmp_path: Path) -> None:
+    """Room for one shard, and three processes that want all of them at once."""
+    infos = read_list(str(packed)).parts["train"]
+    limit = max(info.num_bytes for info in infos) + 10
+    script = (
+        "import sys\n"
+        "from firecaffe.data.packed import PackedPart, read_list\n"
+        "from firecaffe.data.shard_files import open_files\n"
+        "root, cache, limit, seed = sys.argv[1:]\n"
+        "files = open_files(root, cache, int(limit))\n"
+        "part = PackedPart(read_list(root), 'train', files)\n"
+        "for number in range(90): part.read(number * int(seed) % 30)\n"
+    )
+    cache = tmp_path / "cache"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(packed), str(cache), str(limit), seed],
+            stderr=subprocess.PIPE,
+        )
+        for seed in ("7", "11", "13")
+    ]
+    ends = [process.communicate(timeout=120)[1].decode() for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], ends
+    assert sum(path.stat().st_size for path in cache.glob("*.shard")) <= limit
+    assert not list(cache.glob("*.partial"))
 
 
 def test_a_cache_does_not_keep_what_was_not_packed(packed: Path, tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ def contents(source: Source, part: str) -> list[tuple[bytes, str]]:
         ("test", "test"),
         ("validation", "validation"),
         ("shard-0001.tar", "train"),
+        ("carnival.tar", "train"),
+        ("contest-train.tar", "train"),
+        ("latest", "train"),
     ],
 )
 def test_parts_are_known_by_name(name: str, part: str) -> None:
@@ -83,6 +86,7 @@ def test_a_folder_of_images_in_a_tar(tmp_path: Path) -> None:
         ({"0.jpg": b"x"}, "0.jpg has no label"),
         ({"0.jpg": b"x", "1.cls": b"1", "1.jpg": b"y"}, "0.jpg has no 0.cls beside it"),
         ({"0.jpg": b"x", "0.cls": b"cat"}, "0.cls is 'cat'; expected a class's number"),
+        ({"0.jpg": b"x", "0.cls": b"4006381333931"}, "expected a class's number below 1,000,000"),
         ({"readme.txt": b"x"}, "hold no images"),
     ],
 )
@@ -92,6 +96,23 @@ def test_tars_without_labels_or_images(
     write_tar(tmp_path / "a.tar", members)
     with pytest.raises(DataError, match=said):
         open_source(tmp_path / "a.tar")
+
+
+def test_class_folders_may_be_called_like_numbers(tmp_path: Path) -> None:
+    members = {"007/a.jpg": photo(1), "4006381333931/a.jpg": photo(2), "\u00b2/a.jpg": photo(3)}
+    write_tar(tmp_path / "a.tar", members)
+    source = open_source(tmp_path / "a.tar")
+    assert source.classes == ["007", "4006381333931", "\u00b2"]
+    assert contents(source, "train")[1] == (photo(2), "4006381333931")
+
+
+def test_two_folders_of_one_part(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "photos")
+    (folder / "test").rename(folder / "val")
+    make_folder(tmp_path / "more")
+    (tmp_path / "more" / "test").rename(folder / "validation")
+    with pytest.raises(DataError, match="holds both val and validation"):
+        open_source(folder)
 
 
 def test_a_cut_tar(tmp_path: Path) -> None:
