@@ -57,7 +57,7 @@ def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[
         (["--model.name", "nin_smal"], 2, ["model.name", "'nin_smal'", "'nin_small'"]),
         (["--data.name", "imagenet"], 2, ["data.name", "'imagenet'", "fashion-mnist"]),
         (["--solver.type", "sdg"], 2, ["solver.type", "'sdg'", "sgd"]),
-        (["--solver.lr_policy", "cosine"], 2, ["solver.lr_policy", "poly"]),
+        (["--solver.lr_policy", "cyclic"], 2, ["solver.lr_policy", "poly"]),
         (["--train.micro_batch_size", "3"], 2, ["train.global_batch_size", "8", "3"]),
         (["--train.micro_batch_size", "0"], 2, ["train.micro_batch_size", "0", "at least 1"]),
         (["--nproc-per-node", "5"], 2, ["5 ranks", "4 micro-batches"]),
