@@ -1,20 +1,15 @@
-"""`firecaffe pack` and `firecaffe bench data`, typed as a user types them; training on shards."""
+"""`firecaffe pack` and `firecaffe bench data`, typed as a user types them."""
 
 import io
 import json
-import subprocess
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from benchmarks.small_run import command, pack_photos, photo_recipe
 from firecaffe.cli import main
 from firecaffe.plan.cluster import load_cluster
 from tests.unit.data.test_packed import make_folder
-
-TIMEOUT_S = 180
 
 
 def typed(*words: object) -> tuple[int, str, str]:
@@ -94,34 +89,3 @@ def test_bench_data_of_each_format(tmp_path: Path) -> None:
     code, out, err = typed("bench", "data", raw, "--images", "30")
     assert code == 0, err
     assert "decode" not in out
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-
-
-def test_photos_train_to_the_same_bits_on_1_2_and_4_workers(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(photo_recipe(pack_photos(tmp_path), "inception"))
-    verify = [sys.executable, "-m", "firecaffe", "verify", str(recipe)]
-    done = run(*verify, "--nproc-per-node", "1,2,4", "--steps", "3", "--data.order", "shards")
-    assert done.returncode == 0, done.stderr
-    assert "identical: 1, 2, 4 workers" in done.stdout
-
-
-def test_a_run_that_skips_says_what_it_left_out(tmp_path: Path) -> None:
-    packed = pack_photos(tmp_path)
-    photos = tmp_path / "photos"
-    broken = sorted(photos.glob("train/3/*.jpg"))[0]
-    broken.write_bytes(broken.read_bytes()[:300])
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(photo_recipe(packed).replace('"packed"', '"folder"', 1))
-    words = ["--data.path", str(photos), "--train.steps", "10", "--data.on_error", "skip"]
-    done = run(*command(recipe, tmp_path / "run", 1, *words))
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    (line,) = result["broken_images"]
-    assert line.startswith(f"{broken}: not a whole image")
-    assert "warning: 1 broken images, for each the next whole one stood in" in done.stdout
-    assert len(result["data_wait_by_rank"]) == 1
-    assert "waited for data: " in done.stdout
