@@ -86,11 +86,11 @@ class LocalFiles:
     """Shards in a folder."""
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
+        self.root = str(root)
         self._opened = lru_cache(OPEN_FILES)(_Opened)
 
     def name(self, info: ShardInfo) -> str:
-        return str(self.root / info.file)
+        return f"{self.root}/{info.file}"
 
     def read(self, info: ShardInfo, start: int, length: int) -> bytes:
         try:
@@ -101,13 +101,13 @@ class LocalFiles:
 
     def size(self, info: ShardInfo) -> int:
         try:
-            return os.stat(self.root / info.file).st_size
+            return os.stat(self.name(info)).st_size
         except OSError as error:
             raise DataError(f"{self.name(info)}: cannot be read, {error.strerror}") from error
 
     def copy(self, info: ShardInfo, to: Path) -> None:
         try:
-            shutil.copyfile(self.root / info.file, to)
+            shutil.copyfile(self.name(info), to)
         except OSError as error:
             raise DataError(f"{self.name(info)}: cannot be copied, {error.strerror}") from error
 
