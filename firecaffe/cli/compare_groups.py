@@ -81,7 +81,7 @@ def _cells(row: GroupRow) -> list[str]:
         f"{row.global_batch_size:,}",
         f"{row.initial_lr:g}",
         _time(row.time_s),
-        speedup + ("*" if row.why_no_speedup and row.speedup is not None else ""),
+        speedup + ("*" if row.unequal and row.speedup is not None else ""),
         _percent(row.top1),
         "-" if row.top5 is None else _percent(row.top5),
         str(row.seeds),
@@ -106,10 +106,10 @@ def _time(mean: Mean) -> str:
 def _verdicts(rows: Sequence[GroupRow]) -> list[str]:
     lines = []
     for letter, row in zip(_letters(len(rows)), rows, strict=True):
-        if row.why_no_speedup and row.speedup is None:
-            lines.append(f"{letter}: no speedup over A: not the same work ({row.why_no_speedup})")
-        elif row.why_no_speedup:
-            lines.append(f"{letter}: * not the same work as A ({row.why_no_speedup})")
+        if row.why_no_speedup:
+            lines.append(f"{letter}: no speedup over A: {row.why_no_speedup}")
+        elif row.unequal:
+            lines.append(f"{letter}: * not the same work as A ({', '.join(row.unequal)})")
         if row.against is None:
             continue
         found = row.against

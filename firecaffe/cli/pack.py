@@ -71,7 +71,7 @@ def _pack(path: Path, dest: Path, options: PackOptions, workers: int, bgr: bool)
     with _progress("packing") as progress:
         task = progress.add_task("packing", total=total)
 
-        def done(images: int, _: int) -> None:
+        def done(images: int) -> None:
             progress.advance(task, images)
 
         packing = Packing(source, dest, options, workers, done)
@@ -96,7 +96,7 @@ def _verify(root: str) -> int:
     packed = read_list(root)
     with _progress("verifying") as progress:
         task = progress.add_task("verifying", total=sum(map(packed.count, packed.parts)))
-        verify(root, lambda images, _: progress.advance(task, images))
+        verify(root, lambda images: progress.advance(task, images))
     shards = sum(map(len, packed.parts.values()))
     print(f"{root}: {shards} shards are what was packed")
     return 0

@@ -6,7 +6,7 @@ not fetched ahead: taking them is cheaper than handing them from thread to threa
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from math import prod
@@ -38,7 +38,9 @@ def image_bytes(dataset: Dataset) -> int:
     return prod(dataset.sample_CHW) * (1 if isinstance(dataset, DecodedSet | RawPart) else 4)
 
 
-def ahead(calls: Iterable[Callable[[], T]], dataset: Dataset, batch_bytes: int) -> Iterator[T]:
+def ahead(
+    calls: Iterable[Callable[[], T]], dataset: Dataset, batch_bytes: int
+) -> Generator[T, None, None]:
     """The calls' results, in order. batch_bytes: of each, about.
 
     An own data set is asked by one thread, and during an evaluation the test set by another.

@@ -19,6 +19,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from firecaffe.data.augment import normalize
 from firecaffe.data.batches import Batches
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import decode
@@ -230,8 +231,6 @@ def _batch_and_device(
     images: Sequence[Tensor], config: DataConfig, device: torch.device
 ) -> list[Stage]:
     """By one thread each, as in a training."""
-    batches = Batches(None, None, config, device)  # type: ignore[arg-type]
-    labels = torch.zeros(BATCH, dtype=torch.int64)
     parts = [images[at : at + BATCH] for at in range(0, len(images) - BATCH + 1, BATCH)] or [images]
     count = sum(map(len, parts))
 
@@ -247,7 +246,9 @@ def _batch_and_device(
 
     batch_rate = timed(lambda: [torch.stack(tuple(part)) for part in parts])
     stacked = [torch.stack(tuple(part)) for part in parts]
-    device_rate = timed(lambda: [batches.on_device(part, labels) for part in stacked])
+    device_rate = timed(
+        lambda: [normalize(part, config.mean, config.std, device) for part in stacked]
+    )
     return [Stage("batch", batch_rate), Stage("copy to device, normalize", device_rate)]
 
 

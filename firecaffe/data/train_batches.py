@@ -1,6 +1,6 @@
 """A rank's batches of a training, fetched ahead in the order in which it will ask for them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,7 +24,7 @@ class BatchesAhead:
     last_step: int
     """One after the last one."""
     _next: Iterator[tuple[int, int]] = field(init=False, repr=False)
-    _made: Iterator[Batch] = field(init=False, repr=False)
+    _made: Generator[Batch, None, None] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         batches = self.batches
@@ -59,4 +59,4 @@ class BatchesAhead:
 
     def close(self) -> None:
         """Ends the threads."""
-        self._made.close()  # type: ignore[attr-defined]
+        self._made.close()

@@ -10,7 +10,8 @@ LIBRARY_BYTES = 600_000_000
 ACTIVATIONS_HIGH = 1.2
 """Of the activations, on top of them, that a step may hold: gradients under way, libraries' copies
 in layouts of their own, and freed memory that an allocator keeps. Measured on a CPU by `firecaffe
-bench step`, from micro-batches of 4 to 32: 0.27 (nin_cifar), 0.67 (resnet18), 1.1 (googlenet)."""
+bench step`, from micro-batches of 4 to 32: 0.27 (nin_cifar), 0.67 (resnet18), 1.1
+(googlenet); 2.9 of the few that AlexNet has, which is outside."""
 
 LIBRARY_LOW = 0.5
 """Of LIBRARY_BYTES that a process may do with."""

@@ -13,7 +13,7 @@ from typing import Any
 from firecaffe.errors import RunError
 from firecaffe.runs.compare import Run, names, other_work
 from firecaffe.runs.record import read_json_lines
-from firecaffe.runs.statistics import Difference, Mean, difference, mean_of
+from firecaffe.runs.statistics import Difference, Mean, differences, mean_of
 
 HARDWARE = ("environment.cpu", "environment.gpus", "environment.cores")
 NOT_OF_A_GROUP = ("train.seed", "environment.host", "environment.commit")
@@ -55,8 +55,10 @@ class GroupRow:
     time_s: Mean
     """Of training, without evaluations and checkpoints; to the target, where there is one."""
     speedup: float | None
+    unequal: list[str]
+    """In what the work was not the first group's."""
     why_no_speedup: str
-    """Empty where there is one, and it is of the same work."""
+    """Empty where there is one."""
     top1: Mean
     top5: Mean | None
     against: Difference | None
@@ -91,27 +93,26 @@ def group_rows(
     """Against the first group. target: a top-1 accuracy; times are then those until a test has
     reached it. allow_unequal: give speedups between runs of other work too.
 
-    Raises: RunError where no run says how long it took.
+    Raises: RunError where a target is asked for and a run's metrics cannot be read.
     """
     baseline = groups[0]
     base_times = _times(baseline, target)
     rows = []
-    for group in groups:
+    top1s = [[run.result["top1"] for run in group.results] for group in groups]
+    against = differences(top1s[0], top1s[1:])
+    for place, group in enumerate(groups):
         times = _times(group, target)
-        why = "; ".join(_unequal(baseline, group, target))
-        speedup = None
-        if times and base_times and (not why or allow_unequal):
-            speedup = fmean(base_times) / fmean(times)
+        unequal = _unequal(baseline, group, target)
+        speedup, why = None, ""
         if not times or not base_times:
-            missed = group if not times else baseline
-            why = f"{missed.names[0]} did not reach {target:.2%}" if target else "no rate"
+            missed = (group if not times else baseline).names[0]
+            why = f"{missed} did not reach {target:.2%}" if target else f"{missed} has no rate"
+        elif unequal and not allow_unequal:
+            why = f"not the same work ({', '.join(unequal)})"
+        else:
+            speedup = fmean(base_times) / fmean(times)
         results = group.results
         top5 = [run.result["top5"] for run in results if "top5" in run.result]
-        against = None
-        if group is not baseline:
-            theirs = [run.result["top1"] for run in baseline.results]
-            own = [run.result["top1"] for run in results]
-            against = difference(theirs, own, tests=len(groups) - 1)
         rows.append(
             GroupRow(
                 runs=[str(run.folder) for run in group.runs],
@@ -123,10 +124,11 @@ def group_rows(
                 initial_lr=_initial_lr(group.first),
                 time_s=mean_of(times) if times else Mean(float("nan"), float("nan"), 0),
                 speedup=speedup,
+                unequal=unequal,
                 why_no_speedup=why,
-                top1=mean_of([run.result["top1"] for run in results]),
+                top1=mean_of(top1s[place]),
                 top5=mean_of(top5) if len(top5) == len(results) else None,
-                against=against,
+                against=against[place - 1] if place else None,
             )
         )
     return rows

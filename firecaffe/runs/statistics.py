@@ -1,14 +1,16 @@
 """What a few repeated runs allow to be said: means with their intervals, differences, effects.
 
-Source: Student 1908; Welch 1947; Hedges 1981 (the effect's correction for few samples).
+Source: Student 1908; Welch 1947; Holm 1979; Hedges 1981 (the effect's correction for few samples).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import gamma, inf, sqrt
+from dataclasses import dataclass, replace
+from math import copysign, gamma, inf, sqrt
 from statistics import fmean, stdev
 
 from scipy.stats import t, ttest_ind
+
+from firecaffe.runs.explain import holm
 
 CONFIDENCE = 0.95
 ALPHA = 0.05
@@ -33,7 +35,7 @@ class Difference:
     low: float
     high: float
     p_value: float
-    """Of Welch's test, two-sided."""
+    """Of Welch's test, two-sided, after Holm's correction."""
     effect: float
     """Hedges' g: in standard deviations."""
     verdict: str
@@ -50,23 +52,29 @@ def mean_of(values: Sequence[float]) -> Mean:
     return Mean(fmean(values), half, len(values))
 
 
-def difference(first: Sequence[float], second: Sequence[float], tests: int = 1) -> Difference:
-    """second less first, by Welch. tests: how many are made together, each at ALPHA / tests."""
+def differences(first: Sequence[float], others: Sequence[Sequence[float]]) -> list[Difference]:
+    """Each of the others less first, by Welch; at ALPHA over all of them together (Holm)."""
+    found = [_difference(first, other) for other in others]
+    told = {place: each.p_value for place, each in enumerate(found) if not each.verdict}
+    for place, p_value in holm(told).items():
+        verdict = "different" if p_value < ALPHA else "no difference shown"
+        found[place] = replace(found[place], p_value=p_value, verdict=verdict)
+    return found
+
+
+def _difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """Without a verdict where there are runs enough for one."""
     value = fmean(second) - fmean(first)
     if min(len(first), len(second)) < FEWEST:
         few = f"{len(first)} and {len(second)} runs, of {FEWEST} at least"
         return Difference(value, -inf, inf, 1.0, float("nan"), f"not enough runs to say ({few})")
     if stdev(first) == stdev(second) == 0:
-        verdict = "different" if value else "no difference shown"
-        sure = 0.0 if value else 1.0
-        return Difference(value, value, value, sure, inf if value else 0.0, verdict)
+        p_value, effect = (0.0, copysign(inf, value)) if value else (1.0, 0.0)
+        return Difference(value, value, value, p_value, effect, "")
     found = ttest_ind(second, first, equal_var=False)
     low, high = found.confidence_interval(CONFIDENCE)
     p_value = float(found.pvalue)
-    verdict = "different" if p_value < ALPHA / tests else "no difference shown"
-    return Difference(
-        value, float(low), float(high), p_value, _effect(first, second, value), verdict
-    )
+    return Difference(value, float(low), float(high), p_value, _effect(first, second, value), "")
 
 
 def _effect(first: Sequence[float], second: Sequence[float], value: float) -> float:

@@ -11,7 +11,7 @@ Source: `SGDSolver` and `NesterovSolver` in BVLC Caffe; the correction: Goyal et
 section 3.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class CaffeSGD(optim.Optimizer):
         self.nesterov, self.correction = nesterov, correction
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             weights = [each for each in group["params"] if each.grad is not None]
             if not weights:

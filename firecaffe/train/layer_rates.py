@@ -14,7 +14,7 @@ Source: You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm 1; You et al.
 are left out, or scale a layer otherwise.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Lars(optim.Optimizer):
         super().__init__(params, words)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             weights = [each for each in group["params"] if each.grad is not None]
             if not weights:
@@ -69,7 +69,7 @@ class Lamb(optim.Optimizer):
         super().__init__(params, words)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             weights = [each for each in group["params"] if each.grad is not None]
             if not weights:

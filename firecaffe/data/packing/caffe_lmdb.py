@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.packing.part import MOST_CLASSES, Part, Source
 from firecaffe.errors import DataError
 
@@ -83,7 +84,7 @@ def _reader(database: Any, keys: list[bytes], bgr: bool) -> Any:
             return content
         size = found.channels * found.height * found.width
         if len(content) != size:
-            raise DataError(f"{len(content)} bytes of pixels, expected {size}")
+            raise BrokenSampleError(f"{len(content)} bytes of pixels, expected {size}")
         if bgr and found.channels == 3:
             planes = np.frombuffer(content, np.uint8).reshape(3, -1)
             return planes[::-1].tobytes()

@@ -69,8 +69,8 @@ class Packing:
     folder: Path
     options: PackOptions
     workers: int
-    done: Callable[[int, int], None] = lambda images, num_bytes: None
-    """Called for each shard that is there, with what it holds."""
+    done: Callable[[int], None] = lambda images: None
+    """Called for each shard that is there, with how many images it holds."""
     sizes: Sizes = field(default_factory=Sizes)
     broken: list[str] = field(default_factory=list)
     _ended: Event = field(default_factory=Event)
@@ -201,7 +201,7 @@ class Packing:
                 found = writer.finish(), tuple(writer.skipped)
         info, skipped = found
         self.broken += skipped
-        self.done(info.count, info.num_bytes)
+        self.done(info.count)
         return info
 
     def _already(self, path: Path) -> tuple[ShardInfo, tuple[str, ...]] | None:

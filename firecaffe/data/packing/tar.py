@@ -7,6 +7,7 @@ import os
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from firecaffe.data.folder import SUFFIXES
@@ -50,7 +51,7 @@ def open_tars(by_part: Mapping[str, Sequence[Path]], about: str) -> Source:
             [f"{member.file.name}:{member.name}" for member in members],
             [label if isinstance(label, int) else numbers[label] for _, label in rows],
             [member.length for member in members],
-            lambda number, members=members: _read(members[number]),  # type: ignore[misc]
+            partial(_read_one, members),
         )
     return Source("jpeg", (), names, parts, f"the tar files of {about}")
 
@@ -105,6 +106,10 @@ def _read_label(member: _Member) -> int:
             f"{MOST_CLASSES:,}"
         )
     return int(text)
+
+
+def _read_one(members: Sequence[_Member], number: int) -> bytes:
+    return _read(members[number])
 
 
 def _read(member: _Member) -> bytes:

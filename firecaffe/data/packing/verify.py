@@ -12,11 +12,11 @@ MOST_NAMED = 20
 PIECE_BYTES = 1 << 24
 
 
-def verify(root: str, done: Callable[[int, int], None] = lambda *_: None) -> PackedSet:
+def verify(root: str, done: Callable[[int], None] = lambda images: None) -> PackedSet:
     """Reads every sample of every shard, and compares lengths, indexes and checksums.
 
-    done: called after each shard with what it holds. Raises: DataError where anything differs; it
-    names the shards, and in each the samples.
+    done: called after each shard with how many images it holds. Raises: DataError where anything
+    differs; it names the shards, and in each the samples.
     """
     packed = read_list(root)
     files = open_files(root)
@@ -24,7 +24,7 @@ def verify(root: str, done: Callable[[int, int], None] = lambda *_: None) -> Pac
     for infos in packed.parts.values():
         for info in infos:
             problems += _check(info, files)
-            done(info.count, info.num_bytes)
+            done(info.count)
     if problems:
         more = len(problems) - MOST_NAMED
         shown = problems[:MOST_NAMED] + ([f"and {more} more"] if more > 0 else [])

@@ -217,3 +217,12 @@ def test_a_folder_without_a_part_is_packed_without_it(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "photos")
     (folder / "test").rename(folder / "val")
     assert set(open_source(folder).parts) == {"train", "validation"}
+
+
+def test_pixels_of_another_size_than_they_say_are_left_out(tmp_path: Path) -> None:
+    pixels = torch.zeros(1, 2, 2, dtype=torch.uint8)
+    cut = datum(pixels, 1).replace(bytes([34, 4]) + bytes(4), bytes([34, 3]) + bytes(3))
+    write_lmdb(tmp_path / "train", [datum(pixels, 0), cut])
+    found = Packing(open_source(tmp_path), tmp_path / "packed", PackOptions(), 1).run()
+    assert found.count("train") == 1
+    assert found.skipped == ("train:00000001: 3 bytes of pixels, expected 4",)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset, open_data
+from firecaffe.data.augment import AUGMENTS
+from firecaffe.data.batches import FETCH
 from firecaffe.data.order import epoch_order, epoch_order_by_shard
 from firecaffe.data.prefetch import FEWEST, MOST, ahead
 from firecaffe.data.train_batches import BatchesAhead
@@ -92,12 +94,12 @@ def test_no_more_is_made_than_may_wait() -> None:
     made = ahead(calls(), Slow(1), batch_bytes=1)
     next(made)
     assert len(begun) <= MOST + 1
-    made.close()  # type: ignore[attr-defined]
+    made.close()
     begun.clear()
     made = ahead(calls(), Slow(1), batch_bytes=10**12)
     next(made)
     assert len(begun) <= FEWEST + 1
-    made.close()  # type: ignore[attr-defined]
+    made.close()
 
 
 def test_closing_ends_the_threads() -> None:
@@ -183,7 +185,7 @@ def test_the_order_by_shard_is_another_each_epoch() -> None:
     assert len(orders) == 5
 
 
-@pytest.mark.parametrize("augment", ["caffe", "inception", "none"])
+@pytest.mark.parametrize("augment", AUGMENTS)
 def test_photos_do_not_depend_on_threads_or_batches(tmp_path: Path, augment: str) -> None:
     """The same pixels one by one and together, from the folder and from shards, ahead and not."""
     pack(make_folder(tmp_path / "photos"), tmp_path / "packed")
@@ -200,3 +202,7 @@ def test_photos_do_not_depend_on_threads_or_batches(tmp_path: Path, augment: str
             assert torch.equal(images, torch.cat([image for image, _ in parts]))
             assert torch.equal(labels, torch.cat([label for _, label in parts]))
     together.close()
+
+
+def test_every_word_of_augment_has_its_way() -> None:
+    assert tuple(FETCH) == AUGMENTS

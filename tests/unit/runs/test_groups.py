@@ -16,7 +16,7 @@ from firecaffe.cli.compare_groups import render_groups, rows_of
 from firecaffe.errors import RunError
 from firecaffe.runs.compare import Run
 from firecaffe.runs.groups import group_rows, group_runs, time_to
-from firecaffe.runs.statistics import difference, mean_of
+from firecaffe.runs.statistics import differences, mean_of
 from tests.unit.runs.test_compare import plant, planted
 
 SAME = "5f59c6bf0087" + 52 * "a"
@@ -63,7 +63,7 @@ def test_a_difference_is_welchs() -> None:
     """The unequal-variance example of scipy's reference, and Hedges' g from its definition."""
     first = [20.4, 24.2, 15.4, 21.4, 20.2, 18.5, 21.5]
     second = [20.2, 16.9, 18.5, 17.3, 20.5]
-    found = difference(first, second)
+    (found,) = differences(first, [second])
     expected = stats.ttest_ind(second, first, equal_var=False)
     assert found.p_value == pytest.approx(expected.pvalue)
     assert found.low < found.value < found.high
@@ -75,7 +75,9 @@ def test_a_difference_is_welchs() -> None:
 def test_noise_alone_is_called_different_as_seldom_as_it_should_be() -> None:
     generator = np.random.default_rng(0)
     wrong = sum(
-        difference(generator.normal(size=4).tolist(), generator.normal(size=4).tolist()).verdict
+        differences(generator.normal(size=4).tolist(), [generator.normal(size=4).tolist()])[
+            0
+        ].verdict
         == "different"
         for _ in range(1000)
     )
@@ -84,13 +86,15 @@ def test_noise_alone_is_called_different_as_seldom_as_it_should_be() -> None:
 
 def test_many_tests_share_the_error() -> None:
     first, second = [0.90, 0.91, 0.92], [0.93, 0.945, 0.95]
-    assert difference(first, second).verdict == "different"
-    assert difference(first, second, tests=50).verdict == "no difference shown"
+    assert differences(first, [second])[0].verdict == "different"
+    found = differences(first, [second, *([first] * 49)])
+    assert {each.verdict for each in found} == {"no difference shown"}
 
 
 def test_values_without_any_spread() -> None:
-    assert difference([0.9] * 3, [0.9] * 3).verdict == "no difference shown"
-    assert difference([0.9] * 3, [0.8] * 3).verdict == "different"
+    same, worse = differences([0.9] * 3, [[0.9] * 3, [0.8] * 3])
+    assert (same.verdict, worse.verdict) == ("no difference shown", "different")
+    assert worse.effect == -inf
 
 
 # --- planted cases --------------------------------------------------------------------------------
@@ -205,6 +209,7 @@ def test_a_target_that_was_not_reached_has_no_speedup(tmp_path: Path) -> None:
     rows = group_rows(group_runs([good, bad]), target=0.6)
     assert rows[1].speedup is None
     assert rows[1].why_no_speedup == "x did not reach 60.00%"
+    assert rows[1].unequal == []
 
 
 # --- the command ----------------------------------------------------------------------------------
