@@ -241,6 +241,8 @@ def _train_in(
             "exchange_choice": choice and dataclasses.asdict(choice),
             "route": _describe_route(taken, recipe, exchange, parts),
             "data": data.description,
+            "samples_seen": sample_order(recipe, data).samples_before(steps),
+            "tuned": recipe.run.tuned,
             "identity_doubts": doubts,
             "resumed_from": start.resumed_from,
             "cost_of_determinism": cost,

@@ -104,6 +104,12 @@ class LauncherLostError(FirecaffeError):
     exit_code = 15
 
 
+class NotKeptError(FirecaffeError):
+    """A larger batch has lost more accuracy than was allowed."""
+
+    exit_code = 16
+
+
 class PreemptedError(FirecaffeError):
     """The run was asked to stop, and has saved where it stands."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from firecaffe.data import open_data, output_shape
+from firecaffe.data import num_held_out, open_data, output_shape
 from firecaffe.data.augment import cropped_shape
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.folder import ImageFolder
@@ -134,6 +134,8 @@ def _samples(recipe: Recipe) -> tuple[Samples, tuple[int, int, int]]:
     config = recipe.data
     if config.name in KNOWN:
         samples = KNOWN[config.name]
+        held = num_held_out(samples.count, config.hold_out)
+        samples = replace(samples, count=samples.count - held)
     else:
         try:
             train = open_data(config).train

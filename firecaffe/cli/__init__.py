@@ -14,6 +14,7 @@ COMMANDS = {
     "plan": "forecast a training on a cluster: time, memory, cost, and what to change",
     "train": "train a network on N workers",
     "verify": "show that the number of workers does not change a bit",
+    "tune": "find the learning rate that keeps the accuracy at another batch size",
     "compare": "compare finished runs",
     "check": "look a cluster over, and write the cluster file that plan reads",
     "explain": "where the time of each rank of a run went, and who is slow",

@@ -1,22 +1,20 @@
 """Compressed sums for `firecaffe bench exchange`: what they send, how far off they may be."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isqrt, sqrt
 
 import torch
 from torch import Tensor
 
 from firecaffe.comm.bench_exchange import Encoder
-from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT
-from firecaffe.comm.wire import NodeWire, RowCoding
+from firecaffe.comm.traffic import Traffic
+from firecaffe.comm.wire import NodeWire
 from firecaffe.comm.world import World
-from firecaffe.gradients.compressors import COMPRESSORS, make_compressor
-from firecaffe.gradients.compressors.codec import ROW, RowCodec
+from firecaffe.gradients.compressors import make_compressor
+from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.compressors.top_k import num_sent
 from firecaffe.gradients.compressors.wire import Layout
-
-LENGTH_BYTES = 8
-"""What `NodeWire.gather` says of a payload's length."""
 
 ROUNDING = {
     "float16": 2.0**-11,
@@ -48,37 +46,6 @@ def make_encoders(names: Sequence[str]) -> dict[str, Encoder]:
     return {name: encoder(name) for name in names}
 
 
-class CountedWire(NodeWire):
-    """One node of each rank, and what this one sends of them to others."""
-
-    def __init__(self, world: World, row_bytes: int) -> None:
-        """row_bytes: of an encoded row, where rows stand alone."""
-        super().__init__(world, world.world_size)
-        self.sent_bytes = 0
-        self._row_bytes = row_bytes
-
-    def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
-        self._count_shards(vectors[0].numel(), 1, BYTES_PER_ELEMENT)
-        return super().sum_nodes(vectors)
-
-    def sum_rows(self, vectors: list[Tensor], codec: RowCoding) -> Tensor:
-        self._count_shards(vectors[0].numel(), codec.row_elements, self._row_bytes)
-        return super().sum_rows(vectors, codec)
-
-    def gather(self, payloads: list[Tensor]) -> list[Tensor]:
-        gathered = super().gather(payloads)
-        # All travel at the longest one's length; in a ring every rank sends on all but one.
-        longest = max(payload.numel() for payload in gathered)
-        self.sent_bytes += (self.world.world_size - 1) * (longest + LENGTH_BYTES)
-        return gathered
-
-    def _count_shards(self, num_elements: int, row_elements: int, row_bytes: int) -> None:
-        """A shard to each of the others, and the own total to each of the others."""
-        ranks = self.world.world_size
-        shard_rows = -(-num_elements // (row_elements * ranks))
-        self.sent_bytes += 2 * (ranks - 1) * shard_rows * row_bytes
-
-
 class OneNodeEach:
     """Sums one vector of each rank through a compressor, whose memory goes on from sum to sum.
 
@@ -90,8 +57,7 @@ class OneNodeEach:
         self.bound = error_bound(name, num_elements)
         self._num_elements = num_elements
         self._rank = world.rank
-        codec = COMPRESSORS[name]
-        self._wire = CountedWire(world, codec.row_bytes if isinstance(codec, RowCodec) else 0)
+        self._wire = NodeWire(replace(world, traffic=Traffic()), world.world_size)
         self._compressor = make_compressor(name, [layout(num_elements)])
         self._flat = torch.zeros(0)
         self.wire_bytes = 0
@@ -103,11 +69,11 @@ class OneNodeEach:
 
     def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
         """vector: what `empty` gave last."""
-        before = self._wire.sent_bytes
+        before = self._wire.world.traffic.sent_bytes or 0
         total = self._compressor.reduce(0, [(self._rank, self._flat)], self._wire)
         vector.copy_(total[: self._num_elements])
         self._flat[self._num_elements :] = 0
-        self.wire_bytes = self._wire.sent_bytes - before
+        self.wire_bytes = (self._wire.world.traffic.sent_bytes or 0) - before
 
     def alone(self, vectors: Sequence[Tensor]) -> Tensor:
         """Without memory, as all ranks' first sum is."""

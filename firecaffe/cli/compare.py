@@ -13,9 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from firecaffe.cli.compare_groups import as_json as as_group_json
-from firecaffe.cli.compare_groups import render_groups, rows_of
+from firecaffe.cli.compare_groups import render_groups
 from firecaffe.cli.parse import Parser
+from firecaffe.cli.report import page
 from firecaffe.errors import RecipeError
+from firecaffe.runs.checklist import checklist
 from firecaffe.runs.compare import (
     Row,
     Run,
@@ -25,8 +27,10 @@ from firecaffe.runs.compare import (
     rows,
     weights_identical,
 )
+from firecaffe.runs.files import write_atomically
+from firecaffe.runs.groups import group_rows, group_runs
 
-USAGE = "RUN RUN… [--by recipe] [--target TOP1] [--allow-unequal] [--json]"
+USAGE = "RUN RUN… [--by recipe] [--target TOP1] [--html FILE] [--allow-unequal] [--json]"
 
 NUMBERS = (
     "workers",
@@ -58,17 +62,24 @@ def main(argv: list[str]) -> int:
     add("--by", choices=["run", "recipe"], default="run", help="recipe: groups over seeds")
     add("--target", type=float, default=None, help="with --by recipe: time to this top-1, 0 to 1")
     add("--allow-unequal", action="store_true", help="speedups between runs of other work, marked")
+    add("--html", type=str, default="", help="with --by recipe: a page with curves, one file")
     add("--json", action="store_true", help="print one JSON object instead")
     options = parser.parse_args(argv)
     if options.target is not None and (options.by != "recipe" or not 0 < options.target < 1):
         raise RecipeError("--target is a top-1 between 0 and 1, and goes with --by recipe")
+    if options.html and options.by != "recipe":
+        raise RecipeError("--html shows groups of runs over their seeds; it goes with --by recipe")
     runs = [read_run(Path(folder)) for folder in options.runs]
     if options.by == "recipe":
-        found = rows_of(runs, options.target, options.allow_unequal)
+        groups = group_runs(runs)
+        table = group_rows(groups, options.target, options.allow_unequal)
+        items = checklist(groups, table)
+        if options.html:
+            write_atomically(Path(options.html), page(groups, table, items, options.target))
         if options.json:
-            print(as_group_json(*found))
+            print(as_group_json(table, items))
         else:
-            _print(render_groups(*found, options.target))
+            _print(render_groups(table, items, options.target))
         return 0
     unequal = {"allow_unequal": options.allow_unequal}
     if options.json:

@@ -4,16 +4,15 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from firecaffe.runs.checklist import Item, checklist
-from firecaffe.runs.compare import Run
-from firecaffe.runs.groups import GroupRow, group_rows, group_runs
+from firecaffe.runs.checklist import Item
+from firecaffe.runs.files import finite
+from firecaffe.runs.groups import GroupRow
 from firecaffe.runs.statistics import Mean
 
 HEADERS = (
@@ -30,27 +29,13 @@ HEADERS = (
 )
 
 
-def rows_of(
-    runs: Sequence[Run], target: float | None, allow_unequal: bool
-) -> tuple[list[GroupRow], list[Item]]:
-    groups = group_runs(runs)
-    rows = group_rows(groups, target, allow_unequal)
-    return rows, checklist(groups, rows)
-
-
 def as_json(rows: Sequence[GroupRow], items: Sequence[Item]) -> str:
     """JSON has no infinities: what one run does not bear is null."""
     words = {
-        "groups": [_finite(dataclasses.asdict(row)) for row in rows],
+        "groups": [finite(dataclasses.asdict(row)) for row in rows],
         "checklist": [dataclasses.asdict(item) for item in items],
     }
     return json.dumps(words, indent=2)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def render_groups(
@@ -62,17 +47,19 @@ def render_groups(
     for header in ("", *HEADERS):
         name = title if header == "time" else header
         table.add_column(name, justify="left" if header in ("", "hardware", "net") else "right")
-    for letter, row in zip(_letters(len(rows)), rows, strict=True):
-        table.add_row(letter, *_cells(row))
-    lines = [*_verdicts(rows), "", *_checks(items), "", *_sources(rows)]
+    for letter, row in zip(letters(len(rows)), rows, strict=True):
+        table.add_row(letter, *cells(row))
+    lines = [*verdicts(rows), "", *_checks(items), "", *_sources(rows)]
     return [table, Text(), *(Text(line) for line in lines)]
 
 
-def _letters(count: int) -> list[str]:
+def letters(count: int) -> list[str]:
+    """What the groups are called."""
     return [chr(ord("A") + number) if number < 26 else str(number) for number in range(count)]
 
 
-def _cells(row: GroupRow) -> list[str]:
+def cells(row: GroupRow) -> list[str]:
+    """A row of the table, as HEADERS name it."""
     speedup = "-" if row.speedup is None else f"{row.speedup:.2f}x"
     return [
         row.hardware,
@@ -103,9 +90,10 @@ def _time(mean: Mean) -> str:
     return f"{mean.value / scale:.3g}{interval} {unit}"
 
 
-def _verdicts(rows: Sequence[GroupRow]) -> list[str]:
+def verdicts(rows: Sequence[GroupRow]) -> list[str]:
+    """What is to be said of each group against the first."""
     lines = []
-    for letter, row in zip(_letters(len(rows)), rows, strict=True):
+    for letter, row in zip(letters(len(rows)), rows, strict=True):
         if row.why_no_speedup:
             lines.append(f"{letter}: no speedup over A: {row.why_no_speedup}")
         elif row.unequal:
@@ -130,5 +118,5 @@ def _checks(items: Sequence[Item]) -> list[str]:
 def _sources(rows: Sequence[GroupRow]) -> list[str]:
     return [
         f"{letter}: {', '.join(row.runs)}"
-        for letter, row in zip(_letters(len(rows)), rows, strict=True)
+        for letter, row in zip(letters(len(rows)), rows, strict=True)
     ]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from firecaffe.comm.execute import Piece, execute, in_one_call, one_by_one
 from firecaffe.comm.local import LocalRanks
-from firecaffe.comm.rounds import RankRound, rounds_of_rank, scratch_elements
+from firecaffe.comm.rounds import RankRound, rounds_of_rank, scratch_elements, sent_elements
 from firecaffe.comm.shared_sum import sum_in_place
 from firecaffe.comm.world import World, peers_may_be_lost
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
@@ -120,6 +120,7 @@ class Exchange:
             if shared is not None and is_whole and self._local is not None:
                 self._sum_shared(shared, self._local)
             elif self.algorithm == NATIVE:
+                self.world.traffic.add_unknown()
                 dist.all_reduce(vector, group=self.world.exchange_group)
             else:
                 self._send(self.algorithm, vector, range(self.world.world_size), lane)
@@ -151,6 +152,8 @@ class Exchange:
         assert group is not None
         is_gloo = not vector.is_cuda
         parts = self._plan_for(algorithm, vector, ranks)
+        sent = sum(sent_elements(rounds) for _, _, rounds in parts)
+        self.world.traffic.add(sent * vector.itemsize)
         needed = [scratch_elements(rounds) for _, _, rounds in parts]
         scratch = self._scratch_for(vector, sum(needed), lane).split_with_sizes(needed)
         execute(

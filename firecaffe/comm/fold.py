@@ -62,6 +62,7 @@ def fold_nodes(
         counts = [len(owned) * shard for owned in nodes_of_rank]
         arrived = outgoing.new_empty(sum(counts))
         sent = [len(vectors) * shard] * ranks
+        world.traffic.add((ranks - 1) * sent[0] * outgoing.itemsize)
         dist.all_to_all_single(arrived, outgoing, counts, sent, group=group)
         incoming = list(arrived.view(len(in_tree_order), shard_rows, *shape[1:]))
     counter: TreeSum[Tensor] = TreeSum(num_leaves, lambda left, right: left.add_(right))
@@ -70,6 +71,7 @@ def fold_nodes(
     own = coding.encode(counter.total())
     if group is None:
         return coding.decode(own)
+    world.traffic.add((ranks - 1) * own.nbytes)
     total = own.new_empty(shape)
     dist.all_gather_single(total, own, group=group)
     return coding.decode(total)

@@ -126,6 +126,11 @@ def scratch_elements(rounds: list[RankRound]) -> int:
     )
 
 
+def sent_elements(rounds: list[RankRound]) -> int:
+    """How many elements the rank sends in all."""
+    return sum(stop - start for round_ in rounds for _, start, stop in round_.sends)
+
+
 def _window(round_: Round, world_size: int, rank: int, sent: list[Transfer]) -> int:
     """WINDOW where ranks that wait for their turn cannot wait for each other; else all at once.
 

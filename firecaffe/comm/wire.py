@@ -64,6 +64,9 @@ class NodeWire:
             torch.cat(payloads, out=own[: sum(p.numel() for p in payloads)])
             gathered = [torch.empty_like(own) for _ in counts]
             dist.all_gather(gathered, own, group=group)
+            # In a ring every rank sends on all but one, all at the length of the longest.
+            sent_bytes = own_lengths.nbytes + own.nbytes
+            self.world.traffic.add((self.world.world_size - 1) * sent_bytes)
         return [
             payload
             for row, of_rank in zip(gathered, lengths, strict=True)

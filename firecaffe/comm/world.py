@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from firecaffe.comm.memory import keep_freed_memory
 from firecaffe.comm.mesh import connect_ranks, host_names
+from firecaffe.comm.traffic import Traffic
 from firecaffe.comm.watch import Place, Watch
 from firecaffe.errors import LaunchError, PeerLostError
 
@@ -62,6 +63,8 @@ class World:
     store: Store | None = None
     """One that outlives the ranks, where their launcher has such a one."""
     place: Place = field(default_factory=Place)
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of gradients."""
     attempt: int = 0
     """Which start of this run's ranks it is, by a launcher that restarts them."""
 
@@ -128,7 +131,7 @@ def join(
             watch,
             _lasting_store(),
             place,
-            attempt,
+            attempt=attempt,
         )
     finally:
         watch.close()

@@ -10,6 +10,7 @@ import torch
 
 from firecaffe.data.batches import Batches, eval_batches, output_shape
 from firecaffe.data.dataset import Dataset, TensorDataset
+from firecaffe.data.hold_out import hold_out, num_held_out
 from firecaffe.data.order import SampleOrder, epoch_order
 from firecaffe.data.source import (
     Data,
@@ -38,6 +39,8 @@ __all__ = [
     "data_home",
     "epoch_order",
     "eval_batches",
+    "hold_out",
+    "num_held_out",
     "open_data",
     "output_shape",
     "shard_counts",
@@ -75,8 +78,12 @@ def open_data(config: DataConfig) -> Data:
             f"{_by(test.sample_CHW)}, expected the same shape"
         )
     output_shape(train, config)
+    tests = "test"
+    if config.hold_out:
+        train, test = hold_out(train, config.hold_out)
+        tests = "held-out training"
     description = (
-        f"{config.name}: {len(train)} training and {len(test)} test images, "
+        f"{config.name}: {len(train)} training and {len(test)} {tests} images, "
         f"{train.num_classes} classes, {_by(train.sample_CHW)}"
     )
     return Data(train, test, description)

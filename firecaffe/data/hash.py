@@ -35,6 +35,7 @@ class Stream(IntEnum):
     BOX = 8
     SHARD = 9
     PACK = 10
+    HOLD_OUT = 11
 
 
 def _signed(value: int) -> int:

@@ -107,6 +107,16 @@ class SampleOrder:
         start = self.step_in_epoch(step) * self.global_batch_size
         return min(self.global_batch_size, self.num_samples - start)
 
+    def samples_before(self, step: int) -> int:
+        """Samples of all steps before this one."""
+        within = self.step_in_epoch(step) * self.global_batch_size
+        return self.epoch(step) * self.num_samples + within
+
+    def steps_for(self, samples: int) -> int:
+        """How many steps see that many samples, as nearly as whole steps can; at least one."""
+        epochs, left = divmod(samples, self.num_samples)
+        return max(1, epochs * self.steps_per_epoch + round(left / self.global_batch_size))
+
     def micro_batch(self, step: int, leaf: int) -> Tensor:
         """The samples of leaf 0 ... num_micro_batches-1 of a step, int64; may be empty."""
         if not 0 <= leaf < self.num_micro_batches:

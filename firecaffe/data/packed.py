@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from firecaffe.data.decoded import Encoded
 from firecaffe.data.shard import (
     KINDS,
     VERSION,
@@ -184,7 +185,7 @@ class PackedPart:
 class RawPart:
     """Raw samples of a part that is too large for memory: read when they are asked for."""
 
-    def __init__(self, part: PackedPart, shape: tuple[int, int, int]) -> None:
+    def __init__(self, part: Encoded, shape: tuple[int, int, int]) -> None:
         self.part = part
         self.sample_CHW = shape
         self.num_classes = part.num_classes

@@ -40,6 +40,8 @@ class DataConfig:
             and samples in random order within each, for storage that dislikes random reads.
         on_error: What a broken image does. stop: it ends the run. skip: the next whole one stands
             in for it, and the run counts it.
+        hold_out: Share of the training images that is kept from training and tested on in the
+            test set's place, as `firecaffe tune` does while it searches. 0: none.
         augment: caffe (random crop, mirror), inception (a box of random area and proportions
             scaled to `crop`, mirror), or none.
         crop: Side in pixels of the crop: at random in training, from the center in a test. 0 keeps
@@ -60,6 +62,7 @@ class DataConfig:
     cache_bytes: int = 0
     order: str = "samples"
     on_error: str = "stop"
+    hold_out: float = 0.0
     augment: str = "caffe"
     crop: int = 0
     pad: int = 0
@@ -88,6 +91,15 @@ def check_words(config: DataConfig) -> None:
     for word, least in (("resize", 1), ("decode_threads", 0), ("cache_bytes", 0)):
         if getattr(config, word) < least:
             raise RecipeError(f"data.{word} is {getattr(config, word)}, expected at least {least}")
+    if not 0 <= config.hold_out < 1:
+        raise RecipeError(
+            f"data.hold_out is {config.hold_out:g}, expected 0 or more and less than 1"
+        )
+    if config.hold_out and config.order == SHARDS:
+        raise RecipeError(
+            f"data.hold_out is {config.hold_out:g} with data.order shards; what is left of a shard "
+            "does not lie together, so take samples"
+        )
     if config.augment == "inception" and (config.crop < 1 or config.pad):
         raise RecipeError(
             f"data.augment is inception with data.crop {config.crop} and data.pad {config.pad}; "

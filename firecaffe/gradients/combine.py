@@ -151,6 +151,7 @@ class Hooked:
         bucket.flat.mul_(self.exchange.world.world_size / total_weight)
         is_last = index == self._places[-1]
         view = HookBucket(bucket, self._places.index(index), is_last, self.parameters)
+        self.exchange.world.traffic.add_unknown()
         with peers_may_be_lost(self.exchange.world):
             bucket.flat.copy_(self.hook(self.state, view).wait())
 

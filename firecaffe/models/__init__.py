@@ -11,6 +11,7 @@ from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.alexnet import alexnet, alexnet_ungrouped, caffenet
+from firecaffe.models.cifar10_caffe import cifar10_full, cifar10_quick
 from firecaffe.models.googlenet import googlenet, googlenet_bn
 from firecaffe.models.googlenet_small_bn import googlenet_small_bn
 from firecaffe.models.lenet import lenet
@@ -38,6 +39,8 @@ __all__ = [
 
 MODELS: dict[str, Model] = {
     "lenet": Model(lenet, (1, 28, 28), 10, "docs/models/lenet.md"),
+    "cifar10_quick": Model(cifar10_quick, (3, 32, 32), 10, "docs/models/cifar10_caffe.md"),
+    "cifar10_full": Model(cifar10_full, (3, 32, 32), 10, "docs/models/cifar10_caffe.md"),
     "nin_small": Model(nin_small, (1, 28, 28), 10, "docs/models/nin.md"),
     "nin_cifar": Model(nin_cifar, (3, 32, 32), 10, "docs/models/nin.md"),
     "nin": Model(nin, (3, 224, 224), 1000, "docs/models/nin.md"),

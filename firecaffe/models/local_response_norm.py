@@ -26,3 +26,23 @@ class LocalResponseNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.size}, alpha={self.alpha}, beta={self.beta}"
+
+
+class LocalResponseNormWithinChannel(nn.Module):
+    """(batch, channels, height, width) to the same shape, over size x size places of a channel:
+
+        y = x / (1 + alpha * mean of x^2 around it) ^ beta
+
+    Places beyond the edge count as 0, as in Caffe's LRN with norm_region WITHIN_CHANNEL.
+    """
+
+    def __init__(self, size: int, alpha: float, beta: float) -> None:
+        super().__init__()
+        self.size, self.alpha, self.beta = size, alpha, beta
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        mean_BCHW = F.avg_pool2d(x_BCHW.square(), self.size, stride=1, padding=self.size // 2)
+        return x_BCHW * (1 + self.alpha * mean_BCHW) ** -self.beta
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, alpha={self.alpha}, beta={self.beta}"

@@ -133,7 +133,17 @@ def other_work(first: Run, run: Run) -> list[str]:
     The batch and the rate are how the work is done; as many samples of the same data is what.
     """
     work, other = _work(first), _work(run)
-    return [what for what in work if work[what] != other[what]]
+    unlike = [what for what in work if work[what] != other[what]]
+    step = max(each.words["train.global_batch_size"] for each in (first, run))
+    if abs(samples_seen(first) - samples_seen(run)) >= step:  # a training is whole steps
+        unlike.append("samples seen")
+    return unlike
+
+
+def samples_seen(run: Run) -> int:
+    """Of the training, each time that it was seen."""
+    in_whole_steps = run.result["steps"] * run.words["train.global_batch_size"]
+    return int(run.result.get("samples_seen", in_whole_steps))
 
 
 def weights_identical(runs: Sequence[Run]) -> bool:
@@ -151,7 +161,6 @@ def _work(run: Run) -> dict[str, Any]:
         "data": run.result["data"],
         "augmentation": images,
         "model": run.words["model.name"],
-        "samples seen": run.result["steps"] * run.words["train.global_batch_size"],
     }
 
 

@@ -41,12 +41,15 @@ def write_json(path: Path, row: dict[str, Any]) -> None:
     write_atomically(path, json.dumps(finite(row), indent=2, allow_nan=False) + "\n")
 
 
-def finite(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with null for numbers that JSON does not have: a loss may be NaN."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
-    }
+def finite(value: Any) -> Any:
+    """The value with null for numbers that JSON does not have: a loss may be NaN, an interval of
+    one run is endless.
+    """
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def sync_file(path: Path) -> None:

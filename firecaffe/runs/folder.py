@@ -36,12 +36,15 @@ class RunConfig:
         digests: Write digests of all tensors after each step (`firecaffe verify` does).
         cluster: The cluster that the run is forecast on: a file that `firecaffe check` has written,
             or a name that `firecaffe plan` knows. Empty: a shipped one with this device.
+        tuned: The search that has found the learning rate, as `firecaffe tune` writes it into its
+            recipe. Empty: none.
     """
 
     folder: str = ""
     tensorboard: bool = True
     digests: bool = False
     cluster: str = ""
+    tuned: str = ""
 
 
 def create_run_folder(config: RunConfig, name: str) -> Path:

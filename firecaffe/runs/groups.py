@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from firecaffe.errors import RunError
-from firecaffe.runs.compare import Run, names, other_work
-from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.compare import Run, names, other_work, samples_seen
+from firecaffe.runs.curves import time_to
 from firecaffe.runs.statistics import Difference, Mean, differences, mean_of
 
 HARDWARE = ("environment.cpu", "environment.gpus", "environment.cores")
@@ -134,22 +133,6 @@ def group_rows(
     return rows
 
 
-def time_to(run: Run, target: float) -> float | None:
-    """Seconds of training until a test first had this top-1; None where none had."""
-    path = run.folder / "metrics.jsonl"
-    try:
-        lines = read_json_lines(path)
-        taken_s = 0.0
-        for line in lines:
-            if line["kind"] == "train":
-                taken_s += line["samples"] / line["images_per_s"]
-            elif line["top1"] >= target:
-                return taken_s
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
-    return None
-
-
 def _times(group: Group, target: float | None) -> list[float]:
     """Of each run; none where one of them has none, for a mean of the others would flatter."""
     if target is not None:
@@ -158,11 +141,7 @@ def _times(group: Group, target: float | None) -> list[float]:
     rates = [run.result["images_per_s"] for run in group.runs]
     if not all(rates):
         return []
-    return [_samples(run) / rate for run, rate in zip(group.runs, rates, strict=True)]
-
-
-def _samples(run: Run) -> float:
-    return float(run.result["steps"] * run.words["train.global_batch_size"])
+    return [samples_seen(run) / rate for run, rate in zip(group.runs, rates, strict=True)]
 
 
 def _unequal(baseline: Group, group: Group, target: float | None) -> list[str]:
@@ -182,7 +161,7 @@ def _epochs(run: Run) -> float | None:
     """From the data's own line: "NAME: N training and …"."""
     words = str(run.result["data"]).split()
     numbers = [int(word) for word in words if word.isdigit()]
-    return _samples(run) / numbers[0] if numbers else None
+    return samples_seen(run) / numbers[0] if numbers else None
 
 
 def _initial_lr(run: Run) -> float:

@@ -93,6 +93,8 @@ class Result:
     data_wait: float
     """Share of the step time that ranks waited for data, mean over ranks."""
     data_wait_by_rank: list[float]
+    sent_bytes_per_step_by_rank: list[float | None]
+    """Of gradients, to other ranks; None where they went through a collective of the backend's."""
     loss: float | None
     """Mean loss of the last step; None where a resumed run had none left to do."""
     test_loss: float
@@ -311,6 +313,7 @@ def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Re
     stated = {
         **shares,
         "checkpoints": asdict(t.saver.costs),
+        "sent": t.world.traffic.sent_bytes,
         "broken": [each for of_set in t.broken for each in of_set.values()],
     }
     ranks = [json.loads(text) for text in gather_text(t.world, json.dumps(stated))]
@@ -322,6 +325,10 @@ def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Re
         exposed_communication=statistics.fmean(rank["communication"] for rank in ranks),
         data_wait=statistics.fmean(rank["data"] for rank in ranks),
         data_wait_by_rank=[rank["data"] for rank in ranks],
+        sent_bytes_per_step_by_rank=[
+            None if rank["sent"] is None else _share(rank["sent"], t.steps - t.first_step)
+            for rank in ranks
+        ],
         loss=sums.loss,
         test_loss=evaluation.loss,
         top1=evaluation.top1,

@@ -29,6 +29,7 @@ OTHER = Recipe(
         cache_bytes=10**9,
         order="shards",
         on_error="skip",
+        hold_out=0.1,
         augment="none",
         crop=24,
         pad=4,
@@ -83,7 +84,9 @@ OTHER = Recipe(
         silent_s=0.6,
     ),
     checkpoint=CheckpointConfig(every=12, every_s=3.5, keep_last=7),
-    run=RunConfig(folder="runs/mine", tensorboard=False, digests=True, cluster="mine.toml"),
+    run=RunConfig(
+        folder="runs/mine", tensorboard=False, digests=True, cluster="mine.toml", tuned="by hand"
+    ),
 )
 
 
@@ -151,6 +154,7 @@ FREE = {
     "run.tensorboard",
     "run.digests",
     "run.cluster",
+    "run.tuned",
 }
 """What changes no bit of a training up to a given step."""
 

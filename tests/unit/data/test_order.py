@@ -121,3 +121,15 @@ def test_a_leaf_that_is_not_there(leaf: int) -> None:
 def test_impossible_sizes(sizes: tuple[int, int, int], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         SampleOrder(0, *sizes)
+
+
+@settings(deadline=None, max_examples=60)
+@given(orders(), st.integers(0, 40))
+def test_samples_are_counted_as_steps_take_them(order: SampleOrder, steps: int) -> None:
+    seen = sum(order.samples_in_step(step) for step in range(steps))
+    assert order.samples_before(steps) == seen
+    if steps:
+        # As many steps see as many samples, but for an epoch's end, whose step may be nearly empty.
+        assert (
+            abs(order.samples_before(order.steps_for(seen)) - seen) <= order.global_batch_size / 2
+        )

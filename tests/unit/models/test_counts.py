@@ -24,6 +24,8 @@ def of_one_image(name: str) -> Profile:
     ("name", "parameters"),
     [
         ("lenet", 431_080),
+        ("cifar10_quick", 145_578),
+        ("cifar10_full", 89_578),
         ("nin_cifar", 966_986),
         ("nin", 7_595_176),
         ("alexnet", 60_965_224),
@@ -57,6 +59,9 @@ def test_parameters_without_heads(build: Callable[..., nn.Module], parameters: i
     ("name", "millions"),
     [
         ("lenet", 2.293),
+        # 5x5x3x32 at 32x32, 5x5x32x32 at 16x16, 5x5x32x64 at 8x8, then 1024 to 64 to 10
+        ("cifar10_quick", 12.354),
+        ("cifar10_full", 12.298),
         ("nin_cifar", 222.5),
         ("nin", 1100.2),
         ("alexnet", 724.4),

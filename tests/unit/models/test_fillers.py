@@ -57,6 +57,14 @@ def test_fill_sets_the_bias_and_takes_a_layer_without_one() -> None:
 # layer, standard deviation of its weights, its biases: from the authors' files
 STARTS: dict[str, list[tuple[str, float, float | None]]] = {
     "lenet": [("conv1", 1 / 5, 0), ("ip1", 1 / math.sqrt(800), 0)],
+    "cifar10_quick": [
+        ("conv1", 0.0001, 0),
+        ("conv2", 0.01, 0),
+        ("conv3", 0.01, 0),
+        ("ip1", 0.1, 0),
+        ("ip2", 0.1, 0),
+    ],
+    "cifar10_full": [("conv1", 0.0001, 0), ("conv3", 0.01, 0), ("ip1", 0.01, 0)],
     "nin_cifar": [("conv1", 0.05, 0), ("cccp1", 0.05, 0), ("cccp6", 0.05, 0)],
     "nin": [
         ("conv1", 0.01, 0),

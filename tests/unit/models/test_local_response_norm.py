@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from firecaffe.models.local_response_norm import LocalResponseNorm
+from firecaffe.models.local_response_norm import LocalResponseNorm, LocalResponseNormWithinChannel
 
 
 @pytest.mark.parametrize("channels", [1, 4, 9])
@@ -24,3 +24,15 @@ def test_is_torchs_with_its_gradient() -> None:
         (grad,) = torch.autograd.grad(y_BCHW.square().sum(), leaf)
         grads.append((y_BCHW.detach(), grad))
     torch.testing.assert_close(grads[0], grads[1])
+
+
+def test_within_a_channel_it_is_caffes_formula() -> None:
+    """1 + alpha / 9 * the sum over 3 x 3 places, those beyond the edge counted as 0."""
+    x_BCHW = 10 * torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    y_BCHW = LocalResponseNormWithinChannel(3, alpha=0.1, beta=0.75)(x_BCHW)
+    for row in range(4):
+        for column in range(5):
+            rows, columns = slice(max(0, row - 1), row + 2), slice(max(0, column - 1), column + 2)
+            around_BC = x_BCHW[:, :, rows, columns].square().sum((2, 3))
+            expected_BC = x_BCHW[:, :, row, column] / (1 + 0.1 / 9 * around_BC) ** 0.75
+            torch.testing.assert_close(y_BCHW[:, :, row, column], expected_BC)

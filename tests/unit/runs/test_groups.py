@@ -12,10 +12,12 @@ from rich.console import Console
 from scipy import stats
 
 import firecaffe.cli
-from firecaffe.cli.compare_groups import render_groups, rows_of
+from firecaffe.cli.compare_groups import render_groups
 from firecaffe.errors import RunError
+from firecaffe.runs.checklist import Item, checklist
 from firecaffe.runs.compare import Run
-from firecaffe.runs.groups import group_rows, group_runs, time_to
+from firecaffe.runs.curves import time_to
+from firecaffe.runs.groups import GroupRow, group_rows, group_runs
 from firecaffe.runs.statistics import differences, mean_of
 from tests.unit.runs.test_compare import plant, planted
 
@@ -36,6 +38,14 @@ def over_seeds(folder: Path, accuracies: list[float], **changes: Any) -> list[Ru
         )
         for seed, top1 in enumerate(accuracies)
     ]
+
+
+def rows_of(
+    runs: list[Run], target: float | None = None, allow_unequal: bool = False
+) -> tuple[list[GroupRow], list[Item]]:
+    groups = group_runs(runs)
+    rows = group_rows(groups, target, allow_unequal)
+    return rows, checklist(groups, rows)
 
 
 def shown(runs: list[Run], target: float | None = None, allow_unequal: bool = False) -> str:
@@ -115,7 +125,7 @@ def test_equal_runs(tmp_path: Path) -> None:
         )
         for run in one
     ]
-    rows, items = rows_of([*one, *four], None, False)
+    rows, items = rows_of([*one, *four])
     assert [row.seeds for row in rows] == [3, 3]
     assert rows[1].speedup == pytest.approx(4)
     assert rows[1].against is not None
@@ -155,6 +165,26 @@ def test_unequal_work(tmp_path: Path) -> None:
     assert "4.00x*" in allowed
 
 
+def test_whole_steps_are_the_same_work(tmp_path: Path) -> None:
+    """A training is whole steps, and an epoch's last one may be short: see SampleOrder."""
+    small = planted(tmp_path / "a", result__samples_seen=60_000)
+    large = {"recipe__train__global_batch_size": 512, "result__steps": 118}
+    same = planted(tmp_path / "b", result__samples_seen=60_400, **large)
+    more = planted(
+        tmp_path / "c", result__samples_seen=60_600, **large, recipe__solver__base_lr=1.0
+    )
+    rows = group_rows(group_runs([small, same, more]))
+    assert [row.unequal for row in rows] == [[], [], ["samples seen"]]
+
+
+def test_a_tuned_baseline_is_told_from_another(tmp_path: Path) -> None:
+    for number, words in enumerate(({}, {"result__tuned": "best of 9 candidates"})):
+        _, items = rows_of([planted(tmp_path / str(number), **words)])
+        item = items[-1]
+        assert (item.what, item.is_met) == ("a tuned baseline", bool(words))
+        assert item.why.startswith("best of 9" if words else "its rate was not searched for")
+
+
 def test_one_seed(tmp_path: Path) -> None:
     runs = [planted(tmp_path / "a"), planted(tmp_path / "b", recipe__solver__base_lr=0.5)]
     text = shown(runs)
@@ -180,7 +210,7 @@ def with_tests(folder: Path, top1s: list[float], rate: float = 640.0) -> Run:
     rows: list[dict[str, Any]] = []
     for number, top1 in enumerate(top1s, 1):
         rows += [
-            {"kind": "train", "step": 10 * number, "samples": 64, "images_per_s": rate}
+            {"kind": "train", "step": 1, "samples": 64, "images_per_s": rate, "loss": 1.0}
             for _ in range(10)
         ]
         rows.append({"kind": "test", "step": 10 * number, "top1": top1})

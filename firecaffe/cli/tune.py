@@ -1,0 +1,120 @@
+"""`firecaffe tune RECIPE.toml --global-batch-size N`: the rate that keeps the accuracy."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.data.decoded import cores
+from firecaffe.errors import NotKeptError, RecipeError, RunError
+from firecaffe.runs.compare import read_run
+from firecaffe.runs.files import finite, write_atomically
+from firecaffe.tuning.trial import Trial
+from firecaffe.tuning.tune import Asked, Tuned, recipe_file, tune
+
+USAGE = (
+    "RECIPE.toml --global-batch-size N [--against RUN…] [--budget TRAININGS] [--seeds N] "
+    "[--solvers sgd,lars] [--band POINTS] [--nproc-per-node N] [--side-by-side N] [--out FOLDER] "
+    "[--write FILE] [--json] [--section.word value …]"
+)
+
+
+def main(argv: list[str]) -> int:
+    parser = recipe_parser(
+        "tune",
+        USAGE,
+        "Find the learning rate with which another batch size keeps the recipe's accuracy: the "
+        "rules' rates first, then a search; the best with several seeds; a verdict; a recipe. "
+        "Exit code 0 only where the accuracy is kept.",
+    )
+    add = parser.add_argument
+    add("--global-batch-size", type=int, default=0, help="the batch size to tune for")
+    add("--against", nargs="+", type=str, default=[], help="finished runs of the recipe as it is")
+    add("--budget", type=float, default=8.0, help="whole trainings that the search may cost")
+    add("--seeds", type=int, default=3, help="trainings of the best, and of the recipe as it is")
+    add("--solvers", type=str, default="", help="solvers to try, as sgd,lars; the recipe's own")
+    add("--band", type=float, default=0.3, help="points of top-1 that may be lost")
+    add("--nproc-per-node", type=int, default=1, help="ranks of each training")
+    add("--side-by-side", type=int, default=0, help="trainings at once; 0: what the cores allow")
+    add("--out", type=str, default="", help="the search's folder; runs/tune-… by itself")
+    add("--write", type=str, default="", help="the recipe that is written; in the search's folder")
+    add("--json", action="store_true", help="print one JSON object instead")
+    recipe, options = parse_recipe(parser, argv)
+    for word, least in (("global_batch_size", 1), ("seeds", 1), ("nproc_per_node", 1)):
+        _check_least(word, getattr(options, word), least)
+    for word in ("budget", "band", "side_by_side"):
+        _check_least(word, getattr(options, word), 0)
+    stem = f"{Path(argv[0]).stem}_b{options.global_batch_size}"
+    folder = Path(options.out or f"runs/tune-{stem}")
+    path = Path(options.write) if options.write else folder / f"{stem}.toml"
+    if options.write and path.exists():
+        raise RunError(f"--write {path}: exists already")
+    asked = Asked(
+        recipe=recipe,
+        global_batch_size=options.global_batch_size,
+        solvers=options.solvers.split(",") if options.solvers else [recipe.solver.type],
+        budget=options.budget,
+        seeds=options.seeds,
+        band=options.band / 100,
+        against=[read_run(Path(run)) for run in options.against],
+        folder=folder,
+        workers=options.nproc_per_node,
+        at_once=options.side_by_side or _at_once(recipe.train.device, options.nproc_per_node),
+    )
+    tuned = tune(asked, lambda trial: print(_line(trial), file=sys.stderr, flush=True))
+    write_atomically(path, recipe_file(tuned))
+    if options.json:
+        print(json.dumps(finite(tuned.as_dict()), indent=2))
+    else:
+        _show(tuned, path)
+    if not tuned.verdict.is_kept:
+        raise NotKeptError(f"{tuned.verdict.words}; the best recipe all the same is {path}")
+    return 0
+
+
+def _check_least(word: str, value: float, least: int) -> None:
+    if not least <= value < float("inf"):
+        raise RecipeError(f"--{word.replace('_', '-')} is {value:g}; it must be at least {least}")
+
+
+def _at_once(device: str, workers: int) -> int:
+    has_gpu = device != "cpu" and torch.cuda.is_available()
+    return max(1, (torch.cuda.device_count() if has_gpu else cores()) // workers)
+
+
+def _line(trial: Trial) -> str:
+    last = trial.told[-1]
+    solver, steps = trial.recipe.solver, last.step
+    rate = f"{solver.type}, rate {solver.base_lr:.3g}, warm-up {solver.warmup_steps} steps"
+    state = "diverged" if not last.is_finite else "given up" if trial.ended_early else "done"
+    return f"{trial.name}: {rate}: top-1 {last.top1:.2%} after {steps} steps, {state}"
+
+
+def _show(tuned: Tuned, path: Path) -> None:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for header in ("", "rule", "solver", "rate", "warm-up", "steps", "held-out\ntop-1", ""):
+        table.add_column(header, justify="left" if header in ("", "rule", "solver") else "right")
+    for number, each in enumerate(tuned.searched, start=1):
+        candidate = each.candidate
+        table.add_row(
+            f"{number}{' *' if each == tuned.best else ''}",
+            candidate.rule,
+            candidate.solver,
+            f"{candidate.base_lr:.4g}",
+            f"{candidate.warmup_share:.0%}",
+            f"{each.steps:,}",
+            ", ".join(f"{top1:.2%}" for top1 in (each.top1, *each.again)),
+            each.state,
+        )
+    console = Console(file=sys.stdout, soft_wrap=True)
+    console.print(table)
+    for name, folders in (("before", tuned.before), ("after", tuned.after)):
+        print(f"{name}: {', '.join(map(str, folders))}")
+    if tuned.verdict.is_kept:
+        print(tuned.verdict.words)
+    print(f"recipe: {path}")

@@ -1,0 +1,70 @@
+"""A part of the training images that is kept from training, to choose by what no test has seen.
+
+Which ones is a pure function of how many there are: those with the smallest
+`hash64(Stream.HOLD_OUT, sample)`. Neither a seed nor the number of workers changes it, so that
+trainings that are compared have learned from the same images.
+"""
+
+import torch
+from torch import Tensor
+
+from firecaffe.data.dataset import Dataset, TensorDataset
+from firecaffe.data.decoded import DecodedSet, Encoded
+from firecaffe.data.hash import Stream, hash64
+from firecaffe.data.packed import RawPart
+from firecaffe.errors import RecipeError
+
+
+def num_held_out(num_samples: int, share: float) -> int:
+    """How many of a training set are kept from training.
+
+    Raises: RecipeError where one of the two parts would be empty.
+    """
+    count = round(num_samples * share)
+    if share and not 0 < count < num_samples:
+        raise RecipeError(
+            f"data.hold_out is {share:g}, which is {count} of {num_samples} training images; "
+            "expected some to train on and some to test on"
+        )
+    return count
+
+
+def hold_out(train: Dataset, share: float) -> tuple[Dataset, Dataset]:
+    """The rest of a training set, and the part that is held out; each in its old order."""
+    by_hash = hash64(int(Stream.HOLD_OUT), torch.arange(len(train))).argsort()
+    count = num_held_out(len(train), share)
+    return _some(train, by_hash[count:].sort().values), _some(train, by_hash[:count].sort().values)
+
+
+def _some(dataset: Dataset, samples_N: Tensor) -> Dataset:
+    if isinstance(dataset, TensorDataset):
+        return TensorDataset(*dataset.batch(samples_N), dataset.num_classes)
+    if isinstance(dataset, DecodedSet):
+        _, side, _ = dataset.sample_CHW
+        source = SomeEncoded(dataset.source, samples_N)
+        return DecodedSet(source, side, dataset.threads, dataset.on_error)
+    assert isinstance(dataset, RawPart)
+    return RawPart(SomeEncoded(dataset.part, samples_N), dataset.sample_CHW)
+
+
+class SomeEncoded:
+    """Some of the samples of a source, by new numbers."""
+
+    shard_counts: tuple[int, ...] = ()
+
+    def __init__(self, source: Encoded, samples_N: Tensor) -> None:
+        self.source = source
+        self.samples_N = samples_N
+        self.num_classes = source.num_classes
+
+    def __len__(self) -> int:
+        return len(self.samples_N)
+
+    def read(self, sample: int) -> bytes:
+        return self.source.read(int(self.samples_N[sample]))
+
+    def name(self, sample: int) -> str:
+        return self.source.name(int(self.samples_N[sample]))
+
+    def labels(self, samples_B: Tensor) -> Tensor:
+        return self.source.labels(self.samples_N[samples_B])

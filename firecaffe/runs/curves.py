@@ -1,0 +1,74 @@
+"""A run's course: loss and accuracy against the time trained, the samples seen, the bytes sent."""
+
+from dataclasses import dataclass
+
+from firecaffe.errors import RunError
+from firecaffe.runs.compare import Run
+from firecaffe.runs.record import read_json_lines
+
+MOST_POINTS = 150
+"""Of a loss curve: more than a picture's width has no use for."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a training stood."""
+
+    time_s: float
+    """Of steps alone: without evaluations and checkpoints."""
+    samples: int
+    sent_bytes: float | None
+    """Of gradients, by all ranks together; None where nobody knows."""
+    value: float | None
+    """The loss or the accuracy; None where it was no number."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """loss: of the training, means over as many steps as it takes to have MOST_POINTS at most.
+    top1: of each test.
+    """
+
+    loss: list[Point]
+    top1: list[Point]
+
+
+def curves_of(run: Run) -> Curves:
+    """Raises: RunError where the run's metrics cannot be read."""
+    path = run.folder / "metrics.jsonl"
+    by_rank = run.result.get("sent_bytes_per_step_by_rank", [None])
+    sent = None if None in by_rank else sum(by_rank)
+    stride = -(-int(run.result["steps"]) // MOST_POINTS) or 1
+    loss: list[Point] = []
+    top1: list[Point] = []
+    time_s, samples, sent_bytes = 0.0, 0, None if sent is None else 0.0
+    some: list[float | None] = []
+    try:
+        for line in read_json_lines(path):
+            if line["kind"] == "test":
+                top1.append(Point(time_s, samples, sent_bytes, line["top1"]))
+                continue
+            time_s += line["samples"] / line["images_per_s"]
+            samples += line["samples"]
+            sent_bytes = None if sent is None else line["step"] * sent
+            some.append(line["loss"])
+            if len(some) == stride:
+                loss.append(Point(time_s, samples, sent_bytes, _mean(some)))
+                some = []
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+    return Curves(loss, top1)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def time_to(run: Run, target: float) -> float | None:
+    """Seconds of training until a test first had this top-1; None where none had.
+
+    Raises: RunError where the run's metrics cannot be read.
+    """
+    reached = (p.time_s for p in curves_of(run).top1 if p.value is not None and p.value >= target)
+    return next(reached, None)

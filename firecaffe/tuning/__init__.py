@@ -1,0 +1,1 @@
+"""The learning rate of another batch size: candidates, trials, and whether accuracy was kept."""

@@ -1,0 +1,111 @@
+"""Which learning rates are tried first at another batch size, by the rules of the field.
+
+linear: the rate grows as the batch (Goyal et al. 2017). square root: as its root (Krizhevsky 2014,
+arXiv 1404.5997). The sweep from the linear rate down to its 16th is FireCaffe's (Iandola et al.
+2016, section 5.2). The layer-wise solvers have rates of their own: they are swept from those that
+their authors used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+
+from firecaffe.errors import RecipeError
+from firecaffe.recipe import Recipe
+from firecaffe.train.solver import SOLVERS
+
+SWEEP = {
+    "linear": 1.0,
+    "linear / 2": 1 / 2,
+    "linear / 4": 1 / 4,
+    "linear / 8": 1 / 8,
+    "linear / 16": 1 / 16,
+}
+OWN_SWEEP = {"its own": 1.0, "x 2": 2.0, "/ 2": 1 / 2, "x 4": 4.0, "/ 4": 1 / 4}
+"""Where the batch stays, and its rate is what is to be searched for."""
+
+LARS_RATE = 16.0
+"""With a trust of 0.001. Source: You, Gitman and Ginsburg 2017 (arXiv 1708.03888), whose rates for
+AlexNet with BatchNorm go from 2 at a batch of 512 to 32 at 32,768."""
+
+LAMB_RATE, LAMB_BATCH = 0.04, 32_768
+"""Source: You et al. 2020 (arXiv 1904.00962), ResNet-50; by its square-root rule for others."""
+
+WARMUP_SHARES = (0.05, 0.0)
+"""Of the training. Goyal et al. warm up for 5 of 90 epochs."""
+
+LOW, HIGH = 1 / 64, 4.0
+"""How far from a solver's largest rule the search may go."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A solver with its rate at the batch that is tuned for."""
+
+    solver: str
+    base_lr: float
+    warmup_share: float
+    """Of the training's steps, over which the rate rises."""
+    rule: str
+    """Where it comes from."""
+
+
+def rules(recipe: Recipe, previous_batch: int, solvers: Sequence[str]) -> list[Candidate]:
+    """recipe: at the new batch, with the rate of the previous one. Best guesses first.
+
+    Raises: RecipeError where there is no such solver.
+    """
+    found = [
+        Candidate(solver, base * factor, share, rule)
+        for solver in solvers
+        for share in _shares(recipe)
+        for base, sweep in [_sweep(recipe, previous_batch, solver)]
+        for rule, factor in sweep.items()
+    ]
+    unlike = {(each.solver, f"{each.base_lr:.6g}", each.warmup_share): each for each in found}
+    return list(unlike.values())
+
+
+def largest_rule(recipe: Recipe, previous_batch: int, solver: str) -> float:
+    """What the sweep of a solver starts from."""
+    return _sweep(recipe, previous_batch, solver)[0]
+
+
+def _shares(recipe: Recipe) -> Sequence[float]:
+    """A recipe that has a warm-up already keeps its own."""
+    return (0.0,) if recipe.solver.warmup_steps else WARMUP_SHARES
+
+
+def _sweep(recipe: Recipe, previous_batch: int, solver: str) -> tuple[float, dict[str, float]]:
+    batch, own = recipe.train.global_batch_size, recipe.solver.base_lr
+    if solver not in SOLVERS:
+        raise RecipeError(f"--solvers has {solver!r}; they are {', '.join(SOLVERS)}")
+    if solver != recipe.solver.type:
+        if solver == "lars":
+            return LARS_RATE, SWEEP_OF["lars"]
+        if solver == "lamb":
+            return LAMB_RATE * sqrt(batch / LAMB_BATCH), SWEEP_OF["lamb"]
+        raise RecipeError(
+            f"--solvers has {solver!r}, for which no rule says a rate from that of "
+            f"{recipe.solver.type!r}; tune a recipe with that solver instead"
+        )
+    if batch == previous_batch:
+        return own, OWN_SWEEP
+    ratio = batch / previous_batch
+    return own * ratio, {"linear": 1.0, "square root": sqrt(1 / ratio), **SWEEP}
+
+
+SWEEP_OF = {
+    "lars": {rule.replace("linear", "lars"): factor for rule, factor in SWEEP.items()},
+    "lamb": {"lamb": 1.0, "lamb x 4": 4.0, "lamb / 4": 1 / 4},
+}
+
+
+def apply(recipe: Recipe, candidate: Candidate, steps: int) -> Recipe:
+    """The recipe with a candidate's solver, rate and warm-up."""
+    solver = replace(recipe.solver, type=candidate.solver, base_lr=candidate.base_lr)
+    if candidate.warmup_share:
+        solver = replace(solver, warmup_steps=max(1, round(candidate.warmup_share * steps)))
+    if candidate.solver not in ("sgd", "nesterov"):
+        solver = replace(solver, momentum_form="torch", momentum_correction=False)
+    return replace(recipe, solver=solver)

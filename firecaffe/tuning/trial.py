@@ -1,0 +1,198 @@
+"""Trainings side by side: each an ordinary `firecaffe train` with a run folder of its own."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from firecaffe.errors import FirecaffeError, PreemptedError, RunError
+from firecaffe.recipe import Recipe, to_toml
+from firecaffe.runs.files import write_atomically
+from firecaffe.runs.record import read_json_lines
+
+POLL_S = 0.2
+LOCK = ".lock"
+
+
+class TrialError(FirecaffeError):
+    """A training of the search ended with an error of its own; its exit code is taken over."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a test in the course of a training came to."""
+
+    step: int
+    top1: float
+    is_finite: bool
+    """Whether the loss is still a number."""
+
+
+@dataclass
+class Trial:
+    """One training of a search. Where its folder holds a finished run, that is taken."""
+
+    name: str
+    recipe: Recipe
+    parent: Path
+    end: Callable[[Sequence[Score]], bool] = lambda _: False
+    """Asked after each test but the last, with all tests so far: is it to be given up?"""
+    ended_early: bool = False
+    told: list[Score] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return self.parent / self.name
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.folder / "result.json").exists()
+
+    def look(self) -> bool:
+        """Takes in the tests that are new; whether the training is to be ended now."""
+        found = scores(self.folder)
+        while not self.ended_early and len(self.told) < len(found):
+            self.told.append(found[len(self.told)])
+            is_last = self.told[-1].step >= self.recipe.train.steps > 0
+            self.ended_early = not is_last and self.end(self.told)
+        return self.ended_early
+
+
+def scores(folder: Path) -> list[Score]:
+    """The tests of a run so far, in order. Raises: RunError."""
+    path = folder / "metrics.jsonl"
+    try:
+        rows = [row for row in read_json_lines(path) if row["kind"] == "test"]
+        return [Score(row["step"], row["top1"], row["loss"] is not None) for row in rows]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[int]:
+    """The folder of a search, for this process and the trainings that it starts: as long as one of
+    them lives, no other search works there. Gives the lock's descriptor, which they inherit.
+
+    Raises: RunError where another works there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise RunError(
+            f"{folder}: another search works there, or a training that one has left; wait for it"
+        ) from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def run_trials(
+    trials: Sequence[Trial], at_once: int, workers: int, lock: int, say: Callable[[Trial], None]
+) -> None:
+    """Trains what is not finished, `at_once` side by side on `workers` ranks each.
+
+    A training that was left midway begins anew. say: told each trial as it ends.
+
+    Raises: TrialError for the first that failed, PreemptedError after a SIGTERM; none is left.
+    """
+    waiting = []
+    for trial in trials:
+        if trial.look() or trial.is_finished:
+            say(trial)
+        else:
+            waiting.append(trial)
+    running: dict[int, tuple[Trial, subprocess.Popen[bytes]]] = {}
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        while waiting or running:
+            for slot in range(at_once):
+                if waiting and slot not in running:
+                    trial = waiting.pop(0)
+                    running[slot] = (trial, _start(trial, workers, slot, lock))
+            for slot, (trial, process) in list(running.items()):
+                if trial.look() and process.poll() is None:
+                    process.terminate()
+                    process.wait()
+                if process.poll() is not None:
+                    del running[slot]
+                    trial.look()
+                    _check_end(trial, process.returncode)
+                    say(trial)
+            time.sleep(POLL_S)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for _, process in running.values():
+            process.terminate()
+        for _, process in running.values():
+            process.wait()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise PreemptedError("the search was asked to stop; the same command goes on with it")
+
+
+def _start(trial: Trial, workers: int, slot: int, lock: int) -> subprocess.Popen[bytes]:
+    words = replace(trial.recipe.run, folder=str(trial.folder), tensorboard=False)
+    path = trial.parent / f"{trial.name}.toml"
+    _put_aside(trial)
+    trial.told.clear()
+    write_atomically(path, to_toml(replace(trial.recipe, run=words)))
+    with open(trial.parent / f"{trial.name}.log", "wb") as log:
+        return subprocess.Popen(
+            command_of(path, workers),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment_of(slot, workers),
+            pass_fds=[lock],
+        )
+
+
+def command_of(recipe: Path, workers: int) -> list[str]:
+    command = [sys.executable, "-m", "firecaffe", "train", str(recipe)]
+    return [*command, "--nproc-per-node", str(workers)]
+
+
+def _put_aside(trial: Trial) -> None:
+    """A folder that a training was left in, under a name that says so."""
+    number = 1
+    while (aside := trial.parent / f"{trial.name}.left-{number}").exists():
+        number += 1
+    if trial.folder.exists():
+        trial.folder.rename(aside)
+
+
+def environment_of(slot: int, workers: int) -> dict[str, str]:
+    """Of the trial in a slot: it sees GPUs of its own, where there are enough for all slots."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = shown.split(",") if shown else list(map(str, range(torch.cuda.device_count())))
+    own = gpus[slot * workers : (slot + 1) * workers]
+    return os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(own)} if len(own) == workers else {})
+
+
+def _check_end(trial: Trial, code: int) -> None:
+    if trial.ended_early or (code == 0 and trial.is_finished):
+        return
+    log = trial.parent / f"{trial.name}.log"
+    lines = log.read_text(errors="replace").strip().splitlines()
+    said = lines[-1].removeprefix("firecaffe: ") if lines else f"exit code {code}"
+    raise TrialError(f"{trial.name}: {said} (see {log})", code if 0 < code < 256 else 1)

@@ -1,0 +1,204 @@
+"""A whole search: candidates, the best with several seeds, the verdict, the recipe.
+
+What a search leaves in its folder:
+
+search.json          what was asked; the same search is gone on with, another is refused
+candidate-NN/        a run folder each, with NN.toml and NN.log beside it
+before-seed-S/       the recipe as it was, where no finished runs of it were given
+after-seed-S/        the best candidate, on all training images
+tune.json            every candidate, the verdict, written last
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from firecaffe.data import check_data
+from firecaffe.errors import RecipeError, RunError
+from firecaffe.preflight import preflight, sample_order, total_steps
+from firecaffe.recipe import Recipe, to_toml
+from firecaffe.runs.compare import Run, read_run, samples_seen
+from firecaffe.runs.files import read_small, write_atomically, write_json
+from firecaffe.tuning.candidates import apply
+from firecaffe.tuning.larger_batch import with_batch
+from firecaffe.tuning.search import TESTS, Search, Searched, best
+from firecaffe.tuning.trial import Trial, run_trials, working_in
+from firecaffe.tuning.verdict import Verdict, judge
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user wants of a search."""
+
+    recipe: Recipe
+    global_batch_size: int
+    solvers: Sequence[str]
+    budget: float
+    """In whole trainings at the new batch size."""
+    seeds: int
+    band: float
+    """Top-1 that may be lost, as a fraction of 1."""
+    against: Sequence[Run]
+    """Finished runs of the recipe as it is; empty: they are trained."""
+    folder: Path
+    workers: int
+    at_once: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What has come of it."""
+
+    searched: list[Searched]
+    best: Searched
+    before: list[Path]
+    after: list[Path]
+    verdict: Verdict
+    recipe: Recipe
+    """At the new batch size, with the best rate."""
+
+    def as_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        found["recipe"] = asdict(self.recipe)
+        for each in (*found["searched"], found["best"]):
+            each["folder"] = str(each["folder"])
+        return found | {name: list(map(str, found[name])) for name in ("before", "after")}
+
+
+def plan_search(asked: Asked) -> Search:
+    """Raises: RecipeError, before anything is started, where the search cannot be."""
+    recipe = asked.recipe
+    data = check_data(recipe.data)
+    large = with_batch(recipe, asked.global_batch_size, len(data.train))
+    steps = total_steps(large, data)
+    search = Search(
+        large,
+        recipe.train.global_batch_size,
+        steps,
+        asked.solvers,
+        asked.budget,
+        asked.at_once,
+        asked.folder,
+    )
+    if steps < 2 * TESTS:
+        raise RecipeError(
+            f"--global-batch-size {asked.global_batch_size} leaves {steps} steps of training; "
+            f"expected at least {2 * TESTS} to judge a rate by"
+        )
+    preflight(replace(large, run=replace(large.run, folder="")), asked.workers)
+    preflight(replace(recipe, run=replace(recipe.run, folder="")), asked.workers)
+    search.distributions()  # knows which solvers have rules
+    samples = sample_order(recipe, data).samples_before(total_steps(recipe, data))
+    for run in asked.against:
+        _check_against(run, recipe, data.description, samples)
+    return search
+
+
+def _check_against(run: Run, recipe: Recipe, data: str, samples: int) -> None:
+    wanted = {"model": recipe.model.name, "data": data, "samples seen": samples}
+    found = {
+        "model": run.words["model.name"],
+        "data": run.result["data"],
+        "samples seen": samples_seen(run),
+    }
+    for name, value in wanted.items():
+        if found[name] != value:
+            raise RecipeError(
+                f"--against {run.folder}: its {name} is {found[name]}, the recipe's is {value}; "
+                "only runs of the same work can be held against each other"
+            )
+
+
+def tune(asked: Asked, say: Callable[[Trial], None]) -> Tuned:
+    """Searches, confirms, judges; goes on with what its folder holds of the same search.
+
+    say: told each training as it ends.
+
+    Raises: RunError where the folder holds another search; TrialError; PreemptedError.
+    """
+    search = plan_search(asked)
+    with working_in(asked.folder) as lock:
+        _claim(asked)
+        train = partial(
+            run_trials, at_once=asked.at_once, workers=asked.workers, lock=lock, say=say
+        )
+        searched = search.run(train)
+        winner = best(searched)
+        recipe = apply(search.recipe, winner.candidate, search.steps)
+        after = _over_seeds(asked, recipe, "after")
+        before = [] if asked.against else _over_seeds(asked, asked.recipe, "before")
+        train([*before, *after])
+        earlier = asked.against or [read_run(trial.folder) for trial in before]
+        tuned = Tuned(
+            searched=searched,
+            best=winner,
+            before=[run.folder for run in earlier],
+            after=[trial.folder for trial in after],
+            verdict=judge(
+                [run.result["top1"] for run in earlier],
+                [read_run(trial.folder).result["top1"] for trial in after],
+                asked.band,
+            ),
+            recipe=recipe,
+        )
+        tuned = replace(tuned, recipe=_signed(asked, tuned))
+        write_json(asked.folder / "tune.json", tuned.as_dict())
+        return tuned
+
+
+def _over_seeds(asked: Asked, recipe: Recipe, name: str) -> list[Trial]:
+    """The recipe on all training images, under seeds that the search has not seen."""
+    found = []
+    for seed in range(recipe.train.seed + 1, recipe.train.seed + 1 + asked.seeds):
+        train = replace(recipe.train, seed=seed)
+        found.append(Trial(f"{name}-seed-{seed}", replace(recipe, train=train), asked.folder))
+    return found
+
+
+def _signed(asked: Asked, tuned: Tuned) -> Recipe:
+    """The recipe that says where its rate is from."""
+    said = (
+        f"best of {len(tuned.searched)} candidates at batch {asked.global_batch_size} "
+        f"({tuned.best.candidate.rule}); {tuned.verdict.words}; {asked.folder}"
+    )
+    run = replace(asked.recipe.run, tuned=said, folder="")
+    return replace(tuned.recipe, run=run)
+
+
+def recipe_file(tuned: Tuned) -> str:
+    """The recipe with its story above it."""
+    candidate = tuned.best.candidate
+    found = (
+        f"# Found by firecaffe tune: solver {candidate.solver}, rate {candidate.base_lr:g} "
+        f"({candidate.rule}), warm-up over {candidate.warmup_share:.0%} of the training."
+    )
+    return f"{found}\n# Accuracy {tuned.verdict.words}.\n\n{to_toml(tuned.recipe)}"
+
+
+def _claim(asked: Asked) -> None:
+    """Raises: RunError where the folder holds another search, or is in use for something else."""
+    path = asked.folder / "search.json"
+    wanted: dict[str, Any] = {
+        "recipe": to_toml(replace(asked.recipe, run=replace(asked.recipe.run, folder=""))),
+        "global_batch_size": asked.global_batch_size,
+        "solvers": list(asked.solvers),
+        "side_by_side": asked.at_once,
+    }
+    if not path.exists():
+        if any(each.name != ".lock" for each in asked.folder.iterdir()):
+            raise RunError(f"{asked.folder}: holds other files; give --out another folder")
+        write_atomically(path, json.dumps(wanted, indent=2) + "\n")
+        return
+    try:
+        found = json.loads(read_small(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path}: cannot be read ({error})") from error
+    unlike = [name for name in wanted if found.get(name) != wanted[name]]
+    if unlike:
+        raise RunError(
+            f"{asked.folder}: holds a search with another {', '.join(unlike)}; give --out another "
+            "folder"
+        )

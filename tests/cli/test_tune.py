@@ -1,0 +1,96 @@
+"""`firecaffe tune` as a user types it, to the recipe that it writes; and what it refuses."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import firecaffe.cli
+from firecaffe.cli.parse import parse_recipe, recipe_parser
+from tests.cli.test_launch import FIRECAFFE, TIMEOUT_S
+
+RECIPE = """
+[model]
+name = "lenet"
+[data]
+name = "generated"
+[train]
+global_batch_size = 16
+micro_batch_size = 16
+steps = 64
+eval_batch_size = 500
+device = "cpu"
+[solver]
+base_lr = 0.01
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_a_search_to_its_end_and_again(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "search"
+    words = ["--global-batch-size", "64", "--budget", "0.5", "--seeds", "1", "--out", str(out)]
+    command = [*FIRECAFFE, "tune", str(recipe), *words, "--side-by-side", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 16, done.stderr  # 16 steps are not 64
+    found = json.loads(done.stdout)
+    assert [each["state"] for each in found["searched"]] == ["finished", "finished"]
+    assert [len(each["again"]) for each in found["searched"]] == [1, 1]
+    assert not found["verdict"]["is_kept"]
+    assert found["verdict"]["against"]["low"] is None  # one run each bears no interval
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("firecaffe: lost: ")
+    assert last.endswith(f"the best recipe all the same is {out}/small_b64.toml")
+    assert json.loads((out / "tune.json").read_text()) == found
+
+    written, _ = parse_recipe(recipe_parser("train", "", ""), [str(out / "small_b64.toml")])
+    assert written.train.global_batch_size == 64
+    assert written.solver.base_lr == found["best"]["candidate"]["base_lr"]
+    assert (written.data.hold_out, written.run.folder) == (0.0, "")
+    assert written.run.tuned.startswith("best of 2 candidates at batch 64")
+
+    assert firecaffe.cli.main(command[len(FIRECAFFE) :]) == 16  # every training was there
+    assert capsys.readouterr().out == done.stdout
+    folders = [*found["before"], *found["after"]]
+    assert firecaffe.cli.main(["compare", "--by", "recipe", *folders]) == 0
+
+    other = [word.replace("64", "128") for word in words]
+    assert firecaffe.cli.main(["tune", str(recipe), "--train.steps", "256", *other]) == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "--global-batch-size is 0; it must be at least 1"),
+        (["--global-batch-size", "24"], 2, "expected a multiple of micro_batch_size, 16"),
+        (["--global-batch-size", "128"], 2, "leaves 8 steps of training; expected at least 16"),
+        (["--global-batch-size", "64", "--solvers", "adam"], 2, "no rule says a rate"),
+        (["--global-batch-size", "64", "--against", "nowhere"], 8, "no such run folder"),
+        (["--global-batch-size", "64", "--seeds", "0"], 2, "--seeds is 0"),
+        (["--global-batch-size", "64", "--budget", "-1"], 2, "--budget is -1"),
+        (["--global-batch-size", "64", "--nproc-per-node", "2"], 2, "2 ranks but only 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    recipe: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert firecaffe.cli.main(["tune", str(recipe), *words]) == code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert not (tmp_path / "runs").exists()

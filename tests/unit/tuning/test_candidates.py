@@ -1,0 +1,79 @@
+"""The rules' rates, from their formulas."""
+
+from dataclasses import replace
+from math import sqrt
+
+import pytest
+
+from firecaffe.errors import RecipeError
+from firecaffe.recipe import Recipe
+from firecaffe.train.config import TrainConfig
+from firecaffe.train.solver import SolverConfig
+from firecaffe.tuning.candidates import Candidate, apply, rules
+
+
+def at_batch(batch: int, solver: str = "sgd", warmup_steps: int = 0) -> Recipe:
+    """With the rate that it had at another batch."""
+    return Recipe(
+        train=TrainConfig(batch, 16),
+        solver=SolverConfig(type=solver, base_lr=0.01, warmup_steps=warmup_steps),
+    )
+
+
+def test_firecaffes_sweep_and_the_square_root() -> None:
+    """GoogLeNet from 32 to 1024: 0.32 by the linear rule, and the paper's other four below it."""
+    found = rules(at_batch(1024), 32, ["sgd"])
+    warm = [each for each in found if each.warmup_share]
+    assert {each.warmup_share for each in found} == {0.05, 0.0}
+    assert len(found) == 2 * len(warm)
+    assert {each.rule: each.base_lr for each in warm} == pytest.approx(
+        {
+            "linear": 0.32,
+            "square root": 0.01 * sqrt(32),
+            "linear / 2": 0.16,
+            "linear / 4": 0.08,
+            "linear / 8": 0.04,
+            "linear / 16": 0.02,
+        }
+    )
+
+
+def test_like_rates_are_tried_once() -> None:
+    assert len(rules(at_batch(64), 16, ["sgd"])) == 2 * 5  # the root of 4 is a half of it
+
+
+def test_a_warm_up_of_its_own_stays() -> None:
+    found = rules(at_batch(128, warmup_steps=7), 16, ["sgd"])
+    assert {each.warmup_share for each in found} == {0.0}
+    assert apply(at_batch(128, warmup_steps=7), found[0], 100).solver.warmup_steps == 7
+
+
+def test_its_own_batch_is_swept_both_ways() -> None:
+    found = rules(at_batch(64), 64, ["sgd"])
+    assert {each.base_lr for each in found} == {0.0025, 0.005, 0.01, 0.02, 0.04}
+
+
+def test_layer_wise_solvers_start_from_their_authors_rates() -> None:
+    found = rules(at_batch(2048), 32, ["lars", "lamb"])
+    by_solver = {solver: {e.base_lr for e in found if e.solver == solver} for solver in ("lars",)}
+    assert by_solver["lars"] == {16.0, 8.0, 4.0, 2.0, 1.0}
+    lamb = {each.rule: each.base_lr for each in found if each.solver == "lamb"}
+    assert lamb["lamb"] == pytest.approx(0.01)  # a quarter of 0.04, at a sixteenth of 32,768
+
+
+@pytest.mark.parametrize(
+    ("solver", "message"), [("adamw", "they are sgd, nesterov"), ("adam", "no rule says a rate")]
+)
+def test_a_solver_without_a_rule_is_refused(solver: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        rules(at_batch(64), 16, [solver])
+
+
+def test_a_candidate_is_put_into_the_recipe() -> None:
+    recipe = at_batch(64)
+    caffe = replace(recipe, solver=replace(recipe.solver, momentum_form="caffe"))
+    found = apply(caffe, Candidate("sgd", 0.3, 0.05, "linear"), 390)
+    assert (found.solver.base_lr, found.solver.warmup_steps) == (0.3, 20)
+    assert found.solver.momentum_form == "caffe"
+    lars = apply(caffe, Candidate("lars", 8.0, 0.0, "lars"), 390).solver
+    assert (lars.type, lars.momentum_form, lars.warmup_steps) == ("lars", "torch", 0)

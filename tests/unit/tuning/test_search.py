@@ -1,0 +1,158 @@
+"""The search over a planted landscape: trainings that cost nothing, whose best rate is known."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import pytest
+
+from firecaffe.errors import RecipeError
+from firecaffe.recipe import Recipe
+from firecaffe.train.config import TrainConfig
+from firecaffe.train.solver import SolverConfig
+from firecaffe.tuning.candidates import LOW
+from firecaffe.tuning.search import TESTS, Search, Searched, best
+from firecaffe.tuning.trial import Trial
+
+STEPS = 80
+BEST = 0.05
+DIVERGES = 0.1
+
+
+class Landscape:
+    """Trains at once: accuracy falls with the distance of a rate's logarithm from BEST's."""
+
+    def __init__(self, best_rate: float = BEST) -> None:
+        self.best_rate = best_rate
+        self.trained: list[str] = []
+
+    def train(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            if not trial.folder.exists():
+                self.trained.append(trial.name)
+                self._record(trial)
+            trial.look()
+
+    def _record(self, trial: Trial) -> None:
+        recipe = trial.recipe
+        rate = recipe.solver.base_lr
+        top = 0.9 - 0.05 * abs(log(rate / self.best_rate)) + 0.001 * recipe.train.seed
+        rows = []
+        every = recipe.train.eval_every
+        for step in [*range(every, STEPS, every), STEPS]:
+            loss = None if rate > DIVERGES else 1.0
+            top1 = top * step / STEPS
+            rows.append({"kind": "test", "step": step, "top1": top1, "loss": loss})
+            if trial.ended_early:
+                break
+        trial.folder.mkdir(parents=True)
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (trial.folder / "metrics.jsonl").write_text(text)
+
+
+def search(folder: Path, budget: float = 20.0, at_once: int = 2) -> Search:
+    recipe = Recipe(
+        train=TrainConfig(512, 16, seed=3), solver=SolverConfig(base_lr=0.01, type="sgd")
+    )
+    return Search(recipe, 64, STEPS, ["sgd"], budget, at_once, folder)
+
+
+def test_the_rules_come_first_then_what_is_near_the_best(tmp_path: Path) -> None:
+    found = search(tmp_path).run(Landscape().train)
+    assert [each.candidate.rule for each in found[:6]] == [
+        "linear",
+        "square root",
+        "linear / 2",
+        "linear / 4",
+        "linear / 8",
+        "linear / 16",
+    ]
+    assert {each.candidate.warmup_share for each in found[:6]} == {0.05}
+    assert {each.candidate.rule for each in found[12:]} == {"suggested"}
+    assert all(0.08 * LOW <= each.candidate.base_lr <= 0.32 for each in found)
+    assert abs(log(best(found).candidate.base_lr / BEST)) < 0.3
+    assert best(found).state == "finished"
+
+
+def test_what_diverges_or_falls_behind_costs_little(tmp_path: Path) -> None:
+    found = search(tmp_path).run(Landscape(best_rate=0.08).train)
+    by_state = {each.state: each for each in found}
+    assert by_state["given up"].steps in range(30, STEPS)  # not before its third test
+    assert by_state["given up"].candidate.base_lr < 0.02
+    steep = search(tmp_path / "steep").run(Landscape(best_rate=0.005).train)
+    assert not [each for each in steep if each.state == "diverged" and each.steps > 10]
+
+
+def test_the_budget_is_in_whole_trainings(tmp_path: Path) -> None:
+    found = search(tmp_path, budget=5.0).run(Landscape().train)
+    spent = sum(each.steps for each in found) / STEPS
+    assert 5.0 <= spent < 5.0 + 2
+    assert len(found) > 5
+
+
+def test_finalists_are_trained_again_and_their_mean_counts(tmp_path: Path) -> None:
+    landscape = Landscape()
+    found = search(tmp_path).run(landscape.train)
+    again = [each for each in found if each.again]
+    assert len(again) == 3
+    assert len([name for name in landscape.trained if "seed" in name]) == 3
+    top1s = sorted((each.top1 for each in found if each.state == "finished"), reverse=True)
+    assert sorted((each.top1 for each in again), reverse=True) == top1s[:3]
+    # One seed may flatter.
+    lucky, other = replace(again[0], top1=0.9, again=(0.5,)), replace(again[1], again=(0.9,))
+    assert best([lucky, other]) is other
+
+
+def test_a_search_begun_again_asks_for_the_same(tmp_path: Path) -> None:
+    """It finds what is there; a larger budget goes on behind it."""
+    first = search(tmp_path, budget=6.0).run(Landscape().train)
+    landscape = Landscape()
+    assert search(tmp_path, budget=6.0).run(landscape.train) == first
+    assert landscape.trained == []
+    more = search(tmp_path, budget=9.0).run(landscape.train)
+    assert _bare(more[: len(first)]) == _bare(first)
+    assert len(more) > len(first)
+
+
+def _bare(found: Sequence[Searched]) -> list[Searched]:
+    """Finalists may be others once more is known."""
+    return [replace(each, again=()) for each in found]
+
+
+def test_how_many_at_once_is_another_search_of_the_same_rules(tmp_path: Path) -> None:
+    one, four = (
+        search(tmp_path / str(at_once), at_once=at_once).run(Landscape().train)
+        for at_once in (1, 4)
+    )
+    assert [each.candidate for each in one[:12]] == [each.candidate for each in four[:12]]
+
+
+def test_the_last_quarters_tests_count(tmp_path: Path) -> None:
+    """Those after 60, 70 and 80 of 80 steps, of an accuracy that grows as the steps."""
+    found = search(tmp_path).run(Landscape().train)
+    for each in found:
+        distance = abs(log(each.candidate.base_lr / BEST))
+        if each.state == "finished":
+            assert each.top1 == pytest.approx((0.903 - 0.05 * distance) * 7 / 8)
+
+
+def test_candidates_see_no_test_image(tmp_path: Path) -> None:
+    recipes: list[Recipe] = []
+
+    def train(trials: Sequence[Trial]) -> None:
+        recipes.extend(trial.recipe for trial in trials)
+        Landscape().train(trials)
+
+    search(tmp_path).run(train)
+    assert {recipe.data.hold_out for recipe in recipes} == {0.1}
+    assert {recipe.train.steps for recipe in recipes} == {STEPS}
+    assert {recipe.train.eval_every for recipe in recipes} == {STEPS // TESTS}
+
+
+def test_where_nothing_learns_there_is_no_best(tmp_path: Path) -> None:
+    recipe = replace(search(tmp_path).recipe, solver=SolverConfig(base_lr=10.0))
+    hopeless = replace(search(tmp_path, budget=1.0), recipe=recipe)
+    with pytest.raises(RecipeError, match=r"none of \d+ candidates came to its end"):
+        hopeless.run(Landscape().train)

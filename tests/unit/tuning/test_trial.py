@@ -1,0 +1,155 @@
+"""Trainings side by side, with a script in place of `firecaffe train` that leaves what it does."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from firecaffe.errors import PreemptedError, RunError
+from firecaffe.recipe import Recipe
+from firecaffe.train.config import TrainConfig
+from firecaffe.tuning import trial as trial_module
+from firecaffe.tuning.trial import (
+    Score,
+    Trial,
+    TrialError,
+    environment_of,
+    run_trials,
+    scores,
+    working_in,
+)
+
+SCRIPT = """
+import json, sys, time, tomllib
+from pathlib import Path
+recipe = tomllib.loads(Path(sys.argv[1]).read_text())
+folder = Path(recipe["run"]["folder"])
+folder.mkdir()
+def test(step, top1):
+    row = {"kind": "test", "step": step, "top1": top1, "loss": 1.0}
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(row) + "\\n")
+mode = recipe["model"]["name"]
+test(1, 0.1)
+if mode == "fails":
+    print("firecaffe: rank 0 ran out of luck")
+    sys.exit(9)
+if mode == "waits":
+    (folder / "waits").touch()
+    time.sleep(600)
+test(2, 0.2)
+(folder / "result.json").write_text("{}")
+"""
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    monkeypatch.setattr(
+        trial_module, "command_of", lambda recipe, _: [sys.executable, str(script), str(recipe)]
+    )
+    return tmp_path / "search"
+
+
+def trial(parent: Path, name: str, mode: str = "ends", **words: object) -> Trial:
+    recipe = Recipe(train=TrainConfig(steps=2))
+    recipe = Recipe(model=type(recipe.model)(mode), train=recipe.train)
+    return Trial(name, recipe, parent, **words)  # type: ignore[arg-type]
+
+
+def run(trials: Sequence[Trial], parent: Path, at_once: int = 2) -> list[str]:
+    """The names, as they ended."""
+    ended: list[str] = []
+    with working_in(parent) as lock:
+        run_trials(trials, at_once, 1, lock, lambda each: ended.append(each.name))
+    return ended
+
+
+def test_trainings_leave_their_scores(parent: Path) -> None:
+    trials = [trial(parent, name) for name in ("a", "b", "c")]
+    assert sorted(run(trials, parent)) == ["a", "b", "c"]
+    assert [each.told for each in trials] == 3 * [[Score(1, 0.1, True), Score(2, 0.2, True)]]
+    assert not any(each.ended_early for each in trials)
+
+
+def test_a_training_that_is_given_up_is_ended(parent: Path) -> None:
+    hopeless = trial(parent, "a", "waits", end=lambda told: len(told) == 1)
+    run([hopeless], parent)
+    assert hopeless.ended_early
+    assert not hopeless.is_finished
+    again = trial(parent, "a", "waits", end=lambda told: len(told) == 1)
+    assert run([again], parent) == ["a"]  # at once, from what is there
+    assert again.told == hopeless.told
+
+
+def test_finished_trainings_are_taken_and_left_ones_begun_anew(parent: Path) -> None:
+    run([trial(parent, "a")], parent)
+    (parent / "b").mkdir()
+    before = (parent / "a" / "metrics.jsonl").stat().st_mtime_ns
+    assert run([trial(parent, "a"), trial(parent, "b")], parent) == ["a", "b"]
+    assert (parent / "a" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert (parent / "b.left-1").is_dir()
+
+
+def test_one_that_fails_ends_the_search_and_the_others(parent: Path) -> None:
+    waits = trial(parent, "b", "waits")
+    with pytest.raises(TrialError) as caught:
+        run([trial(parent, "a", "fails"), waits], parent)
+    log = parent / "a.log"
+    assert str(caught.value) == f"a: rank 0 ran out of luck (see {log})"
+    assert caught.value.exit_code == 9
+    assert not [p for p in psutil.Process().children() if str(parent) in " ".join(p.cmdline())]
+
+
+def test_a_search_that_is_asked_to_stop_leaves_no_training(parent: Path) -> None:
+    def ask(_: Sequence[Score]) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    first = trial(parent, "a", end=ask)
+    with pytest.raises(PreemptedError, match="the same command goes on"):
+        run([first, trial(parent, "b", "waits")], parent)
+    assert not [p for p in psutil.Process().children() if str(parent) in " ".join(p.cmdline())]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_two_searches_never_work_in_one_folder(parent: Path) -> None:
+    """Nor one where another has left a training: it holds the lock as long as it lives."""
+    with working_in(parent) as lock:
+        with pytest.raises(RunError, match="another search works there"), working_in(parent):
+            pass
+        left = trial_module._start(trial(parent, "a", "waits"), 1, 0, lock)
+    try:
+        with pytest.raises(RunError, match="or a training that one has left"), working_in(parent):
+            pass
+    finally:
+        left.kill()
+        left.wait()
+    with working_in(parent):
+        pass
+
+
+def test_scores_that_cannot_be_read(tmp_path: Path) -> None:
+    assert scores(tmp_path) == []
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({"kind": "test", "step": 3, "top1": 0.5, "loss": None}) + "\n{")
+    assert scores(tmp_path) == [Score(3, 0.5, False)]
+    path.write_text("[]\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be read"):
+        scores(tmp_path)
+
+
+def test_each_slot_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    shown = [environment_of(slot, 2).get("CUDA_VISIBLE_DEVICES") for slot in (0, 1, 2)]
+    assert shown == ["0,1", "2,3", None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert environment_of(1, 1)["CUDA_VISIBLE_DEVICES"] == "7"
