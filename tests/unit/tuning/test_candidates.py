@@ -53,7 +53,7 @@ def test_its_own_batch_is_swept_both_ways() -> None:
     assert {each.base_lr for each in found} == {0.0025, 0.005, 0.01, 0.02, 0.04}
 
 
-def test_layer_wise_solvers_start_from_their_authors_rates() -> None:
+def test_layer_wise_solvers_have_rates_of_their_own() -> None:
     found = rules(at_batch(2048), 32, ["lars", "lamb"])
     by_solver = {solver: {e.base_lr for e in found if e.solver == solver} for solver in ("lars",)}
     assert by_solver["lars"] == {16.0, 8.0, 4.0, 2.0, 1.0}

@@ -1,0 +1,252 @@
+"""Larger batches by the rules, and by `firecaffe tune`: what each keeps of the accuracy.
+
+    firecaffe tune benchmarks/recipes/lenet_fashion_b32.toml --global-batch-size 256
+    …
+    python -m benchmarks.large_batch --out FOLDER --tuned SEARCH… > PAGE
+
+Trains LeNet on Fashion-MNIST at a batch of 128, then at larger ones with each rule of the learning
+rate, every one under several seeds: ordinary runs below FOLDER, one worker each, as many side by
+side as there are cores. Runs that are there are not trained again. Searches are read from their
+folders. About 25 minutes on two cores.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tomllib
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.recipe import Recipe
+from firecaffe.runs.compare import read_run
+from firecaffe.runs.environment import commit, cpu_name
+from firecaffe.runs.groups import Group, GroupRow, group_rows, group_runs
+from firecaffe.runs.statistics import Mean
+from firecaffe.tuning.larger_batch import with_batch
+from firecaffe.tuning.trial import Trial, run_trials, working_in
+
+RECIPE = Path(__file__).parent / "recipes" / "lenet_fashion_b128.toml"
+SAMPLES = 60_000
+BATCHES = (512, 1024, 4096)
+RULES = ("unscaled", "square root", "linear", "linear, warm-up", "LARS, warm-up")
+WARMUP = 0.05
+"""Of the training."""
+
+LARS_RATE = 8.0
+
+BAND = 0.003
+
+PAGE = """# Larger batches
+
+{cpu}, {cores} cores, torch {torch}, commit {commit}. Means of {seeds} seeds with
+Student's 95 % intervals; differences from batch 128 with Welch's interval, and its verdict at 5 %
+over all rows together (Holm). Every row's runs are of the same work, on one worker each; by the
+invariance, any number of workers ends in the same bits.
+
+## By the rules
+
+    python -m benchmarks.large_batch --out FOLDER --tuned SEARCH…
+
+LeNet on Fashion-MNIST, {epochs} epochs, a rate that falls to 0
+(`benchmarks/recipes/lenet_fashion_b128.toml`); the warm-up takes 5 % of the training; LARS with a
+trust of 0.001 and a rate of {lars:g}, which nobody tuned.
+
+| batch | rule | rate | steps | top-1 | from batch 128 | |
+|---|---|---|---|---|---|---|
+{table}
+
+{begins}
+
+## By `firecaffe tune`
+
+    firecaffe tune RECIPE --global-batch-size N
+
+Recipes are in `benchmarks/recipes`; CIFAR-10 is a re-encoding of its images as JPEG, packed by
+`firecaffe pack … --raw`. Nobody has chosen a rate by hand. The band is 0.3 points. The cost is the
+search's, in whole trainings at the larger batch, before the {seeds} seeds of each side.
+
+| network, data | batch | candidates | cost | found | before | after | difference | verdict |
+|---|---|---|---|---|---|---|---|---|
+{tuned}
+
+## Which rates fail
+
+FireCaffe's sweep, and what optuna tried besides, at the largest batch above: top-1 on the held-out
+tenth of the training images ({sweep_of}).
+
+| rule | solver | rate | warm-up | after steps | held-out top-1 | |
+|---|---|---|---|---|---|---|
+{sweep}
+"""
+
+
+def recipe_at(batch: int, rule: str, seed: int) -> Recipe:
+    """The recipe of a row."""
+    recipe, _ = parse_recipe(recipe_parser("train", "", ""), [str(RECIPE)])
+    before = recipe.train.global_batch_size
+    recipe = with_batch(recipe, batch, SAMPLES)
+    solver = recipe.solver
+    steps = recipe.train.epochs * -(-SAMPLES // batch)
+    if rule.startswith(("square root", "linear")):
+        scale = "linear" if rule.startswith("linear") else "sqrt"
+        solver = replace(solver, scale=scale, reference_batch_size=before)
+    if rule.startswith("LARS"):
+        solver = replace(solver, type="lars", base_lr=LARS_RATE, momentum_form="torch")
+    if rule.endswith("warm-up"):
+        solver = replace(solver, warmup_steps=max(1, round(WARMUP * steps)))
+    return replace(recipe, solver=solver, train=replace(recipe.train, seed=seed))
+
+
+def trials(folder: Path, seeds: int) -> dict[tuple[int, str], list[Trial]]:
+    """Those of each row, the small batch first."""
+    rows = [(128, "as it is"), *((batch, rule) for batch in BATCHES for rule in RULES)]
+    return {
+        (batch, rule): [
+            Trial(f"b{batch}-{_dashed(rule)}-seed-{seed}", recipe_at(batch, rule, seed), folder)
+            for seed in range(1, seeds + 1)
+        ]
+        for batch, rule in rows
+    }
+
+
+def _dashed(rule: str) -> str:
+    return rule.replace(", ", "-").replace(" ", "-").lower()
+
+
+def table(of_rows: dict[tuple[int, str], list[Trial]]) -> tuple[str, str]:
+    """The rows of the page, and where the accuracy begins to be lost."""
+    groups = group_runs([read_run(t.folder) for several in of_rows.values() for t in several])
+    by_first = {group.first.folder: group for group in groups}
+    ordered = [by_first[several[0].folder] for several in of_rows.values()]
+    found = group_rows(ordered)
+    lines = [
+        _line(batch, rule, group, row)
+        for (batch, rule), group, row in zip(of_rows, ordered, found, strict=True)
+    ]
+    kept = {batch: _best(batch, of_rows, found) for batch in BATCHES}
+    words = "; ".join(
+        f"at {batch:,} the best rule ({rule}) is {100 * value:+.2f} points from it"
+        for batch, (value, rule) in kept.items()
+    )
+    lost = [batch for batch, (value, _) in kept.items() if value < -BAND]
+    begins = f"The loss begins at {lost[0]:,}" if lost else "No batch loses more than the band"
+    return "\n".join(lines), f"{begins} (of more than 0.3 points, by the best rule): {words}."
+
+
+def _best(
+    batch: int, of_rows: dict[tuple[int, str], list[Trial]], found: list[GroupRow]
+) -> tuple[float, str]:
+    return max(
+        (row.against.value, rule)
+        for (of, rule), row in zip(of_rows, found, strict=True)
+        if of == batch and row.against is not None
+    )
+
+
+def _line(batch: int, rule: str, group: Group, row: GroupRow) -> str:
+    against, verdict = "", ""
+    if row.against is not None:
+        each = row.against
+        against = f"{100 * each.value:+.2f} ({100 * each.low:+.2f} to {100 * each.high:+.2f})"
+        verdict = each.verdict
+    cells = [
+        f"{batch:,}",
+        rule,
+        f"{row.initial_lr:.3g}",
+        f"{group.first.result['steps']:,}",
+        percent(row.top1),
+        against,
+        verdict,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def percent(mean: Mean) -> str:
+    return f"{100 * mean.value:.2f} ± {100 * mean.half:.2f} %"
+
+
+def tuned_line(folder: Path) -> str:
+    """A search's row."""
+    found = json.loads((folder / "tune.json").read_text())
+    words = tomllib.loads(json.loads((folder / "search.json").read_text())["recipe"])
+    recipe, best, verdict = found["recipe"], found["best"]["candidate"], found["verdict"]
+    whole = max(each["steps"] for each in found["searched"])
+    cost = sum(each["steps"] / whole for each in found["searched"])
+    cost += sum(len(each["again"]) for each in found["searched"])
+    against = verdict["against"]
+    points = [f"{100 * against[name]:+.2f}" for name in ("value", "low", "high")]
+    data = "CIFAR-10" if words["data"]["name"] == "packed" else "Fashion-MNIST"
+    warmup = f", warm-up {best['warmup_share']:.0%}" if best["warmup_share"] else ""
+    cells = [
+        f"{words['model']['name']}, {data}",
+        f"{words['train']['global_batch_size']} to {recipe['train']['global_batch_size']:,}",
+        str(len(found["searched"])),
+        f"{cost:.1f}",
+        f"{best['rule']}: {best['base_lr']:.3g}{warmup}",
+        percent(Mean(**verdict["before"])),
+        percent(Mean(**verdict["after"])),
+        f"{points[0]} ({points[1]} to {points[2]})",
+        "**kept**" if verdict["is_kept"] else "**lost**",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def sweep_lines(folder: Path) -> str:
+    """A search's candidates, largest rate first."""
+    found: list[dict[str, Any]] = json.loads((folder / "tune.json").read_text())["searched"]
+    lines = []
+    for each in sorted(found, key=lambda each: -each["candidate"]["base_lr"]):
+        candidate = each["candidate"]
+        cells = [
+            candidate["rule"],
+            candidate["solver"],
+            f"{candidate['base_lr']:.3g}",
+            f"{candidate['warmup_share']:.0%}",
+            str(each["steps"]),
+            f"{100 * each['top1']:.2f} %",
+            each["state"],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tuned", type=Path, nargs="+", required=True, help="searches' folders")
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    of_rows = trials(options.out, options.seeds)
+    cores = os.cpu_count() or 1
+    with working_in(options.out) as lock:
+        say = partial(print, file=sys.stderr, flush=True)
+        every = [trial for several in of_rows.values() for trial in several]
+        run_trials(every, cores, 1, lock, lambda trial: say(trial.name, trial.told[-1].top1))
+    lines, begins = table(of_rows)
+    print(
+        PAGE.format(
+            cpu=cpu_name(),
+            cores=cores,
+            torch=torch.__version__,
+            commit=commit(),
+            seeds=options.seeds,
+            epochs=of_rows[128, "as it is"][0].recipe.train.epochs,
+            lars=LARS_RATE,
+            table=lines,
+            begins=begins,
+            tuned="\n".join(tuned_line(folder) for folder in options.tuned),
+            sweep_of=options.tuned[-1].name,
+            sweep=sweep_lines(options.tuned[-1]),
+        ),
+        end="",
+    )
+
+
+if __name__ == "__main__":
+    main()
