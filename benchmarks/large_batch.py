@@ -35,7 +35,7 @@ RECIPE = Path(__file__).parent / "recipes" / "lenet_fashion_b128.toml"
 SAMPLES = 60_000
 BATCHES = (512, 1024, 4096)
 RULES = ("unscaled", "square root", "linear", "linear, warm-up", "LARS, warm-up")
-WARMUP = 0.05
+WARMUP = 0.15
 """Of the training."""
 
 LARS_RATE = 8.0
@@ -54,7 +54,7 @@ invariance, any number of workers ends in the same bits.
     python -m benchmarks.large_batch --out FOLDER --tuned SEARCH…
 
 LeNet on Fashion-MNIST, {epochs} epochs, a rate that falls to 0
-(`benchmarks/recipes/lenet_fashion_b128.toml`); the warm-up takes 5 % of the training; LARS with a
+(`benchmarks/recipes/lenet_fashion_b128.toml`); the warm-up takes 15 % of the training; LARS with a
 trust of 0.001 and a rate of {lars:g}, which nobody tuned.
 
 | batch | rule | rate | steps | top-1 | from batch 128 | |

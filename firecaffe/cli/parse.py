@@ -37,6 +37,11 @@ def recipe_parser(command: str, usage: str, description: str) -> Parser:
     return parser
 
 
+def recipe_path(argv: list[str]) -> Path:
+    """Of a command line that has been parsed: the recipe's file."""
+    return Path(argv[argv.index("--recipe") + 1] if "--recipe" in argv else argv[0])
+
+
 def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
     """The recipe and the other options of `RECIPE.toml [options]`.
 

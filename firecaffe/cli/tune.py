@@ -9,11 +9,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.cli.parse import parse_recipe, recipe_parser, recipe_path
 from firecaffe.data.decoded import cores
 from firecaffe.errors import NotKeptError, RecipeError, RunError
 from firecaffe.runs.compare import read_run
 from firecaffe.runs.files import finite, write_atomically
+from firecaffe.train.config import TrainConfig
 from firecaffe.tuning.trial import Trial
 from firecaffe.tuning.tune import Asked, Tuned, recipe_file, tune
 
@@ -47,13 +48,17 @@ def main(argv: list[str]) -> int:
     recipe, options = parse_recipe(parser, argv)
     for word, least in (("global_batch_size", 1), ("seeds", 1), ("nproc_per_node", 1)):
         _check_least(word, getattr(options, word), least)
-    for word in ("budget", "band", "side_by_side"):
+    for word in ("band", "side_by_side"):
         _check_least(word, getattr(options, word), 0)
-    stem = f"{Path(argv[0]).stem}_b{options.global_batch_size}"
+    if not 0 < options.budget < float("inf"):
+        raise RecipeError(f"--budget is {options.budget:g}; it must be more than 0")
+    stem = f"{recipe_path(argv).stem}_b{options.global_batch_size}"
     folder = Path(options.out or f"runs/tune-{stem}")
     path = Path(options.write) if options.write else folder / f"{stem}.toml"
     if options.write and path.exists():
         raise RunError(f"--write {path}: exists already")
+    if options.write and not path.parent.is_dir():
+        raise RunError(f"--write {path}: there is no folder {path.parent}")
     asked = Asked(
         recipe=recipe,
         global_batch_size=options.global_batch_size,
@@ -64,7 +69,7 @@ def main(argv: list[str]) -> int:
         against=[read_run(Path(run)) for run in options.against],
         folder=folder,
         workers=options.nproc_per_node,
-        at_once=options.side_by_side or _at_once(recipe.train.device, options.nproc_per_node),
+        at_once=options.side_by_side or _at_once(recipe.train, options.nproc_per_node),
     )
     tuned = tune(asked, lambda trial: print(_line(trial), file=sys.stderr, flush=True))
     write_atomically(path, recipe_file(tuned))
@@ -82,9 +87,11 @@ def _check_least(word: str, value: float, least: int) -> None:
         raise RecipeError(f"--{word.replace('_', '-')} is {value:g}; it must be at least {least}")
 
 
-def _at_once(device: str, workers: int) -> int:
-    has_gpu = device != "cpu" and torch.cuda.is_available()
-    return max(1, (torch.cuda.device_count() if has_gpu else cores()) // workers)
+def _at_once(train: TrainConfig, workers: int) -> int:
+    """As many as have GPUs, or cores, of their own."""
+    if train.device != "cpu" and torch.cuda.is_available():
+        return max(1, torch.cuda.device_count() // workers)
+    return max(1, cores() // (workers * train.threads))
 
 
 def _line(trial: Trial) -> str:
@@ -113,6 +120,8 @@ def _show(tuned: Tuned, path: Path) -> None:
         )
     console = Console(file=sys.stdout, soft_wrap=True)
     console.print(table)
+    for each in tuned.passed_over:
+        print(f"{each.folder.name}: passed over, it did not learn under every new seed")
     for name, folders in (("before", tuned.before), ("after", tuned.after)):
         print(f"{name}: {', '.join(map(str, folders))}")
     if tuned.verdict.is_kept:

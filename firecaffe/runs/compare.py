@@ -40,8 +40,11 @@ ENVIRONMENT = ("host", "cpu", "cores", "cpu_capability", "gpus", "torch", "cuda"
 """What it takes from environment.json, as environment.FACT."""
 
 
-HOW_READ = ("data.name", "data.decode_threads", "data.cache", "data.cache_bytes", "data.order")
-"""Words of the data that change none of its images."""
+HOW_READ = (
+    *("data.name", "data.decode_threads", "data.cache", "data.cache_bytes", "data.order"),
+    "data.hold_out",
+)
+"""Words of the data that change none of its images; or which, as the data's own line says."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ MOST_POINTS = 150
 class Point:
     """Where a training stood."""
 
-    time_s: float
-    """Of steps alone: without evaluations and checkpoints."""
+    time_s: float | None
+    """Of steps alone: without evaluations and checkpoints. None where the run goes on with another,
+    whose time it does not know.
+    """
     samples: int
     sent_bytes: float | None
     """Of gradients, by all ranks together; None where nobody knows."""
@@ -41,20 +43,28 @@ def curves_of(run: Run) -> Curves:
     stride = -(-int(run.result["steps"]) // MOST_POINTS) or 1
     loss: list[Point] = []
     top1: list[Point] = []
-    time_s, samples, sent_bytes = 0.0, 0, None if sent is None else 0.0
+    time_s: float | None = 0.0
+    samples, sent_bytes = 0, None if sent is None else 0.0
     some: list[float | None] = []
+    is_begun = False
     try:
         for line in read_json_lines(path):
             if line["kind"] == "test":
                 top1.append(Point(time_s, samples, sent_bytes, line["top1"]))
                 continue
-            time_s += line["samples"] / line["images_per_s"]
+            if not is_begun and line["step"] > 1:
+                time_s, samples = None, (line["step"] - 1) * line["samples"]
+            is_begun = True
+            if time_s is not None:
+                time_s += line["samples"] / line["images_per_s"]
             samples += line["samples"]
             sent_bytes = None if sent is None else line["step"] * sent
             some.append(line["loss"])
             if len(some) == stride:
                 loss.append(Point(time_s, samples, sent_bytes, _mean(some)))
                 some = []
+        if some:
+            loss.append(Point(time_s, samples, sent_bytes, _mean(some)))
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
     return Curves(loss, top1)
@@ -66,7 +76,8 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def time_to(run: Run, target: float) -> float | None:
-    """Seconds of training until a test first had this top-1; None where none had.
+    """Seconds of training until a test first had this top-1; None where none had, or the run goes
+    on with another.
 
     Raises: RunError where the run's metrics cannot be read.
     """

@@ -33,7 +33,7 @@ def with_batch(recipe: Recipe, global_batch_size: int, num_samples: int) -> Reci
         base_lr=rate,
         scale="none",
         reference_batch_size=0,
-        **_stretched(recipe.solver, ratio),
+        **_stretched(recipe.solver, ratio, train.steps or train.epochs * before.steps_per_epoch),
     )
     eval_every = train.eval_every and max(1, round(train.eval_every * ratio))
     changed = replace(
@@ -42,22 +42,27 @@ def with_batch(recipe: Recipe, global_batch_size: int, num_samples: int) -> Reci
     return replace(recipe, train=changed, solver=solver)
 
 
-def _stretched(solver: SolverConfig, ratio: float) -> dict[str, Any]:
-    """The policy's words for steps of which `ratio` do what one did before.
+def _stretched(solver: SolverConfig, ratio: float, steps: int) -> dict[str, Any]:
+    """The policy's words for steps of which `ratio` do what one of `steps` did before. Drops at
+    every `stepsize` become single ones, for whole steps would move them further with each.
 
-    Raises: RecipeError where two drops would fall on one step.
+    Raises: RecipeError where two drops would fall on one step, or one before the first.
     """
-    drops = [round(value * ratio) for value in solver.stepvalue]
-    if len(set(drops)) < len(drops):
-        raise RecipeError(
-            f"solver.stepvalue {solver.stepvalue} would be {drops} at this batch size; "
-            "take a smaller batch, or other steps"
-        )
     words: dict[str, Any] = {
-        "stepvalue": drops,
-        "warmup_steps": round(solver.warmup_steps * ratio),
+        "warmup_steps": solver.warmup_steps and max(1, round(solver.warmup_steps * ratio)),
         "stepsize": solver.stepsize and max(1, round(solver.stepsize * ratio)),
     }
+    if solver.lr_policy in ("step", "multistep"):
+        is_even = solver.lr_policy == "step"
+        places = range(solver.stepsize, steps, solver.stepsize) if is_even else solver.stepvalue
+        drops = [round(place * ratio) for place in places]
+        if len({0, *drops}) <= len(drops):
+            raise RecipeError(
+                f"the rate's drops after steps {', '.join(map(str, places))} would come after "
+                f"{', '.join(map(str, drops))} at this batch size; take a smaller batch"
+            )
+        words |= {"lr_policy": "multistep" if drops else "fixed", "stepvalue": drops}
+        words |= {"stepsize": 0}
     if solver.lr_policy == "exp":
         words["gamma"] = solver.gamma ** (1 / ratio)
     elif solver.lr_policy in ("inv", "sigmoid"):

@@ -14,14 +14,13 @@ from pathlib import Path
 from statistics import fmean
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.pruners import MedianPruner
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
 from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe
-from firecaffe.tuning.candidates import HIGH, LOW, Candidate, apply, largest_rule, rules
+from firecaffe.tuning.candidates import Candidate, apply, rules
 from firecaffe.tuning.trial import Score, Trial
 
 HELD_OUT = 0.1
@@ -43,6 +42,14 @@ LATE = 3 / 4
 last step's accuracy half a point of noise.
 """
 
+TIE = 0.0025
+"""Top-1 that two seeds do not tell apart, where a rate that diverges under a third costs it all."""
+
+MOST_AT_ONCE = 4
+"""Candidates of a round, however many could be trained side by side: what is asked for together
+learns nothing from each other.
+"""
+
 Run = Callable[[Sequence[Trial]], None]
 """Trains some trials side by side; each is told to its `end` meanwhile."""
 
@@ -61,6 +68,10 @@ class Searched:
     """On the held-out images, then; of finished ones the mean over the training's last quarter."""
     again: tuple[float, ...] = ()
     """Likewise, under other seeds: of finalists."""
+
+    @property
+    def mean_top1(self) -> float:
+        return fmean((self.top1, *self.again))
 
 
 @dataclass(frozen=True)
@@ -116,20 +127,26 @@ class Search:
 
     def _candidates(self, train: Run) -> list[Searched]:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        first = rules(self.recipe, self.previous_batch, self.solvers)
+        first = self.rules()
         study = optuna.create_study(
             direction="maximize",
             sampler=TPESampler(seed=self.recipe.train.seed, n_startup_trials=len(first)),
             pruner=MedianPruner(PATIENCE, -(-self.steps // TESTS) * PATIENCE),
         )
         for candidate in first:
-            study.enqueue_trial(self._parameters(candidate))
+            study.enqueue_trial(
+                {
+                    "solver": candidate.solver,
+                    "warmup_share": candidate.warmup_share,
+                    f"rate_{candidate.solver}": candidate.base_lr,
+                }
+            )
         found: list[Searched] = []
         spent = 0.0
         while spent < self.budget:
             asked = [
                 _Asked(study, self, number, first)
-                for number in range(len(found), len(found) + self.at_once)
+                for number in range(len(found), len(found) + min(self.at_once, MOST_AT_ONCE))
             ]
             train([each.trial for each in asked])
             for each in asked:
@@ -137,40 +154,25 @@ class Search:
                 spent += found[-1].steps / self.steps
         return found
 
-    def distributions(self) -> dict[str, BaseDistribution]:
-        """What optuna may choose from."""
-        shares = sorted({each.warmup_share for each in self._rules()})
-        found: dict[str, BaseDistribution] = {
-            "solver": CategoricalDistribution(list(self.solvers)),
-            "warmup_share": CategoricalDistribution(shares),
-        }
-        for solver in self.solvers:
-            top = largest_rule(self.recipe, self.previous_batch, solver)
-            found[f"rate_{solver}"] = FloatDistribution(top * LOW, top * HIGH, log=True)
-        return found
-
-    def _rules(self) -> list[Candidate]:
+    def rules(self) -> list[Candidate]:
+        """What is tried first. Raises: RecipeError where a solver has none."""
         return rules(self.recipe, self.previous_batch, self.solvers)
 
-    def _parameters(self, candidate: Candidate) -> dict[str, object]:
-        rates = {
-            f"rate_{solver}": largest_rule(self.recipe, self.previous_batch, solver)
-            for solver in self.solvers
-        }
-        rates[f"rate_{candidate.solver}"] = candidate.base_lr
-        return {
-            "solver": candidate.solver,
-            "warmup_share": candidate.warmup_share,
-            **rates,
-        }
 
-
-def best(found: Sequence[Searched]) -> Searched:
-    """The finalist with the highest mean accuracy; the smaller rate of equals."""
-    finalists = [each for each in found if each.again]
-    return max(
-        finalists, key=lambda each: (fmean((each.top1, *each.again)), -each.candidate.base_lr)
-    )
+def ranked(found: Sequence[Searched]) -> list[Searched]:
+    """The finalists, best first: of those whose mean accuracy is within TIE of the highest the
+    safest, which is one with a warm-up, then the one with the smallest rate.
+    """
+    left = [each for each in found if each.again]
+    order = []
+    while left:
+        highest = max(each.mean_top1 for each in left)
+        near = [each for each in left if each.mean_top1 >= highest - TIE]
+        order.append(
+            min(near, key=lambda each: (each.candidate.warmup_share == 0, each.candidate.base_lr))
+        )
+        left.remove(order[-1])
+    return order
 
 
 def late_top1(scores: Sequence[Score]) -> float:
@@ -185,18 +187,24 @@ class _Asked:
         self, study: optuna.Study, search: Search, number: int, first: Sequence[Candidate]
     ) -> None:
         self._study = study
-        self._trial = study.ask(search.distributions())
+        self._trial = study.ask()
         self._reported: set[int] = set()
         self._diverged = False
-        if number < len(first):
-            self.candidate = first[number]
-        else:
-            words = self._trial.params
-            solver = words["solver"]
-            share, rate = words["warmup_share"], words[f"rate_{solver}"]
-            self.candidate = Candidate(solver, float(f"{rate:.3g}"), share, "suggested")
+        suggested = self._suggest(search, first)
+        self.candidate = first[number] if number < len(first) else suggested
         name = f"candidate-{number + 1:02d}"
         self.trial = Trial(name, search.trial_recipe(self.candidate), search.parent, self._end)
+
+    def _suggest(self, search: Search, first: Sequence[Candidate]) -> Candidate:
+        """From half a solver's smallest rule to its largest. Of a solver's rate optuna knows only
+        what that solver's own trials came to.
+        """
+        solver = self._trial.suggest_categorical("solver", list(search.solvers))
+        shares = sorted({each.warmup_share for each in first})
+        share = self._trial.suggest_categorical("warmup_share", shares)
+        rates = [each.base_lr for each in first if each.solver == solver]
+        rate = self._trial.suggest_float(f"rate_{solver}", min(rates) / 2, max(rates), log=True)
+        return Candidate(solver, float(f"{rate:.3g}"), share, "suggested")
 
     def _end(self, scores: Sequence[Score]) -> bool:
         last = scores[-1]

@@ -16,10 +16,10 @@ import torch
 
 from firecaffe.errors import FirecaffeError, PreemptedError, RunError
 from firecaffe.recipe import Recipe, to_toml
-from firecaffe.runs.files import write_atomically
+from firecaffe.runs.files import read_small, write_atomically
 from firecaffe.runs.record import read_json_lines
 
-POLL_S = 0.2
+POLL_S = 0.3
 LOCK = ".lock"
 
 
@@ -58,6 +58,25 @@ class Trial:
         return self.parent / self.name
 
     @property
+    def recipe_path(self) -> Path:
+        """Beside the run's folder, as its log is."""
+        return self.parent / f"{self.name}.toml"
+
+    @property
+    def text(self) -> str:
+        """The recipe as it is given to `firecaffe train`."""
+        words = replace(self.recipe.run, folder=str(self.folder), tensorboard=False)
+        return to_toml(replace(self.recipe, run=words))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder is this very training's, however far it has got."""
+        try:
+            return read_small(self.recipe_path) == self.text and self.folder.is_dir()
+        except (OSError, ValueError):
+            return False
+
+    @property
     def is_finished(self) -> bool:
         return (self.folder / "result.json").exists()
 
@@ -75,7 +94,8 @@ def scores(folder: Path) -> list[Score]:
     """The tests of a run so far, in order. Raises: RunError."""
     path = folder / "metrics.jsonl"
     try:
-        rows = [row for row in read_json_lines(path) if row["kind"] == "test"]
+        lines = read_json_lines(path, holding='"test"')
+        rows = [row for row in lines if row["kind"] == "test"]
         return [Score(row["step"], row["top1"], row["loss"] is not None) for row in rows]
     except FileNotFoundError:
         return []
@@ -116,7 +136,7 @@ def run_trials(
     """
     waiting = []
     for trial in trials:
-        if trial.look() or trial.is_finished:
+        if trial.is_there and (trial.look() or trial.is_finished):
             say(trial)
         else:
             waiting.append(trial)
@@ -129,9 +149,8 @@ def run_trials(
                     trial = waiting.pop(0)
                     running[slot] = (trial, _start(trial, workers, slot, lock))
             for slot, (trial, process) in list(running.items()):
-                if trial.look() and process.poll() is None:
+                if not trial.ended_early and trial.look() and process.poll() is None:
                     process.terminate()
-                    process.wait()
                 if process.poll() is not None:
                     del running[slot]
                     trial.look()
@@ -151,14 +170,12 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _start(trial: Trial, workers: int, slot: int, lock: int) -> subprocess.Popen[bytes]:
-    words = replace(trial.recipe.run, folder=str(trial.folder), tensorboard=False)
-    path = trial.parent / f"{trial.name}.toml"
     _put_aside(trial)
     trial.told.clear()
-    write_atomically(path, to_toml(replace(trial.recipe, run=words)))
+    write_atomically(trial.recipe_path, trial.text)
     with open(trial.parent / f"{trial.name}.log", "wb") as log:
         return subprocess.Popen(
-            command_of(path, workers),
+            command_of(trial.recipe_path, workers),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -173,7 +190,7 @@ def command_of(recipe: Path, workers: int) -> list[str]:
 
 
 def _put_aside(trial: Trial) -> None:
-    """A folder that a training was left in, under a name that says so."""
+    """A folder that a training was left in, or another one's, under a name that says so."""
     number = 1
     while (aside := trial.parent / f"{trial.name}.left-{number}").exists():
         number += 1

@@ -24,7 +24,7 @@ class Verdict:
 def judge(before: Sequence[float], after: Sequence[float], band: float) -> Verdict:
     """before, after: top-1 of the runs at the old and the new batch size, one for each seed."""
     against = differences(before, [after])[0]
-    is_kept = against.value >= -band
+    is_kept = _is_within(against.value, band)
     said = (
         f"{'kept' if is_kept else 'lost'}: {_percent(mean_of(after))} against "
         f"{_percent(mean_of(before))}, {100 * against.value:+.2f} points"
@@ -41,9 +41,14 @@ def _doubt(against: Difference, band: float) -> str:
     """Where the runs do not bear the verdict out at 95 %."""
     if not isfinite(against.low):
         return f"; {against.verdict}"
-    if against.low >= -band or against.high < -band:
+    if _is_within(against.low, band) or not _is_within(against.high, band):
         return ""
     return "; the interval has both verdicts in it, more seeds would tell"
+
+
+def _is_within(difference: float, band: float) -> bool:
+    """Accuracies are counts of images, so a loss of exactly the band is ordinary."""
+    return difference >= -band - 1e-9
 
 
 def _percent(mean: Mean) -> str:

@@ -62,8 +62,20 @@ def test_a_search_to_its_end_and_again(
     folders = [*found["before"], *found["after"]]
     assert firecaffe.cli.main(["compare", "--by", "recipe", *folders]) == 0
 
+    # Its own runs are no other seeds, nor runs of the recipe as it is.
+    against = [*words, "--against", *found["before"]]
+    assert firecaffe.cli.main(["tune", str(recipe), *against, *found["before"]]) == 2
+    assert "a repetition is no other seed" in capsys.readouterr().err
+    assert firecaffe.cli.main(["tune", str(recipe), *words, "--against", *found["after"]]) == 2
+    assert "its train.global_batch_size is 64, the recipe's is 16" in capsys.readouterr().err
+    seeds = {path.name.split("-")[-1] for path in out.glob("*-seed-*") if path.is_dir()}
+    assert seeds == {"1", "2"}  # the finalists', and behind them the verdict's
+
     other = [word.replace("64", "128") for word in words]
     assert firecaffe.cli.main(["tune", str(recipe), "--train.steps", "256", *other]) == 8
+    (out / "search.json").write_text("[]")
+    assert firecaffe.cli.main(command[len(FIRECAFFE) :]) == 8
+    assert "search.json: holds no JSON object" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -75,7 +87,10 @@ def test_a_search_to_its_end_and_again(
         (["--global-batch-size", "64", "--solvers", "adam"], 2, "no rule says a rate"),
         (["--global-batch-size", "64", "--against", "nowhere"], 8, "no such run folder"),
         (["--global-batch-size", "64", "--seeds", "0"], 2, "--seeds is 0"),
-        (["--global-batch-size", "64", "--budget", "-1"], 2, "--budget is -1"),
+        (["--global-batch-size", "64", "--budget", "0"], 2, "--budget is 0; it must be more than"),
+        (["--global-batch-size", "64", "--data.hold_out", "0.2"], 2, "data.hold_out is 0.2"),
+        (["--global-batch-size", "64", "--solver.base_lr", "0"], 2, "solver.base_lr is 0"),
+        (["--global-batch-size", "64", "--write", "no/x.toml"], 8, "there is no folder no"),
         (["--global-batch-size", "64", "--nproc-per-node", "2"], 2, "2 ranks but only 1"),
     ],
 )

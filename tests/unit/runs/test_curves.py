@@ -8,7 +8,7 @@ import pytest
 
 from firecaffe.errors import RunError
 from firecaffe.runs.compare import Run
-from firecaffe.runs.curves import MOST_POINTS, Point, curves_of
+from firecaffe.runs.curves import MOST_POINTS, Point, curves_of, time_to
 from tests.unit.runs.test_compare import planted
 
 
@@ -35,6 +35,14 @@ def test_where_points_stand(tmp_path: Path) -> None:
     assert found.top1 == [Point(3.0, 96, 300.0, 0.5)]
 
 
+def test_a_run_that_goes_on_with_another_knows_its_samples_not_its_time(tmp_path: Path) -> None:
+    rows = [train(11), {"kind": "test", "step": 11, "top1": 0.5}]
+    sent = {"result__steps": 11, "result__sent_bytes_per_step_by_rank": [100.0]}
+    run = with_metrics(tmp_path / "a", rows, **sent)
+    assert curves_of(run).top1 == [Point(None, 11 * 64, 1100.0, 0.5)]
+    assert time_to(run, 0.4) is None
+
+
 @pytest.mark.parametrize("by_rank", [[None, None], [100.0, None]])
 def test_bytes_that_nobody_knows(tmp_path: Path, by_rank: list[float | None]) -> None:
     run = with_metrics(
@@ -49,6 +57,8 @@ def test_a_long_run_is_thinned_to_means(tmp_path: Path) -> None:
     assert len(found) == MOST_POINTS
     assert {point.value for point in found} == {0.5}
     assert found[-1].samples == 64 * len(rows)
+    run = with_metrics(tmp_path / "b", rows[:-3], result__steps=len(rows))
+    assert curves_of(run).loss[-1].samples == 64 * (len(rows) - 3)  # the last, though fewer steps
 
 
 @pytest.mark.parametrize("text", ["[]\n", '{"kind": "train"}\n', "nonsense\n"])

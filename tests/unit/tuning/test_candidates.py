@@ -24,7 +24,7 @@ def test_firecaffes_sweep_and_the_square_root() -> None:
     """GoogLeNet from 32 to 1024: 0.32 by the linear rule, and the paper's other four below it."""
     found = rules(at_batch(1024), 32, ["sgd"])
     warm = [each for each in found if each.warmup_share]
-    assert {each.warmup_share for each in found} == {0.05, 0.0}
+    assert {each.warmup_share for each in found} == {0.15, 0.0}
     assert len(found) == 2 * len(warm)
     assert {each.rule: each.base_lr for each in warm} == pytest.approx(
         {
@@ -67,6 +67,11 @@ def test_layer_wise_solvers_have_rates_of_their_own() -> None:
 def test_a_solver_without_a_rule_is_refused(solver: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         rules(at_batch(64), 16, [solver])
+
+
+def test_no_rule_starts_from_a_rate_of_zero() -> None:
+    with pytest.raises(RecipeError, match=r"solver\.base_lr is 0"):
+        rules(replace(at_batch(64), solver=SolverConfig(base_lr=0.0)), 16, ["sgd"])
 
 
 def test_a_candidate_is_put_into_the_recipe() -> None:

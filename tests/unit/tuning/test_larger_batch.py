@@ -17,7 +17,7 @@ from firecaffe.tuning.larger_batch import with_batch
 
 POLICIES: dict[str, dict[str, Any]] = {
     "fixed": {},
-    "step": {"gamma": 0.5, "stepsize": 320},
+    "step": {"gamma": 0.5, "stepsize": 90},
     "multistep": {"gamma": 0.5, "stepvalue": [320, 640, 960]},
     "exp": {"gamma": 0.999},
     "inv": {"gamma": 0.001, "power": 0.75},
@@ -62,10 +62,20 @@ def test_the_rate_is_that_of_its_own_batch() -> None:
     assert (large.train.epochs, large.train.steps, large.train.micro_batch_size) == (1, 0, 16)
 
 
+def test_many_even_drops_do_not_move() -> None:
+    """A stepsize of 100 would be 12.5 steps: the last of 15 drops would come six steps too late."""
+    solver = SolverConfig(lr_policy="step", gamma=0.5, stepsize=100)
+    large = with_batch(Recipe(train=TrainConfig(64, 16, steps=1600), solver=solver), 512, 64 * 800)
+    assert large.train.steps == 200
+    assert large.solver.stepvalue == [round(12.5 * number) for number in range(1, 16)]
+    with pytest.raises(RecipeError, match=r"would come after 0, 1, 2, .* take a smaller batch"):
+        with_batch(Recipe(train=TrainConfig(64, 16, steps=1600), solver=solver), 16384, 64 * 800)
+
+
 def test_what_cannot_be_is_refused() -> None:
     drops = SolverConfig(lr_policy="multistep", gamma=0.1, stepvalue=[100, 104])
     recipe = Recipe(train=TrainConfig(64, 16, steps=200), solver=drops)
-    with pytest.raises(RecipeError, match=r"stepvalue \[100, 104\] would be \[7, 7\]"):
+    with pytest.raises(RecipeError, match="drops after steps 100, 104 would come after 7, 7"):
         with_batch(recipe, 1024, 6400)
     with pytest.raises(RecipeError, match="expected a multiple of micro_batch_size, 16"):
         with_batch(recipe, 100, 6400)

@@ -12,8 +12,8 @@ from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe
 from firecaffe.train.config import TrainConfig
 from firecaffe.train.solver import SolverConfig
-from firecaffe.tuning.candidates import LOW
-from firecaffe.tuning.search import TESTS, Search, Searched, best
+from firecaffe.tuning.candidates import Candidate
+from firecaffe.tuning.search import MOST_AT_ONCE, TESTS, Search, Searched, ranked
 from firecaffe.tuning.trial import Trial
 
 STEPS = 80
@@ -53,10 +53,11 @@ class Landscape:
 
 
 def search(folder: Path, budget: float = 20.0, at_once: int = 2) -> Search:
-    recipe = Recipe(
-        train=TrainConfig(512, 16, seed=3), solver=SolverConfig(base_lr=0.01, type="sgd")
-    )
-    return Search(recipe, 64, STEPS, ["sgd"], budget, at_once, folder)
+    return Search(at_rate(0.01), 64, STEPS, ["sgd"], budget, at_once, folder)
+
+
+def at_rate(base_lr: float) -> Recipe:
+    return Recipe(train=TrainConfig(512, 16, seed=3), solver=SolverConfig(base_lr=base_lr))
 
 
 def test_the_rules_come_first_then_what_is_near_the_best(tmp_path: Path) -> None:
@@ -69,20 +70,24 @@ def test_the_rules_come_first_then_what_is_near_the_best(tmp_path: Path) -> None
         "linear / 8",
         "linear / 16",
     ]
-    assert {each.candidate.warmup_share for each in found[:6]} == {0.05}
+    assert {each.candidate.warmup_share for each in found[:6]} == {0.15}
     assert {each.candidate.rule for each in found[12:]} == {"suggested"}
-    assert all(0.08 * LOW <= each.candidate.base_lr <= 0.32 for each in found)
-    assert abs(log(best(found).candidate.base_lr / BEST)) < 0.3
-    assert best(found).state == "finished"
+    assert all(0.005 / 2 <= each.candidate.base_lr <= 0.08 for each in found)
+    best = ranked(found)[0]
+    assert abs(log(best.candidate.base_lr / BEST)) < 0.3
+    assert best.state == "finished"
 
 
 def test_what_diverges_or_falls_behind_costs_little(tmp_path: Path) -> None:
     found = search(tmp_path).run(Landscape(best_rate=0.08).train)
-    by_state = {each.state: each for each in found}
-    assert by_state["given up"].steps in range(30, STEPS)  # not before its third test
-    assert by_state["given up"].candidate.base_lr < 0.02
-    steep = search(tmp_path / "steep").run(Landscape(best_rate=0.005).train)
-    assert not [each for each in steep if each.state == "diverged" and each.steps > 10]
+    hopeless = [each for each in found if each.state == "given up"]
+    assert hopeless
+    assert {each.steps for each in hopeless} <= set(range(30, STEPS))  # not before its third test
+    assert "linear / 16" in {each.candidate.rule for each in hopeless}
+    edge = replace(search(tmp_path / "edge", budget=1.5), recipe=at_rate(0.0126))
+    diverged = [each for each in edge.run(Landscape().train) if each.state == "diverged"]
+    assert [each.candidate.base_lr for each in diverged[:1]] == [pytest.approx(0.1008)]
+    assert {each.steps for each in diverged} == {10}
 
 
 def test_the_budget_is_in_whole_trainings(tmp_path: Path) -> None:
@@ -100,9 +105,21 @@ def test_finalists_are_trained_again_and_their_mean_counts(tmp_path: Path) -> No
     assert len([name for name in landscape.trained if "seed" in name]) == 3
     top1s = sorted((each.top1 for each in found if each.state == "finished"), reverse=True)
     assert sorted((each.top1 for each in again), reverse=True) == top1s[:3]
-    # One seed may flatter.
-    lucky, other = replace(again[0], top1=0.9, again=(0.5,)), replace(again[1], again=(0.9,))
-    assert best([lucky, other]) is other
+
+
+def planted(top1: float, again: float, rate: float, share: float = 0.05) -> Searched:
+    candidate = Candidate("sgd", rate, share, "planted")
+    return Searched(candidate, Path("candidate-01"), "finished", STEPS, top1, (again,))
+
+
+def test_ranks() -> None:
+    lucky = planted(0.95, 0.70, 0.1)
+    steady, bare = planted(0.90, 0.90, 0.1), planted(0.901, 0.901, 0.2, share=0.0)
+    slower = planted(0.898, 0.899, 0.05)
+    worse = planted(0.890, 0.890, 0.01)
+    # Two seeds do not tell the middle three apart: with a warm-up, and slower, is safer.
+    assert ranked([lucky, worse, bare, steady, slower]) == [slower, steady, bare, worse, lucky]
+    assert ranked([replace(worse, again=())]) == []  # no finalist
 
 
 def test_a_search_begun_again_asks_for_the_same(tmp_path: Path) -> None:
@@ -138,6 +155,25 @@ def test_the_last_quarters_tests_count(tmp_path: Path) -> None:
             assert each.top1 == pytest.approx((0.903 - 0.05 * distance) * 7 / 8)
 
 
+def test_a_wide_machine_does_not_overrun_the_budget(tmp_path: Path) -> None:
+    """What is asked for together learns nothing from each other."""
+    found = search(tmp_path, budget=8.0, at_once=64).run(Landscape().train)
+    assert sum(each.steps for each in found) / STEPS < 8 + MOST_AT_ONCE
+
+
+def test_each_solver_has_rates_of_its_own(tmp_path: Path) -> None:
+    """LARS diverges everywhere here, and sgd is searched as if it were alone."""
+    both = replace(search(tmp_path, budget=14.0), solvers=["sgd", "lars"])
+    found = both.run(Landscape().train)
+    suggested = [each for each in found if each.candidate.rule == "suggested"]
+    assert {each.candidate.solver for each in found} == {"sgd", "lars"}
+    assert suggested
+    for each in suggested:
+        low, high = (0.5, 16.0) if each.candidate.solver == "lars" else (0.0025, 0.08)
+        assert 0.99 * low <= each.candidate.base_lr <= 1.01 * high
+    assert ranked(found)[0].candidate.solver == "sgd"
+
+
 def test_candidates_see_no_test_image(tmp_path: Path) -> None:
     recipes: list[Recipe] = []
 
@@ -152,7 +188,6 @@ def test_candidates_see_no_test_image(tmp_path: Path) -> None:
 
 
 def test_where_nothing_learns_there_is_no_best(tmp_path: Path) -> None:
-    recipe = replace(search(tmp_path).recipe, solver=SolverConfig(base_lr=10.0))
-    hopeless = replace(search(tmp_path, budget=1.0), recipe=recipe)
+    hopeless = replace(search(tmp_path, budget=1.0), recipe=at_rate(10.0))
     with pytest.raises(RecipeError, match=r"none of \d+ candidates came to its end"):
         hopeless.run(Landscape().train)

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -98,6 +99,17 @@ def test_finished_trainings_are_taken_and_left_ones_begun_anew(parent: Path) -> 
     assert (parent / "b.left-1").is_dir()
 
 
+def test_another_trainings_folder_is_not_taken(parent: Path) -> None:
+    """As where a larger budget has found another best."""
+    run([trial(parent, "a")], parent)
+    other = trial(parent, "a")
+    other.recipe = replace(other.recipe, train=replace(other.recipe.train, seed=7))
+    assert not other.is_there
+    run([other], parent)
+    assert (parent / "a.left-1" / "result.json").exists()
+    assert other.is_there
+
+
 def test_one_that_fails_ends_the_search_and_the_others(parent: Path) -> None:
     waits = trial(parent, "b", "waits")
     with pytest.raises(TrialError) as caught:
@@ -141,7 +153,7 @@ def test_scores_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps({"kind": "test", "step": 3, "top1": 0.5, "loss": None}) + "\n{")
     assert scores(tmp_path) == [Score(3, 0.5, False)]
-    path.write_text("[]\n")
+    path.write_text('["test"]\n')
     with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be read"):
         scores(tmp_path)
 

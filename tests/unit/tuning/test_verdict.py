@@ -25,6 +25,14 @@ def test_verdicts(after: list[float], is_kept: bool, words: str) -> None:
     assert words in verdict.words
 
 
+@pytest.mark.parametrize("correct", range(9000, 9010))
+def test_a_loss_of_exactly_the_band_is_kept(correct: int) -> None:
+    """30 of 10,000 images, however the floats fall."""
+    before, after = [correct / 10_000] * 3, [(correct - 30) / 10_000] * 3
+    assert judge(before, after, 0.003).is_kept
+    assert not judge(before, [(correct - 31) / 10_000] * 3, 0.003).is_kept
+
+
 def test_the_band_is_the_users() -> None:
     assert judge(BEFORE, [0.893, 0.894, 0.895], 0.01).is_kept
     assert not judge(BEFORE, [0.893, 0.894, 0.895], 0.005).is_kept
