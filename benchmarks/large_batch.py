@@ -7,7 +7,7 @@
 Trains LeNet on Fashion-MNIST at a batch of 128, then at larger ones with each rule of the learning
 rate, every one under several seeds: ordinary runs below FOLDER, one worker each, as many side by
 side as there are cores. Runs that are there are not trained again. Searches are read from their
-folders. About 25 minutes on two cores.
+folders. About 15 minutes on two cores.
 """
 
 import argparse
@@ -53,7 +53,7 @@ invariance, any number of workers ends in the same bits.
 
     python -m benchmarks.large_batch --out FOLDER --tuned SEARCH…
 
-LeNet on Fashion-MNIST, {epochs} epochs, a rate that falls to 0
+LeNet on Fashion-MNIST, {epochs} epoch, a rate that falls to 0
 (`benchmarks/recipes/lenet_fashion_b128.toml`); the warm-up takes 15 % of the training; LARS with a
 trust of 0.001 and a rate of {lars:g}, which nobody tuned.
 

@@ -140,14 +140,13 @@ def tune(asked: Asked, say: Callable[[Trial], None]) -> Tuned:
         )
         searched = search.run(train)
         before = [] if asked.against else _over_seeds(asked, asked.recipe, "before")
-        train(before)
-        passed_over = []
+        passed_over: list[Searched] = []
         for winner in ranked(searched):
             recipe = apply(search.recipe, winner.candidate, search.steps)
             recipe = replace(recipe, run=replace(recipe.run, tuned=""))
             number = winner.folder.name.removeprefix("candidate-")
             after = _over_seeds(asked, recipe, f"after-{number}")
-            train(after)
+            train([*([] if passed_over else before), *after])  # side by side
             if all(_has_learned(trial.folder, winner) for trial in after):
                 break
             passed_over.append(winner)
