@@ -21,6 +21,9 @@ SWEEP = {
     "linear / 8": 1 / 8,
     "linear / 16": 1 / 16,
 }
+BEYOND = {"linear x 2": 2.0}
+"""A base rate that nobody tuned may be low; where it is not, this one diverges and costs little."""
+
 OWN_SWEEP = {"its own": 1.0, "x 2": 2.0, "/ 2": 1 / 2, "x 4": 4.0, "/ 4": 1 / 4}
 """Where the batch stays, and its rate is what is to be searched for."""
 
@@ -87,7 +90,7 @@ def _sweep(recipe: Recipe, previous_batch: int, solver: str) -> tuple[float, dic
     if batch == previous_batch:
         return own, OWN_SWEEP
     ratio = batch / previous_batch
-    return own * ratio, {"linear": 1.0, "square root": sqrt(1 / ratio), **SWEEP}
+    return own * ratio, {"linear": 1.0, "square root": sqrt(1 / ratio), **BEYOND, **SWEEP}
 
 
 SWEEP_OF = {

@@ -140,21 +140,20 @@ def tune(asked: Asked, say: Callable[[Trial], None]) -> Tuned:
         )
         searched = search.run(train)
         before = [] if asked.against else _over_seeds(asked, asked.recipe, "before")
-        passed_over: list[Searched] = []
-        for winner in ranked(searched):
+        finalists = ranked(searched)
+        for place, winner in enumerate(finalists):
             recipe = apply(search.recipe, winner.candidate, search.steps)
             recipe = replace(recipe, run=replace(recipe.run, tuned=""))
             number = winner.folder.name.removeprefix("candidate-")
             after = _over_seeds(asked, recipe, f"after-{number}")
-            train([*([] if passed_over else before), *after])  # side by side
+            train([*([] if place else before), *after])  # side by side
             if all(_has_learned(trial.folder, winner) for trial in after):
                 break
-            passed_over.append(winner)
         earlier = asked.against or [read_run(trial.folder) for trial in before]
         tuned = Tuned(
             searched=searched,
             best=winner,
-            passed_over=passed_over,
+            passed_over=finalists[:place],
             before=[run.folder for run in earlier],
             after=[trial.folder for trial in after],
             verdict=judge(

@@ -30,6 +30,7 @@ def test_firecaffes_sweep_and_the_square_root() -> None:
         {
             "linear": 0.32,
             "square root": 0.01 * sqrt(32),
+            "linear x 2": 0.64,
             "linear / 2": 0.16,
             "linear / 4": 0.08,
             "linear / 8": 0.04,
@@ -39,7 +40,7 @@ def test_firecaffes_sweep_and_the_square_root() -> None:
 
 
 def test_like_rates_are_tried_once() -> None:
-    assert len(rules(at_batch(64), 16, ["sgd"])) == 2 * 5  # the root of 4 is a half of it
+    assert len(rules(at_batch(64), 16, ["sgd"])) == 2 * 6  # the root of 4 is a half of it
 
 
 def test_a_warm_up_of_its_own_stays() -> None:

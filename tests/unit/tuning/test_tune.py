@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import log2
 from pathlib import Path
 
 import pytest
@@ -83,10 +84,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]
 
 
 def rising(recipe: Recipe) -> float:
-    """The larger the rate the better, by 0.04 from a sixteenth to the linear rule's."""
+    """Best at the linear rule's rate, a point worse with each half of it, and steeply beyond."""
     if recipe.train.global_batch_size == 16:
         return 0.9
-    return 0.9 + 0.01 * (recipe.solver.base_lr / LINEAR - 1)
+    octaves = log2(recipe.solver.base_lr / LINEAR)
+    return 0.9 - (0.1 * octaves if octaves > 0 else -0.01 * octaves)
 
 
 def test_the_best_is_confirmed_and_written(run: Callable[..., Tuned], tmp_path: Path) -> None:
