@@ -75,10 +75,15 @@ for address in sys.argv[2:]:
         print("failed", address)
 """
 
+# It tells of its ranks once they are what was asked for, and so have asked to die with it.
 OWNER = """
+import time
+from pathlib import Path
 from benchmarks.virtual_cluster import VirtualCluster
 with VirtualCluster(2, 100_000_000) as cluster:
     ranks = cluster.start(["sleep", "600"])
+    while any(Path(f"/proc/{rank.pid}/comm").read_text() != "sleep\\n" for rank in ranks):
+        time.sleep(0.01)
     print(cluster.namespaces[0], *(rank.pid for rank in ranks), flush=True)
     ranks[0].wait(600)
 """
@@ -101,12 +106,12 @@ def names_like(name: str) -> list[str]:
 
 
 def all_end(pidfds: Iterable[int]) -> bool:
-    """Whether processes are gone; they have a minute: who kills does not wait for the end."""
+    """Whether processes are gone; they have 10 s: who kills does not wait for the end."""
     ends = []
     for pidfd in pidfds:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        ends.append(bool(poll.poll(60_000)))
+        ends.append(bool(poll.poll(10_000)))
         os.close(pidfd)
     return all(ends)
 
