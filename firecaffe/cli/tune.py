@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     asked = Asked(
         recipe=recipe,
         global_batch_size=options.global_batch_size,
-        solvers=options.solvers.split(",") if options.solvers else [recipe.solver.type],
+        solvers=list(dict.fromkeys((options.solvers or recipe.solver.type).split(","))),
         budget=options.budget,
         seeds=options.seeds,
         band=options.band / 100,

@@ -61,8 +61,8 @@ def _stretched(solver: SolverConfig, ratio: float, steps: int) -> dict[str, Any]
                 f"the rate's drops after steps {', '.join(map(str, places))} would come after "
                 f"{', '.join(map(str, drops))} at this batch size; take a smaller batch"
             )
-        words |= {"lr_policy": "multistep" if drops else "fixed", "stepvalue": drops}
-        words |= {"stepsize": 0}
+        policy = "multistep" if drops else "fixed"
+        words |= {"lr_policy": policy, "stepvalue": drops, "stepsize": 0}
     if solver.lr_policy == "exp":
         words["gamma"] = solver.gamma ** (1 / ratio)
     elif solver.lr_policy in ("inv", "sigmoid"):

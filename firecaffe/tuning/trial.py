@@ -14,21 +14,14 @@ from types import FrameType
 
 import torch
 
-from firecaffe.errors import FirecaffeError, PreemptedError, RunError
+from firecaffe.comm.launch import RankFailedError
+from firecaffe.errors import PreemptedError, RunError
 from firecaffe.recipe import Recipe, to_toml
 from firecaffe.runs.files import read_small, write_atomically
 from firecaffe.runs.record import read_json_lines
 
 POLL_S = 0.3
 LOCK = ".lock"
-
-
-class TrialError(FirecaffeError):
-    """A training of the search ended with an error of its own; its exit code is taken over."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)
@@ -50,8 +43,8 @@ class Trial:
     parent: Path
     end: Callable[[Sequence[Score]], bool] = lambda _: False
     """Asked after each test but the last, with all tests so far: is it to be given up?"""
-    ended_early: bool = False
-    told: list[Score] = field(default_factory=list)
+    ended_early: bool = field(default=False, init=False)
+    told: list[Score] = field(default_factory=list, init=False)
 
     @property
     def folder(self) -> Path:
@@ -132,7 +125,8 @@ def run_trials(
 
     A training that was left midway begins anew. say: told each trial as it ends.
 
-    Raises: TrialError for the first that failed, PreemptedError after a SIGTERM; none is left.
+    Raises: RankFailedError, with the exit code of the first that failed; PreemptedError after a
+    SIGTERM. No training is left running.
     """
     waiting = []
     for trial in trials:
@@ -212,4 +206,4 @@ def _check_end(trial: Trial, code: int) -> None:
     log = trial.parent / f"{trial.name}.log"
     lines = log.read_text(errors="replace").strip().splitlines()
     said = lines[-1].removeprefix("firecaffe: ") if lines else f"exit code {code}"
-    raise TrialError(f"{trial.name}: {said} (see {log})", code if 0 < code < 256 else 1)
+    raise RankFailedError(f"{trial.name}: {said} (see {log})", code if 0 < code < 256 else 1)

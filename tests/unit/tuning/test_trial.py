@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from firecaffe.comm.launch import RankFailedError
 from firecaffe.errors import PreemptedError, RunError
 from firecaffe.recipe import Recipe
 from firecaffe.train.config import TrainConfig
@@ -19,7 +20,6 @@ from firecaffe.tuning import trial as trial_module
 from firecaffe.tuning.trial import (
     Score,
     Trial,
-    TrialError,
     environment_of,
     run_trials,
     scores,
@@ -112,7 +112,7 @@ def test_another_trainings_folder_is_not_taken(parent: Path) -> None:
 
 def test_one_that_fails_ends_the_search_and_the_others(parent: Path) -> None:
     waits = trial(parent, "b", "waits")
-    with pytest.raises(TrialError) as caught:
+    with pytest.raises(RankFailedError) as caught:
         run([trial(parent, "a", "fails"), waits], parent)
     log = parent / "a.log"
     assert str(caught.value) == f"a: rank 0 ran out of luck (see {log})"
