@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from firecaffe.models.meta_kernels import without_compiler
+
 _COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
@@ -75,7 +77,7 @@ def profile(module: nn.Module, input_CHW: tuple[int, int, int], batch_size: int)
     images_BCHW = torch.empty(batch_size, *input_CHW, dtype=dtype, device="meta")
 
     rows: list[LayerProfile] = []
-    with _training_mode(module), _recording(module, rows), torch.no_grad():
+    with _training_mode(module), _recording(module, rows), torch.no_grad(), without_compiler():
         functional_call(module, shadows, (images_BCHW,))
     return Profile(
         batch_size=batch_size,

@@ -26,6 +26,11 @@ class Network:
         """For each link, the number of devices of the groups that it joins."""
         return (1, *(link.group for link in self.links[:-1]))
 
+    @cached_property
+    def fills_groups(self) -> bool:
+        """Whether no group has fewer ranks than another."""
+        return all(self.world_size % devices == 0 for devices in self.inner)
+
     def level(self, first: int, second: int) -> int:
         """The number of the innermost link that joins two ranks."""
         for number, link in enumerate(self.links):

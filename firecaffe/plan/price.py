@@ -16,7 +16,8 @@ SIMULATED_RANKS = 16
 """Among more, rounds follow each other, and what overlaps saves the share that it saves here."""
 
 MOST_PAIRS = 512
-"""Ranks whose messages to each other are listed; of more, the sharded server's formula."""
+"""Ranks whose messages to each other are listed where they fill no whole groups; else, and of more,
+the sharded server's formula."""
 
 LIBRARY = ("ring", "halving_doubling")
 """What a library's all_reduce is taken for: whichever is faster at a size, its additions hidden."""
@@ -31,7 +32,8 @@ are taken for straight."""
 
 def rounds_only_s(algorithm: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
     """Rounds one after the other, each as long as its busiest port."""
-    if algorithm == "sharded_parameter_server" and network.world_size > MOST_PAIRS:
+    is_formula = network.fills_groups or network.world_size > MOST_PAIRS
+    if algorithm == "sharded_parameter_server" and is_formula:
         return sharded_s(network, num_elements, itemsize)
     per_node = ranks_per_node(network)
     rounds = like_rounds(algorithm, network.world_size, num_elements, per_node)

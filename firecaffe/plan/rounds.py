@@ -94,8 +94,6 @@ def _round_s(round_: Like, network: Network, itemsize: int) -> float:
     if not len(source):
         return 0.0
     sent_bytes = round_.elements * itemsize
-    degree = np.bincount(source)
-    wanted = np.bincount(destination, 1 / degree[source])
     longest_s, adds_s = 0.0, np.zeros(len(source))
     is_open = np.ones(len(source), dtype=bool)
     for link, inner in zip(network.links, network.inner, strict=True):
@@ -108,6 +106,7 @@ def _round_s(round_: Like, network: Network, itemsize: int) -> float:
             a, b = source[meets], destination[meets]
             taken_bytes = sent_bytes[meets].astype(float)
             if link.congestion:
+                wanted = np.bincount(destination, 1 / np.bincount(source)[source])
                 senders, at = np.unique(wanted, return_inverse=True)
                 crowd = np.array([crowding(link.congestion, each) for each in senders])
                 taken_bytes *= crowd[at[b]]

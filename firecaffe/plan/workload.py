@@ -1,6 +1,8 @@
 """What a step computes: a network's layers, each with its work and its bytes, for one image."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from math import prod
 
 import torch
@@ -29,7 +31,7 @@ class LayerWork:
     shapes: tuple[tuple[int, ...], ...] = ()
     """Of its parameters."""
 
-    @property
+    @cached_property
     def parameters_bytes(self) -> tuple[int, ...]:
         return tuple(FLOAT_BYTES * prod(shape) for shape in self.shapes)
 
@@ -64,14 +66,15 @@ class Workload:
     def num_micro_batches(self) -> int:
         return self.global_batch_size // self.micro_batch_size
 
-    @property
+    @cached_property
     def parameter_bytes(self) -> int:
         return sum(sum(layer.parameters_bytes) for layer in self.layers)
 
-    @property
-    def tensors_bytes(self) -> list[int]:
+    @cached_property
+    def tensors_bytes(self) -> tuple[int, ...]:
         """Of the parameters, in the order in which backward makes their gradients ready."""
-        return [size for layer in reversed(self.layers) for size in layer.parameters_bytes[::-1]]
+        backwards = (layer.parameters_bytes[::-1] for layer in reversed(self.layers))
+        return tuple(chain.from_iterable(backwards))
 
 
 def layers_of(

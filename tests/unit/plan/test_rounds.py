@@ -7,6 +7,7 @@ import pytest
 from firecaffe.exchange import ALGORITHMS, find_schedule
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
+from firecaffe.plan.price import rounds_only_s
 from firecaffe.plan.rounds import ROUNDS, like_rounds, rounds_of, rounds_s, sharded_s
 from firecaffe.plan.simulate import simulate_s
 
@@ -77,12 +78,19 @@ def test_rounds_take_the_published_formulas(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [4, 8, 16, 32, 64])
 def test_the_sharded_servers_formula(ranks: int) -> None:
-    for links in (FLAT, NODES):
-        if links is NODES and ranks not in (4, 16, 32, 64):
-            continue  # its formula is for whole groups
+    for links in (FLAT, NODES) if ranks >= NODES[1].group else (FLAT,):
         network = Network(links, ranks)
         listed_s = rounds_s(like_rounds("sharded_parameter_server", ranks, 6400), network)
-        assert sharded_s(network, 6400) == pytest.approx(listed_s, rel=0.02)
+        assert network.fills_groups
+        assert sharded_s(network, 6400) == pytest.approx(listed_s, rel=1e-9)
+
+
+def test_groups_that_are_not_full_have_their_messages_listed() -> None:
+    network = Network(NODES, 7)
+    listed_s = rounds_s(like_rounds("sharded_parameter_server", 7, 6400), network)
+    assert not network.fills_groups
+    assert rounds_only_s("sharded_parameter_server", network, 6400) == listed_s
+    assert sharded_s(network, 6400) != pytest.approx(listed_s, rel=1e-3)
 
 
 def test_pieces_overlap_the_rounds_of_a_server() -> None:

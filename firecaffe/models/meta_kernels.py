@@ -1,0 +1,47 @@
+"""torch's kernels for the meta device, without its compiler.
+
+They are marked as not to be traced, by a decorator that imports `torch._dynamo` at the first call:
+0.8 s of every command that asks a network for its shapes, and nothing is traced here.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, TypeVar
+
+NAME = "torch._dynamo"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """A stand-in for the compiler; where it is loaded already, or the stand-in lacks what is asked
+    for, the compiler itself.
+
+    For one thread: another one that begins to compile meanwhile may meet the stand-in.
+    """
+    if NAME in sys.modules:
+        yield
+        return
+    stand_in = _StandIn(NAME)
+    sys.modules[NAME] = stand_in
+    try:
+        yield
+    finally:
+        if sys.modules.get(NAME) is stand_in:
+            del sys.modules[NAME]
+
+
+class _StandIn(ModuleType):
+    """The one function that torch asks the compiler for outside of a trace."""
+
+    @staticmethod
+    def disable(function: _Function, recursive: bool = True, **_: bool) -> _Function:
+        return function
+
+    def __getattr__(self, name: str) -> Any:
+        sys.modules.pop(NAME, None)
+        return getattr(importlib.import_module(NAME), name)

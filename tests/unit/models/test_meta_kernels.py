@@ -1,0 +1,50 @@
+"""torch's compiler is not loaded for shapes, and is there for whoever asks for it afterwards."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+from firecaffe.models.meta_kernels import NAME, without_compiler
+
+SHAPES = """
+import sys, torch
+from firecaffe.models import build_model
+from firecaffe.models.profile import profile
+
+with torch.device("meta"):
+    network = build_model("googlenet")
+profile(network, (3, 224, 224), 2)
+assert "torch._dynamo" not in sys.modules
+double = torch.compile(lambda x: x + x, backend="eager")
+assert double(torch.ones(2)).tolist() == [2, 2]
+assert torch._dynamo.utils.counters["stats"]["calls_captured"] == 1
+"""
+
+ASKED_FOR_MORE = """
+import sys
+from firecaffe.models.meta_kernels import NAME, without_compiler
+
+with without_compiler():
+    stand_in = sys.modules[NAME]
+    assert stand_in.disable(len, wrapping=False) is len
+    assert stand_in.is_compiling() is False
+    compiler = sys.modules[NAME]
+    assert compiler is not stand_in
+assert sys.modules[NAME] is compiler
+"""
+
+
+@pytest.mark.parametrize("script", [SHAPES, ASKED_FOR_MORE], ids=["shapes", "asked for more"])
+def test_shapes_do_not_load_it_and_it_compiles_afterwards(script: str) -> None:
+    """In a process of its own, for here others may have loaded it."""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_one_that_is_loaded_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = ModuleType(NAME)
+    monkeypatch.setitem(sys.modules, NAME, loaded)
+    with without_compiler():
+        assert sys.modules[NAME] is loaded
+    assert sys.modules[NAME] is loaded
