@@ -38,7 +38,7 @@ from firecaffe.models import MODELS, build_model, classification_loss
 from firecaffe.models.config import ModelConfig
 from firecaffe.planning import write_forecast
 from firecaffe.preflight import sample_order, total_steps
-from firecaffe.recipe import Recipe, check_recipe, identity, to_toml
+from firecaffe.recipe import Recipe, check_recipe, identity, to_toml, tuned_by
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
 from firecaffe.runs.folder import continue_run_folder, create_run_folder
@@ -186,7 +186,9 @@ def _train_in(
     stepper.batches = inject_into_batches(in_time, parts.injections, world)
     inject_into_saver(saver, parts.injections, world)
     found.at_end = saver.finish
-    rate_note = describe_rate(recipe.solver, config.global_batch_size)
+    rate_notes = [describe_rate(recipe.solver, config.global_batch_size)]
+    if recipe.run.tuned and not tuned_by(recipe):
+        rate_notes.append("run.tuned is left out: its search has ended in another recipe")
     training = Training(
         world=world,
         model=model,
@@ -212,7 +214,7 @@ def _train_in(
         broken=[getattr(each, "skipped", {}) for each in (data.train, data.test)],
         notes=[
             data.description,
-            *filter(None, [rate_note]),
+            *filter(None, rate_notes),
             *start.notes,
             *(f"warning: {doubt}" for doubt in doubts),
         ],
@@ -242,7 +244,7 @@ def _train_in(
             "route": _describe_route(taken, recipe, exchange, parts),
             "data": data.description,
             "samples_seen": sample_order(recipe, data).samples_before(steps),
-            "tuned": recipe.run.tuned,
+            "tuned": tuned_by(recipe),
             "identity_doubts": doubts,
             "resumed_from": start.resumed_from,
             "cost_of_determinism": cost,

@@ -1,6 +1,8 @@
 """A whole run as data: the Configs of all parts, composed, and what of them decides bits."""
 
 import dataclasses
+import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +86,20 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     if recipe.solver.lr_policy in ("poly", "cosine"):
         words["train.steps"] = steps
     return words
+
+
+def search_id(recipe: Recipe) -> str:
+    """Of a recipe that a search has ended in: 12 hexadecimal digits for all words that decide bits
+    but the seed, and for the training's length.
+    """
+    words = identity(recipe, recipe.train.steps) | {"train.epochs": recipe.train.epochs}
+    words |= {"train.steps": recipe.train.steps, "train.seed": None}
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def tuned_by(recipe: Recipe) -> str:
+    """The search that the learning rate is from; empty where the recipe was changed since."""
+    return recipe.run.tuned if recipe.run.tuned.endswith(search_id(recipe)) else ""
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class RunConfig:
         cluster: The cluster that the run is forecast on: a file that `firecaffe check` has written,
             or a name that `firecaffe plan` knows. Empty: a shipped one with this device.
         tuned: The search that has found the learning rate, as `firecaffe tune` writes it into its
-            recipe. Empty: none.
+            recipe; without effect in a recipe that is changed since. Empty: none.
     """
 
     folder: str = ""

@@ -19,7 +19,7 @@ from typing import Any
 from firecaffe.data import check_data
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.preflight import preflight, sample_order, total_steps
-from firecaffe.recipe import Recipe, identity, to_toml
+from firecaffe.recipe import Recipe, identity, search_id, to_toml
 from firecaffe.runs.compare import Run, read_run, samples_seen
 from firecaffe.runs.files import read_small, write_atomically, write_json
 from firecaffe.runs.record import read_json_lines
@@ -193,7 +193,8 @@ def _signed(asked: Asked, tuned: Tuned) -> Recipe:
     """The recipe that says where its rate is from."""
     said = (
         f"best of {len(tuned.searched)} candidates at batch {asked.global_batch_size} "
-        f"({tuned.best.candidate.rule}); {tuned.verdict.words}; {asked.folder}"
+        f"({tuned.best.candidate.rule}); {tuned.verdict.words}; {asked.folder}; "
+        f"recipe {search_id(tuned.recipe)}"
     )
     run = replace(asked.recipe.run, tuned=said, folder="")
     return replace(tuned.recipe, run=run)

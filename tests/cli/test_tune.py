@@ -57,6 +57,12 @@ def test_a_search_to_its_end_and_again(
     assert (written.data.hold_out, written.run.folder) == (0.0, "")
     assert written.run.tuned.startswith("best of 2 candidates at batch 64")
 
+    changed = ["--solver.base_lr", "0.02", "--run.folder", str(tmp_path / "changed")]
+    train = [*FIRECAFFE, "train", str(out / "small_b64.toml"), *changed]
+    trained = subprocess.run(train, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert "run.tuned is left out: its search has ended in another recipe" in trained.stdout
+    assert json.loads((tmp_path / "changed" / "result.json").read_text())["tuned"] == ""
+
     assert firecaffe.cli.main(command[len(FIRECAFFE) :]) == 16  # every training was there
     assert capsys.readouterr().out == done.stdout
     folders = [*found["before"], *found["after"]]

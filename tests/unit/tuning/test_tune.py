@@ -12,7 +12,7 @@ from firecaffe.cli.parse import parse_recipe, recipe_parser
 from firecaffe.data import DataConfig
 from firecaffe.errors import RunError
 from firecaffe.models.config import ModelConfig
-from firecaffe.recipe import Recipe
+from firecaffe.recipe import Recipe, tuned_by
 from firecaffe.runs.files import finite
 from firecaffe.train.config import TrainConfig
 from firecaffe.train.solver import SolverConfig
@@ -107,6 +107,11 @@ def test_the_best_is_confirmed_and_written(run: Callable[..., Tuned], tmp_path: 
     path.write_text(recipe_file(tuned))
     recipe, _ = parse_recipe(recipe_parser("train", "", ""), [str(path)])
     assert recipe == tuned.recipe
+    assert "candidates at batch 64" in tuned_by(recipe)
+    other = replace(recipe, solver=replace(recipe.solver, base_lr=0.123))
+    assert tuned_by(other) == ""
+    assert tuned_by(replace(recipe, train=replace(recipe.train, steps=99))) == ""
+    assert tuned_by(replace(recipe, train=replace(recipe.train, seed=99))) == tuned_by(recipe)
     assert (recipe.train.global_batch_size, recipe.train.steps) == (64, 100)
     assert recipe.solver.warmup_steps == 15
     assert json.loads((tmp_path / "search" / "tune.json").read_text()) == json.loads(
