@@ -15,7 +15,8 @@ import json
 import os
 import sys
 import tomllib
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from firecaffe.runs.groups import Group, GroupRow, group_rows, group_runs
 from firecaffe.runs.statistics import Mean
 from firecaffe.tuning.larger_batch import with_batch
 from firecaffe.tuning.trial import Trial, run_trials, working_in
+from firecaffe.tuning.verdict import judge
 
 RECIPE = Path(__file__).parent / "recipes" / "lenet_fashion_b128.toml"
 SAMPLES = 60_000
@@ -80,6 +82,15 @@ seed with 5 % (LOG.md): for that choice this pair is no independent test.
 | network, data | batch | candidates | cost | found | before | after | difference | verdict |
 |---|---|---|---|---|---|---|---|---|
 {tuned}
+"""
+
+CONTROL = """
+### The baseline with another rate: {name}
+
+Where twice the linear rate wins, the recipe's own may have been low, and a larger batch then looks
+better than it is. The recipe with a rate of {rate:g} ({before:g} before), under the same seeds:
+{top1}. From there the larger batch's difference is {difference} points, for which the
+verdict is *{verdict}*.
 """
 
 SWEEP = """
@@ -160,9 +171,7 @@ def _best(
 def _line(batch: int, rule: str, group: Group, row: GroupRow) -> str:
     against, verdict = "", ""
     if row.against is not None:
-        each = row.against
-        against = f"{100 * each.value:+.2f} ({100 * each.low:+.2f} to {100 * each.high:+.2f})"
-        verdict = each.verdict
+        against, verdict = _points(asdict(row.against)), row.against.verdict
     cells = [
         f"{batch:,}",
         rule,
@@ -187,8 +196,6 @@ def tuned_line(folder: Path) -> str:
     whole = max(each["steps"] for each in found["searched"])
     cost = sum(each["steps"] / whole for each in found["searched"])
     cost += sum(len(each["again"]) for each in found["searched"])
-    against = verdict["against"]
-    points = [f"{100 * against[name]:+.2f}" for name in ("value", "low", "high")]
     data = "CIFAR-10" if words["data"]["name"] == "packed" else "Fashion-MNIST"
     warmup = f", warm-up {best['warmup_share']:.0%}" if best["warmup_share"] else ""
     cells = [
@@ -199,10 +206,32 @@ def tuned_line(folder: Path) -> str:
         f"{best['rule']}: {best['base_lr']:.3g}{warmup}",
         percent(Mean(**verdict["before"])),
         percent(Mean(**verdict["after"])),
-        f"{points[0]} ({points[1]} to {points[2]})",
+        _points(verdict["against"]),
         "**kept**" if verdict["is_kept"] else "**lost**",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def control(search: Path, folders: Sequence[Path]) -> str:
+    """A search's result against the same small batch with another rate."""
+    runs = [read_run(folder) for folder in folders]
+    found = json.loads((search / "tune.json").read_text())
+    after = [read_run(search / Path(folder).name).result["top1"] for folder in found["after"]]
+    verdict = judge([run.result["top1"] for run in runs], after, BAND)
+    before = tomllib.loads(json.loads((search / "search.json").read_text())["recipe"])
+    return CONTROL.format(
+        name=search.name.removeprefix("tune-"),
+        rate=runs[0].result["initial_lr"],
+        before=before["solver"]["base_lr"],
+        top1=percent(verdict.before),
+        difference=_points(asdict(verdict.against)),
+        verdict="kept" if verdict.is_kept else "lost",
+    )
+
+
+def _points(against: dict[str, float]) -> str:
+    value, low, high = (f"{100 * against[name]:+.2f}" for name in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"
 
 
 def sweep_lines(folder: Path) -> str:
@@ -229,12 +258,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the rules are trained; else they are not")
     parser.add_argument("--tuned", type=Path, nargs="+", required=True, help="searches' folders")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--control",
+        type=Path,
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="SEARCH RUN…",
+        help="runs of a search's recipe with another rate at its own batch size",
+    )
     options = parser.parse_args()
     cores = os.cpu_count() or 1
     page = HEAD.format(cpu=cpu_name(), cores=cores, torch=torch.__version__, commit=commit())
     if options.out is not None:
         page += by_rules(trials(options.out, options.seeds), options.out, options.seeds, cores)
     page += BY_TUNE.format(tuned="\n".join(tuned_line(folder) for folder in options.tuned))
+    for search, *runs in options.control:
+        page += control(search, runs)
     for folder in options.tuned:
         name = folder.name.removeprefix("tune-")
         page += SWEEP.format(name=name, sweep=sweep_lines(folder))
