@@ -222,7 +222,8 @@ def _train_in(
     if choice is not None:
         training.notes.insert(1, f"exchange: {choice.reason}")
     if world.is_first and recipe.data.name in DATASETS and recipe.model.name in MODELS:
-        training.notes += write_forecast(folder, recipe, world.world_size, world.device, taken)
+        ranks = world.world_size, world.local_world_size
+        training.notes += write_forecast(folder, recipe, *ranks, world.device, taken)
     try:
         result = run_training(training)
     except BaseException:

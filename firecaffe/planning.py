@@ -225,13 +225,22 @@ def forecast_run(recipe: Recipe, world_size: int, gpu: str, route: str) -> dict[
 
 
 def write_forecast(
-    folder: Path, recipe: Recipe, world_size: int, device: torch.device, route: str
+    folder: Path,
+    recipe: Recipe,
+    world_size: int,
+    local_world_size: int,
+    device: torch.device,
+    route: str,
 ) -> list[str]:
     """Keeps the forecast with the run; what is to be said of it, in lines.
+
+    The shipped cluster without GPUs is one host; of what links several, nothing is known.
 
     Raises: RecipeError where the recipe's cluster is none.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    if local_world_size < world_size and not name and not recipe.run.cluster:
+        return ["no forecast: several hosts, and no run.cluster; firecaffe check measures one"]
     found = forecast_run(recipe, world_size, name, route)
     if found is None:
         return []

@@ -35,7 +35,8 @@ class RunConfig:
         tensorboard: Write TensorBoard events.
         digests: Write digests of all tensors after each step (`firecaffe verify` does).
         cluster: The cluster that the run is forecast on: a file that `firecaffe check` has written,
-            or a name that `firecaffe plan` knows. Empty: a shipped one with this device.
+            or a name that `firecaffe plan` knows. Empty: a shipped one with this device; for
+            several hosts without GPUs there is none.
         tuned: The search that has found the learning rate, as `firecaffe tune` writes it into its
             recipe; without effect in a recipe that is changed since. Empty: none.
     """
