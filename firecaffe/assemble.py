@@ -56,7 +56,7 @@ from firecaffe.train.inject import (
     inject_into_batches,
     inject_into_saver,
 )
-from firecaffe.train.learning_rate import batch_scale, describe_rate
+from firecaffe.train.learning_rate import batch_scale, rate_notes
 from firecaffe.train.loop import Result, Training
 from firecaffe.train.loop import train as run_training
 from firecaffe.train.saver import Saver
@@ -186,9 +186,9 @@ def _train_in(
     stepper.batches = inject_into_batches(in_time, parts.injections, world)
     inject_into_saver(saver, parts.injections, world)
     found.at_end = saver.finish
-    rate_notes = [describe_rate(recipe.solver, config.global_batch_size)]
+    notes = rate_notes(recipe.solver, config.global_batch_size, steps)
     if recipe.run.tuned and not tuned_by(recipe):
-        rate_notes.append("run.tuned is left out: its search has ended in another recipe")
+        notes.append("run.tuned is left out: its search has ended in another recipe")
     training = Training(
         world=world,
         model=model,
@@ -214,7 +214,7 @@ def _train_in(
         broken=[getattr(each, "skipped", {}) for each in (data.train, data.test)],
         notes=[
             data.description,
-            *filter(None, rate_notes),
+            *notes,
             *start.notes,
             *(f"warning: {doubt}" for doubt in doubts),
         ],

@@ -90,10 +90,14 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
 
 def search_id(recipe: Recipe) -> str:
     """Of a recipe that a search has ended in: 12 hexadecimal digits for all words that decide bits
-    but the seed, and for the training's length.
+    but the seed, and for the training's length. Words that have their default do not count, so that
+    a later version's new ones make no other recipe of it.
     """
-    words = identity(recipe, recipe.train.steps) | {"train.epochs": recipe.train.epochs}
-    words |= {"train.steps": recipe.train.steps, "train.seed": None}
+    deciding = {*identity(recipe, recipe.train.steps), "train.steps", "train.epochs"}
+    defaults, found = flatten(Recipe()), flatten(recipe)
+    words = {
+        word: found[word] for word in deciding - {"train.seed"} if found[word] != defaults[word]
+    }
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:12]
 
 

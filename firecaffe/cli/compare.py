@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,10 @@ from firecaffe.runs.compare import (
 from firecaffe.runs.files import write_atomically
 from firecaffe.runs.groups import group_rows, group_runs
 
-USAGE = "RUN RUN… [--by recipe] [--target TOP1] [--html FILE] [--allow-unequal] [--json]"
+USAGE = (
+    "RUN RUN… [--baseline RUN] [--by recipe] [--target TOP1] [--html FILE] [--allow-unequal] "
+    "[--json]"
+)
 
 NUMBERS = (
     "workers",
@@ -59,6 +63,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("runs", nargs="+", type=str, help="run folders; the first is the baseline")
     add = parser.add_argument
+    add("--baseline", type=str, default="", help="another than the first")
     add("--by", choices=["run", "recipe"], default="run", help="recipe: groups over seeds")
     add("--target", type=float, default=None, help="with --by recipe: time to this top-1, 0 to 1")
     add("--allow-unequal", action="store_true", help="speedups between runs of other work, marked")
@@ -69,7 +74,16 @@ def main(argv: list[str]) -> int:
         raise RecipeError("--target is a top-1 between 0 and 1, and goes with --by recipe")
     if options.html and options.by != "recipe":
         raise RecipeError("--html shows groups of runs over their seeds; it goes with --by recipe")
-    runs = [read_run(Path(folder)) for folder in options.runs]
+    if options.html and not Path(options.html).parent.is_dir():
+        raise RecipeError(f"--html {options.html}: there is no folder {Path(options.html).parent}")
+    folders = [Path(folder) for folder in options.runs]
+    if options.baseline:
+        first = Path(options.baseline)
+        folders = [first, *(folder for folder in folders if folder.resolve() != first.resolve())]
+    for folder, times in Counter(folder.resolve() for folder in folders).items():
+        if times > 1:
+            raise RecipeError(f"{folder} is given {times} times; a run counts once")
+    runs = [read_run(folder) for folder in folders]
     if options.by == "recipe":
         groups = group_runs(runs)
         table = group_rows(groups, options.target, options.allow_unequal)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from firecaffe.runs.checklist import Item
 from firecaffe.runs.files import finite
-from firecaffe.runs.groups import GroupRow
+from firecaffe.runs.groups import GroupRow, letters
 from firecaffe.runs.statistics import Mean
 
 HEADERS = (
@@ -51,11 +51,6 @@ def render_groups(
         table.add_row(letter, *cells(row))
     lines = [*verdicts(rows), "", *_checks(items), "", *_sources(rows)]
     return [table, Text(), *(Text(line) for line in lines)]
-
-
-def letters(count: int) -> list[str]:
-    """What the groups are called."""
-    return [chr(ord("A") + number) if number < 26 else str(number) for number in range(count)]
 
 
 def cells(row: GroupRow) -> list[str]:
@@ -107,7 +102,8 @@ def verdicts(rows: Sequence[GroupRow]) -> list[str]:
                 f" ({100 * found.low:+.2f} to {100 * found.high:+.2f}), p = {found.p_value:.2g}, "
                 f"g = {found.effect:+.2g}"
             )
-        lines.append(f"{said}: {found.verdict}")
+        below = "; its speedup is to a lower accuracy" if row.is_worse and row.speedup else ""
+        lines.append(f"{said}: {found.verdict}{below}")
     return lines
 
 

@@ -11,6 +11,15 @@ from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe, check_recipe
 from firecaffe.runs.files import read_small
 
+KINDS = {
+    "int": "a whole number",
+    "float": "a finite number",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "a table: { NAME = VALUE, … }",
+}
+"""For people."""
+
 
 class Parser(ArgumentParser):
     """A parser whose errors are RecipeErrors."""
@@ -85,14 +94,19 @@ def _check_sections(path: Path, sections: dict[str, Any]) -> None:
 
 def _one_line(message: str) -> str:
     """jsonargparse's words, shortened to: the word, what was expected, what was found."""
-    line = " ".join(message.split())
+    line = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
     wrong = re.match(r'Parser key "([\w.]+)": (.*)', line)
     if wrong:
         line = f"{wrong[1]}: {wrong[2]}"
     section = re.match(r"(\w+): Unable to load config '(.*?)'", line)
     if section:
         return f"{section[1]} is {section[2]!r}; it is a section: --{section[1]}.WORD VALUE"
+    value = re.match(r"([\w.]+): Expected a (.*?)\. Got value: (.*)", line)
+    if value:
+        word = value[1] if "." in value[1] else f"--{value[1].replace('_', '-')}"
+        choice = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", value[2])
+        return f"{word} is {value[3]}; it must be {KINDS.get(value[2], choice)}"
     unknown = re.match(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line)
     if unknown:
         line = f"{unknown[1]}.{unknown[2]}: there is no such word in a recipe"
-    return re.sub(r"<class '(\w+)'>", r"\1", line)
+    return line

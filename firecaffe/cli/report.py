@@ -9,12 +9,12 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from firecaffe.cli.compare_groups import HEADERS, cells, letters, verdicts
+from firecaffe.cli.compare_groups import HEADERS, cells, verdicts
 from firecaffe.errors import RecipeError
 from firecaffe.runs.checklist import Item
-from firecaffe.runs.compare import differing_words
+from firecaffe.runs.compare import differing_words, places
 from firecaffe.runs.curves import Curves, Point, curves_of
-from firecaffe.runs.groups import Group, GroupRow
+from firecaffe.runs.groups import Group, GroupRow, letters
 
 SALT = "firecaffe"
 """Of matplotlib's ids, which are random otherwise: the same runs give the same bytes."""
@@ -64,11 +64,19 @@ def page(
         words=_words(groups),
         letters=called,
         items=items,
-        sources=[
-            (letter, [(str(run.folder), run.result["weights_sha256"][:12]) for run in group.runs])
-            for letter, group in zip(called, groups, strict=True)
-        ],
+        sources=_sources(called, groups),
     )
+
+
+def _sources(
+    called: Sequence[str], groups: Sequence[Group]
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Of each row its runs' folders, and the digests of their weights: a run's id."""
+    where = iter(places([run for group in groups for run in group.runs]))
+    return [
+        (letter, [(next(where), run.result["weights_sha256"][:12]) for run in group.runs])
+        for letter, group in zip(called, groups, strict=True)
+    ]
 
 
 def _words(groups: Sequence[Group]) -> dict[str, list[Any]]:

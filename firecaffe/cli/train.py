@@ -13,6 +13,7 @@ from firecaffe.preflight import preflight
 from firecaffe.recipe import to_toml
 from firecaffe.runs.fault import settle_fault
 from firecaffe.train.inject import check_injections, parse_injection
+from firecaffe.train.learning_rate import rate_notes
 
 USAGE = (
     "RECIPE.toml [--nproc-per-node N] [--resume RUN] [--max-restarts K] [--section.word value …]"
@@ -33,6 +34,8 @@ def main(argv: list[str]) -> int:
     add("--print_config", action="store_true", help="print the recipe and stop")
     recipe, options = parse_recipe(parser, argv)
     if options.print_config:
+        for note in rate_notes(recipe.solver, recipe.train.global_batch_size, recipe.train.steps):
+            print(f"# {note}")
         print(to_toml(recipe), end="")
         return 0
     resume = Path(options.resume) if options.resume else None

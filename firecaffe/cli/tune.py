@@ -46,6 +46,8 @@ def main(argv: list[str]) -> int:
     add("--write", type=str, default="", help="the recipe that is written; in the search's folder")
     add("--json", action="store_true", help="print one JSON object instead")
     recipe, options = parse_recipe(parser, argv)
+    if not options.global_batch_size:
+        raise RecipeError("--global-batch-size is missing: the batch size to tune for")
     for word, least in (("global_batch_size", 1), ("seeds", 1), ("nproc_per_node", 1)):
         _check_least(word, getattr(options, word), least)
     for word in ("band", "side_by_side"):

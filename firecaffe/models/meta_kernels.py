@@ -12,6 +12,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 NAME = "torch._dynamo"
+REMEMBERED = "__dynamo_disable"
+"""Where torch keeps the compiler's answer, with the function."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -33,13 +35,19 @@ def without_compiler() -> Iterator[None]:
     finally:
         if sys.modules.get(NAME) is stand_in:
             del sys.modules[NAME]
+        for function in stand_in.answered:
+            vars(function).pop(REMEMBERED, None)
 
 
 class _StandIn(ModuleType):
     """The one function that torch asks the compiler for outside of a trace."""
 
-    @staticmethod
-    def disable(function: _Function, recursive: bool = True, **_: bool) -> _Function:
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.answered: list[Callable[..., Any]] = []
+
+    def disable(self, function: _Function, recursive: bool = True, **_: bool) -> _Function:
+        self.answered.append(function)
         return function
 
     def __getattr__(self, name: str) -> Any:

@@ -28,7 +28,7 @@ class Network:
 
     @cached_property
     def fills_groups(self) -> bool:
-        """Whether no group has fewer ranks than another."""
+        """Whether every group that there is has all its ranks."""
         return all(self.world_size % devices == 0 for devices in self.inner)
 
     def level(self, first: int, second: int) -> int:

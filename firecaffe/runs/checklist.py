@@ -1,15 +1,16 @@
 """What a comparison must have to be believed: FireCaffe's own list, and what it lacked itself.
 
-Source: Iandola et al. 2016, section 5 (best practices: the same data and its accuracy beside the
-time, all hyperparameters, a baseline of the same work); repeats, equal epochs and a tuned baseline
+Source: Iandola et al. 2016, section 5 (best practices: the same data, the same accuracy, all
+hyperparameters, a baseline of the same work); the code, repeats, equal epochs and a tuned baseline
 are what its table 2 does not have.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from firecaffe.runs.groups import Group, GroupRow
-from firecaffe.runs.statistics import FEWEST
+from firecaffe.runs.compare import other_epochs
+from firecaffe.runs.groups import Group, GroupRow, letters
+from firecaffe.runs.statistics import FEWEST, TOLD
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,24 @@ class Item:
 def checklist(groups: Sequence[Group], rows: Sequence[GroupRow]) -> list[Item]:
     """Each item, met or named as missing."""
     data = {str(group.first.result["data"]) for group in groups}
-    epochs = {None if row.epochs is None else round(row.epochs, 2) for row in rows}
     seeds = min(row.seeds for row in rows)
-    unequal = [each for row in rows for each in row.unequal]
+    unequal = [
+        f"{name}: {', '.join(row.unequal)}"
+        for name, row in zip(letters(len(rows)), rows, strict=True)
+        if row.unequal
+    ]
     hardware = {row.hardware.split(" x ", 1)[1] for row in rows}
     tuned = str(groups[0].first.result.get("tuned", ""))
-    listed = ", ".join(f"{each:g}" for each in sorted(e for e in epochs if e is not None))
+    alone = "" if len(groups) > 1 else "one group alone has nothing to be compared with"
     return [
-        Item("the same data", len(data) == 1, f"{len(data)} data sets"),
-        Item("accuracy beside the time", True, "top-1 of every run"),
-        Item("all hyperparameters", True, "recipe.toml in every run's folder"),
-        Item("equal epochs", len(epochs) == 1 and None not in epochs, f"epochs: {listed or '?'}"),
+        Item("the same data", len(data) == 1, "; ".join(sorted(data))),
+        _accuracy(rows, alone),
+        _code(groups),
+        _epochs(groups, rows),
         Item(
-            "a baseline of the same work", not unequal, unequal[0] if unequal else "the first group"
+            "a baseline of the same work",
+            not unequal and not alone,
+            alone or "; ".join(unequal) or "the first group",
         ),
         Item("the same kind of hardware", len(hardware) == 1, ", ".join(sorted(hardware))),
         Item(
@@ -51,3 +57,35 @@ def checklist(groups: Sequence[Group], rows: Sequence[GroupRow]) -> list[Item]:
             tuned or "its rate was not searched for; `firecaffe tune` at its own batch size does",
         ),
     ]
+
+
+def _accuracy(rows: Sequence[GroupRow], alone: str) -> Item:
+    """A speedup to a lower accuracy is none."""
+    doubts = [
+        f"{name} {100 * row.against.value:+.2f} points: {row.against.verdict}"
+        for name, row in zip(letters(len(rows)), rows, strict=True)
+        if row.against is not None and (row.is_worse or row.against.verdict not in TOLD)
+    ]
+    met = "no group is shown to be below the first"
+    return Item("the same accuracy", not doubts and not alone, alone or "; ".join(doubts) or met)
+
+
+def _code(groups: Sequence[Group]) -> Item:
+    """Of the words every run has all; of the code it has the commit, where there is one."""
+    commits = {str(run.words["environment.commit"] or "") for g in groups for run in g.runs}
+    unknown = "" in commits and "the code of a run has no commit"
+    changed = any(commit.endswith("+") for commit in commits) and "code changed since its commit"
+    return Item(
+        "all hyperparameters, and the code",
+        not unknown and not changed,
+        unknown or changed or f"recipe.toml in every run's folder; {', '.join(sorted(commits))}",
+    )
+
+
+def _epochs(groups: Sequence[Group], rows: Sequence[GroupRow]) -> Item:
+    known = [row.epochs for row in rows if row.epochs is not None]
+    is_met = len(known) == len(rows) and not any(
+        other_epochs(groups[0].first, group.first) for group in groups
+    )
+    shown = ", ".join(dict.fromkeys(f"{each:.4g}" for each in known)) or "unknown"
+    return Item("equal epochs", is_met, shown)

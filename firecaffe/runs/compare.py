@@ -4,6 +4,7 @@ The rows are those of FireCaffe's table 2 (Iandola et al. 2016, arXiv 1511.00175
 whoever reports a speedup the same work, the accuracy beside the rate, and all hyperparameters.
 """
 
+import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,9 +119,16 @@ def rows(runs: Sequence[Run], allow_unequal: bool = False) -> list[Row]:
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its folder's name, or the whole path where two have the same."""
+    """What to call each run: its folder's name, or where it lies, where two have the same."""
     short = [run.folder.resolve().name for run in runs]
-    return short if len(set(short)) == len(short) else [str(run.folder) for run in runs]
+    return short if len(set(short)) == len(short) else places(runs)
+
+
+def places(runs: Sequence[Run]) -> list[str]:
+    """Where each run lies below the innermost folder that holds them all."""
+    folders = [run.folder.resolve() for run in runs]
+    common = os.path.commonpath([folder.parent for folder in folders])
+    return [folder.relative_to(common).as_posix() for folder in folders]
 
 
 def differing_words(runs: Sequence[Run]) -> dict[str, list[Any]]:
@@ -137,10 +145,15 @@ def other_work(first: Run, run: Run) -> list[str]:
     """
     work, other = _work(first), _work(run)
     unlike = [what for what in work if work[what] != other[what]]
-    step = max(each.words["train.global_batch_size"] for each in (first, run))
-    if abs(samples_seen(first) - samples_seen(run)) >= step:  # a training is whole steps
+    if other_epochs(first, run):
         unlike.append("samples seen")
     return unlike
+
+
+def other_epochs(first: Run, run: Run) -> bool:
+    """Whether one run saw a step of samples more, or more steps: trainings are whole steps."""
+    step = max(each.words["train.global_batch_size"] for each in (first, run))
+    return bool(abs(samples_seen(first) - samples_seen(run)) >= step)
 
 
 def samples_seen(run: Run) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from firecaffe.runs.compare import Run, names, other_work, samples_seen
 from firecaffe.runs.curves import time_to
-from firecaffe.runs.statistics import Difference, Mean, differences, mean_of
+from firecaffe.runs.statistics import DIFFERENT, Difference, Mean, differences, mean_of
 
 HARDWARE = ("environment.cpu", "environment.gpus", "environment.cores")
 NOT_OF_A_GROUP = ("train.seed", "environment.host", "environment.commit")
@@ -62,6 +62,17 @@ class GroupRow:
     top5: Mean | None
     against: Difference | None
     """top-1 less the baseline's; None for the baseline."""
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether it is shown to have a lower top-1 than the baseline."""
+        against = self.against
+        return against is not None and against.verdict == DIFFERENT and against.value < 0
+
+
+def letters(count: int) -> list[str]:
+    """What groups are called."""
+    return [chr(ord("A") + number) if number < 26 else str(number) for number in range(count)]
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

@@ -14,6 +14,9 @@ from firecaffe.runs.explain import holm
 
 CONFIDENCE = 0.95
 ALPHA = 0.05
+DIFFERENT, ALIKE = TOLD = ("different", "no difference shown")
+"""What a test may tell."""
+
 FEWEST = 3
 """Runs on each side, with fewer of which no difference is tested."""
 
@@ -57,7 +60,7 @@ def differences(first: Sequence[float], others: Sequence[Sequence[float]]) -> li
     found = [_difference(first, other) for other in others]
     told = {place: each.p_value for place, each in enumerate(found) if not each.verdict}
     for place, p_value in holm(told).items():
-        verdict = "different" if p_value < ALPHA else "no difference shown"
+        verdict = DIFFERENT if p_value < ALPHA else ALIKE
         found[place] = replace(found[place], p_value=p_value, verdict=verdict)
     return found
 

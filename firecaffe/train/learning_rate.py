@@ -73,15 +73,24 @@ def batch_scale(solver: SolverConfig, global_batch_size: int) -> float:
     return SCALES[solver.scale](global_batch_size / solver.reference_batch_size)
 
 
-def describe_rate(solver: SolverConfig, global_batch_size: int) -> str:
-    """What the words have resolved to, for people; empty where there is no scale."""
-    if solver.scale == "none":
-        return ""
-    factor = batch_scale(solver, global_batch_size)
-    return (
-        f"learning rate: {solver.base_lr * factor:g} = {solver.base_lr:g} x {factor:g} "
-        f"({solver.scale}, batch {global_batch_size} over {solver.reference_batch_size})"
-    )
+def rate_notes(solver: SolverConfig, global_batch_size: int, steps: int) -> list[str]:
+    """What the words have resolved to, for people, where it is not the words themselves.
+
+    steps: of the training; 0 where they are not known yet.
+    """
+    notes = []
+    if solver.scale != "none":
+        factor = batch_scale(solver, global_batch_size)
+        notes.append(
+            f"learning rate: {solver.base_lr * factor:g} = {solver.base_lr:g} x {factor:g} "
+            f"({solver.scale}, batch {global_batch_size} over {solver.reference_batch_size})"
+        )
+    if 0 < steps < solver.warmup_steps:
+        notes.append(
+            f"learning rate: the warm-up takes {solver.warmup_steps} steps, the training {steps}, "
+            "so the rate is never reached"
+        )
+    return notes
 
 
 def learning_rate(solver: SolverConfig, i: int, max_iter: int, scale: float = 1.0) -> float:

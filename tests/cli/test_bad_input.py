@@ -51,7 +51,10 @@ def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[
     ("options", "code", "parts"),
     [
         (["--train.stps", "3"], 2, ["train.stps"]),
-        (["--train.steps", "many"], 2, ["train.steps", "int", "many"]),
+        (["--train.steps", "many"], 2, ["train.steps is many; it must be a whole number"]),
+        (["--solver.base_lr", "nan"], 2, ["solver.base_lr is nan; it must be a finite number"]),
+        (["--solver.lr_mult", "3"], 2, ["solver.lr_mult is 3; it must be a table"]),
+        (["--max-restarts", "x"], 2, ["--max-restarts is x; it must be a whole number"]),
         (["--train.autocast", "int8"], 2, ["train.autocast", "bfloat16", "int8"]),
         (["--exchange.algorithm", "trees"], 2, ["exchange.algorithm", "'trees'", "tree, ring"]),
         (["--model.name", "nin_smal"], 2, ["model.name", "'nin_smal'", "'nin_small'"]),
@@ -263,11 +266,15 @@ def test_print_config_resolves_every_word(
     assert main(["train", str(recipe), "--solver.base_lr", "0.3", "--print_config"]) == 0
     resolved = capsys.readouterr().out
     assert "base_lr = 0.3" in resolved
+    assert not resolved.startswith("#")
     assert "steps = 1" in resolved
     again = tmp_path / "again.toml"
     again.write_text(resolved)
     assert main(["train", str(again), "--print_config"]) == 0
     assert capsys.readouterr().out == resolved
+    scaled = ["--solver.scale", "sqrt", "--solver.reference_batch_size", "2"]
+    assert main(["train", str(again), *scaled, "--print_config"]) == 0
+    assert capsys.readouterr().out.startswith("# learning rate: 0.6 = 0.3 x 2 (sqrt, batch 8 over")
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,12 @@ def report(runs: list[str], path: Path, *words: str) -> str:
     return path.read_text()
 
 
-def test_it_needs_no_other_file_and_is_the_same_again(runs: list[str], tmp_path: Path) -> None:
+def test_it_needs_no_other_file_and_is_the_same_from_anywhere(
+    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = report(runs, tmp_path / "report.html")
-    assert report(runs, tmp_path / "again.html") == page
+    monkeypatch.chdir(Path(runs[0]).parent)
+    assert report([Path(run).name for run in runs], tmp_path / "again.html") == page
     addresses = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert len(addresses) == 6  # loss and accuracy against time, samples, bytes
     for address in addresses:
@@ -82,9 +85,12 @@ def test_it_needs_no_other_file_and_is_the_same_again(runs: list[str], tmp_path:
 def test_every_figure_has_its_run(runs: list[str], tmp_path: Path) -> None:
     page = report(runs, tmp_path / "report.html")
     for folder in runs:
-        assert f"<code>{folder}</code>" in page
+        assert f"<code>{Path(folder).name}</code>" in page
     assert "(weights a0a0a0a0a0a0)" in page
     assert "<code>solver.base_lr</code>" in page
+    assert "Speedup is against A" in page
+    last_first = report(runs, tmp_path / "other.html", "--baseline", f"{runs[-1]}/")
+    assert f"<li>A: <code>{Path(runs[-1]).name}</code>" in last_first
     assert '<li class="missing">a tuned baseline (missing)' in page
     assert "±" in page
 
@@ -106,6 +112,11 @@ def test_what_is_unknown_has_no_picture(tmp_path: Path) -> None:
 def test_it_goes_with_groups(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert firecaffe.cli.main(["compare", "--html", "x.html", *runs]) == 2
     assert "it goes with --by recipe" in capsys.readouterr().err
+    page = ["--by", "recipe", "--html", "nowhere/x.html"]
+    assert firecaffe.cli.main(["compare", *page, *runs]) == 2
+    assert "--html nowhere/x.html: there is no folder nowhere" in capsys.readouterr().err
+    assert firecaffe.cli.main(["compare", *runs, runs[0]]) == 2
+    assert "is given 2 times; a run counts once" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")

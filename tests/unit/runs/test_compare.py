@@ -39,7 +39,13 @@ def plant(folder: Path, **changes: Any) -> Path:
             "top1": 0.9,
             "weights_sha256": DIGESTS["a"],
         },
-        "environment": {"host": "one", "cpu": "A", "gpus": [], "torch": "2.13.0", "command": ["x"]},
+        "environment": {
+            "host": "one",
+            "cpu": "A",
+            "gpus": [],
+            "torch": "2.13.0",
+            "commit": "c0ffee",
+        },
         "recipe": {
             "model": {"name": "lenet"},
             "data": {"name": "mnist", "path": str(folder), "crop": 0},
@@ -202,7 +208,7 @@ def test_one_run_alone(tmp_path: Path) -> None:
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = planted(tmp_path / "x" / "run"), planted(tmp_path / "y" / "run")
-    assert names([a, b]) == [str(tmp_path / "x" / "run"), str(tmp_path / "y" / "run")]
+    assert names([a, b]) == ["x/run", "y/run"]
     monkeypatch.chdir(tmp_path / "x" / "run")
     assert names([read_run(Path())]) == ["run"]
 

@@ -141,13 +141,20 @@ def test_a_true_difference(tmp_path: Path) -> None:
     bad = over_seeds(tmp_path / "b", [0.880, 0.882, 0.879, 0.881], recipe__solver__base_lr=0.5)
     text = shown([*good, *bad])
     assert "B: top-1 -2.00 points from A (-2.2" in text
-    assert ": different" in text
+    assert ": different; its speedup is to a lower accuracy" in text
+    assert "[ ] the same accuracy: B -2.00 points: different" in text
+    better = shown([*bad, *good])
+    assert "B: top-1 +2.00 points from A" in better
+    assert "lower accuracy" not in better
+    assert "[x] the same accuracy" in better
 
 
 def test_noise_only(tmp_path: Path) -> None:
     first = over_seeds(tmp_path / "a", [0.900, 0.910, 0.890])
     second = over_seeds(tmp_path / "b", [0.905, 0.893, 0.911], recipe__solver__base_lr=0.5)
-    assert ": no difference shown" in shown([*first, *second])
+    text = shown([*first, *second])
+    assert ": no difference shown" in text
+    assert "[x] the same accuracy: no group is shown to be below the first" in text
 
 
 def test_unequal_work(tmp_path: Path) -> None:
@@ -159,7 +166,8 @@ def test_unequal_work(tmp_path: Path) -> None:
     text = shown([*long, *short, *cropped])
     assert "B: no speedup over A: not the same work (samples seen)" in text
     assert "C: no speedup over A: not the same work (augmentation)" in text
-    assert "[ ] a baseline of the same work: samples seen" in text
+    assert "[ ] a baseline of the same work: B: samples seen; C: augmentation" in text
+    assert "[ ] equal epochs: 0.4267, 0.1067" in text
     allowed = shown([*long, *short, *cropped], allow_unequal=True)
     assert "B: * not the same work as A (samples seen)" in allowed
     assert "4.00x*" in allowed
@@ -177,6 +185,33 @@ def test_whole_steps_are_the_same_work(tmp_path: Path) -> None:
     assert [row.unequal for row in rows] == [[], [], ["samples seen"]]
 
 
+def test_nearly_equal_epochs_are_not_equal(tmp_path: Path) -> None:
+    """Hundredths of an epoch, one twice the other."""
+    few = planted(tmp_path / "a", result__steps=12)
+    more = planted(tmp_path / "b", result__steps=24)
+    items = {item.what: item for item in rows_of([few, more])[1]}
+    assert not items["equal epochs"].is_met
+    assert items["equal epochs"].why == "0.0128, 0.0256"
+
+
+@pytest.mark.parametrize(
+    ("commit", "why"),
+    [("", "the code of a run has no commit"), ("c0ffee+", "code changed since its commit")],
+)
+def test_code_without_a_commit_is_missing(tmp_path: Path, commit: str, why: str) -> None:
+    runs = [planted(tmp_path / "a"), planted(tmp_path / "b", environment__commit=commit)]
+    items = {item.what: item for item in rows_of(runs)[1]}
+    code = items["all hyperparameters, and the code"]
+    assert (code.is_met, code.why) == (False, why)
+
+
+def test_one_group_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    items = {item.what: item for item in rows_of(over_seeds(tmp_path, [0.9, 0.91, 0.92]))[1]}
+    for what in ("the same accuracy", "a baseline of the same work"):
+        assert not items[what].is_met
+        assert items[what].why.startswith("one group alone")
+
+
 def test_a_tuned_baseline_is_told_from_another(tmp_path: Path) -> None:
     for number, words in enumerate(({}, {"result__tuned": "best of 9 candidates"})):
         _, items = rows_of([planted(tmp_path / str(number), **words)])
@@ -190,6 +225,7 @@ def test_one_seed(tmp_path: Path) -> None:
     text = shown(runs)
     assert "not enough runs to say (1 and 1 runs, of 3 at least)" in text
     assert "±" not in text
+    assert "[ ] the same accuracy: B +0.00 points: not enough runs to say" in text
     assert "[ ] repeats with other seeds: 1 of at least 3 seeds in the smallest group" in text
 
 

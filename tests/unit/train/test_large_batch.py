@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.train.learning_rate import batch_scale, describe_rate, learning_rate
+from firecaffe.train.learning_rate import batch_scale, learning_rate, rate_notes
 from firecaffe.train.solver import (
     SolverConfig,
     check_solver,
@@ -59,8 +59,15 @@ def test_cosine() -> None:
 def test_what_a_scale_resolves_to_is_said() -> None:
     solver = SolverConfig(base_lr=0.01, scale="linear", reference_batch_size=128)
     said = "learning rate: 0.08 = 0.01 x 8 (linear, batch 1024 over 128)"
-    assert describe_rate(solver, 1024) == said
-    assert describe_rate(SolverConfig(), 1024) == ""
+    assert rate_notes(solver, 1024, 10) == [said]
+    assert rate_notes(SolverConfig(), 1024, 10) == []
+
+
+def test_a_warm_up_longer_than_the_training_is_said() -> None:
+    solver = SolverConfig(warmup_steps=100)
+    (said,) = rate_notes(solver, 64, 24)
+    assert said.endswith("takes 100 steps, the training 24, so the rate is never reached")
+    assert rate_notes(solver, 64, 100) == []
 
 
 # --- momentum -------------------------------------------------------------------------------------
