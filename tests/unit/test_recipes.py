@@ -86,7 +86,7 @@ def test_a_pages_forecasts_are_the_planners(name: str, monkeypatch: pytest.Monke
     monkeypatch.chdir(ROOT / "tests")
     work = workload_of(load(ROOT / "recipes" / f"{name}.toml"))
     rows = re.findall(r"^\| ([\w-]+) \| (\d+) \| (\w+|-) \| .*h \|$", _page(name), re.M)
-    assert len(rows) == 4
+    assert len(rows) == 6
     for cluster, workers, exchange in rows:
         algorithm = "tree" if exchange == "-" else exchange
         row = forecast(work, load_cluster(cluster), int(workers), algorithm)
