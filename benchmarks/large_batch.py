@@ -25,7 +25,7 @@ import torch
 
 from firecaffe.cli.parse import parse_recipe, recipe_parser
 from firecaffe.recipe import Recipe
-from firecaffe.runs.compare import read_run
+from firecaffe.runs.compare import differing_words, read_run
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.groups import Group, GroupRow, group_rows, group_runs
 from firecaffe.runs.statistics import Mean
@@ -87,10 +87,9 @@ seed with 5 % (LOG.md): for that choice this pair is no independent test.
 CONTROL = """
 ### The baseline with another rate: {name}
 
-Where twice the linear rate wins, the recipe's own may have been low, and a larger batch then looks
-better than it is. The recipe with a rate of {rate:g} ({before:g} before), under the same seeds:
-{top1}. From there the larger batch's difference is {difference} points, for which the
-verdict is *{verdict}*.
+Where a recipe's own rate was low, a larger batch looks better than it is. The recipe with a rate of
+{rate:g} in place of {before:g}, under the same seeds: {top1}. From there the larger batch's
+difference is {difference} points: **{verdict}**.
 """
 
 SWEEP = """
@@ -155,7 +154,10 @@ def table(of_rows: dict[tuple[int, str], list[Trial]]) -> tuple[str, str]:
     )
     lost = [batch for batch, (value, _) in kept.items() if value < -BAND]
     begins = f"The loss begins at {lost[0]:,}" if lost else "No batch loses more than the band"
-    return "\n".join(lines), f"{begins} (of more than 0.3 points, by the best rule): {words}."
+    return "\n".join(lines), (
+        f"{begins} (of more than 0.3 points, by the rule that was best on the test images, which "
+        f"flatters it): {words}."
+    )
 
 
 def _best(
@@ -213,16 +215,24 @@ def tuned_line(folder: Path) -> str:
 
 
 def control(search: Path, folders: Sequence[Path]) -> str:
-    """A search's result against the same small batch with another rate."""
-    runs = [read_run(folder) for folder in folders]
+    """A search's result against its recipe with another rate, under the baseline's seeds."""
     found = json.loads((search / "tune.json").read_text())
-    after = [read_run(search / Path(folder).name).result["top1"] for folder in found["after"]]
-    verdict = judge([run.result["top1"] for run in runs], after, BAND)
-    before = tomllib.loads(json.loads((search / "search.json").read_text())["recipe"])
+    before, after = (
+        [read_run(search / Path(folder).name) for folder in found[side]]
+        for side in ("before", "after")
+    )
+    runs = [read_run(folder) for folder in folders]
+    differ = set(differing_words([*before, *runs])) - {"environment.commit"}
+    seeds = [sorted(run.words["train.seed"] for run in each) for each in (before, runs)]
+    rates = {run.words["solver.base_lr"] for run in runs}
+    if differ != {"solver.base_lr", "train.seed"} or seeds[0] != seeds[1] or len(rates) > 1:
+        raise SystemExit(f"{search}: no control: differs in {sorted(differ)}, seeds {seeds}")
+    top1 = [[run.result["top1"] for run in each] for each in (runs, after)]
+    verdict = judge(top1[0], top1[1], BAND)
     return CONTROL.format(
         name=search.name.removeprefix("tune-"),
-        rate=runs[0].result["initial_lr"],
-        before=before["solver"]["base_lr"],
+        rate=rates.pop(),
+        before=before[0].words["solver.base_lr"],
         top1=percent(verdict.before),
         difference=_points(asdict(verdict.against)),
         verdict="kept" if verdict.is_kept else "lost",
