@@ -1,7 +1,7 @@
 """Runs of one recipe over seeds, as rows of FireCaffe's table 2, each against a baseline.
 
 Two runs are of one group where every word but the seed, and the number and kind of workers, are the
-same. Runs that ended in the same weights are one result: their accuracies count once (a
+same. Runs of one seed that ended in the same weights are one result: their accuracies count once (a
 repetition on other workers is no new seed), their times each.
 """
 
@@ -31,11 +31,13 @@ class Group:
 
     @property
     def results(self) -> list[Run]:
-        """One run for each result: the first of those that ended in the same weights."""
-        by_weights: dict[str, Run] = {}
+        """One run for each result: the first of those that ended in the same weights. (Those of
+        another seed are another result all the same: trainings that fail may end alike.)
+        """
+        found: dict[tuple[Any, str], Run] = {}
         for run in self.runs:
-            by_weights.setdefault(run.result["weights_sha256"], run)
-        return list(by_weights.values())
+            found.setdefault((run.words.get("train.seed"), run.result["weights_sha256"]), run)
+        return list(found.values())
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,14 @@ def test_values_without_any_spread() -> None:
     assert worse.effect == -inf
 
 
+def test_one_side_without_any_spread() -> None:
+    """Student's test of one sample against a number: Welch's where one variance is 0."""
+    (found,) = differences([0.90, 0.91, 0.93], [[0.1] * 3])
+    expected = stats.ttest_1samp([0.90, 0.91, 0.93], 0.1)
+    assert found.p_value == pytest.approx(expected.pvalue)
+    assert found.verdict == "different"
+
+
 # --- planted cases --------------------------------------------------------------------------------
 
 
@@ -235,6 +243,13 @@ def test_a_repetition_on_other_workers_is_no_new_seed(tmp_path: Path) -> None:
     (row,) = group_rows(group_runs(runs))
     assert (row.seeds, row.time_s.n) == (1, 3)
     assert isinf(row.top1.half)
+
+
+def test_seeds_that_fail_alike_are_several_results(tmp_path: Path) -> None:
+    """A dead network may have the same weights, whatever it began with."""
+    runs = over_seeds(tmp_path, [0.1, 0.1, 0.1], result__weights_sha256=SAME)
+    (row,) = group_rows(group_runs(runs))
+    assert (row.seeds, row.top1.n) == (3, 3)
 
 
 # --- time to accuracy -----------------------------------------------------------------------------
