@@ -64,7 +64,7 @@ def main() -> int:
             elapsed_s = time.monotonic() - start_s
             print(f"{elapsed_s:5.0f} s  {hosts} hosts, {rate / 1e6:g} Mbit/s", flush=True)
             here = [c for c in cells if (c.hosts, c.rate_bits_per_s) == (hosts, rate)]
-            _run(hosts, rate, given.queue, here, chosen, not_run, given.raw.resolve())
+            _run(hosts, rate, here, chosen, not_run, given.raw.resolve())
     except (ClusterError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -76,7 +76,6 @@ def main() -> int:
 def _run(
     hosts: int,
     rate: int,
-    queue_bytes: int,
     cells: Sequence[Cell],
     chosen: dict[Cell, int],
     not_run: dict[Cell, str],
@@ -108,7 +107,7 @@ def _run(
     }
     timed = [size for size in sizes if size["repetitions"]]
     if timed:
-        with VirtualCluster(hosts, rate, queue_bytes=queue_bytes) as cluster:
+        with VirtualCluster(hosts, rate) as cluster:
             plan = {
                 "sizes": timed,
                 "context": {**context, "cluster": cluster.conditions()},
@@ -132,7 +131,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--hosts", nargs="+", type=int, default=[2, 4, 8, 16, 32])
     add("--rates", nargs="+", type=parse_rate, default=[parse_rate("200mbit"), parse_rate("1gbit")])
     add("--sizes", nargs="+", type=int, default=[7_000_000, 28_000_000], help="in bytes")
-    add("--queue", type=int, default=1_000_000, help="bytes that wait at a link's end; more drop")
     add("--algorithms", nargs="+", choices=EXCHANGES, default=list(EXCHANGES), metavar="NAME")
     add("--budget-minutes", type=float, default=18.0, help="repetitions: as many as fit, 3 to 7")
     add("--raw", type=Path, help="JSON lines are appended to this file")
