@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,7 +36,12 @@ class Parser(ArgumentParser):
         )
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise RecipeError(_one_line(message)) from ex
+        named = {
+            each.dest: each.option_strings or [each.dest.upper()]
+            for each in self._actions
+            if "." not in each.dest  # a recipe's word may come from its file
+        }
+        raise RecipeError(_one_line(message, named)) from ex
 
 
 def recipe_parser(command: str, usage: str, description: str) -> Parser:
@@ -92,8 +98,11 @@ def _check_sections(path: Path, sections: dict[str, Any]) -> None:
             )
 
 
-def _one_line(message: str) -> str:
-    """jsonargparse's words, shortened to: the word, what was expected, what was found."""
+def _one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:
+    """jsonargparse's words, shortened to: the word, what was found, what would be right.
+
+    named: how each option is given, by its name in the program.
+    """
     line = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
     wrong = re.match(r'Parser key "([\w.]+)": (.*)', line)
     if wrong:
@@ -103,7 +112,7 @@ def _one_line(message: str) -> str:
         return f"{section[1]} is {section[2]!r}; it is a section: --{section[1]}.WORD VALUE"
     value = re.match(r"([\w.]+): Expected a (.*?)\. Got value: (.*)", line)
     if value:
-        word = value[1] if "." in value[1] else f"--{value[1].replace('_', '-')}"
+        word = max(named.get(value[1], [value[1]]), key=len)
         choice = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", value[2])
         return f"{word} is {value[3]}; it must be {KINDS.get(value[2], choice)}"
     unknown = re.match(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line)

@@ -228,7 +228,11 @@ REFUSED = {
     "largest size": (["exchange", "-e", "10"], 2, ["-e is '10'", "multiple of 4"]),
     "nothing between": (["exchange", "-b", "1M", "-e", "1K"], 2, ["-e is 1024", "1048576"]),
     "no factor": (["exchange", "-f", "1"], 2, ["-f is 1", "2 or more"]),
-    "factor in parts": (["exchange", "-f", "1.5"], 2, ["stepfactor", "int", "1.5"]),
+    "factor in parts": (
+        ["exchange", "-f", "1.5"],
+        2,
+        ["--stepfactor is 1.5; it must be a whole number"],
+    ),
     "no repetition": (["exchange", "-n", "0"], 2, ["-n is 0", "at least 1"]),
     "rate in bytes": (["exchange", "--link", "25GB"], 2, ["--link is '25GB'", "bits per second"]),
     "empty rate": (["exchange", "--link", ""], 2, ["--link is ''", "bits per second"]),

@@ -159,7 +159,7 @@ REFUSED = {
     "no rank": (("tree", "0"), "WORLD_SIZE is 0; it must be 1 to 1024"),
     "negative world": (("tree", "-2"), "WORLD_SIZE is -2; it must be 1 to 1024"),
     "too large": (("tree", "1025"), "WORLD_SIZE is 1025; it must be 1 to 1024"),
-    "no number": (("tree", "four"), "world_size: .* four"),
+    "no number": (("tree", "four"), "WORLD_SIZE is four; it must be a whole number"),
     "negative elements": (("tree", "4", "--elements", "-1"), "--elements is -1; .* at least 0"),
     "no world size": (("tree",), "world_size"),
     "nothing": ((), "algorithm"),

@@ -87,7 +87,7 @@ def test_a_search_to_its_end_and_again(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "--global-batch-size is 0; it must be at least 1"),
+        ([], 2, "--global-batch-size is missing: the batch size to tune for"),
         (["--global-batch-size", "24"], 2, "expected a multiple of micro_batch_size, 16"),
         (["--global-batch-size", "128"], 2, "leaves 8 steps of training; expected at least 16"),
         (["--global-batch-size", "64", "--solvers", "adam"], 2, "no rule says a rate"),
