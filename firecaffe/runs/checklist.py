@@ -73,13 +73,14 @@ def _accuracy(rows: Sequence[GroupRow], alone: str) -> Item:
 def _code(groups: Sequence[Group]) -> Item:
     """Of the words every run has all; of the code it has the commit, where there is one."""
     commits = {str(run.words["environment.commit"] or "") for g in groups for run in g.runs}
-    unknown = "" in commits and "the code of a run has no commit"
-    changed = any(commit.endswith("+") for commit in commits) and "code changed since its commit"
-    return Item(
-        "all hyperparameters, and the code",
-        not unknown and not changed,
-        unknown or changed or f"recipe.toml in every run's folder; {', '.join(sorted(commits))}",
-    )
+    why = f"recipe.toml in every run's folder; {', '.join(sorted(commits))}"
+    if "" in commits:
+        doubt = "the code of a run has no commit"
+    elif any(commit.endswith("+") for commit in commits):
+        doubt = "code changed since its commit"
+    else:
+        doubt = ""
+    return Item("all hyperparameters, and the code", not doubt, doubt or why)
 
 
 def _epochs(groups: Sequence[Group], rows: Sequence[GroupRow]) -> Item:
