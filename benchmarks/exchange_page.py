@@ -33,8 +33,9 @@ formulas and against the least time of any all-reduce.
 
 All hosts are network namespaces of one machine, and **its {cores} cores host all ranks**: {cpu},
 kernel {kernel}, torch {torch}, commit {commits}. One rank for each host, one thread each. Links:
-token buckets in both directions, queues of {queue} bytes, no delay emulated, TCP {congestion};
-burst {bursts}. `native` is Gloo's own all_reduce, the control.
+token buckets in both directions, no delay emulated, TCP {congestion}; burst {bursts}; segments of
+{segments} bytes and windows of 8, which a queue holds ({queue} bytes): nothing is dropped.
+`native` is Gloo's own all_reduce, the control.
 
 A time is that of the slowest rank, from a point where all ranks are there, over the calls made one
 after the other since (as many as take {loop:g} s by formula; one, where that takes longer); the
@@ -114,6 +115,7 @@ def _head(rows: Sequence[Row], picture: str) -> str:
         commits=_said(line["commit"][:12] for line in run),
         kernel=_said(c["kernel"] for c in clusters),
         queue=_said(c["queue_bytes"] for c in clusters),
+        segments=_said(c["segment_bytes"] for c in clusters),
         congestion=_said(c["congestion_control"] for c in clusters),
         bursts=", ".join(f"{burst} bytes at {_rate(rate)}" for rate, burst in bursts),
         loop=BACK_TO_BACK_S,

@@ -5,9 +5,13 @@
 
 Each host has one link to a bridge, which is in a namespace of its own: nothing is added to the
 machine's own network, and no packet gets there. Token buckets (tbf) hold each link to its rate in
-both directions. Delay is not emulated (it takes netem, which many kernels lack): a message's
-latency is the CPU's, and one shorter than the bucket is not slowed down at all. All hosts share
-the machine's CPU: keep hosts times rate under some 4 Gbit/s for each core, or it is the limit.
+both directions. They are to be as much like a wire as can be: a host hands over short segments, a
+bucket saves up 1 ms of the line and no more, and connections share a link evenly. Nothing is
+dropped, as with InfiniBand or Ethernet's flow control: a queue holds what all windows together let
+out, unless it is said to be shorter. Delay is not emulated (it takes netem, which many kernels
+lack): a message's latency is the CPU's, and one shorter than the bucket is not slowed down at all.
+All hosts share the machine's CPU: keep hosts times rate under some 4 Gbit/s for each core, or it is
+the limit.
 
 Needs root and the commands ip, tc and setpriv.
 """
@@ -42,6 +46,9 @@ INTERFACE = "veth0"
 
 MOST_HOSTS = 254
 
+WINDOW_SEGMENTS = 8
+"""Of one connection, that may be under way."""
+
 
 class VirtualCluster:
     """Hosts, for the time of a `with` block; what was started on them ends with it.
@@ -53,7 +60,7 @@ class VirtualCluster:
         hosts: 1 to 254. Host i has the address 10.77.0.(i + 1).
         rate_bits_per_s: of each link in each direction, headers included (TCP's payload is 0.956
             of it at most).
-        queue_bytes: what a link's end holds back before it drops.
+        queue_bytes: what a link's end holds back before it drops; None: as much as there can be.
         congestion_control: TCP's. The kernel's default is a setting of the machine, and numbers
             taken with different ones do not compare.
 
@@ -65,7 +72,7 @@ class VirtualCluster:
         hosts: int,
         rate_bits_per_s: int,
         *,
-        queue_bytes: int = 1_000_000,
+        queue_bytes: int | None = None,
         congestion_control: str = "reno",
     ) -> None:
         if not 1 <= hosts <= MOST_HOSTS:
@@ -73,7 +80,11 @@ class VirtualCluster:
         if rate_bits_per_s < 1:
             raise ClusterError(f"a rate of {rate_bits_per_s} bits/s; it must be positive")
         self.hosts = hosts
-        self.queue_bytes = queue_bytes
+        self.segment_bytes = _segment_bytes(rate_bits_per_s)
+        self.window_bytes = WINDOW_SEGMENTS * self.segment_bytes
+        # Between two hosts there may be a connection for each lane and some for other things.
+        most_bytes = 2 * hosts * self.window_bytes
+        self.queue_bytes = most_bytes if queue_bytes is None else queue_bytes
         self.congestion_control = congestion_control
         self._rates = [rate_bits_per_s] * hosts
         prefix = new_prefix()
@@ -166,7 +177,7 @@ class VirtualCluster:
         """Changes the rate of one host's link, in both directions."""
         ends = (self.namespaces[host], INTERFACE), (self._switch, f"p{host}")
         for name, device in ends:
-            change = f"qdisc change {_bucket(device, bits_per_s, self.queue_bytes)}"
+            change = f"qdisc change {self._bucket(device, bits_per_s)}"
             execute((["tc", "-n", name, "-batch", "-"], [change]))
         self._rates[host] = bits_per_s
 
@@ -190,7 +201,9 @@ class VirtualCluster:
         return {
             "hosts": self.hosts,
             "rate_bits_per_s": _one_or_all(self._rates),
-            "burst_bytes": _one_or_all([_burst_bytes(rate) for rate in self._rates]),
+            "burst_bytes": _one_or_all([self._burst_bytes(rate) for rate in self._rates]),
+            "segment_bytes": self.segment_bytes,
+            "window_bytes": self.window_bytes,
             "queue_bytes": self.queue_bytes,
             "delay": "not emulated",
             "congestion_control": self.congestion_control,
@@ -206,21 +219,32 @@ class VirtualCluster:
         bridge = f"link add switch netns {self._switch} type bridge mcast_snooping 0"
         links = [link.format(name, host) for host, name in enumerate(self.namespaces)]
         execute((["ip", "-batch", "-"], [bridge, *links]))
-        rate, queue = self._rates[0], self.queue_bytes
+        rate = self._rates[0]
         up = ["link set switch up"]
         up += [f"link set p{host} master switch up" for host in range(self.hosts)]
-        ports = [f"qdisc add {_bucket(f'p{host}', rate, queue)}" for host in range(self.hosts)]
+        ports = [f"qdisc add {self._bucket(f'p{host}', rate)}" for host in range(self.hosts)]
         work: list[tuple[list[str], Sequence[str]]] = [
             (["ip", "-n", self._switch, "-batch", "-"], up),
             (["tc", "-n", self._switch, "-batch", "-"], ports),
         ]
         for host, name in enumerate(self.namespaces):
             address = f"address add {self.address(host)}/24 dev {INTERFACE}"
-            up = ["link set lo up", address, f"link set {INTERFACE} up"]
+            segments = f"link set {INTERFACE} gso_max_size {self.segment_bytes} up"
+            up = ["link set lo up", address, segments]
             work.append((["ip", "-n", name, "-batch", "-"], up))
-            port = f"qdisc add {_bucket(INTERFACE, rate, queue)}"
+            port = f"qdisc add {self._bucket(INTERFACE, rate)}"
             work.append((["tc", "-n", name, "-batch", "-"], [port]))
         execute(*work)
+
+    def _bucket(self, device: str, bits_per_s: int) -> str:
+        burst = self._burst_bytes(bits_per_s)
+        return f"dev {device} root tbf rate {bits_per_s}bit burst {burst} limit {self.queue_bytes}"
+
+    def _burst_bytes(self, bits_per_s: int) -> int:
+        """1 ms of line time, and one and a half segments at least: what does not fit into the
+        bucket, with the headers of its packets, is cut up by the CPU, which then holds up all.
+        """
+        return max(bits_per_s // 8000, 3 * self.segment_bytes // 2)
 
     def _set_kernel(self) -> None:
         """The settings of one namespace, before it has links."""
@@ -232,6 +256,14 @@ class VirtualCluster:
             "ipv4/tcp_no_metrics_save": "1",
             # The counts are of what ranks send, not of the neighbors that IPv6 looks for.
             "ipv6/conf/default/disable_ipv6": "1",
+            # What waits at the switch is still in its sender's account, for all is one kernel. TCP
+            # lets out so much by the rate that it guesses; a guess that is far too low leaves two
+            # segments of each connection, always.
+            "ipv4/tcp_pacing_ca_ratio": "1",
+            "ipv4/tcp_pacing_ss_ratio": "1",
+            "ipv4/tcp_autocorking": "0",
+            "ipv4/tcp_rmem": f"4096 {self.window_bytes} {self.window_bytes}",
+            "ipv4/tcp_wmem": f"4096 {2 * self.window_bytes} {2 * self.window_bytes}",
         }
         for name, value in settings.items():
             path = Path("/proc/sys/net", name)
@@ -247,18 +279,9 @@ class VirtualCluster:
                     raise ClusterUnavailableError(f"{path} cannot be set: {error}") from error
 
 
-def _bucket(device: str, bits_per_s: int, queue_bytes: int) -> str:
-    burst = _burst_bytes(bits_per_s)
-    return f"dev {device} root tbf rate {bits_per_s}bit burst {burst} limit {queue_bytes}"
-
-
-def _burst_bytes(bits_per_s: int) -> int:
-    """4 ms of line time, and 72 kB at least.
-
-    A packet of 64 kB counts 68.6 kB with the headers of its segments. What does not fit into the
-    bucket is cut up by the CPU, which then holds up the links.
-    """
-    return max(bits_per_s * 4 // 8000, 72_000)
+def _segment_bytes(bits_per_s: int) -> int:
+    """What TCP hands over at a time: 0.65 ms of line time; 4 kB at least, and 64 kB at most."""
+    return max(4096, min(65_536, bits_per_s * 65_536 // 800_000_000))
 
 
 def _one_or_all(by_host: Sequence[int]) -> int | str:
@@ -301,7 +324,7 @@ def main() -> int:
     )
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", type=parse_rate, default="200mbit")
-    parser.add_argument("--queue-bytes", type=int, default=1_000_000)
+    parser.add_argument("--queue-bytes", type=int, default=None)
     parser.add_argument("--congestion-control", default="reno")
     parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--timeout-s", type=float, default=3600.0)

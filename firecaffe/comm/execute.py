@@ -3,9 +3,8 @@
 A vector is cut into pieces that go through the same schedule side by side, so that while one
 piece is being added, or waits for a slow peer, the others keep both directions of the link busy.
 Receives from a peer of the round that is due are posted some rounds ahead, and additions are done
-in place. Nothing is decided by what arrives first: every rank waits in the order (round, piece),
-and within a round by turns that `rounds_of_rank` allows, so no two can wait for each other, and the
-sums are those of the schedule.
+in place. Nothing is decided by what arrives first: every rank waits in the order (round, piece), so
+no two can wait for each other, and the sums are those of the schedule.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,18 +39,15 @@ class Piece:
     _posted: int = 0
     _receiving: dict[int, list[Work]] = field(default_factory=dict)
     _sending: list[tuple[int, int, Work]] = field(default_factory=list)
-    _waiting: list[tuple[int, int, int]] = field(default_factory=list)
 
     def begin(self, index: int) -> None:
         """Posts the receives of this round and of those ahead, and sends what is due."""
         round_ = self.rounds[index]
         numbers, messages = self._receives_to_post(index)
-        window = len(round_.sends) if self.at_once else round_.window
-        sends, self._waiting = round_.sends[:window], round_.sends[window:]
-        messages += [(True, peer, self.vector[start:stop]) for peer, start, stop in sends]
+        messages += [(True, peer, self.vector[start:stop]) for peer, start, stop in round_.sends]
         works = self.start(messages)
         self._note_posted(numbers, works)
-        for (_, start, stop), work in zip(sends, works[len(numbers) :], strict=True):
+        for (_, start, stop), work in zip(round_.sends, works[len(numbers) :], strict=True):
             self._sending.append((start, stop, work))
 
     def post(self) -> None:
@@ -88,8 +84,6 @@ class Piece:
         round_ = self.rounds[index]
         for work in self._receiving.pop(index):
             work.wait()
-            self._send_waiting(1)
-        self._send_waiting(len(self._waiting))
         for addition in round_.additions:
             self._finish_sends(addition.start, addition.stop)
             self._add(addition)
@@ -100,15 +94,6 @@ class Piece:
     def close(self) -> None:
         """Waits for the last sends."""
         self._finish_sends(0, self.vector.numel())
-
-    def _send_waiting(self, count: int) -> None:
-        sends, self._waiting = self._waiting[:count], self._waiting[count:]
-        if sends:
-            works = self.start(
-                [(True, peer, self.vector[start:stop]) for peer, start, stop in sends]
-            )
-            for (_, start, stop), work in zip(sends, works, strict=True):
-                self._sending.append((start, stop, work))
 
     def _finish_sends(self, start: int, stop: int) -> None:
         """What is being sent must not change."""

@@ -5,17 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from firecaffe.exchange.schedule import Round, Schedule, Transfer
+from firecaffe.exchange.schedule import Schedule, Transfer
 
 AHEAD = 2
 """Rounds for which receives are posted before they are due, at most. A Gloo sender waits until it
 hears that its receiver is ready, and that word queues behind whatever the receiver is sending. But
 where all links are busy, a peer that is told so early sends while the one before it still does, and
 the switch drops of both."""
-
-WINDOW = 2
-"""Sends of one round under way at a time, while receives of that round are still to come. A server
-that hears from all at once would lose packets; so ranks wait for their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +40,6 @@ class RankRound:
     number: int
     sends: list[tuple[int, int, int]]
     """(destination, start, stop), the next rank first: so not all send to one at a time."""
-    window: int
-    """Sends that may start at once; every other one waits for one more receive of the round."""
     receives: list[Receive]
     """In the order in which others send them."""
     ahead: int
@@ -103,7 +97,6 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
             RankRound(
                 number,
                 [(t.destination, t.start, t.stop) for t in sent],
-                _window(schedule.rounds[number], world_size, rank, sent),
                 receives,
                 _ahead(own, index),
                 [Addition(*slice_, by_source) for slice_, by_source in parts.items()],
@@ -129,26 +122,6 @@ def scratch_elements(rounds: list[RankRound]) -> int:
 def sent_elements(rounds: list[RankRound]) -> int:
     """How many elements the rank sends in all."""
     return sum(stop - start for round_ in rounds for _, start, stop in round_.sends)
-
-
-def _window(round_: Round, world_size: int, rank: int, sent: list[Transfer]) -> int:
-    """WINDOW where ranks that wait for their turn cannot wait for each other; else all at once.
-
-    They cannot where each message is at most WINDOW - 1 later among those that its source sends
-    than among those that its destination waits for: the receive for which it may have to wait at
-    its source is then an earlier one than the receive which waits for it.
-    """
-    distance = {t.destination: (t.destination - rank) % world_size for t in sent}
-    turn = dict.fromkeys(distance, 0)
-    receives = 0
-    for t in round_:
-        receives += t.destination == rank
-        if t.destination in distance:
-            nearer = (t.destination - t.source) % world_size < distance[t.destination]
-            turn[t.destination] += nearer
-    if receives and all(i < turn[t.destination] + WINDOW for i, t in enumerate(sent)):
-        return WINDOW
-    return len(sent)
 
 
 def _ahead(own: Sequence[OwnRound], index: int) -> int:

@@ -1,26 +1,30 @@
-"""The time of an exchange: its schedule run on ports, transfer by transfer.
+"""The time of an exchange: its schedule run on ports, block by block.
 
 A rank does what `comm.execute` does: it works through its rounds, piece by piece, sends a round's
-messages as soon as those of its round before have arrived, and adds what it was to add. A transfer
-takes latency_s + bytes / bandwidth, and holds the port it leaves by and the port it arrives at for
-so long; where two want one port, the one that was ready first goes first. So what shares a port
-takes turns, what does not overlaps, and pieces and segments follow each other as they are sent.
+messages as soon as those of its round before have arrived, and adds what it was to add. What is
+between two ranks is a connection, whose messages go one after the other. Connections that leave by
+one port take turns, block by block, as TCP's do: who has two messages to send has both there at
+the end, and neither sooner. Each has a window of so many blocks under way. What arrives at a port
+goes through it in the order in which it came; a block may come in as it goes out.
 
-Where more senders want to fill a port than one, a switch's queue overflows, and TCP makes up for
-the loss: such a transfer takes 1 + congestion · (lg(k + 1) - 1) times as long for k senders. (A
-sender counts by the share of its own port that it gives to that destination.) The form is an
-observation: a server's port on emulated links with k = 3, 7 and 15 took 1.14, 1.28 and 1.43 times
-as long.
+A message arrives latency_s after its last byte. A rank starts one message in latency_s, and takes
+one in: where they are short, latencies follow each other, and where they are long, they are hidden.
+
+Where a switch drops what its queue cannot hold, and TCP makes up for the loss, a port that k
+senders want to fill takes 1 + congestion · (lg(k + 1) - 1) times as long. (A sender counts by the
+share of its own port that it gives to that destination.) The form is an observation: a server's
+port behind a queue of 1 MB with k = 3, 7 and 15 took 1.14, 1.28 and 1.43 times as long.
 
 Source: the model of latency and bandwidth of Thakur, Rabenseifner and Gropp 2005, with ports.
 """
 
 import heapq
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from math import log2
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from math import ceil, log2
+from typing import Any
 
 from firecaffe.exchange.pieces import pieces
 from firecaffe.exchange.schedule import Round, Schedule
@@ -29,19 +33,42 @@ from firecaffe.plan.network import Network, Port
 _Step = tuple[int, int]
 """(round, piece)."""
 
-FIRST = (-1,)
-"""Of what happens at one time: a port is free again before new messages ask for it."""
+BLOCK_BYTES = 15_928
+"""In which connections take turns: what TCP hands to a network card at a time is 16 to 64 kB."""
+
+MOST_BLOCKS = 9
+"""Of a message. A longer one has longer blocks, or there would be millions."""
+
+WINDOW = 2
+"""Blocks of one connection under way at once."""
 
 
 @dataclass(frozen=True)
 class _Message:
-    """One transfer of one piece."""
+    """One transfer of one piece, from one actor (a rank in a lane) to another."""
 
     step: _Step
-    number: int
+    source: int
     destination: int
-    busy_s: float
-    ports: tuple[Port, Port]
+    blocks: int
+    block_s: float
+    """That a block takes to leave; `last_s`: the last one, which is shorter."""
+    last_s: float
+    crowding: float
+    """How many times as long it takes to arrive."""
+    latency_s: float
+
+
+@dataclass
+class _Connection:
+    """From one rank to another. waiting: each message with the blocks that it has yet to send."""
+
+    out: Port
+    into: Port
+    waiting: deque[list[_Message | int]] = field(default_factory=deque)
+    under_way: int = 0
+    has_turn: bool = False
+    """Whether it waits for its turn at its port."""
 
 
 def simulate_s(
@@ -66,143 +93,158 @@ def simulate_s(
 
 
 class _Run:
-    """The state of one simulation."""
+    """The state of one simulation. A rank's part in a lane is an actor of its own."""
 
     def __init__(
-        self,
-        schedules: Sequence[Schedule],
-        network: Network,
-        bytes_per_element: int,
-        lanes: int = 1,
+        self, schedules: Sequence[Schedule], network: Network, itemsize: int, lanes: int = 1
     ) -> None:
         self.network = network
-        # A rank's part in a lane is an actor of its own; its number says rank and lane.
-        self.sends: dict[int, dict[_Step, list[tuple[int, float]]]] = defaultdict(dict)
+        self.itemsize = itemsize
+        self.sends: dict[tuple[int, _Step], list[_Message]] = defaultdict(list)
         self.missing: dict[tuple[int, _Step], int] = Counter()
-        self.arrived_s: dict[tuple[int, _Step], float] = defaultdict(float)
         self.adds_s: dict[tuple[int, _Step], float] = defaultdict(float)
         steps: dict[int, set[_Step]] = defaultdict(set)
         for lane in range(lanes):
-            first = lane * network.world_size
             for piece, schedule in enumerate(schedules):
                 for number, round_ in enumerate(schedule.rounds):
-                    self._plan(round_, (number, piece), first, bytes_per_element, steps)
-        self.program = {rank: sorted(own) for rank, own in steps.items()}
+                    self._plan(round_, (number, piece), lane * network.world_size, steps)
+        self.program = {actor: sorted(own) for actor, own in steps.items()}
+        self.first: list[tuple[int, _Step]] = []
         self.own_next: dict[tuple[int, _Step], _Step] = {}
-        for rank, own in self.program.items():
+        for actor, own in self.program.items():
             for piece in range(len(schedules)):
                 of_piece = [step for step in own if step[1] == piece]
+                self.first += [(actor, step) for step in of_piece[:1]]
                 for step, following in pairwise(of_piece):
-                    self.own_next[rank, step] = following
+                    self.own_next[actor, step] = following
         self.place = dict.fromkeys(self.program, 0)
         self.clock_s = dict.fromkeys(self.program, 0.0)
+        self.arrived_s: dict[tuple[int, _Step], float] = defaultdict(float)
+        self.started_s: dict[int, float] = defaultdict(float)
+        """By rank: when it may start its next message; `taken_s`: take in the next."""
+        self.taken_s: dict[int, float] = defaultdict(float)
+        self.connections: dict[tuple[int, int], _Connection] = {}
+        self.turns: dict[Port, deque[_Connection]] = defaultdict(deque)
+        self.is_busy: dict[Port, bool] = defaultdict(bool)
         self.free_s: dict[Port, float] = defaultdict(float)
-        self.events: list[tuple[float, tuple[int, ...], _Message | Port]] = []
-        self.parked: dict[Port, list[tuple[_Step, int, _Message]]] = defaultdict(list)
-        """By the port that they wait for."""
-        self.woken: set[Port] = set()
-        self.count = 0
+        self.now_s = 0.0
+        self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.numbers = count()
 
-    def _plan(
-        self,
-        round_: Round,
-        step: _Step,
-        first: int,
-        itemsize: int,
-        steps: dict[int, set[_Step]],
-    ) -> None:
-        """One round of one piece. first: the number of rank 0's part in its lane."""
+    def _plan(self, round_: Round, step: _Step, first: int, steps: dict[int, set[_Step]]) -> None:
+        """One round of one piece. first: the actor of rank 0 in its lane."""
         degree = Counter(t.source for t in round_)
         wanted: dict[int, float] = defaultdict(float)
         for t in round_:
             wanted[t.destination] += 1 / degree[t.source]
-        for t in sorted(round_, key=lambda t: (t.destination - t.source) % len(degree)):
+        ranks = self.network.world_size
+        for t in sorted(round_, key=lambda t: (t.destination - t.source) % ranks):
             link = self.network.link(t.source, t.destination)
-            sent_bytes = t.num_elements * itemsize
+            sent_bytes = t.num_elements * self.itemsize
+            length = max(BLOCK_BYTES, sent_bytes / MOST_BLOCKS)
+            blocks = max(1, ceil(sent_bytes / length - 1e-9))
+            block_s = length / link.bandwidth_bytes_per_s
+            last_s = sent_bytes / link.bandwidth_bytes_per_s - (blocks - 1) * block_s
             crowd = crowding(link.congestion, wanted[t.destination])
-            busy_s = link.latency_s + sent_bytes * crowd / link.bandwidth_bytes_per_s
-            source, destination = first + t.source, first + t.destination
-            self.sends[source].setdefault(step, []).append((destination, busy_s))
-            self.missing[destination, step] += 1
+            actors = first + t.source, first + t.destination
+            message = _Message(step, *actors, blocks, block_s, last_s, crowd, link.latency_s)
+            self.sends[actors[0], step].append(message)
+            self.missing[actors[1], step] += 1
             if t.reduce:
-                self.adds_s[destination, step] += link.addition_s_per_byte * sent_bytes
-            steps[source].add(step)
-            steps[destination].add(step)
+                self.adds_s[actors[1], step] += link.addition_s_per_byte * sent_bytes
+            for actor in actors:
+                steps[actor].add(step)
 
     def run(self) -> float:
-        for rank, program in self.program.items():
-            begun: set[int] = set()
-            for step in program:
-                if step[1] not in begun:
-                    begun.add(step[1])
-                    self._begin(rank, step)
-        for rank in self.program:
-            self._go_on(rank)
-        end_s = 0.0
+        for actor, step in self.first:
+            self._begin(actor, step)
+        for actor in self.program:
+            self._go_on(actor)
         while self.events:
-            now_s, _, item = heapq.heappop(self.events)
-            if isinstance(item, _Message):
-                self._try(item, now_s)
-            else:
-                self._free(item, now_s)
-            end_s = max(end_s, now_s)
-        return max(end_s, *self.clock_s.values(), *self.free_s.values(), 0.0)
+            self.now_s, _, happens, what = heapq.heappop(self.events)
+            happens(*what)
+        return max(self.now_s, 0.0, *self.clock_s.values())
 
-    def _try(self, message: _Message, now_s: float) -> bool:
-        """Sends it if both ports are free; else it waits for the one that is busy for longer."""
-        port = max(message.ports, key=self.free_s.__getitem__)
-        if self.free_s[port] > now_s:
-            heapq.heappush(self.parked[port], (message.step, message.number, message))
-            self._wake(port)
-            return False
-        stop_s = now_s + message.busy_s
-        for port in message.ports:
-            self.free_s[port] = stop_s
-            if self.parked[port]:
-                self._wake(port)
+    def _at(self, time_s: float, happens: Callable[..., None], *what: Any) -> None:
+        heapq.heappush(self.events, (time_s, next(self.numbers), happens, what))
+
+    def _begin(self, actor: int, step: _Step) -> None:
+        """Starts the messages of a step, one in each latency."""
+        rank = actor % self.network.world_size
+        for message in self.sends.get((actor, step), ()):
+            start_s = max(self.clock_s[actor], self.started_s[rank])
+            self.started_s[rank] = start_s + message.latency_s
+            self._at(start_s, self._send, message)
+
+    def _send(self, message: _Message) -> None:
+        ranks = self.network.world_size
+        ends = message.source % ranks, message.destination % ranks
+        if ends not in self.connections:
+            self.connections[ends] = _Connection(*self.network.ports(*ends))
+        connection = self.connections[ends]
+        connection.waiting.append([message, message.blocks])
+        self._ask(connection)
+
+    def _ask(self, connection: _Connection) -> None:
+        """A connection gets in line for its turn, where it has something to send and may."""
+        if connection.waiting and connection.under_way < WINDOW and not connection.has_turn:
+            connection.has_turn = True
+            self.turns[connection.out].append(connection)
+            self._serve(connection.out)
+
+    def _serve(self, port: Port) -> None:
+        """The next block of the connection whose turn it is."""
+        if self.is_busy[port] or not self.turns[port]:
+            return
+        connection = self.turns[port].popleft()
+        connection.has_turn = False
+        message, left = connection.waiting[0]
+        connection.waiting[0][1] = left - 1
+        if left == 1:
+            connection.waiting.popleft()
+        connection.under_way += 1
+        self.is_busy[port] = True
+        taken_s = message.block_s if left > 1 else message.last_s
+        self._at(self.now_s + taken_s, self._leave, connection, message, taken_s, left == 1)
+        self._ask(connection)
+
+    def _leave(
+        self, connection: _Connection, message: _Message, taken_s: float, is_last: bool
+    ) -> None:
+        self.is_busy[connection.out] = False
+        # It came in as it went out, if the port was free.
+        begun_s = max(self.free_s[connection.into], self.now_s - taken_s)
+        self.free_s[connection.into] = begun_s + taken_s * message.crowding
+        self._at(self.free_s[connection.into], self._arrive, connection, message, is_last)
+        self._serve(connection.out)
+
+    def _arrive(self, connection: _Connection, message: _Message, is_last: bool) -> None:
+        connection.under_way -= 1
+        self._ask(connection)
+        if is_last:
+            rank = message.destination % self.network.world_size
+            self.taken_s[rank] = max(self.now_s, self.taken_s[rank]) + message.latency_s
+            self._at(self.taken_s[rank], self._take, message)
+
+    def _take(self, message: _Message) -> None:
         key = message.destination, message.step
-        self.arrived_s[key] = max(self.arrived_s[key], stop_s)
+        self.arrived_s[key] = self.now_s
         self.missing[key] -= 1
         if not self.missing[key]:
             self._go_on(message.destination)
-        return True
 
-    def _wake(self, port: Port) -> None:
-        """Looks again once the port is free."""
-        if port not in self.woken:
-            self.woken.add(port)
-            heapq.heappush(self.events, (self.free_s[port], FIRST, port))
-
-    def _free(self, port: Port, now_s: float) -> None:
-        self.woken.discard(port)
-        if self.free_s[port] > now_s:
-            self._wake(port)
-            return
-        while self.parked[port]:
-            *_, message = heapq.heappop(self.parked[port])
-            if self._try(message, now_s):
-                break
-
-    def _go_on(self, rank: int) -> None:
-        """Works through the rank's steps as far as messages have arrived."""
-        program = self.program[rank]
-        while self.place[rank] < len(program):
-            step = program[self.place[rank]]
-            if self.missing[rank, step]:
+    def _go_on(self, actor: int) -> None:
+        """Works through the actor's steps as far as messages have arrived."""
+        program = self.program[actor]
+        while self.place[actor] < len(program):
+            key = actor, program[self.place[actor]]
+            if self.missing[key]:
                 return
-            arrived_s = self.arrived_s[rank, step]
-            self.clock_s[rank] = max(self.clock_s[rank], arrived_s) + self.adds_s[rank, step]
-            self.place[rank] += 1
-            if (rank, step) in self.own_next:
-                self._begin(rank, self.own_next[rank, step])
-
-    def _begin(self, rank: int, step: _Step) -> None:
-        for destination, busy_s in self.sends[rank].get(step, ()):
-            self.count += 1
-            ranks = self.network.world_size
-            ports = self.network.ports(rank % ranks, destination % ranks)
-            message = _Message(step, self.count, destination, busy_s, ports)
-            heapq.heappush(self.events, (self.clock_s[rank], (*step, self.count), message))
+            begun_s = max(self.clock_s[actor], self.arrived_s[key])
+            self.clock_s[actor] = begun_s + self.adds_s[key]
+            self.place[actor] += 1
+            if key in self.own_next:
+                self._begin(actor, self.own_next[key])
 
 
 def crowding(congestion: float, senders: float) -> float:

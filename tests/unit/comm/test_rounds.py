@@ -11,13 +11,12 @@ import pytest
 
 from firecaffe.comm.rounds import (
     AHEAD,
-    WINDOW,
     RankRound,
     rounds_of_rank,
     scratch_elements,
 )
 from firecaffe.exchange import ALGORITHMS, double_tree, find_schedule, pipelined_tree
-from firecaffe.exchange.schedule import Schedule, Transfer
+from firecaffe.exchange.schedule import Schedule
 
 MAKERS: dict[str, Callable[[int, int], Schedule]] = {
     **ALGORITHMS,
@@ -101,59 +100,6 @@ def test_what_comes_over_scratch_is_added_or_copied(algorithm: str, world_size: 
             copied = set(round_.detours)
             assert {r for r in received if r[1:] not in copied} == added
             assert copied <= {r[1:] for r in received}
-
-
-@pytest.mark.parametrize("world_size", range(2, 18))
-@pytest.mark.parametrize("algorithm", MAKERS)
-def test_turns_come_to_an_end(algorithm: str, world_size: int) -> None:
-    """In each round the ranks' turns alone, all receives posted, bring every message."""
-    for num_elements in SIZES:
-        schedule = MAKERS[algorithm](world_size, num_elements)
-        by_number: dict[int, dict[int, RankRound]] = {}
-        for rank in range(world_size):
-            for round_ in rounds_of_rank(schedule, rank):
-                by_number.setdefault(round_.number, {})[rank] = round_
-        for ranks in by_number.values():
-            assert not stuck(ranks)
-
-
-def stuck(ranks: dict[int, RankRound]) -> set[int]:
-    """The ranks of one round that would wait for ever."""
-    received = dict.fromkeys(ranks, 0)
-    progress = True
-    while progress:
-        sent = set()
-        for rank, round_ in ranks.items():
-            is_last = received[rank] == len(round_.receives)
-            count = len(round_.sends) if is_last else round_.window + received[rank]
-            sent |= {(rank, peer) for peer, _, _ in round_.sends[:count]}
-        progress = False
-        for rank, round_ in ranks.items():
-            waits = round_.receives[received[rank] :]
-            if waits and (waits[0].source, rank) in sent:
-                received[rank] += 1
-                progress = True
-    return {rank for rank, round_ in ranks.items() if received[rank] < len(round_.receives)}
-
-
-@pytest.mark.parametrize("world_size", [4, 7, 16])
-def test_a_server_that_hears_from_all_hears_from_a_few_at_a_time(world_size: int) -> None:
-    schedule = ALGORITHMS["sharded_parameter_server"](world_size, 1009)
-    for rank in range(world_size):
-        assert [r.window for r in rounds_of_rank(schedule, rank)] == [WINDOW, WINDOW]
-
-
-def test_who_hears_from_nobody_does_not_wait() -> None:
-    [_, pull] = rounds_of_rank(ALGORITHMS["parameter_server"](9, 100), 0)
-    assert pull.window == len(pull.sends) == 8
-
-
-def test_two_that_would_wait_for_each_other_do_not_take_turns() -> None:
-    """Each waits first for the message that is the other's last."""
-    pairs = [(0, 4), (4, 0), (0, 1), (0, 2), (1, 0), (2, 0), (4, 5), (4, 6), (5, 4), (6, 4)]
-    round_ = tuple(Transfer(a, b, 0, 4, reduce=True) for a, b in pairs)
-    schedule = Schedule("by hand", 8, 4, (round_,))
-    assert [rounds_of_rank(schedule, rank)[0].window for rank in (0, 4)] == [3, 3]
 
 
 def aheads(algorithm: str, world_size: int, rank: int) -> list[int]:
