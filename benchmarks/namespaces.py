@@ -108,8 +108,13 @@ def inside(namespace: str, function: Callable[[], T]) -> T:
 def remove_leftovers() -> None:
     """Removes the clusters of processes that no longer live, and what still runs in them."""
     names = [path.name for path in FOLDER.iterdir()] if FOLDER.exists() else []
-    matches = [match for match in map(NAME.fullmatch, names) if match]
-    remove(m[0] for m in matches if _start_of(int(m["pid"])) != int(m["started"]))
+    remove(name for name in names if is_left_over(name))
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a name is one of a cluster whose owner no longer lives."""
+    match = NAME.fullmatch(name)
+    return match is not None and _start_of(int(match["pid"])) != int(match["started"])
 
 
 def remove(names: Iterable[str]) -> None:

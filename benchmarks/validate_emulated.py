@@ -1,14 +1,12 @@
 """The planner against our own measurements on emulated clusters: benchmarks/results/exchange.md.
 
-A link of the emulation has one free figure of its own, the latency; its rate is the token bucket's
-times TCP's payload share. The switch's congestion is fitted to the parameter server on 8 hosts,
-and each exchange's efficiency to its 7 MB on 8 hosts; all other cells of 200 Mbit/s, and all of
-1 Gbit/s, are predicted.
+Nothing is fitted: a link's rate is the token bucket's, times TCP's payload share, and its latency
+what a message between two idle hosts takes.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from firecaffe.exchange import ALGORITHMS
@@ -23,8 +21,6 @@ LATENCY_S = 1e-4
 one (a ping-pong), more with all ranks on two cores."""
 
 HOSTS = (2, 4, 8, 16)
-FITTED_AT = (8, 7.0, 200.0)
-"""Hosts, MB, Mbit/s."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +32,6 @@ class Cell:
     megabytes: float
     megabits_per_s: float
     taken_s: float
-
-    @property
-    def place(self) -> tuple[int, float, float]:
-        return self.hosts, self.megabytes, self.megabits_per_s
 
 
 def read_cells(path: Path = PAGE) -> Iterator[Cell]:
@@ -55,71 +47,44 @@ def read_cells(path: Path = PAGE) -> Iterator[Cell]:
                         yield Cell(cells[0], hosts, float(title[3]), rate, float(found[1]))
 
 
-def link(megabits_per_s: float, congestion: float = 0.0) -> Link:
-    rate = megabits_per_s * 1e6 / 8 * PAYLOAD
-    return Link("emulated", LATENCY_S, rate, congestion=congestion)
-
-
-def predicted_s(cell: Cell, congestion: float, efficiency: dict[str, float]) -> float:
-    # What flows lose to each other in a switch: two hosts have nobody to meet there.
-    lost = efficiency if cell.hosts > 2 else {}
-    emulated = replace(link(cell.megabits_per_s, congestion), efficiency=lost)
-    prices = Prices(cell.exchange, Network((emulated,), cell.hosts))
-    return prices.seconds([round(cell.megabytes * 1e6 / 4)])[0]
-
-
-def fit(cells: list[Cell]) -> tuple[float, dict[str, float]]:
-    """The congestion, and the efficiency of each exchange."""
-    at = {cell.exchange: cell for cell in cells if cell.place == FITTED_AT}
-    server = at["parameter_server"]
-    without = predicted_s(server, 0.0, {})
-    slope = (predicted_s(server, 0.1, {}) - without) / 0.1
-    congestion = max(0.0, (server.taken_s - without) / slope)
-    return congestion, {
-        name: predicted_s(cell, congestion, {}) / cell.taken_s for name, cell in at.items()
-    }
+def predicted_s(cell: Cell) -> float:
+    rate = cell.megabits_per_s * 1e6 / 8 * PAYLOAD
+    network = Network((Link("emulated", LATENCY_S, rate),), cell.hosts)
+    return Prices(cell.exchange, network).seconds([round(cell.megabytes * 1e6 / 4)])[0]
 
 
 def page() -> tuple[str, list[tuple[Cell, float]]]:
-    """The section of the page, and the errors of what was not fitted."""
-    cells = list(read_cells())
-    congestion, efficiency = fit(cells)
-    shown = ", ".join(f"{name} {each:.2f}" for name, each in efficiency.items())
+    """The section of the page, and the errors."""
+    cells = {
+        (cell.megabits_per_s, cell.megabytes, cell.exchange, cell.hosts): cell
+        for cell in read_cells()
+    }
     lines = [
         "## Our own emulated clusters",
         "",
-        "Measured: the medians of [exchange.md](../benchmarks/results/exchange.md). Not fitted:",
-        f"the link's rate (the shaper's, times {PAYLOAD:.3f}), its latency "
-        f"({LATENCY_S * 1e6:g} µs).",
-        f"Fitted on {FITTED_AT[0]} hosts with {FITTED_AT[1]:g} MB at {FITTED_AT[2]:g} Mbit/s:",
-        f"congestion {congestion:.3f}, and each exchange's efficiency, for more than two hosts:",
-        f"{shown}.",
+        "Measured: the medians of [exchange.md](../benchmarks/results/exchange.md). Nothing is",
+        f"fitted: the link's rate is the shaper's, times {PAYLOAD:.3f}, and its latency "
+        f"{LATENCY_S * 1e6:g} µs.",
         "",
     ]
     errors: list[tuple[Cell, float]] = []
-    for rate in (200.0, 1000.0):
-        for megabytes in (7.0, 28.0):
-            lines += [
-                f"### {rate:g} Mbit/s, {megabytes:g} MB: predicted s (error)",
-                "",
-                f"| exchange | {' | '.join(f'P = {hosts}' for hosts in HOSTS)} |",
-                f"| --- |{' --- |' * len(HOSTS)}",
-            ]
-            for exchange in ALGORITHMS:
-                row = []
-                for hosts in HOSTS:
-                    place = (exchange, hosts, megabytes, rate)
-                    found = [c for c in cells if (c.exchange, *c.place) == place]
-                    if not found:
-                        row.append("not measured")
-                        continue
-                    seconds = predicted_s(found[0], congestion, efficiency)
-                    error = seconds / found[0].taken_s - 1
-                    if found[0].place == FITTED_AT:
-                        row.append(f"{seconds:.3f} (fitted)")
-                        continue
-                    errors.append((found[0], error))
-                    row.append(f"{seconds:.3f} ({error:+.0%})")
-                lines.append(f"| {exchange} | {' | '.join(row)} |")
-            lines.append("")
+    for rate, megabytes in dict.fromkeys(place[:2] for place in cells):
+        lines += [
+            f"### {rate:g} Mbit/s, {megabytes:g} MB: predicted s (error)",
+            "",
+            f"| exchange | {' | '.join(f'P = {hosts}' for hosts in HOSTS)} |",
+            f"| --- |{' --- |' * len(HOSTS)}",
+        ]
+        for exchange in ALGORITHMS:
+            row = []
+            for hosts in HOSTS:
+                cell = cells.get((rate, megabytes, exchange, hosts))
+                if cell is None:
+                    row.append("not measured")
+                    continue
+                seconds = predicted_s(cell)
+                errors.append((cell, seconds / cell.taken_s - 1))
+                row.append(f"{seconds:.3f} ({errors[-1][1]:+.0%})")
+            lines.append(f"| {exchange} | {' | '.join(row)} |")
+        lines.append("")
     return "\n".join(lines), errors

@@ -37,9 +37,9 @@ wherever there is something to hold it to. The record is written by a program:
   scale it.
 - **Exchange** (`plan/simulate.py`, `plan/rounds.py`): the schedule that is executed, on ports. Up
   to 16 ranks every transfer is simulated, in the pieces and in the order in which ranks work
-  through them; beyond, like rounds are priced together, by the model of latency, bandwidth and
-  additions, times what pieces saved among 16. Tests hold like rounds to the schedule's own, and
-  both to the published formulas.
+  through them; connections that share a port take turns there, as TCP's do. Beyond 16, like rounds
+  are priced together, by the model of latency, bandwidth and additions, times what pieces saved
+  among 16. Tests hold like rounds to the schedule's own, and both to the published formulas.
 - **A step** (`plan/timeline.py`): buckets become ready as backward goes on and travel one after
   the other; what is still on its way at the end is exposed. Stragglers: the largest of P normal
   times.
@@ -84,8 +84,8 @@ def make_page(families: Path) -> str:
         ("FireCaffe on Titan, hours", "1 bandwidth", titan_errors),
         ("published throughputs", "see below", family_errors),
         ("published all_reduce times", "see below", reduce_errors),
-        ("emulated, 200 Mbit/s, exchanges", "congestion; an efficiency each", slow),
-        ("emulated, 1 Gbit/s, exchanges", "nothing there", fast),
+        ("emulated, 200 Mbit/s, exchanges", "nothing", slow),
+        ("emulated, 1 Gbit/s, exchanges", "nothing", fast),
         ("emulated, 200 Mbit/s, steps of trainings", "`firecaffe check`, before", trained_errors),
     ]
     head = HEAD.format(

@@ -6,7 +6,7 @@
 Each host has one link to a bridge, which is in a namespace of its own: nothing is added to the
 machine's own network, and no packet gets there. Token buckets (tbf) hold each link to its rate in
 both directions. They are to be as much like a wire as can be: a host hands over short segments, a
-bucket saves up 1 ms of the line and no more, and connections share a link evenly. Nothing is
+bucket saves up little more than one, and connections share a link evenly. Nothing is
 dropped, as with InfiniBand or Ethernet's flow control: a queue holds what all windows together let
 out, unless it is said to be shorter. Delay is not emulated (it takes netem, which many kernels
 lack): a message's latency is the CPU's, and one shorter than the bucket is not slowed down at all.
@@ -40,6 +40,7 @@ from benchmarks.namespaces import (
     remove_leftovers,
     require,
 )
+from benchmarks.processors import Shares
 
 INTERFACE = "veth0"
 """The name of each host's one link."""
@@ -48,6 +49,8 @@ MOST_HOSTS = 254
 
 WINDOW_SEGMENTS = 8
 """Of one connection, that may be under way."""
+
+LEAST_BURST_BYTES = 25_000
 
 
 class VirtualCluster:
@@ -61,6 +64,8 @@ class VirtualCluster:
         rate_bits_per_s: of each link in each direction, headers included (TCP's payload is 0.956
             of it at most).
         queue_bytes: what a link's end holds back before it drops; None: as much as there can be.
+        processors: what each host has of them, and no more (0.5: half of one); None: whatever the
+            others leave.
         congestion_control: TCP's. The kernel's default is a setting of the machine, and numbers
             taken with different ones do not compare.
 
@@ -73,6 +78,7 @@ class VirtualCluster:
         rate_bits_per_s: int,
         *,
         queue_bytes: int | None = None,
+        processors: float | None = None,
         congestion_control: str = "reno",
     ) -> None:
         if not 1 <= hosts <= MOST_HOSTS:
@@ -82,14 +88,16 @@ class VirtualCluster:
         self.hosts = hosts
         self.segment_bytes = _segment_bytes(rate_bits_per_s)
         self.window_bytes = WINDOW_SEGMENTS * self.segment_bytes
-        # Between two hosts there may be a connection for each lane and some for other things.
+        # Two hosts may have several connections.
         most_bytes = 2 * hosts * self.window_bytes
         self.queue_bytes = most_bytes if queue_bytes is None else queue_bytes
+        self.processors = processors
         self.congestion_control = congestion_control
         self._rates = [rate_bits_per_s] * hosts
         prefix = new_prefix()
         self.namespaces = tuple(f"{prefix}-h{host}" for host in range(hosts))
         self._switch = f"{prefix}-switch"
+        self._shares: Shares | None = None
         self._ranks: list[Rank] = []
         self._runs = 0
         self._handles_term = False
@@ -105,6 +113,8 @@ class VirtualCluster:
         try:
             remove_leftovers()
             self._up()
+            if self.processors is not None:
+                self._shares = Shares(self.namespaces, self.processors)
         except BaseException:
             self.__exit__()
             raise
@@ -116,6 +126,8 @@ class VirtualCluster:
                 for rank in self._ranks:
                     rank.end()
                 remove((*self.namespaces, self._switch))
+                if self._shares is not None:
+                    self._shares.remove()
         finally:
             if self._handles_term:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -160,6 +172,9 @@ class VirtualCluster:
             **(environment or {}),
         }
         ranks = start_ranks(self.namespaces, command, ranks_per_host, meeting, live)
+        if self._shares is not None:
+            for rank in ranks:
+                self._shares.add(rank.rank // ranks_per_host, rank.pid)
         self._ranks += ranks
         return ranks
 
@@ -201,10 +216,11 @@ class VirtualCluster:
         return {
             "hosts": self.hosts,
             "rate_bits_per_s": _one_or_all(self._rates),
-            "burst_bytes": _one_or_all([self._burst_bytes(rate) for rate in self._rates]),
+            "burst_bytes": self._burst_bytes,
             "segment_bytes": self.segment_bytes,
             "window_bytes": self.window_bytes,
             "queue_bytes": self.queue_bytes,
+            "processors": "shared" if self.processors is None else self.processors,
             "delay": "not emulated",
             "congestion_control": self.congestion_control,
             "kernel": platform.release(),
@@ -237,14 +253,16 @@ class VirtualCluster:
         execute(*work)
 
     def _bucket(self, device: str, bits_per_s: int) -> str:
-        burst = self._burst_bytes(bits_per_s)
-        return f"dev {device} root tbf rate {bits_per_s}bit burst {burst} limit {self.queue_bytes}"
+        limits = f"rate {bits_per_s}bit burst {self._burst_bytes} limit {self.queue_bytes}"
+        return f"dev {device} root tbf {limits}"
 
-    def _burst_bytes(self, bits_per_s: int) -> int:
-        """1 ms of line time, and one and a half segments at least: what does not fit into the
-        bucket, with the headers of its packets, is cut up by the CPU, which then holds up all.
+    @property
+    def _burst_bytes(self) -> int:
+        """What a bucket saves up, so that an idle link makes up for it: as little as can be. What
+        does not fit, with the headers of its packets, would be cut up by the CPU, which then holds
+        up all links.
         """
-        return max(bits_per_s // 8000, 3 * self.segment_bytes // 2)
+        return max(LEAST_BURST_BYTES, 3 * self.segment_bytes // 2)
 
     def _set_kernel(self) -> None:
         """The settings of one namespace, before it has links."""
@@ -280,8 +298,8 @@ class VirtualCluster:
 
 
 def _segment_bytes(bits_per_s: int) -> int:
-    """What TCP hands over at a time: 0.65 ms of line time; 4 kB at least, and 64 kB at most."""
-    return max(4096, min(65_536, bits_per_s * 65_536 // 800_000_000))
+    """What TCP hands over at a time. At 1 Gbit/s the CPU has no time for shorter ones."""
+    return min(65_536, max(16_384, bits_per_s * 32_768 // 1_000_000_000))
 
 
 def _one_or_all(by_host: Sequence[int]) -> int | str:

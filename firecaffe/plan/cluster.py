@@ -71,7 +71,7 @@ class Link:
     ports: int = 1
     """Of each group that it joins."""
     congestion: float = 0.0
-    """What a port loses that more senders than one want to fill: see `plan.simulate`."""
+    """What a port loses that more senders than one want to fill: see `plan.ports`."""
     addition_s_per_byte: float = 0.0
     """γ: what adding a byte that has arrived costs, where the exchange waits for it."""
     error: float = 0.15

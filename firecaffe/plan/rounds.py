@@ -20,7 +20,7 @@ from firecaffe.exchange.pipeline import SEGMENT_ELEMENTS, num_segments
 from firecaffe.exchange.power_of_two import active_ranks, largest_power_of_two
 from firecaffe.exchange.schedule import Schedule
 from firecaffe.plan.network import Network
-from firecaffe.plan.simulate import crowding
+from firecaffe.plan.ports import crowding
 
 Ranks = NDArray[np.int64]
 

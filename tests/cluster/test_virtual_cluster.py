@@ -161,8 +161,11 @@ def test_conditions_are_the_kernels(cluster: Up) -> None:
     assert pair.conditions() == {
         "hosts": 2,
         "rate_bits_per_s": RATE,
-        "burst_bytes": 72_000,
+        "burst_bytes": 25_000,
+        "segment_bytes": 16_384,
+        "window_bytes": 131_072,
         "queue_bytes": 200_000,
+        "processors": "shared",
         "delay": "not emulated",
         "congestion_control": "reno",
         "kernel": os.uname().release,
@@ -172,16 +175,35 @@ def test_conditions_are_the_kernels(cluster: Up) -> None:
     host, switch = names_like(pair.namespaces[1])[1:]
     assert tool("ip", "netns", "exec", host, "cat", *paths) == "reno\n0\n1\n"
     for name, device in (host, "veth0"), (switch, "p0"), (switch, "p1"):
-        assert "rate 100Mbit burst 72000b" in tool("tc", "-n", name, "qdisc", "show", "dev", device)
+        assert "rate 100Mbit burst 25000b" in tool("tc", "-n", name, "qdisc", "show", "dev", device)
+
+
+SPIN = """
+import time
+begin, busy_s = time.monotonic(), time.process_time()
+while time.process_time() - busy_s < 0.2:
+    pass
+print(time.monotonic() - begin)
+"""
+
+
+def test_a_host_has_its_share_of_the_processors_and_no_more(cluster: Up) -> None:
+    pair = cluster(2, RATE, processors=0.25)
+    assert float(pair.run([sys.executable, "-c", SPIN])) > 0.9 * 0.2 / 0.25
+    assert pair.conditions()["processors"] == 0.25
+    groups = list(Path("/sys/fs/cgroup").glob(f"**/{pair.namespaces[0]}"))
+    assert len(groups) == 1
+    pair.__exit__()
+    assert not groups[0].exists()
 
 
 def test_retransmits_are_counted_where_two_send_to_one_through_a_small_queue(cluster: Up) -> None:
     three = cluster(3, RATE, queue_bytes=80_000)
     assert transfer(three)[0] == 2 * SIZE
     assert three.retransmits() > 0
-    pair = cluster(2, RATE)
-    assert transfer(pair)[0] == SIZE
-    assert pair.retransmits() < 0.1 * SIZE / 1448
+    lossless = cluster(3, RATE)
+    assert transfer(lossless)[0] == 2 * SIZE
+    assert lossless.retransmits() == 0
 
 
 def test_a_link_that_is_down_carries_nothing_until_it_is_up(cluster: Up) -> None:

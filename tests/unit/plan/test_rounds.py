@@ -5,7 +5,6 @@ from math import ceil, log2
 import pytest
 
 from firecaffe.exchange import ALGORITHMS, find_schedule
-from firecaffe.exchange.schedule import Schedule, Transfer, make_schedule
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import rounds_only_s
@@ -85,25 +84,6 @@ def test_a_server_hides_latencies_behind_bytes_and_bytes_behind_latencies(ranks:
     assert few_s == pytest.approx(2 * (ranks - 1) * LATENCY_S, rel=1e-3)
     many_s = simulate_s(server, network, 10_000_000, in_pieces=False)
     assert many_s == pytest.approx(2 * (ranks - 1) * 0.4 + 2 * LATENCY_S, rel=1e-6)
-
-
-def relay(world_size: int, num_elements: int) -> Schedule:
-    """Rank 0 sends to 1 and to 2, and 1 on to 3 what it has from 0."""
-    whole = 0, num_elements
-    first = [Transfer(0, 1, *whole, reduce=False), Transfer(0, 2, *whole, reduce=False)]
-    second = [Transfer(1, 3, *whole, reduce=False)]
-    return make_schedule("relay", world_size, num_elements, [first, second])
-
-
-def test_who_has_two_messages_to_send_has_neither_there_sooner() -> None:
-    """Connections share a port: so rank 1 has its message, but for the other's last block, when
-    both are through.
-    """
-    network = Network((Link("net", 0.0, RATE),), 4)
-    size_s = 1_000_000 * 4 / RATE
-    taken_s = simulate_s(relay, network, 1_000_000, in_pieces=False)
-    assert taken_s == pytest.approx(3 * size_s, rel=0.1)
-    assert taken_s < 3 * size_s
 
 
 @pytest.mark.parametrize("ranks", [4, 8, 16, 32, 64])

@@ -1,0 +1,72 @@
+"""A share of the processors for each emulated host, by the kernel's control groups.
+
+Hosts of one machine share its processors, and one that waits leaves its time to the others: they
+then compute faster than they did while all computed, which hosts of their own never would. With a
+share, and no more than that, each computes at one pace.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.namespaces import ClusterUnavailableError, is_left_over
+
+VERSION_1 = Path("/sys/fs/cgroup/cpu")
+VERSION_2 = Path("/sys/fs/cgroup")
+
+PERIOD_US = 5000
+"""In which a group has its share: a rank that has used it up waits for so long at most."""
+
+
+class Shares:
+    """Control groups by name, each with so many processors (0.5: half of one) at most.
+
+    Raises: ClusterUnavailableError where the kernel has no such groups, or none to give away.
+    """
+
+    def __init__(self, names: Sequence[str], processors: float) -> None:
+        self._folders: list[Path] = []
+        quota_us = round(processors * PERIOD_US)
+        try:
+            parent = _parent()
+            _remove_leftovers(parent)
+            for name in names:
+                folder = parent / name
+                folder.mkdir()
+                self._folders.append(folder)
+                if parent == VERSION_1:
+                    (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                    (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+                else:
+                    (folder / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+        except OSError as error:
+            self.remove()
+            raise ClusterUnavailableError(f"processors cannot be shared out: {error}") from error
+
+    def add(self, host: int, pid: int) -> None:
+        """A process, and all that it will start."""
+        with suppress(ProcessLookupError):  # it has ended already
+            (self._folders[host] / "cgroup.procs").write_text(str(pid))
+
+    def remove(self) -> None:
+        """Nothing may run in the groups any more."""
+        for folder in self._folders:
+            folder.rmdir()
+        self._folders = []
+
+
+def _parent() -> Path:
+    if (VERSION_1 / "cpu.cfs_quota_us").exists() or VERSION_1.is_mount():
+        return VERSION_1
+    if "cpu" in (VERSION_2 / "cgroup.controllers").read_text().split():
+        (VERSION_2 / "cgroup.subtree_control").write_text("+cpu")
+        return VERSION_2
+    raise FileNotFoundError(f"{VERSION_2} has no controller of processors")
+
+
+def _remove_leftovers(parent: Path) -> None:
+    for folder in parent.iterdir():
+        if is_left_over(folder.name):
+            with suppress(OSError):  # something runs there that nobody knows of
+                os.rmdir(folder)
