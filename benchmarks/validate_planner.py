@@ -93,10 +93,10 @@ def make_page(families: Path) -> str:
     )
     summary = [_summary(*row) for row in rows if row[2]]
     closing = (
-        "Errors of the emulation beyond a tenth have two causes that the planner does not model: "
-        "at 1 Gbit/s,\n16 ranks on two cores, the processors are what limits; and where many flows "
-        "meet in a switch's queue\n(sharded server on 16 hosts, segmented trees with 28 MB), TCP "
-        "loses and waits, by no rule that a size\nor a number of ranks would tell.\n"
+        "Errors of the emulation beyond a tenth are at 1 Gbit/s, where two things are not a "
+        "wire's: what an\nidle link's bucket saves up there, half a millisecond, is a third of a "
+        "message of the segmented\ntrees; and 16 ranks on two cores are slowed down by the "
+        "processors.\n"
     )
     parts = [
         head + "\n".join(summary),
@@ -156,7 +156,8 @@ def trainings_section() -> tuple[str, list[float]]:
         "### Real trainings at 200 Mbit/s",
         "",
         "Forecast before the first step from the file that `firecaffe check` wrote there, against",
-        "the median step; hardware and parts in [forecast.md](../benchmarks/results/forecast.md).",
+        "the median step; hardware and parts in [forecast.md](../benchmarks/results/forecast.md),",
+        "by the planner and on the links of the commit that it names.",
         "",
         "| network | hosts | exchange | forecast, ms | measured, ms | error |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -211,7 +211,7 @@ class VirtualCluster:
             total += int(dict(zip(titles, values, strict=True))["RetransSegs"])
         return total
 
-    def conditions(self) -> dict[str, str | int]:
+    def conditions(self) -> dict[str, str | int | float]:
         """What figures taken here depend on, for whoever reports them."""
         return {
             "hosts": self.hosts,

@@ -17,15 +17,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from math import ceil, log2
+from typing import Any, TypeVar
 
 from firecaffe.plan.network import Network, Port
+
+T = TypeVar("T")
 
 BLOCK_BYTES = 15_928
 """In which connections take turns: 11 segments of Ethernet. TCP hands 16 to 64 kB to a network card
 at a time."""
 
 MOST_BLOCKS = 9
-"""Of a message. A longer one has longer blocks, or there would be millions."""
+"""Of a message of such blocks: 128 kB, as segments are. A longer one has LONG_BLOCKS longer ones,
+or there would be millions."""
+LONG_BLOCKS = 4
 
 WINDOW = 2
 """Blocks of one connection under way at once."""
@@ -36,17 +41,17 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._numbers = count()
 
-    def at(self, time_s: float, happens: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (time_s, next(self._numbers), happens))
+    def at(self, time_s: float, happens: Callable[[T], None], what: T) -> None:
+        heapq.heappush(self._events, (time_s, next(self._numbers), happens, what))
 
     def run(self) -> None:
         """Until nothing is to happen any more."""
         while self._events:
-            self.now_s, _, happens = heapq.heappop(self._events)
-            happens()
+            self.now_s, _, happens, what = heapq.heappop(self._events)
+            happens(what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +66,29 @@ class _Message:
 
 
 @dataclass(slots=True)
+class _Port:
+    """One way of it."""
+
+    line: deque["_Block"] = field(default_factory=deque)
+    is_busy: bool = False
+    free_s: float = 0.0
+    """When what has arrived is through."""
+
+
+@dataclass(slots=True)
 class _Connection:
-    out: Port
-    into: Port
+    out: _Port
+    into: _Port
+    rate: float
     waiting: deque[_Message] = field(default_factory=deque)
     sent: int = 0
     """Blocks of the first message that waits."""
     under_way: int = 0
     """Blocks that are in line, or have left and not arrived."""
+
+
+_Block = tuple[_Connection, _Message, float, bool]
+"""(its connection, its message, seconds that it takes to leave, whether it is the last)."""
 
 
 class Ports:
@@ -77,11 +97,8 @@ class Ports:
     def __init__(self, network: Network, clock: Clock) -> None:
         self._network = network
         self._clock = clock
+        self._ports: dict[Port, _Port] = defaultdict(_Port)
         self._connections: dict[tuple[int, int], _Connection] = {}
-        self._line: dict[Port, deque[tuple[_Connection, _Message, bool]]] = defaultdict(deque)
-        self._is_busy: dict[Port, bool] = defaultdict(bool)
-        self._free_s: dict[Port, float] = defaultdict(float)
-        """When what has arrived at a port is through."""
 
     def send(
         self,
@@ -94,14 +111,17 @@ class Ports:
         """Puts a message on the connection of two ranks. arrived: called with its last byte."""
         ends = source, destination
         if ends not in self._connections:
-            self._connections[ends] = _Connection(*self._network.ports(*ends))
-        rate = self._network.link(*ends).bandwidth_bytes_per_s
-        length = max(BLOCK_BYTES, num_bytes / MOST_BLOCKS)
+            out, into = (self._ports[port] for port in self._network.ports(*ends))
+            rate = self._network.link(*ends).bandwidth_bytes_per_s
+            self._connections[ends] = _Connection(out, into, rate)
+        connection = self._connections[ends]
+        is_long = num_bytes > MOST_BLOCKS * BLOCK_BYTES
+        length = num_bytes / LONG_BLOCKS if is_long else BLOCK_BYTES
         blocks = max(1, ceil(num_bytes / length - 1e-9))
-        last_s = (num_bytes - (blocks - 1) * length) / rate
-        message = _Message(blocks, length / rate, last_s, crowding, arrived)
-        self._connections[ends].waiting.append(message)
-        self._ask(self._connections[ends])
+        last_s = (num_bytes - (blocks - 1) * length) / connection.rate
+        message = _Message(blocks, length / connection.rate, last_s, crowding, arrived)
+        connection.waiting.append(message)
+        self._ask(connection)
 
     def _ask(self, connection: _Connection) -> None:
         """As many blocks get in line as may be under way."""
@@ -113,32 +133,32 @@ class Ports:
             if is_last:
                 connection.waiting.popleft()
                 connection.sent = 0
-            self._line[connection.out].append((connection, message, is_last))
+            taken_s = message.last_s if is_last else message.block_s
+            connection.out.line.append((connection, message, taken_s, is_last))
         self._serve(connection.out)
 
-    def _serve(self, port: Port) -> None:
-        """The next block in line leaves."""
-        if self._is_busy[port] or not self._line[port]:
-            return
-        connection, message, is_last = self._line[port].popleft()
-        taken_s = message.last_s if is_last else message.block_s
-        self._is_busy[port] = True
+    def _serve(self, port: _Port) -> None:
+        """The next block in line begins to leave."""
+        if port.line and not port.is_busy:
+            block = port.line.popleft()
+            port.is_busy = True
+            self._clock.at(self._clock.now_s + block[2], self._leave, block)
 
-        def leave() -> None:
-            self._is_busy[port] = False
-            # It came in as it went out, if the port was free.
-            begun_s = max(self._free_s[connection.into], self._clock.now_s - taken_s)
-            self._free_s[connection.into] = begun_s + taken_s * message.crowding
-            self._clock.at(self._free_s[connection.into], arrive)
-            self._serve(port)
+    def _leave(self, block: _Block) -> None:
+        connection, message, taken_s, _ = block
+        connection.out.is_busy = False
+        # It came in as it went out, if the port was free.
+        begun_s = max(connection.into.free_s, self._clock.now_s - taken_s)
+        connection.into.free_s = begun_s + taken_s * message.crowding
+        self._clock.at(connection.into.free_s, self._arrive, block)
+        self._serve(connection.out)
 
-        def arrive() -> None:
-            connection.under_way -= 1
-            self._ask(connection)
-            if is_last:
-                message.arrived()
-
-        self._clock.at(self._clock.now_s + taken_s, leave)
+    def _arrive(self, block: _Block) -> None:
+        connection, message, _, is_last = block
+        connection.under_way -= 1
+        self._ask(connection)
+        if is_last:
+            message.arrived()
 
 
 def crowding(congestion: float, senders: float) -> float:

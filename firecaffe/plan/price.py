@@ -63,7 +63,7 @@ class Prices:
         if self.network.world_size == 1:
             return [0.0] * len(sizes)
         largest = max(2, *sizes)
-        fewer = [each for each in SIZES if 2 * each < largest] or [max(1, largest // 16)]
+        fewer = [each for each in SIZES if 4 * each < largest] or [max(1, largest // 16)]
         points = [0, *fewer, largest]
         times = [self._exact_s(each) for each in points[1:]]
         # What a vector takes besides its bytes does not vanish with them.
@@ -76,9 +76,8 @@ class Prices:
         is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
         if lanes == 1 or not is_simulated or self.algorithm == NATIVE:
             return 1.0
-        schedule = find_schedule(self.algorithm, ranks_per_node(self.network))
-        one_s = simulate_s(schedule, self.network, num_elements)
-        return simulate_s(schedule, self.network, num_elements, vectors=lanes) / lanes / one_s
+        one_s = _simulated_s(self.algorithm, self.network, num_elements)
+        return _simulated_s(self.algorithm, self.network, num_elements, lanes) / lanes / one_s
 
     def _exact_s(self, num_elements: int) -> float:
         if num_elements not in self._at:
@@ -97,8 +96,7 @@ class Prices:
         if not self.in_pieces:
             return rounds_only_s(self.algorithm, network, num_elements)
         if network.world_size <= SIMULATED_RANKS:
-            schedule = find_schedule(self.algorithm, ranks_per_node(network))
-            return simulate_s(schedule, network, num_elements)
+            return _simulated_s(self.algorithm, network, num_elements)
         share = overlap_share(self.algorithm, network.links, network.links[0].group or 1)
         return rounds_only_s(self.algorithm, network, num_elements) * share
 
@@ -110,5 +108,10 @@ def overlap_share(algorithm: str, links: tuple[Link, ...], per_node: int) -> flo
     if ranks > 2 * SIMULATED_RANKS:
         return 1.0
     network, size = Network(links, ranks), OVERLAP_SIZE
-    simulated = simulate_s(find_schedule(algorithm, per_node), network, size)
-    return simulated / rounds_only_s(algorithm, network, size)
+    return _simulated_s(algorithm, network, size) / rounds_only_s(algorithm, network, size)
+
+
+@lru_cache
+def _simulated_s(algorithm: str, network: Network, num_elements: int, vectors: int = 1) -> float:
+    schedule = find_schedule(algorithm, ranks_per_node(network))
+    return simulate_s(schedule, network, num_elements, vectors=vectors)

@@ -125,7 +125,7 @@ class _Run:
         for message in self.sends.get((actor, step), ()):
             start_s = max(self.done_s[actor], self.starts_s[rank])
             self.starts_s[rank] = start_s + message.latency_s
-            self.clock.at(start_s, partial(self._send, message))
+            self.clock.at(start_s, self._send, message)
 
     def _send(self, message: _Message) -> None:
         ranks = self.network.world_size
@@ -136,7 +136,7 @@ class _Run:
     def _arrive(self, message: _Message) -> None:
         rank = message.destination % self.network.world_size
         self.takes_s[rank] = max(self.clock.now_s, self.takes_s[rank]) + message.latency_s
-        self.clock.at(self.takes_s[rank], partial(self._take, message))
+        self.clock.at(self.takes_s[rank], self._take, message)
 
     def _take(self, message: _Message) -> None:
         key = message.destination, message.step

@@ -66,14 +66,16 @@ def exposed_s(
 ) -> float:
     """What is left of the exchange when backward has finished.
 
-    share: of its own time that a bucket takes while the next is under way with it; the last has
-    nobody beside it.
+    share: of its own time that a bucket takes while one like it is under way with it. Two that
+    differ are under way together for the shorter one's time, and not before both are ready.
     """
     free_s = 0.0
-    for bucket, taken_s in zip(buckets, exchange_s, strict=True):
-        free_s = max(free_s, bucket.ready_s) + share * taken_s
-    alone_s = (1 - share) * exchange_s[-1] if exchange_s else 0.0
-    return max(0.0, free_s + alone_s - backward_s)
+    for index, (bucket, taken_s) in enumerate(zip(buckets, exchange_s, strict=True)):
+        free_s = max(free_s, bucket.ready_s) + taken_s
+        if index + 1 < len(buckets):
+            together_s = min(taken_s, exchange_s[index + 1], free_s - buckets[index + 1].ready_s)
+            free_s -= (1 - share) * max(0.0, together_s)
+    return max(0.0, free_s - backward_s)
 
 
 def slowest_of(world_size: int, jitter: float) -> float:

@@ -49,8 +49,9 @@ def test_a_family_that_nobody_has_described_is_tried_too() -> None:
 def test_emulated_exchanges_at_200_mbit() -> None:
     _, errors = validate_emulated.page()
     slow = [abs(error) for cell, error in errors if cell.megabits_per_s == 200]
+    assert len(slow) >= 60
     assert median(slow) <= 0.05
-    assert sum(error <= 0.1 for error in slow) >= 0.8 * len(slow)
+    assert max(slow) <= 0.1
 
 
 def test_the_page_is_what_the_program_writes() -> None:
