@@ -1,8 +1,20 @@
-"""`python -m firecaffe`: the command line."""
+"""The program: `firecaffe`, or `python -m firecaffe`."""
 
+import os
 import sys
+from typing import NoReturn
 
 from firecaffe.cli import main
+from firecaffe.comm.report import end_process
+
+
+def run() -> NoReturn:
+    """Runs the command line; a rank then ends at once."""
+    exit_code = main()
+    if "RANK" in os.environ:
+        end_process(exit_code)
+    sys.exit(exit_code)
+
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run()

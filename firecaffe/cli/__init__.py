@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 
-from firecaffe.comm.report import end_process, is_reported, leave_report
+from firecaffe.comm.report import leave_report
 from firecaffe.errors import FirecaffeError, RecipeError, RunError
 from firecaffe.faults import TOGETHER, Fault
 
@@ -61,8 +61,6 @@ def _fail(message: str, exit_code: int, fault: Fault | None = None) -> int:
     """One line for the user. A rank leaves it to its launcher, which says it once for all ranks."""
     told = fault is not None and fault.kind not in TOGETHER
     leave_report(fault.line if told and fault is not None else message, fault)
-    if is_reported():
-        end_process(exit_code)
     return exit_code
 
 

@@ -15,11 +15,6 @@ REPORT = "TORCHELASTIC_ERROR_FILE"
 """Where torch's elastic agent wants a rank's report."""
 
 
-def is_reported() -> bool:
-    """Whether a launcher reads reports."""
-    return bool(os.environ.get(REPORT))
-
-
 def leave_report(message: str, fault: Fault | None = None) -> None:
     """Leaves the line to the launcher, which says it once for all ranks; else prints it."""
     line = " ".join(message.split())
@@ -42,7 +37,11 @@ def leave_report(message: str, fault: Fault | None = None) -> None:
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """Ends at once: a communication thread may still wait for a rank that is gone."""
+    """Ends at once: a communication thread may still wait for a rank that is gone.
+
+    And one of Gloo's threads that lets go of a tensor while the interpreter is taken down aborts
+    the process (torch's issue 190489).
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
