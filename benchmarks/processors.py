@@ -3,6 +3,8 @@
 Hosts of one machine share its processors, and one that waits leaves its time to the others: they
 then compute faster than they did while all computed, which hosts of their own never would. With a
 share, and no more than that, each computes at one pace.
+
+Both versions of the kernel's interface are here; only the first was at hand to be tried.
 """
 
 import os
@@ -10,13 +12,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.namespaces import ClusterUnavailableError, is_left_over
+from benchmarks.namespaces import ClusterError, ClusterUnavailableError, is_left_over
 
 VERSION_1 = Path("/sys/fs/cgroup/cpu")
 VERSION_2 = Path("/sys/fs/cgroup")
 
 PERIOD_US = 5000
 """In which a group has its share: a rank that has used it up waits for so long at most."""
+LEAST_QUOTA_US = 1000
+"""Of a period, by the kernel (min_cfs_quota_period)."""
+
+
+def check_share(processors: float) -> None:
+    """Raises: ClusterError for so many processors a host as the kernel cannot give."""
+    least = LEAST_QUOTA_US / PERIOD_US
+    if not processors >= least:
+        raise ClusterError(
+            f"{processors:g} processors for each host; {least:g} is the least share that can be "
+            "given (take fewer hosts, or no shares)"
+        )
 
 
 class Shares:
@@ -57,7 +71,7 @@ class Shares:
 
 
 def _parent() -> Path:
-    if (VERSION_1 / "cpu.cfs_quota_us").exists() or VERSION_1.is_mount():
+    if VERSION_1.is_mount():
         return VERSION_1
     if "cpu" in (VERSION_2 / "cgroup.controllers").read_text().split():
         (VERSION_2 / "cgroup.subtree_control").write_text("+cpu")

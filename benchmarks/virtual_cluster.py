@@ -40,7 +40,7 @@ from benchmarks.namespaces import (
     remove_leftovers,
     require,
 )
-from benchmarks.processors import Shares
+from benchmarks.processors import Shares, check_share
 
 INTERFACE = "veth0"
 """The name of each host's one link."""
@@ -85,6 +85,8 @@ class VirtualCluster:
             raise ClusterError(f"{hosts} hosts; a cluster has 1 to {MOST_HOSTS}")
         if rate_bits_per_s < 1:
             raise ClusterError(f"a rate of {rate_bits_per_s} bits/s; it must be positive")
+        if processors is not None:
+            check_share(processors)
         self.hosts = hosts
         self.segment_bytes = _segment_bytes(rate_bits_per_s)
         self.window_bytes = WINDOW_SEGMENTS * self.segment_bytes

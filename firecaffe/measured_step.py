@@ -28,8 +28,8 @@ from firecaffe.train.arithmetic import seed_random, set_arithmetic
 from firecaffe.train.solver import make_optimizer
 from firecaffe.train.step import Stepper, StepResult
 
-MICRO_BATCHES = 4
-"""Of a timed step: so that what a step costs besides them can be told from them."""
+MOST_MICRO_BATCHES = 4
+"""Of a timed step: what a step costs besides them is no more than a part of each then."""
 
 FEWEST_STEPS, WARM_UP = 7, 2
 
@@ -39,6 +39,8 @@ class Timed:
     """The steps of one micro-batch size. Samples are of one micro-batch, in seconds."""
 
     micro_batch_size: int
+    micro_batches: int
+    """Of each step."""
     compute_s: tuple[float, ...]
     data_s: tuple[float, ...]
     update_s: tuple[float, ...]
@@ -63,13 +65,17 @@ class Timed:
 
 
 def time_steps(
-    recipe: Recipe, device: torch.device, micro_batch_size: int, least_s: float
+    recipe: Recipe,
+    device: torch.device,
+    micro_batch_size: int,
+    least_s: float,
+    micro_batches: int = MOST_MICRO_BATCHES,
 ) -> Timed:
-    """Steps of MICRO_BATCHES micro-batches for `least_s` seconds, and FEWEST_STEPS at least."""
+    """Steps of so many micro-batches for `least_s` seconds, and FEWEST_STEPS at least."""
     train = dataclasses.replace(
         recipe.train,
         micro_batch_size=micro_batch_size,
-        global_batch_size=MICRO_BATCHES * micro_batch_size,
+        global_batch_size=micro_batches * micro_batch_size,
     )
     set_arithmetic(train, device)
     data = _dataset(recipe, train.global_batch_size)
@@ -80,7 +86,7 @@ def time_steps(
     order = SampleOrder(train.seed, len(data), train.global_batch_size, micro_batch_size)
     batches = Batches(data, order, recipe.data, device)
     world = World(0, 1, device)
-    stepper = Stepper(model, classification_loss, batches, train, range(MICRO_BATCHES))
+    stepper = Stepper(model, classification_loss, batches, train, range(micro_batches))
     stepper.buffers.begin_step()
 
     def first_loss() -> Tensor:
@@ -96,9 +102,9 @@ def time_steps(
         run_probe(model, parameters, first_loss, world).ready_order,
         stepper.empty_tail(),
         stepper.empty_counts(),
-        MICRO_BATCHES,
+        micro_batches,
         Exchange(world, "tree"),
-        route("tree", world, MICRO_BATCHES),
+        route("tree", world, micro_batches),
         recipe.exchange.bucket_bytes,
         None,
     )
@@ -120,8 +126,9 @@ def time_steps(
     )
     return Timed(
         micro_batch_size,
-        tuple(each.compute_s / MICRO_BATCHES for each in timings),
-        tuple(each.data_s / MICRO_BATCHES for each in timings),
+        micro_batches,
+        tuple(each.compute_s / micro_batches for each in timings),
+        tuple(each.data_s / micro_batches for each in timings),
         tuple(each.update_s for each in timings),
         used,
     )

@@ -214,7 +214,7 @@ def forecast_run(recipe: Recipe, world_size: int, gpu: str, route: str) -> dict[
         )
     except (FirecaffeError, ValueError):  # a run goes on without what cannot be foreseen of it
         return None
-    alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter)
+    alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)
     return {
         **row.as_dict(),
         "cluster": cluster.name,

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from firecaffe.comm.launch import Hosts, launch, parse_nodes
 from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
-from firecaffe.measured_step import Timed, time_steps
+from firecaffe.measured_step import MOST_MICRO_BATCHES, Timed, time_steps
 from firecaffe.models import MODELS
 from firecaffe.recipe import Recipe
 from firecaffe.runs.environment import cpu_name
@@ -133,10 +134,12 @@ def _look(world: World, recipe: Recipe | None, folder: Path, say: Callable[[str]
     steps: list[Timed] = []
     if recipe is not None:
         size = recipe.train.micro_batch_size
+        of_rank = ceil(recipe.train.num_micro_batches / world.world_size)
+        micro_batches = min(of_rank, MOST_MICRO_BATCHES)
         for each in sorted({max(1, size // 2), size, 2 * size}):
             say(f"steps of {each} images")
             gather_text(world, "")  # all at once, as in training
-            steps.append(time_steps(recipe, world.device, each, STEP_S))
+            steps.append(time_steps(recipe, world.device, each, STEP_S, micro_batches))
     own = [dataclasses.asdict(each) for each in steps]
     stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
     timed = [[Timed(**_tuples(words)) for words in of_rank] for of_rank in stated]

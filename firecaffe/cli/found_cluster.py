@@ -4,6 +4,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import median
 
 from scipy.stats import mannwhitneyu
@@ -179,10 +180,12 @@ def _middle(rows: Sequence[Timed]) -> Timed:
 
 
 def _jitter(steps: Sequence[Sequence[Timed]]) -> float:
-    """A step's standard deviation over its mean, of the median rank: a normal one's middle four
-    fifths are 2.56 of it wide.
+    """A micro-batch's standard deviation over its mean, of the median rank: a normal one's middle
+    four fifths are 2.56 of it wide. A step's is less: each of its micro-batches varies for itself.
     """
-    spreads = [spread(row.compute_s) for of_rank in steps for row in of_rank]
+    spreads = [
+        spread(row.compute_s) * sqrt(row.micro_batches) for of_rank in steps for row in of_rank
+    ]
     return median(spreads) / 1.28 if spreads else 0.0
 
 

@@ -69,7 +69,9 @@ def learn(cluster: Cluster, folders: Sequence[Path]) -> tuple[Cluster, list[str]
     ]
     device = replace(cluster.device, measured=(*kept, *rows))
     scatter = [
-        run.parts["stragglers_s"] / run.parts["compute_s"] / (slowest_of(run.world_size, 1.0) - 1)
+        run.parts["stragglers_s"]
+        / run.parts["compute_s"]
+        / (slowest_of(run.world_size, 1.0, run.micro_batches) - 1)
         for run in runs
         if run.world_size > 1
     ]
@@ -80,7 +82,7 @@ def learn(cluster: Cluster, folders: Sequence[Path]) -> tuple[Cluster, list[str]
     ]
     if scatter:
         device = replace(device, jitter=median(scatter))
-        said.append(f"a rank's step scatters by {device.jitter:.1%}")
+        said.append(f"a rank's micro-batch scatters by {device.jitter:.1%}")
     sources = tuple(dict.fromkeys([*cluster.sources, *(f"run: {run.folder.name}" for run in runs)]))
     learned = replace(cluster, device=device, sources=sources)
     by_level: dict[int, list[Finished]] = defaultdict(list)

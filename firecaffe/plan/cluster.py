@@ -53,7 +53,7 @@ class Device:
     kernel, and the time in which it does not yet fill the device. It makes small batches slow."""
     power_w: float = 0.0
     jitter: float = 0.0
-    """The standard deviation of a worker's own time of a step, over its mean."""
+    """The standard deviation of a worker's own time of a micro-batch, over its mean."""
     error: float = 0.3
     measured: tuple[Measured, ...] = ()
 

@@ -239,12 +239,12 @@ class _Cost:
         taken_s = [exchange * each for each in self._exchanges(world_size)]
         backward_s = compute * sum(self.one.backward_s)
         ready = [Bucket(compute * each.ready_s, each.num_elements) for each in self.buckets]
-        share_beside = self._share_beside(world_size)
+        lanes, share_beside = self.cluster.lanes, self._share_beside(world_size)
         own_s = compute * share * self.one.compute_s
         step = Step(
-            compute_s=own_s * slowest_of(world_size, device.jitter),
+            compute_s=own_s * slowest_of(world_size, device.jitter, share),
             data_s=compute * share * data_s(work, device),
-            exposed_communication_s=exposed_s(ready, taken_s, backward_s, share_beside),
+            exposed_communication_s=exposed_s(ready, taken_s, backward_s, lanes, share_beside),
             update_s=compute * update_s(work, device),
             exchange_s=sum(taken_s),
         )

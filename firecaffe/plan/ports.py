@@ -28,9 +28,9 @@ BLOCK_BYTES = 15_928
 at a time."""
 
 MOST_BLOCKS = 9
-"""Of a message of such blocks: 128 kB, as segments are. A longer one has LONG_BLOCKS longer ones,
-or there would be millions."""
+"""Of a message of such blocks: 128 kB, as segments are."""
 LONG_BLOCKS = 4
+"""Of a longer message, whose blocks are longer, or there would be millions."""
 
 WINDOW = 2
 """Blocks of one connection under way at once."""

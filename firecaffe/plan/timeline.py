@@ -1,16 +1,19 @@
 """One step of one worker in time: micro-batches, buckets on their way while backward goes on.
 
 Gradients become ready during the last micro-batch's backward, from the last layer to the first,
-and travel in buckets, one after the other. What is still on its way when backward has finished is
-exposed: the worker waits for it. A step ends with the slowest worker: where a worker's step varies
-by `jitter` (a standard deviation, over the mean), P of them wait for the largest of P.
+and travel in buckets, in this order. What is still on its way when backward has finished is
+exposed: the worker waits for it. A step ends with the slowest worker: where micro-batches vary by
+`jitter` (a standard deviation, over the mean), each for itself, P workers wait for the largest of P
+sums.
 
 Source: the order statistic of a normal distribution by Blom 1958.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf, sqrt
 from statistics import NormalDist
 
 from firecaffe.gradients.buckets import cut
@@ -62,24 +65,36 @@ def exposed_s(
     buckets: Sequence[Bucket],
     exchange_s: Sequence[float],
     backward_s: float,
+    lanes: int = 1,
     share: float = 1.0,
 ) -> float:
     """What is left of the exchange when backward has finished.
 
-    share: of its own time that a bucket takes while one like it is under way with it. Two that
-    differ are under way together for the shorter one's time, and not before both are ready.
+    lanes: so many buckets may be under way at once, where they are ready. share: what these take,
+    over what they would take one after the other.
     """
-    free_s = 0.0
-    for index, (bucket, taken_s) in enumerate(zip(buckets, exchange_s, strict=True)):
-        free_s = max(free_s, bucket.ready_s) + taken_s
-        if index + 1 < len(buckets):
-            together_s = min(taken_s, exchange_s[index + 1], free_s - buckets[index + 1].ready_s)
-            free_s -= (1 - share) * max(0.0, together_s)
-    return max(0.0, free_s - backward_s)
+    now_s = 0.0
+    waiting = deque(zip(buckets, exchange_s, strict=True))
+    left_s: list[float] = []  # of those under way, as if each were alone
+    while waiting or left_s:
+        ready_s = waiting[0][0].ready_s if waiting and len(left_s) < lanes else inf
+        if ready_s <= now_s or not left_s:
+            now_s = max(now_s, ready_s)
+            left_s.append(waiting.popleft()[1])
+            continue
+        pace = 1.0 if len(left_s) == 1 else 1 / (len(left_s) * share)
+        passed_s = min(ready_s - now_s, min(left_s) / pace)
+        now_s += passed_s
+        left_s = [each for each in (each - passed_s * pace for each in left_s) if each > 0.0]
+    return max(0.0, now_s - backward_s)
 
 
-def slowest_of(world_size: int, jitter: float) -> float:
-    """How many times a worker's mean the slowest of so many is expected to take."""
+def slowest_of(world_size: int, jitter: float, micro_batches: float) -> float:
+    """How many times a worker's mean the slowest of so many is expected to take.
+
+    micro_batches: of each worker in a step.
+    """
     if world_size == 1:
         return 1.0
-    return 1 + jitter * NormalDist().inv_cdf((world_size - 0.375) / (world_size + 0.25))
+    largest = NormalDist().inv_cdf((world_size - 0.375) / (world_size + 0.25))
+    return 1 + jitter / sqrt(micro_batches) * largest

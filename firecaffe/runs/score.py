@@ -61,6 +61,9 @@ class Score:
 def measured_parts(timings: Rows) -> dict[str, float]:
     """Medians over steps of the parts of a step, the first step left out.
 
+    The step is that of the slowest rank's median. The slowest of each step would take longer than
+    they do on average: who is late in one is early in the next, as all keep one pace.
+
     Raises: RunError where a row lacks a part, or no step is there on all ranks.
     """
     by_rank = {rank: {row["step"]: row for row in rows[1:]} for rank, rows in timings.items()}
@@ -68,7 +71,7 @@ def measured_parts(timings: Rows) -> dict[str, float]:
     steps = sorted(set.intersection(*present)) if present else []
     if not steps:
         raise RunError("the run has no step, after its first, that all ranks did")
-    columns: dict[str, list[float]] = {name: [] for name in (*ADVICE, "step_s")}
+    columns: dict[str, list[float]] = {name: [] for name in ADVICE}
     try:
         for step in steps:
             rows = [own[step] for own in by_rank.values() if own]
@@ -80,12 +83,13 @@ def measured_parts(timings: Rows) -> dict[str, float]:
             exposed_s = min(row["exposed_communication_s"] for row in rows)
             columns["exchange_s"].append(exposed_s)
             columns["update_s"].append(median(row["update_s"] for row in rows))
-            columns["step_s"].append(max(row["step_s"] for row in rows))
+        of_rank = [[own[step]["step_s"] for step in steps] for own in by_rank.values() if own]
     except KeyError as error:
         raise RunError(f"a row of the run's timings lacks {error}") from error
     found = {name: median(values) for name, values in columns.items() if values}
-    told = sum(value for name, value in found.items() if name not in ("step_s", "rest_s"))
-    return {**found, "rest_s": max(0.0, found["step_s"] - told)}
+    step_s = max(map(median, of_rank))
+    told = sum(found.values())
+    return {**found, "step_s": step_s, "rest_s": max(0.0, step_s - told)}
 
 
 def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None:

@@ -197,6 +197,11 @@ def test_a_host_has_its_share_of_the_processors_and_no_more(cluster: Up) -> None
     assert not groups[0].exists()
 
 
+def test_a_share_that_the_kernel_cannot_give_is_refused_before_anything_is_made() -> None:
+    with pytest.raises(ClusterError, match=r"0\.1 processors for each host; 0\.2 is the least"):
+        VirtualCluster(16, RATE, processors=0.1)
+
+
 def test_retransmits_are_counted_where_many_send_to_one_through_a_small_queue(cluster: Up) -> None:
     dropping = cluster(6, RATE, queue_bytes=20_000)
     assert transfer(dropping)[0] == 5 * SIZE

@@ -1,7 +1,6 @@
 """A step's parts: computing, exposed exchange, stragglers, memory; against closed formulas."""
 
 import dataclasses
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -63,17 +62,37 @@ def test_what_backward_does_not_hide_is_exposed() -> None:
     assert exposed_s([early, late], [0.4, 0.4], backward_s=1.0) == pytest.approx(0.4)
     assert exposed_s([early, late], [2.0, 0.4], backward_s=1.0) == pytest.approx(1.4)
     assert exposed_s([early], [0.4], backward_s=1.0) == 0.0
-    # Two at once: each but the last takes three quarters of its own time.
-    assert exposed_s([early, early], [2.0, 2.0], 1.0, share=0.75) == pytest.approx(2.5)
+
+
+def test_two_buckets_are_under_way_at_once() -> None:
+    """Together they take 0.75 of what they take one after the other, which is as long alone."""
+    early, late = Bucket(0.0, 1), Bucket(1.0, 1)
+
+    def left_s(buckets: list[Bucket], taken_s: list[float], share: float = 0.75) -> float:
+        return exposed_s(buckets, taken_s, backward_s=1.0, lanes=2, share=share)
+
+    assert left_s([early, early], [2.0, 2.0]) == pytest.approx(0.75 * 4.0 - 1.0)
+    assert left_s([early] * 4, [2.0] * 4) == pytest.approx(0.75 * 8.0 - 1.0)
+    # The shorter one is through after 0.75 of 2 x 0.4; what is left of the longer one goes alone.
+    assert left_s([early, early], [2.0, 0.4]) == pytest.approx(0.75 * 0.8 + 1.6 - 1.0)
+    # A third one waits until there is a lane for it, and no two go where there is one.
+    assert left_s([early] * 3, [4.0, 1.0, 1.0]) == pytest.approx(1.5 + 1.5 + 2.0 - 1.0)
+    assert exposed_s([early] * 3, [4.0, 1.0, 1.0], 1.0, lanes=1, share=0.75) == pytest.approx(5.0)
+    # The first is alone until the second is ready.
+    assert left_s([early, late], [2.0, 2.0]) == pytest.approx(1.0 + 0.75 * 2.0 + 1.0 - 1.0)
+    # Nothing is gained: as if one went after the other.
+    assert left_s([early, late], [2.0, 0.4], share=1.0) == pytest.approx(2.4 - 1.0)
 
 
 @pytest.mark.parametrize("world_size", [2, 8, 100, 5000])
 def test_the_slowest_of_many(world_size: int) -> None:
-    """Blom's formula against the mean of the largest of so many normal numbers."""
-    draws = np.random.default_rng(0).standard_normal((2000, world_size)).max(axis=1)
-    assert slowest_of(world_size, 0.1) == pytest.approx(1 + 0.1 * draws.mean(), abs=0.005)
-    assert slowest_of(1, 0.1) == 1.0
-    assert NormalDist().inv_cdf(0.5) == 0.0
+    """Blom's formula against the mean of the largest of so many sums of normal numbers."""
+    draws = np.random.default_rng(0).standard_normal((2000, world_size, 4))
+    alone = draws[:, :, 0].max(axis=1).mean()
+    assert slowest_of(world_size, 0.1, 1) == pytest.approx(1 + 0.1 * alone, abs=0.005)
+    together = (1 + 0.1 * draws).mean(axis=2).max(axis=1).mean()
+    assert slowest_of(world_size, 0.1, 4) == pytest.approx(together, abs=0.005)
+    assert slowest_of(1, 0.1, 1) == 1.0
 
 
 def test_memory_is_counted_by_volume() -> None:

@@ -65,6 +65,16 @@ def test_a_wrong_forecast_is_told_from_a_slow_rank(tmp_path: Path) -> None:
     assert any("compute: forecast" in each and "itself was wrong" in each for each in found.lines)
 
 
+def test_what_is_late_in_one_step_and_early_in_the_next_counts_once() -> None:
+    """Ranks that take 100 and 120 ms in turns, never both the same, keep a pace of 110."""
+    taken_s = [[0.1, 0.12] * 10, [0.12, 0.1] * 10]
+    timings = {
+        rank: [row(step, compute_s=each - 0.035) for step, each in enumerate([0.5, *own])]
+        for rank, own in enumerate(taken_s)
+    }
+    assert measured_parts(timings)["step_s"] == pytest.approx(0.11)
+
+
 def test_no_rank_is_blamed_for_what_one_rank_cannot_move(tmp_path: Path) -> None:
     """Three of four ranks take 100 ms where 50 were forecast; the fourth takes 110."""
     waits = {"exposed_communication_s": 0.03}
