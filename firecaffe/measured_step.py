@@ -1,12 +1,15 @@
-"""Times the steps of a recipe on this device alone: the same parts as a training, no other worker.
+"""Times the steps of a recipe on this device alone: the same parts as a training, no other worker,
+or an exchange beside them whose result nobody needs.
 
 What it gives is what the planner takes for computing: forward and backward of a micro-batch with
 all that belongs to them (sums, buckets, dropout's keys), fetching it, and the update.
 """
 
 import dataclasses
+import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import psutil
@@ -14,11 +17,13 @@ import torch
 from torch import Tensor
 
 from firecaffe.comm.exchange import Exchange, route
+from firecaffe.comm.local import LocalRanks
+from firecaffe.comm.worker import Worker
 from firecaffe.comm.world import World
 from firecaffe.data import Batches, Dataset, SampleOrder, TensorDataset, open_data
 from firecaffe.errors import DataError
 from firecaffe.gradients.probe import run_probe
-from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.reducer import GradientReducer, begin_thread
 from firecaffe.models import build_model, classification_loss
 from firecaffe.plan.calibrate import spread
 from firecaffe.plan.cluster import Measured
@@ -132,6 +137,41 @@ def time_steps(
         tuple(each.update_s for each in timings),
         used,
     )
+
+
+def time_steps_beside_exchange(
+    recipe: Recipe,
+    world: World,
+    local: LocalRanks | None,
+    micro_batch_size: int,
+    least_s: float,
+    micro_batches: int,
+) -> Timed:
+    """The same while vectors of a bucket's length are summed over all ranks, one after the other.
+
+    By ring, which keeps all ports busy both ways. Raises: PeerLostError.
+    """
+    exchange = Exchange(world, "ring", local)
+    vector = exchange.empty(max(1, recipe.exchange.bucket_bytes // 4), torch.float32, world.device)
+    is_over = threading.Event()
+
+    def sum_until_over() -> None:
+        """For all ranks: whoever still computes adds one to the first element."""
+        while True:
+            vector[0] = 0.0 if is_over.is_set() else 1.0
+            exchange.all_reduce(vector)
+            if float(vector[0]) == 0.0:
+                return
+
+    thread = Worker("exchange", partial(begin_thread, world.device))
+    summed = thread.submit(sum_until_over)
+    try:
+        timed = time_steps(recipe, world.device, micro_batch_size, least_s, micro_batches)
+    finally:
+        is_over.set()
+        thread.close()
+    summed.result()
+    return timed
 
 
 def _dataset(recipe: Recipe, least: int) -> Dataset:

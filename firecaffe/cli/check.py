@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from math import ceil
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,10 +23,15 @@ from firecaffe.comm.agree import agree, gather_text
 from firecaffe.comm.bench_exchange import time_exchanges
 from firecaffe.comm.check_cluster import links_of, look_over
 from firecaffe.comm.launch import Hosts, launch, parse_nodes
-from firecaffe.comm.local import meet_local_ranks
+from firecaffe.comm.local import LocalRanks, meet_local_ranks
 from firecaffe.comm.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
-from firecaffe.measured_step import MOST_MICRO_BATCHES, Timed, time_steps
+from firecaffe.measured_step import (
+    MOST_MICRO_BATCHES,
+    Timed,
+    time_steps,
+    time_steps_beside_exchange,
+)
 from firecaffe.models import MODELS
 from firecaffe.recipe import Recipe
 from firecaffe.runs.environment import cpu_name
@@ -131,45 +137,73 @@ def _look(world: World, recipe: Recipe | None, folder: Path, say: Callable[[str]
     ranks = look_over(world, folder, name, say)
     places = [(each.host, each.group) for each in ranks]
     links = links_of(world, places, say) if world.world_size > 1 else []
-    steps: list[Timed] = []
+    timed: list[list[Timed]] = []
     if recipe is not None:
-        size = recipe.train.micro_batch_size
-        of_rank = ceil(recipe.train.num_micro_batches / world.world_size)
-        micro_batches = min(of_rank, MOST_MICRO_BATCHES)
-        for each in sorted({max(1, size // 2), size, 2 * size}):
-            say(f"steps of {each} images")
-            gather_text(world, "")  # all at once, as in training
-            steps.append(time_steps(recipe, world.device, each, STEP_S, micro_batches))
+        timed = _steps(world, recipe, say)
+    exchanges: dict[str, dict[int, float]] = {}
+    slowdown = 0.0
+    if world.world_size > 1:
+        shares = recipe is None or recipe.exchange.shared_memory
+        use_memory = shares and not is_gpu
+        local = meet_local_ranks(world, TIMEOUT_S) if use_memory else None
+        try:
+            say("exchanges")
+            exchanges = _exchanges(world, recipe, local)
+            if recipe is not None:
+                say("computing beside an exchange")
+                slowdown = _slowdown(world, recipe, local, timed)
+        finally:
+            if local is not None:
+                local.close()
+    return Found(ranks, links, world.local_world_size, timed, exchanges, slowdown)
+
+
+def _steps(world: World, recipe: Recipe, say: Callable[[str], None]) -> list[list[Timed]]:
+    """By rank, of three micro-batch sizes; all ranks get all."""
+    size = recipe.train.micro_batch_size
+    steps = []
+    for each in sorted({max(1, size // 2), size, 2 * size}):
+        say(f"steps of {each} images")
+        gather_text(world, "")  # all at once, as in training
+        steps.append(time_steps(recipe, world.device, each, STEP_S, _micro_batches(world, recipe)))
     own = [dataclasses.asdict(each) for each in steps]
     stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
-    timed = [[Timed(**_tuples(words)) for words in of_rank] for of_rank in stated]
-    exchanges: dict[str, dict[int, float]] = {}
-    if world.world_size > 1:
-        say("exchanges")
-        exchanges = _exchanges(world, recipe)
-    return Found(ranks, links, world.local_world_size, timed, exchanges)
+    return [[Timed(**_tuples(words)) for words in of_rank] for of_rank in stated]
+
+
+def _micro_batches(world: World, recipe: Recipe) -> int:
+    """Of a timed step: as many as a rank has in training, up to some."""
+    return min(ceil(recipe.train.num_micro_batches / world.world_size), MOST_MICRO_BATCHES)
+
+
+def _slowdown(
+    world: World, recipe: Recipe, local: LocalRanks | None, timed: Sequence[Sequence[Timed]]
+) -> float:
+    """How much longer the median rank's step takes beside an exchange, as a share of it."""
+    size = recipe.train.micro_batch_size
+    alone_s = [median(t.compute_s) for row in timed for t in row if t.micro_batch_size == size]
+    gather_text(world, "")
+    beside = time_steps_beside_exchange(
+        recipe, world, local, size, STEP_S, _micro_batches(world, recipe)
+    )
+    beside_s = [float(text) for text in gather_text(world, repr(median(beside.compute_s)))]
+    return max(0.0, median(beside_s) / median(alone_s) - 1)
 
 
 def _tuples(words: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(each) if isinstance(each, list) else each for name, each in words.items()}
 
 
-def _exchanges(world: World, recipe: Recipe | None) -> dict[str, dict[int, float]]:
+def _exchanges(
+    world: World, recipe: Recipe | None, local: LocalRanks | None
+) -> dict[str, dict[int, float]]:
     """Median seconds by exchange and bytes, as a training of this recipe would have them."""
     bucket = 4_000_000 if recipe is None else recipe.exchange.bucket_bytes
     names = list(EXCHANGES)
     if recipe is not None and recipe.exchange.algorithm not in (*names, "auto"):
         names.insert(0, recipe.exchange.algorithm)
-    shares = recipe is None or recipe.exchange.shared_memory
-    local = None
-    if shares and world.device.type == "cpu":
-        local = meet_local_ranks(world, TIMEOUT_S)
     sizes = sorted({max(4, bucket // 16 // 4 * 4), max(4, bucket // 4 * 4)})
-    try:
-        timings = time_exchanges(world, names, sizes, REPETITIONS, lambda _: None, local, {})
-    finally:
-        if local is not None:
-            local.close()
+    timings = time_exchanges(world, names, sizes, REPETITIONS, lambda _: None, local, {})
     found: dict[str, dict[int, float]] = {}
     for each in timings:
         found.setdefault(each.algorithm, {})[each.size_bytes] = each.time_s
@@ -208,6 +242,8 @@ def _show(console: Console, found: Found) -> None:
     for name, times in found.exchanges.items():
         shown = ", ".join(f"{size / 1e6:.3g} MB {1e3 * s:.3g} ms" for size, s in times.items())
         console.print(f"exchange {name}: {shown}", markup=False)
+    if found.slowdown:
+        console.print(f"beside an exchange, computing takes {found.slowdown:.0%} longer")
     for line in findings(found) or ["nothing stands out"]:
         console.print(line, markup=False, soft_wrap=True)
 

@@ -43,6 +43,8 @@ class Found:
     """By rank; of the recipe, where there was one."""
     exchanges: dict[str, dict[int, float]]
     """Seconds by exchange and bytes."""
+    slowdown: float
+    """Of computing beside an exchange; see `plan.cluster.Device`."""
 
 
 def findings(found: Found) -> list[str]:
@@ -151,6 +153,7 @@ def cluster_of(found: Found, recipe: Recipe | None, name: str) -> Cluster:
         efficiency=0.5,
         overhead_s=USUAL_OVERHEAD_S,
         jitter=_jitter(found.steps),
+        exchange_slowdown=found.slowdown,
         error=0.5,
     )
     hosts = len({(rank.host, rank.group) for rank in ranks})

@@ -81,7 +81,8 @@ def learn(cluster: Cluster, folders: Sequence[Path]) -> tuple[Cluster, list[str]
         for row in rows
     ]
     if scatter:
-        device = replace(device, jitter=median(scatter))
+        # What these runs computed, they computed beside their exchanges.
+        device = replace(device, jitter=median(scatter), exchange_slowdown=0.0)
         said.append(f"a rank's micro-batch scatters by {device.jitter:.1%}")
     sources = tuple(dict.fromkeys([*cluster.sources, *(f"run: {run.folder.name}" for run in runs)]))
     learned = replace(cluster, device=device, sources=sources)

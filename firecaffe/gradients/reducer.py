@@ -128,7 +128,7 @@ class GradientReducer:
         # One worker encodes in a thread too: torch lets the main thread have several for one sum,
         # and adds in another order then.
         if world.world_size > 1 or coding is not None:
-            begin = partial(_begin_thread, counts.device)
+            begin = partial(begin_thread, counts.device)
             self._threads = [Worker("exchange", begin) for _ in range(self._combine.lanes)]
             last_of_each = [bucket.members[-1] for bucket in self.buckets]
             self._hooks = [
@@ -326,7 +326,8 @@ def _add_in_place(left: Leaf, right: Leaf) -> Leaf:
     return left
 
 
-def _begin_thread(device: torch.device) -> None:
+def begin_thread(device: torch.device) -> None:
+    """What a thread that exchanges does first."""
     # Threads of its own would take cores from backward, which runs at the same time.
     torch.set_num_threads(1)
     if device.type == "cuda":

@@ -54,6 +54,8 @@ class Device:
     power_w: float = 0.0
     jitter: float = 0.0
     """The standard deviation of a worker's own time of a micro-batch, over its mean."""
+    exchange_slowdown: float = 0.0
+    """How much longer computing takes while an exchange is under way, as a share of its time."""
     error: float = 0.3
     measured: tuple[Measured, ...] = ()
 
@@ -218,7 +220,7 @@ _POSITIVE = {
     "storage": ("read_bytes_per_s",),
 }
 _NOT_NEGATIVE = {
-    "device": ("overhead_s", "power_w", "jitter", "error"),
+    "device": ("overhead_s", "power_w", "jitter", "exchange_slowdown", "error"),
     "storage": ("error", "decoded_images_per_s"),
     "prices": ("node_usd_per_hour", "electricity_usd_per_kwh", "power_w"),
 }

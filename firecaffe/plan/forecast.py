@@ -21,7 +21,7 @@ from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failur
 from firecaffe.plan.memory import memory_band, memory_bytes
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices
-from firecaffe.plan.timeline import Bucket, Step, buckets_of, exposed_s, slowest_of
+from firecaffe.plan.timeline import Bucket, Step, buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import Workload
 
 NO_COMPRESSOR = "none"
@@ -240,11 +240,14 @@ class _Cost:
         backward_s = compute * sum(self.one.backward_s)
         ready = [Bucket(compute * each.ready_s, each.num_elements) for each in self.buckets]
         lanes, share_beside = self.cluster.lanes, self._share_beside(world_size)
-        own_s = compute * share * self.one.compute_s
+        beside_s, exposed_s = overlap(
+            ready, taken_s, backward_s, lanes, share_beside, device.exchange_slowdown
+        )
+        own_s = compute * share * self.one.compute_s + beside_s - backward_s
         step = Step(
             compute_s=own_s * slowest_of(world_size, device.jitter, share),
             data_s=compute * share * data_s(work, device),
-            exposed_communication_s=exposed_s(ready, taken_s, backward_s, lanes, share_beside),
+            exposed_communication_s=exposed_s,
             update_s=compute * update_s(work, device),
             exchange_s=sum(taken_s),
         )

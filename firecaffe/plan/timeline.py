@@ -2,7 +2,8 @@
 
 Gradients become ready during the last micro-batch's backward, from the last layer to the first,
 and travel in buckets, in this order. What is still on its way when backward has finished is
-exposed: the worker waits for it. A step ends with the slowest worker: where micro-batches vary by
+exposed: the worker waits for it. What goes on beside backward may slow it down: messages take the
+processor. A step ends with the slowest worker: where micro-batches vary by
 `jitter` (a standard deviation, over the mean), each for itself, P workers wait for the largest of P
 sums.
 
@@ -61,32 +62,43 @@ def buckets_of(workload: Workload, last: MicroBatch) -> list[Bucket]:
     ]
 
 
-def exposed_s(
+def overlap(
     buckets: Sequence[Bucket],
     exchange_s: Sequence[float],
     backward_s: float,
     lanes: int = 1,
     share: float = 1.0,
-) -> float:
-    """What is left of the exchange when backward has finished.
+    slowdown: float = 0.0,
+) -> tuple[float, float]:
+    """What backward takes beside the exchange, and what is left of the exchange then, in seconds.
 
     lanes: so many buckets may be under way at once, where they are ready. share: what these take,
-    over what they would take one after the other.
+    over what they would take one after the other. slowdown: how much longer backward takes, as a
+    share of its time, while anything is under way.
     """
-    now_s = 0.0
+    now_s = done_s = 0.0
+    """The clock, and how far backward is, alone."""
     waiting = deque(zip(buckets, exchange_s, strict=True))
     left_s: list[float] = []  # of those under way, as if each were alone
-    while waiting or left_s:
-        ready_s = waiting[0][0].ready_s if waiting and len(left_s) < lanes else inf
-        if ready_s <= now_s or not left_s:
-            now_s = max(now_s, ready_s)
-            left_s.append(waiting.popleft()[1])
-            continue
-        pace = 1.0 if len(left_s) == 1 else 1 / (len(left_s) * share)
-        passed_s = min(ready_s - now_s, min(left_s) / pace)
+    ended_s = 0.0
+    while waiting or left_s or done_s < backward_s:
+        goal_s = backward_s
+        if waiting and len(left_s) < lanes:
+            goal_s = min(waiting[0][0].ready_s, backward_s)
+            if done_s >= goal_s:
+                left_s.append(waiting.popleft()[1])
+                continue
+        stretch = 1 + slowdown if left_s else 1.0
+        each = share if len(left_s) > 1 else 1.0
+        computes_s = (goal_s - done_s) * stretch if done_s < backward_s else inf
+        sends_s = min(left_s) * len(left_s) * each if left_s else inf
+        passed_s = min(computes_s, sends_s)
         now_s += passed_s
-        left_s = [each for each in (each - passed_s * pace for each in left_s) if each > 0.0]
-    return max(0.0, now_s - backward_s)
+        left_s = [s for s in (s - passed_s / len(left_s) / each for s in left_s) if s > 0.0]
+        if done_s < backward_s:
+            done_s = goal_s if passed_s == computes_s else min(goal_s, done_s + passed_s / stretch)
+            ended_s = now_s
+    return ended_s, now_s - ended_s
 
 
 def slowest_of(world_size: int, jitter: float, micro_batches: float) -> float:

@@ -10,7 +10,7 @@ from firecaffe.plan.cluster import Cluster, Device, Link, Measured, Storage
 from firecaffe.plan.compute import correction, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.memory import memory_bytes
-from firecaffe.plan.timeline import Bucket, exposed_s, slowest_of
+from firecaffe.plan.timeline import Bucket, overlap, slowest_of
 from firecaffe.plan.workload import IMAGES, Workload, layers_of
 from firecaffe.planning import workload_of_model
 
@@ -59,9 +59,25 @@ def test_layers_hold_every_parameter_and_every_flop() -> None:
 
 def test_what_backward_does_not_hide_is_exposed() -> None:
     early, late = Bucket(0.0, 1), Bucket(1.0, 1)
-    assert exposed_s([early, late], [0.4, 0.4], backward_s=1.0) == pytest.approx(0.4)
-    assert exposed_s([early, late], [2.0, 0.4], backward_s=1.0) == pytest.approx(1.4)
-    assert exposed_s([early], [0.4], backward_s=1.0) == 0.0
+    assert overlap([early, late], [0.4, 0.4], backward_s=1.0) == pytest.approx((1.0, 0.4))
+    assert overlap([early, late], [2.0, 0.4], backward_s=1.0) == pytest.approx((1.0, 1.4))
+    assert overlap([early], [0.4], backward_s=1.0) == (1.0, 0.0)
+    assert overlap([], [], backward_s=1.0) == (1.0, 0.0)
+
+
+def test_an_exchange_beside_it_slows_backward_down() -> None:
+    """By a half, as long as it is under way; what becomes ready then becomes ready later."""
+    early, middle, late = Bucket(0.0, 1), Bucket(0.5, 1), Bucket(1.0, 1)
+
+    def both_s(buckets: list[Bucket], taken_s: list[float]) -> tuple[float, float]:
+        return overlap(buckets, taken_s, backward_s=1.0, slowdown=0.5)
+
+    # 0.3 s of the exchange are 0.2 s of backward.
+    assert both_s([early], [0.3]) == pytest.approx((0.3 + 0.8, 0.0))
+    assert both_s([early], [9.0]) == pytest.approx((1.5, 7.5))
+    assert both_s([early, late], [0.3, 2.0]) == pytest.approx((1.1, 2.0))
+    # The second is ready at 0.3 + 0.3, and from then on slows it down again.
+    assert both_s([early, middle], [0.3, 2.0]) == pytest.approx((0.6 + 0.75, 2.0 - 0.75))
 
 
 def test_two_buckets_are_under_way_at_once() -> None:
@@ -69,7 +85,7 @@ def test_two_buckets_are_under_way_at_once() -> None:
     early, late = Bucket(0.0, 1), Bucket(1.0, 1)
 
     def left_s(buckets: list[Bucket], taken_s: list[float], share: float = 0.75) -> float:
-        return exposed_s(buckets, taken_s, backward_s=1.0, lanes=2, share=share)
+        return overlap(buckets, taken_s, backward_s=1.0, lanes=2, share=share)[1]
 
     assert left_s([early, early], [2.0, 2.0]) == pytest.approx(0.75 * 4.0 - 1.0)
     assert left_s([early] * 4, [2.0] * 4) == pytest.approx(0.75 * 8.0 - 1.0)
@@ -77,7 +93,8 @@ def test_two_buckets_are_under_way_at_once() -> None:
     assert left_s([early, early], [2.0, 0.4]) == pytest.approx(0.75 * 0.8 + 1.6 - 1.0)
     # A third one waits until there is a lane for it, and no two go where there is one.
     assert left_s([early] * 3, [4.0, 1.0, 1.0]) == pytest.approx(1.5 + 1.5 + 2.0 - 1.0)
-    assert exposed_s([early] * 3, [4.0, 1.0, 1.0], 1.0, lanes=1, share=0.75) == pytest.approx(5.0)
+    alone = overlap([early] * 3, [4.0, 1.0, 1.0], backward_s=1.0, lanes=1, share=0.75)
+    assert alone == pytest.approx((1.0, 5.0))
     # The first is alone until the second is ready.
     assert left_s([early, late], [2.0, 2.0]) == pytest.approx(1.0 + 0.75 * 2.0 + 1.0 - 1.0)
     # Nothing is gained: as if one went after the other.
