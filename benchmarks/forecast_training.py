@@ -59,8 +59,7 @@ of 8: {cpu}, {cores} cores that host all ranks, torch {torch}, commit {commit}. 
 shares of {used:.0%} of the cores (control groups), and none has what another leaves. Each cluster
 was looked over by `firecaffe check` first, for each network; the training was then forecast from
 that file before its first step. Times are of one step: the median over steps (the first left out)
-of the slowest rank. n is the number of steps. Messages take the processor from computing, which
-the planner does not count.
+of the slowest rank. n is the number of steps.
 
 | network | hosts | exchange | n | forecast, ms | band | measured, ms | error | compute | exchange |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |

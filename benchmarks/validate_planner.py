@@ -40,18 +40,18 @@ wherever there is something to hold it to. The record is written by a program:
   through them; connections that share a port take turns there, as TCP's do. Beyond 16, like rounds
   are priced together, by the model of latency, bandwidth and additions, times what pieces saved
   among 16. Tests hold like rounds to the schedule's own, and both to the published formulas.
-- **A step** (`plan/timeline.py`): buckets become ready as backward goes on and travel one after
-  the other; what is still on its way at the end is exposed. Stragglers: the largest of P normal
-  times.
+- **A step** (`plan/timeline.py`): buckets become ready as backward goes on, and as many travel at
+  once as there are lanes; what is still on its way at the end is exposed. Beside an exchange,
+  computing takes longer by what `firecaffe check` has measured there. Stragglers: the largest of P
+  normal times.
 - **Memory, failures, accuracy, money** (`plan/memory.py`, `plan/goodput.py`, `plan/accuracy.py`):
   by volume; by Daly's formula; by published points, and only between them; by the cluster's
   prices.
 - **Bands**: compute times may be off by the device's `error`, exchange times by the link's, both
   to the same side.
 
-What it leaves out: the processor time that messages take from computing on a CPU, other users of a
-network, and a GPU's clock. That connections share a port by turns is TCP's way; it was not held to
-InfiniBand, NVLink or NCCL.
+What it leaves out: other users of a network, and a GPU's clock. That connections share a port by
+turns is TCP's way; it was not held to InfiniBand, NVLink or NCCL.
 
 ## Summary
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -158,6 +159,8 @@ def test_check_writes_the_cluster_that_plan_and_train_read(tmp_path: Path) -> No
     cluster = load_cluster(str(file))
     assert [row.micro_batch_size for row in cluster.device.measured] == [2, 4, 8]
     assert set(cluster.links[0].efficiency) >= {"tree", "native"}
+    beside = re.search(r"beside an exchange, computing takes (\d+)% longer", done.stdout)
+    assert round(100 * cluster.device.exchange_slowdown) == (int(beside[1]) if beside else 0)
     assert not list(tmp_path.glob(".firecaffe-check*"))
     words = ["--run.folder", str(run), "--run.cluster", str(file)]
     done = firecaffe("train", str(recipe), *two, *words)

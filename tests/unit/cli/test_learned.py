@@ -90,6 +90,14 @@ def test_compute_is_replaced_and_runs_that_differ_widen_its_band(tmp_path: Path)
     assert told.device.measured[0].error > 0.2
 
 
+def test_what_runs_computed_beside_their_exchange_is_not_slowed_down_again(tmp_path: Path) -> None:
+    plain = slow_cluster(25e6, 50e-6)
+    slowed = replace(plain, device=replace(plain.device, exchange_slowdown=0.5))
+    for ranks, left in ((4, 0.0), (1, 0.5)):
+        told, _ = learn(slowed, [a_run(tmp_path / str(ranks), slowed, ranks, "ring")])
+        assert told.device.exchange_slowdown == left
+
+
 @pytest.mark.parametrize("missing", ["forecast.json", "timings"])
 def test_a_folder_that_teaches_nothing_is_named(tmp_path: Path, missing: str) -> None:
     folder = a_run(tmp_path / "a", load_cluster("cpu-host"), 1, "tree")

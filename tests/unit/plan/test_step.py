@@ -137,6 +137,20 @@ def test_an_infinite_network_scales_and_a_slow_one_does_not() -> None:
     assert slow.step_low_s < slow.step_s < slow.step_high_s
 
 
+def test_computing_beside_an_exchange_takes_as_much_longer_as_was_measured() -> None:
+    plain = cluster(1e7)
+    slow = dataclasses.replace(
+        plain, device=dataclasses.replace(DEVICE, exchange_slowdown=0.5, jitter=0.0)
+    )
+    work = dataclasses.replace(WORK, bucket_bytes=4)  # the first is on its way from the start
+    alone, beside = (forecast(work, each, 4, "ring") for each in (plain, slow))
+    last_s = sum(micro_batch(work, DEVICE, work.micro_batch_size).backward_s)
+    first_s = micro_batch(work, DEVICE, work.micro_batch_size).backward_s[0]
+    assert beside.compute_s - alone.compute_s == pytest.approx(0.5 * (last_s - first_s))
+    # What backward takes longer, the exchange need not be waited for.
+    assert beside.step_s == pytest.approx(alone.step_s)
+
+
 def test_storage_that_is_too_slow_is_waited_for() -> None:
     starved = cluster(1e18, storage=Storage("s", 1e6))
     row = forecast(WORK, starved, 8, "tree")
