@@ -34,8 +34,8 @@ formulas and against the least time of any all-reduce.
 All hosts are network namespaces of one machine, and **its {cores} cores host all ranks**: {cpu},
 kernel {kernel}, torch {torch}, commit {commits}. One rank for each host, one thread each. Links:
 token buckets in both directions, no delay emulated, TCP {congestion}; burst {bursts}; segments of
-{segments} bytes and windows of 8, which a queue holds ({queue} bytes): nothing is dropped. (What is
-sent again are TCP's probes for a loss that was none: no queue counted a drop.)
+{segments} bytes and windows of 8, all of which a queue holds ({queue} bytes): nothing is dropped,
+and what is sent again was only late.
 `native` is Gloo's own all_reduce, the control.
 
 A time is that of the slowest rank, from a point where all ranks are there, over the calls made one

@@ -58,8 +58,8 @@ Real trainings on emulated clusters at {rate:g} Mbit/s, one rank a host, batch 6
 of 8: {cpu}, {cores} cores that host all ranks, torch {torch}, commit {commit}. Hosts have equal
 shares of {used:.0%} of the cores (control groups), and none has what another leaves. Each cluster
 was looked over by `firecaffe check` first, for each network; the training was then forecast from
-that file before its first step. Times are of one step: the median over steps (the first left out)
-of the slowest rank. n is the number of steps.
+that file before its first step. Times are of one step: each rank's median over its steps (the first
+left out), of which the slowest rank's is shown. n is the number of steps, of one run each.
 
 | network | hosts | exchange | n | forecast, ms | band | measured, ms | error | compute | exchange |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -160,6 +160,7 @@ def page(rows: Sequence[Row]) -> str:
         )
     errors = [abs(row.error) for row in rows]
     within = sum(error <= 0.1 for error in errors)
+    inside = sum(row.low_s <= row.measured_s <= row.high_s for row in rows)
     head = HEAD.format(
         command=COMMAND,
         rate=RATE / 1e6,
@@ -171,8 +172,8 @@ def page(rows: Sequence[Row]) -> str:
     )
     tail = (
         f"\nMedian error {median(errors):.1%}, largest {max(errors):.1%}; within a tenth: {within} "
-        f"of {len(errors)}.\nCompute and exchange: forecast / measured, ms, the exchange as far as "
-        "it is exposed.\n"
+        f"of {len(errors)}; inside the band: {inside}.\nCompute and exchange: forecast / "
+        "measured, ms, the exchange as far as it is exposed.\n"
     )
     return head + "\n".join(lines) + "\n" + tail
 

@@ -71,7 +71,7 @@ class Shares:
 
 
 def _parent() -> Path:
-    if VERSION_1.is_mount():
+    if VERSION_1.resolve().is_mount():  # it may be a link to cpu,cpuacct
         return VERSION_1
     if "cpu" in (VERSION_2 / "cgroup.controllers").read_text().split():
         (VERSION_2 / "cgroup.subtree_control").write_text("+cpu")

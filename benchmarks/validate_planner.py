@@ -41,9 +41,9 @@ wherever there is something to hold it to. The record is written by a program:
   are priced together, by the model of latency, bandwidth and additions, times what pieces saved
   among 16. Tests hold like rounds to the schedule's own, and both to the published formulas.
 - **A step** (`plan/timeline.py`): buckets become ready as backward goes on, and as many travel at
-  once as there are lanes; what is still on its way at the end is exposed. Beside an exchange,
-  computing takes longer by what `firecaffe check` has measured there. Stragglers: the largest of P
-  normal times.
+  once as there are lanes (beyond 16 ranks, one after the other); what is still on its way at the
+  end is exposed. Beside an exchange, computing takes longer by what `firecaffe check` has measured
+  there, with a ring. Stragglers: the largest of P normal times.
 - **Memory, failures, accuracy, money** (`plan/memory.py`, `plan/goodput.py`, `plan/accuracy.py`):
   by volume; by Daly's formula; by published points, and only between them; by the cluster's
   prices.
@@ -87,7 +87,7 @@ def make_page(families: Path) -> str:
         ("published all_reduce times", "see below", reduce_errors),
         ("emulated, 200 Mbit/s, exchanges", "the form, no figure", slow),
         ("emulated, 1 Gbit/s, exchanges", "the form, no figure", fast),
-        ("emulated, 200 Mbit/s, steps of trainings", "`firecaffe check`, before", trained_errors),
+        ("emulated, 200 Mbit/s, steps of trainings", "`firecaffe check`; the form", trained_errors),
     ]
     head = HEAD.format(
         command="python -m benchmarks.validate_planner --page docs/planner.md", share=ACCURATE
@@ -152,7 +152,8 @@ def trainings_section() -> tuple[str, list[float]]:
         "",
         "Forecast before the first step from the file that `firecaffe check` wrote there, against",
         "the median step; hardware and parts in [forecast.md](../benchmarks/results/forecast.md),",
-        "by the planner and on the links of the commit that it names.",
+        "by the planner and on the links of the commit that it names. How a step is composed, what",
+        "`check` measures of it and what counts as a step's time were settled on such trainings.",
         "",
         "| network | hosts | exchange | forecast, ms | measured, ms | error |",
         "| --- | --- | --- | --- | --- | --- |",

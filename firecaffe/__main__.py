@@ -9,7 +9,7 @@ from firecaffe.comm.report import end_process
 
 
 def run() -> NoReturn:
-    """Runs the command line; a rank then ends at once."""
+    """Runs the command line; a rank then ends at once, which a script of one's own does not."""
     exit_code = main()
     if "RANK" in os.environ:
         end_process(exit_code)

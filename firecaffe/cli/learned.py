@@ -60,7 +60,7 @@ def learn(cluster: Cluster, folders: Sequence[Path]) -> tuple[Cluster, list[str]
     Raises: RunError where a folder holds no run with steps and a forecast.
     """
     runs = [_read(folder) for folder in folders]
-    rows = _rows(runs)
+    rows = _rows(runs, cluster)
     new = {(row.model, row.autocast, row.micro_batch_size) for row in rows}
     kept = [
         row
@@ -81,8 +81,7 @@ def learn(cluster: Cluster, folders: Sequence[Path]) -> tuple[Cluster, list[str]
         for row in rows
     ]
     if scatter:
-        # What these runs computed, they computed beside their exchanges.
-        device = replace(device, jitter=median(scatter), exchange_slowdown=0.0)
+        device = replace(device, jitter=median(scatter))
         said.append(f"a rank's micro-batch scatters by {device.jitter:.1%}")
     sources = tuple(dict.fromkeys([*cluster.sources, *(f"run: {run.folder.name}" for run in runs)]))
     learned = replace(cluster, device=device, sources=sources)
@@ -123,7 +122,19 @@ def _read(folder: Path) -> Finished:
     )
 
 
-def _rows(runs: Sequence[Finished]) -> list[Measured]:
+def _alone_s(run: Finished, cluster: Cluster) -> float:
+    """What the run computed in a step, less what its exchange slowed it down by, as forecast."""
+    if run.world_size == 1 or not cluster.device.exchange_slowdown:
+        return run.parts["compute_s"]
+    unslowed = replace(cluster, device=replace(cluster.device, exchange_slowdown=0.0))
+    alone_s, beside_s = (
+        forecast(run.workload, each, run.world_size, run.exchange, run.compressor).compute_s
+        for each in (unslowed, cluster)
+    )
+    return run.parts["compute_s"] * alone_s / beside_s
+
+
+def _rows(runs: Sequence[Finished], cluster: Cluster) -> list[Measured]:
     """One for each network and size: of several runs the median, as far off as they differ."""
     by_case: dict[tuple[str, str, int], list[Finished]] = defaultdict(list)
     for run in runs:
@@ -131,7 +142,7 @@ def _rows(runs: Sequence[Finished]) -> list[Measured]:
         by_case[work.model, work.autocast, work.micro_batch_size].append(run)
     rows = []
     for (model, autocast, size), own in by_case.items():
-        each_s = [run.parts["compute_s"] / run.micro_batches for run in own]
+        each_s = [_alone_s(run, cluster) / run.micro_batches for run in own]
         middle_s = median(each_s)
         differ = (max(each_s) - min(each_s)) / 2 / middle_s
         rows.append(

@@ -42,6 +42,8 @@ def end_process(exit_code: int) -> NoReturn:
     And one of Gloo's threads that lets go of a tensor while the interpreter is taken down aborts
     the process (torch's issue 190489).
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # whoever reads them may be gone, the disk full
+        os._exit(exit_code)

@@ -72,7 +72,9 @@ class Prices:
         return [float(each) for each in np.interp(sizes, points, times)]
 
     def share_beside_another(self, num_elements: int, lanes: int) -> float:
-        """What a vector of this size adds to another one that is under way, over its own time."""
+        """What vectors of this size take that are under way together, one in each lane, over what
+        they take one after the other; 1 where it is not simulated.
+        """
         is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
         if lanes == 1 or not is_simulated or self.algorithm == NATIVE:
             return 1.0

@@ -94,7 +94,10 @@ def overlap(
         sends_s = min(left_s) * len(left_s) * each if left_s else inf
         passed_s = min(computes_s, sends_s)
         now_s += passed_s
-        left_s = [s for s in (s - passed_s / len(left_s) / each for s in left_s) if s > 0.0]
+        if left_s:
+            # Whoever comes to its end is taken out as such: rounding would leave a little of it.
+            sent_s = min(left_s) if passed_s == sends_s else passed_s / len(left_s) / each
+            left_s = [s - sent_s for s in left_s if s > sent_s]
         if done_s < backward_s:
             done_s = goal_s if passed_s == computes_s else min(goal_s, done_s + passed_s / stretch)
             ended_s = now_s

@@ -62,7 +62,8 @@ def measured_parts(timings: Rows) -> dict[str, float]:
     """Medians over steps of the parts of a step, the first step left out.
 
     The step is that of the slowest rank's median. The slowest of each step would take longer than
-    they do on average: who is late in one is early in the next, as all keep one pace.
+    they do on average: who is late in one is early in the next, as all keep one pace. Stragglers
+    are those of each step; where they are others in each, the parts add up to more than the step.
 
     Raises: RunError where a row lacks a part, or no step is there on all ranks.
     """

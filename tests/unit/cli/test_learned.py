@@ -23,9 +23,16 @@ def slow_cluster(rate: float, latency_s: float) -> Cluster:
     return replace(cluster, device=device, links=(*cluster.links[:-1], outer))
 
 
-def a_run(folder: Path, cluster: Cluster, ranks: int, exchange: str, noise: float = 0.0) -> Path:
+def a_run(
+    folder: Path,
+    cluster: Cluster,
+    ranks: int,
+    exchange: str,
+    noise: float = 0.0,
+    recipe: Recipe | None = None,
+) -> Path:
     """What a run would have left behind, had its steps taken what this cluster gives."""
-    recipe = Recipe()
+    recipe = recipe or Recipe()
     row = forecast(workload_of(recipe), cluster, ranks, exchange)
     (folder / "timings").mkdir(parents=True)
     (folder / "recipe.toml").write_text(to_toml(recipe))
@@ -93,9 +100,14 @@ def test_compute_is_replaced_and_runs_that_differ_widen_its_band(tmp_path: Path)
 def test_what_runs_computed_beside_their_exchange_is_not_slowed_down_again(tmp_path: Path) -> None:
     plain = slow_cluster(25e6, 50e-6)
     slowed = replace(plain, device=replace(plain.device, exchange_slowdown=0.5))
-    for ranks, left in ((4, 0.0), (1, 0.5)):
-        told, _ = learn(slowed, [a_run(tmp_path / str(ranks), slowed, ranks, "ring")])
-        assert told.device.exchange_slowdown == left
+    recipe = Recipe()
+    recipe = replace(recipe, exchange=replace(recipe.exchange, bucket_bytes=100_000))
+    run = a_run(tmp_path / "a", slowed, 4, "ring", recipe=recipe)
+    work = workload_of(recipe)
+    expected_s = forecast(work, slowed, 4, "ring").compute_s
+    assert expected_s > 1.05 * forecast(work, plain, 4, "ring").compute_s
+    told, _ = learn(slowed, [run])
+    assert forecast(work, told, 4, "ring").compute_s == pytest.approx(expected_s, rel=0.01)
 
 
 @pytest.mark.parametrize("missing", ["forecast.json", "timings"])

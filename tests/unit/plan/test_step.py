@@ -101,6 +101,22 @@ def test_two_buckets_are_under_way_at_once() -> None:
     assert left_s([early, late], [2.0, 0.4], share=1.0) == pytest.approx(2.4 - 1.0)
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4])
+def test_buckets_of_any_length_come_to_an_end(lanes: int) -> None:
+    """None is lost: together they take their share of what they take one after the other."""
+    draws = np.random.default_rng(lanes)
+    lengths = [0.0, 5e-324, 1e-300, 0.1, 0.1, 0.7]
+    for _ in range(500):
+        taken_s = [*draws.choice(lengths, 3), *draws.uniform(0.0, 1.0, 5)]
+        share, slowdown = draws.uniform(0.3, 1.0), draws.choice([0.0, 0.5])
+        buckets = [Bucket(ready_s, 1) for ready_s in sorted(draws.uniform(0.0, 1.1, 8))]
+        taken_s = [float(each) for each in taken_s]
+        backward_s, exposed_s = overlap(buckets, taken_s, 1.0, lanes, share, slowdown)
+        assert 1.0 - 1e-9 <= backward_s <= 1.0 + slowdown + 1e-9
+        assert (share if lanes > 1 else 1.0) * sum(taken_s) <= backward_s + exposed_s + 1e-9
+        assert exposed_s <= sum(taken_s) + 1e-9
+
+
 @pytest.mark.parametrize("world_size", [2, 8, 100, 5000])
 def test_the_slowest_of_many(world_size: int) -> None:
     """Blom's formula against the mean of the largest of so many sums of normal numbers."""
