@@ -15,7 +15,8 @@ import platform
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -47,6 +48,8 @@ EXCHANGES = ("tree", "ring", "halving_doubling")
 RATE = 200_000_000
 KEPT = 0.1
 """Of the processors, for the kernel's work on packets."""
+RUNS = 3
+"""Of each training, in turns."""
 
 COMMAND = "sudo -E python -m benchmarks.forecast_training --page benchmarks/results/forecast.md"
 
@@ -58,11 +61,12 @@ Real trainings on emulated clusters at {rate:g} Mbit/s, one rank a host, batch 6
 of 8: {cpu}, {cores} cores that host all ranks, torch {torch}, commit {commit}. Hosts have equal
 shares of {used:.0%} of the cores (control groups), and none has what another leaves. Each cluster
 was looked over by `firecaffe check` first, for each network; the training was then forecast from
-that file before its first step. Times are of one step: each rank's median over its steps (the first
-left out), of which the slowest rank's is shown. n is the number of steps, of one run each.
+that file before its first step. Times are of one step, in ms: each rank's median over its steps
+(the first left out), of which the slowest rank's is taken; shown is the median of {runs} runs of n
+steps, and from the least to the most.
 
-| network | hosts | exchange | n | forecast, ms | band | measured, ms | error | compute | exchange |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| network | hosts | exchange | n | forecast | band | measured | runs | error | compute | exchange |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -78,6 +82,8 @@ class Row:
     low_s: float
     high_s: float
     measured_s: float
+    """The median run's; `runs_s`: each run's."""
+    runs_s: tuple[float, ...]
     compute: tuple[float, float]
     """Forecast and measured."""
     exposed: tuple[float, float]
@@ -107,25 +113,33 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(folder: Path, model: str, hosts: int) -> list[Row]:
-    """The check, then one training for each exchange."""
+    """The check, then RUNS trainings for each exchange."""
     folder.mkdir()
     recipe, file = folder / "recipe.toml", folder / "cluster.toml"
     recipe.write_text(RECIPE.format(model=model, steps=STEPS[model]))
     program = [sys.executable, "-m", "firecaffe"]
-    rows = []
+    found: dict[str, list[Row]] = {exchange: [] for exchange in EXCHANGES}
     processors = (1 - KEPT) * (os.cpu_count() or 1) / hosts
     with VirtualCluster(hosts, RATE, processors=processors) as cluster:
         looks = [*program, "check", str(recipe), "--write", str(file), "--folder", str(folder)]
         cluster.run(looks, timeout_s=300.0)
         assert load_cluster(str(file)).device.measured
-        for exchange in EXCHANGES:
-            run = folder / exchange
+        for number, exchange in product(range(RUNS), EXCHANGES):
+            run = folder / f"{exchange}-{number}"
             words = ["--run.folder", str(run), "--run.cluster", str(file)]
             words += ["--exchange.algorithm", exchange]
             cluster.run([*program, "train", str(recipe), *words], timeout_s=300.0)
-            rows.append(read(run, model, hosts, exchange))
-            print(rows[-1], f"{rows[-1].error:+.1%}", file=sys.stderr, flush=True)
-    return rows
+            row = read(run, model, hosts, exchange)
+            found[exchange].append(row)
+            print(row, f"{row.error:+.1%}", file=sys.stderr, flush=True)
+    return [middle(runs) for runs in found.values()]
+
+
+def middle(runs: Sequence[Row]) -> Row:
+    """The run whose step is the median, with the steps of all."""
+    in_order = sorted(runs, key=lambda row: row.measured_s)
+    runs_s = tuple(row.measured_s for row in runs)
+    return replace(in_order[len(runs) // 2], runs_s=runs_s)
 
 
 def read(run: Path, model: str, hosts: int, exchange: str) -> Row:
@@ -143,6 +157,7 @@ def read(run: Path, model: str, hosts: int, exchange: str) -> Row:
         step.low_s,
         step.high_s,
         step.measured_s,
+        (step.measured_s,),
         parts["compute_s"],
         parts["exchange_s"],
     )
@@ -152,11 +167,12 @@ def page(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         band = f"{row.low_s * 1e3:.0f} to {row.high_s * 1e3:.0f}"
+        spread = f"{min(row.runs_s) * 1e3:.0f} to {max(row.runs_s) * 1e3:.0f}"
         parts = [f"{a * 1e3:.0f} / {b * 1e3:.0f}" for a, b in (row.compute, row.exposed)]
         lines.append(
             f"| {row.model} | {row.hosts} | {row.exchange} | {row.steps} | "
             f"{row.forecast_s * 1e3:.0f} | {band} | {row.measured_s * 1e3:.0f} | "
-            f"{row.error:+.1%} | {' | '.join(parts)} |"
+            f"{spread} | {row.error:+.1%} | {' | '.join(parts)} |"
         )
     errors = [abs(row.error) for row in rows]
     within = sum(error <= 0.1 for error in errors)
@@ -167,13 +183,14 @@ def page(rows: Sequence[Row]) -> str:
         cpu=cpu_name(),
         cores=os.cpu_count(),
         used=1 - KEPT,
+        runs=RUNS,
         torch=torch.__version__,
         commit=commit() or platform.node(),
     )
     tail = (
         f"\nMedian error {median(errors):.1%}, largest {max(errors):.1%}; within a tenth: {within} "
         f"of {len(errors)}; inside the band: {inside}.\nCompute and exchange: forecast / "
-        "measured, ms, the exchange as far as it is exposed.\n"
+        "measured, the exchange as far as it is exposed.\n"
     )
     return head + "\n".join(lines) + "\n" + tail
 
