@@ -76,8 +76,7 @@ def overlap(
     over what they would take one after the other. slowdown: how much longer backward takes, as a
     share of its time, while anything is under way.
     """
-    now_s = done_s = 0.0
-    """The clock, and how far backward is, alone."""
+    now_s = done_s = 0.0  # the clock; how far backward is, of its own time
     waiting = deque(zip(buckets, exchange_s, strict=True))
     left_s: list[float] = []  # of those under way, as if each were alone
     ended_s = 0.0
@@ -89,14 +88,14 @@ def overlap(
                 left_s.append(waiting.popleft()[1])
                 continue
         stretch = 1 + slowdown if left_s else 1.0
-        each = share if len(left_s) > 1 else 1.0
+        together = share if len(left_s) > 1 else 1.0
         computes_s = (goal_s - done_s) * stretch if done_s < backward_s else inf
-        sends_s = min(left_s) * len(left_s) * each if left_s else inf
+        sends_s = min(left_s) * len(left_s) * together if left_s else inf
         passed_s = min(computes_s, sends_s)
         now_s += passed_s
         if left_s:
             # Whoever comes to its end is taken out as such: rounding would leave a little of it.
-            sent_s = min(left_s) if passed_s == sends_s else passed_s / len(left_s) / each
+            sent_s = min(left_s) if passed_s == sends_s else passed_s / len(left_s) / together
             left_s = [s - sent_s for s in left_s if s > sent_s]
         if done_s < backward_s:
             done_s = goal_s if passed_s == computes_s else min(goal_s, done_s + passed_s / stretch)
