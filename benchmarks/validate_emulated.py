@@ -38,7 +38,7 @@ def read_cells(path: Path = PAGE) -> Iterator[Cell]:
     """The medians of the page's tables."""
     text = path.read_text("utf-8")
     for title in re.finditer(r"^### (\S+) (\S)bit/s, (\S+) MB$", text, re.MULTILINE):
-        rate = float(title[1]) * (1000 if title[2] == "G" else 1)
+        rate = _megabits_per_s(title)
         for line in text[title.end() :].split("###")[0].splitlines():
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             if cells[0] in ALGORITHMS:
@@ -51,11 +51,14 @@ def read_busy(path: Path = PAGE) -> dict[tuple[float, float, int], str]:
     """By (Mbit/s, MB, hosts): how busy the cores were that host all ranks."""
     row = r"^\| (\S+) (\S)bit/s, (\S+) MB \| (\d+) \|(?:[^|]*\|){3} (\d+%)"
     return {
-        (float(found[1]) * (1000 if found[2] == "G" else 1), float(found[3]), int(found[4])): found[
-            5
-        ]
+        (_megabits_per_s(found), float(found[3]), int(found[4])): found[5]
         for found in re.finditer(row, path.read_text("utf-8"), re.MULTILINE)
     }
+
+
+def _megabits_per_s(found: re.Match[str]) -> float:
+    """Of a match whose first two groups are as 200 and M, or 1 and G."""
+    return float(found[1]) * (1000 if found[2] == "G" else 1)
 
 
 def predicted_s(cell: Cell) -> float:

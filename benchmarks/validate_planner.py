@@ -43,7 +43,7 @@ wherever there is something to hold it to. The record is written by a program:
 - **A step** (`plan/timeline.py`): buckets become ready as backward goes on, and as many travel at
   once as there are lanes (beyond 16 ranks, one after the other); what is still on its way at the
   end is exposed. Beside an exchange, computing takes longer by what `firecaffe check` has measured
-  there, with a ring. Stragglers: the largest of P normal times.
+  there (between hosts, beside a ring). Stragglers: the largest of P normal times.
 - **Memory, failures, accuracy, money** (`plan/memory.py`, `plan/goodput.py`, `plan/accuracy.py`):
   by volume; by Daly's formula; by published points, and only between them; by the cluster's
   prices.
