@@ -33,7 +33,7 @@ from benchmarks.training import (
 from firecaffe.comm.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder
 from firecaffe.runs.environment import cpu_name
-from firecaffe.train.config import TrainConfig
+from firecaffe.training.config import TrainConfig
 
 NUM_MICRO_BATCHES = 8
 WORKERS = 2

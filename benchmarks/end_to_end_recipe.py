@@ -14,8 +14,8 @@ from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig
 from firecaffe.models import build_model, fillers
 from firecaffe.recipe import Recipe
 from firecaffe.runs.folder import RunConfig
-from firecaffe.train.config import TrainConfig
-from firecaffe.train.solver import SolverConfig
+from firecaffe.training.config import TrainConfig
+from firecaffe.training.solver import SolverConfig
 
 HOSTS = 4
 

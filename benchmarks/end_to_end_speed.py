@@ -35,7 +35,7 @@ from firecaffe.data import Batches, SampleOrder, TensorDataset
 from firecaffe.exchange.leaves import leaf_share
 from firecaffe.models import classification_loss
 from firecaffe.recipe import Recipe
-from firecaffe.train.solver import make_optimizer
+from firecaffe.training.solver import make_optimizer
 
 LARGEST_DIFFERENCE = 1e-4
 """Of two gradients that only rounding may part, relative to the norm."""

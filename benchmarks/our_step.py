@@ -8,8 +8,8 @@ from firecaffe.exchange.leaves import leaf_share
 from firecaffe.gradients.config import ExchangeConfig, coding_of, level_of
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.train.config import TrainConfig
-from firecaffe.train.step import Loss, Stepper, StepResult
+from firecaffe.training.config import TrainConfig
+from firecaffe.training.step import Loss, Stepper, StepResult
 
 
 class OurStep:

@@ -23,8 +23,8 @@ from firecaffe.comm.exchange import Exchange
 from firecaffe.comm.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.train.config import TrainConfig
-from firecaffe.train.step import StepResult
+from firecaffe.training.config import TrainConfig
+from firecaffe.training.step import StepResult
 
 LAYERS, ELEMENTS = 6, 350_000
 """8.4 MB of gradients."""

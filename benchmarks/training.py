@@ -29,7 +29,7 @@ from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models import MODELS, build_model, classification_loss
 from firecaffe.runs.environment import cpu_name
-from firecaffe.train.config import TrainConfig
+from firecaffe.training.config import TrainConfig
 
 LEARNING_RATE = 0.01
 NUM_SAMPLES = 4096

@@ -23,26 +23,22 @@ if TYPE_CHECKING:
     from firecaffe.models.config import ModelConfig
     from firecaffe.recipe import Recipe
     from firecaffe.runs.folder import RunConfig
-    from firecaffe.train.config import CheckpointConfig, TrainConfig
-    from firecaffe.train.loop import Result
-    from firecaffe.train.solver import SolverConfig
-
-# Loading the package of that name would take the function's place; once it is loaded, it does not.
-import_module("firecaffe.train")
-del globals()["train"]
+    from firecaffe.training.config import CheckpointConfig, TrainConfig
+    from firecaffe.training.loop import Result
+    from firecaffe.training.solver import SolverConfig
 
 _PLACES = {
-    "CheckpointConfig": "train.config",
+    "CheckpointConfig": "training.config",
     "DataConfig": "data",
     "ExchangeConfig": "gradients.config",
     "FirecaffeError": "errors",
     "ModelConfig": "models.config",
     "Recipe": "recipe",
-    "Result": "train.loop",
+    "Result": "training.loop",
     "RunConfig": "runs.folder",
-    "SolverConfig": "train.solver",
+    "SolverConfig": "training.solver",
     "TensorDataset": "data",
-    "TrainConfig": "train.config",
+    "TrainConfig": "training.config",
     "attach": "attached",
     "comm_hook": "data_parallel",
     "parallelize": "data_parallel",

@@ -42,27 +42,27 @@ from firecaffe.recipe import Recipe, check_recipe, identity, to_toml, tuned_by
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
 from firecaffe.runs.folder import continue_run_folder, create_run_folder
-from firecaffe.train.arithmetic import cost_of_determinism, seed_random, set_arithmetic
-from firecaffe.train.checkpoint import (
+from firecaffe.training.arithmetic import cost_of_determinism, seed_random, set_arithmetic
+from firecaffe.training.checkpoint import (
     Checkpoint,
     check_identity,
     compressor_state,
     restore,
 )
-from firecaffe.train.config import check_workers
-from firecaffe.train.inject import (
+from firecaffe.training.config import check_workers
+from firecaffe.training.inject import (
     Injection,
     check_injections,
     inject_into_batches,
     inject_into_saver,
 )
-from firecaffe.train.learning_rate import batch_scale, rate_notes
-from firecaffe.train.loop import Result, Training
-from firecaffe.train.loop import train as run_training
-from firecaffe.train.saver import Saver
-from firecaffe.train.solver import make_optimizer
-from firecaffe.train.start import FaultTeller, Start, find_start, remember_folder, tell_faults
-from firecaffe.train.step import Loss, Stepper
+from firecaffe.training.learning_rate import batch_scale, rate_notes
+from firecaffe.training.loop import Result, Training
+from firecaffe.training.loop import train as run_training
+from firecaffe.training.saver import Saver
+from firecaffe.training.solver import make_optimizer
+from firecaffe.training.start import FaultTeller, Start, find_start, remember_folder, tell_faults
+from firecaffe.training.step import Loss, Stepper
 
 
 @dataclass(frozen=True)

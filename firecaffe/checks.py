@@ -11,8 +11,8 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import AUTO
 from firecaffe.recipe import Recipe
-from firecaffe.train.learning_rate import batch_scale, learning_rate
-from firecaffe.train.step import Stepper
+from firecaffe.training.learning_rate import batch_scale, learning_rate
+from firecaffe.training.step import Stepper
 
 
 def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:

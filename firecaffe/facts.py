@@ -16,7 +16,7 @@ from firecaffe.exchange import parse_hierarchical
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.probe import Probe
 from firecaffe.recipe import Recipe, flatten
-from firecaffe.train.checkpoint import Checkpoint
+from firecaffe.training.checkpoint import Checkpoint
 
 
 def facts(

@@ -30,9 +30,9 @@ from firecaffe.plan.calibrate import spread
 from firecaffe.plan.cluster import Measured
 from firecaffe.planning import workload_of
 from firecaffe.recipe import Recipe
-from firecaffe.train.arithmetic import seed_random, set_arithmetic
-from firecaffe.train.solver import make_optimizer
-from firecaffe.train.step import Stepper, StepResult
+from firecaffe.training.arithmetic import seed_random, set_arithmetic
+from firecaffe.training.solver import make_optimizer
+from firecaffe.training.step import Stepper, StepResult
 
 MOST_MICRO_BATCHES = 4
 """Of a timed step: what a step costs besides them is no more than a part of each then."""

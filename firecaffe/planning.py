@@ -25,7 +25,7 @@ from firecaffe.plan.workload import IMAGES, Workload, layers_of
 from firecaffe.recipe import Recipe, check_recipe
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import FORECAST
-from firecaffe.train.solver import make_optimizer
+from firecaffe.training.solver import make_optimizer
 
 JPEG_BYTES = 110_000.0
 """Of a photo of ImageNet's training set, on average: 138 GB for 1.28 million."""

@@ -12,9 +12,9 @@ from firecaffe.gradients.config import level_of
 from firecaffe.models import build_model
 from firecaffe.planning import cluster_for
 from firecaffe.recipe import Recipe, check_recipe, identity
-from firecaffe.train.checkpoint import check_identity, load_newest
-from firecaffe.train.config import check_workers
-from firecaffe.train.solver import groups_of
+from firecaffe.training.checkpoint import check_identity, load_newest
+from firecaffe.training.config import check_workers
+from firecaffe.training.solver import groups_of
 
 
 def preflight(

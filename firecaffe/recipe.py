@@ -14,9 +14,9 @@ from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange, level_of
 from firecaffe.models.config import ModelConfig
 from firecaffe.runs.folder import RunConfig
-from firecaffe.train.config import CheckpointConfig, TrainConfig, check_checkpoint, check_train
-from firecaffe.train.learning_rate import check_policy
-from firecaffe.train.solver import SolverConfig, check_solver
+from firecaffe.training.config import CheckpointConfig, TrainConfig, check_checkpoint, check_train
+from firecaffe.training.learning_rate import check_policy
+from firecaffe.training.solver import SolverConfig, check_solver
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from firecaffe.measured_step import (
 from firecaffe.models import MODELS
 from firecaffe.recipe import Recipe
 from firecaffe.runs.environment import cpu_name
-from firecaffe.train.config import check_workers
+from firecaffe.training.config import check_workers
 
 USAGE = (
     "[RECIPE.toml | --model NAME] [--nproc-per-node N] [--nnodes N --rdzv-endpoint HOST:PORT] "

@@ -12,8 +12,8 @@ from firecaffe.errors import RecipeError
 from firecaffe.preflight import preflight
 from firecaffe.recipe import to_toml
 from firecaffe.runs.fault import settle_fault
-from firecaffe.train.inject import check_injections, parse_injection
-from firecaffe.train.learning_rate import rate_notes
+from firecaffe.training.inject import check_injections, parse_injection
+from firecaffe.training.learning_rate import rate_notes
 
 USAGE = (
     "RECIPE.toml [--nproc-per-node N] [--resume RUN] [--max-restarts K] [--section.word value …]"

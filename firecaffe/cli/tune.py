@@ -14,7 +14,7 @@ from firecaffe.data.decoded import cores
 from firecaffe.errors import NotKeptError, RecipeError, RunError
 from firecaffe.runs.compare import read_run
 from firecaffe.runs.files import finite, write_atomically
-from firecaffe.train.config import TrainConfig
+from firecaffe.training.config import TrainConfig
 from firecaffe.tuning.trial import Trial
 from firecaffe.tuning.tune import Asked, Tuned, recipe_file, tune
 

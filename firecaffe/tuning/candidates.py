@@ -12,7 +12,7 @@ from math import sqrt
 
 from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe
-from firecaffe.train.solver import SOLVERS
+from firecaffe.training.solver import SOLVERS
 
 SWEEP = {
     "linear": 1.0,

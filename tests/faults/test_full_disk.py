@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.small_run import RECIPE, command, state_of
 from firecaffe.runs.record import JsonLines, read_json_lines
-from firecaffe.train.checkpoint import load_newest
+from firecaffe.training.checkpoint import load_newest
 
 TIMEOUT_S = 120
 CHECKPOINT_BYTES = 3_500_000

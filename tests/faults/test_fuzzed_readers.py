@@ -29,8 +29,8 @@ from firecaffe.errors import FirecaffeError
 from firecaffe.recipe import Recipe, to_toml
 from firecaffe.runs.compare import read_run
 from firecaffe.runs.explain import explain
-from firecaffe.train import checkpoint as checkpoints
-from firecaffe.train.checkpoint import Checkpoint, load_newest, save_checkpoint
+from firecaffe.training import checkpoint as checkpoints
+from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 
 MEMORY_BYTES = 1_000_000_000
 """More than the process has when a reader begins."""

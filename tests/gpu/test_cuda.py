@@ -16,7 +16,7 @@ from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.models import build_model
 from firecaffe.runs.folder import read_run_file
-from firecaffe.train.arithmetic import cost_of_determinism
+from firecaffe.training.arithmetic import cost_of_determinism
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 

@@ -18,7 +18,7 @@ from firecaffe.gradients.compressors import COMPRESSORS, make_compressor
 from firecaffe.gradients.compressors.codec import ROW, LowRank, RowCodec, TensorCodec
 from firecaffe.gradients.compressors.wire import Layout
 from firecaffe.gradients.config import ExchangeConfig, check_exchange
-from firecaffe.train.config import TrainConfig, check_workers
+from firecaffe.training.config import TrainConfig, check_workers
 from tests.habits.test_exchange_page import cells, evaluate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
-from firecaffe.train.checkpoint import COMPRESSOR, load_newest, state_tensors
+from firecaffe.training.checkpoint import COMPRESSOR, load_newest, state_tensors
 from tests.parity.network import Net
 
 SEED, STEPS, RATE, MOMENTUM, DECAY = 11, 6, 0.05, 0.9, 0.001

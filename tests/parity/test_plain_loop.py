@@ -14,7 +14,7 @@ from firecaffe import DataConfig, ExchangeConfig, Recipe, RunConfig, SolverConfi
 from firecaffe.comm.digest import digest
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.models import classification_loss
-from firecaffe.train.checkpoint import load_newest, state_tensors
+from firecaffe.training.checkpoint import load_newest, state_tensors
 from tests.parity.network import Net
 
 SEED, STEPS, RATE, MOMENTUM, DECAY = 11, 6, 0.05, 0.9, 0.001

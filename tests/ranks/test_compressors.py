@@ -23,7 +23,7 @@ from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank
 from firecaffe.gradients.compressors.low_rank import matrix_columns
 from firecaffe.runs.folder import read_run_file
-from firecaffe.train.checkpoint import COMPRESSOR, load_newest
+from firecaffe.training.checkpoint import COMPRESSOR, load_newest
 from tests.ranks.networks import small_data
 from tests.world import Ranks
 

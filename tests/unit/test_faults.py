@@ -12,7 +12,7 @@ from firecaffe import errors
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import KINDS, MOST_TEXT, Fault
 from firecaffe.runs.fault import NAME, fault_of, settle_fault, write_fault
-from firecaffe.train.inject import KINDS as INJECTIONS
+from firecaffe.training.inject import KINDS as INJECTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
 

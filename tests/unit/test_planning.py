@@ -12,7 +12,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.planning import write_forecast
 from firecaffe.recipe import Recipe
 from firecaffe.runs.folder import RunConfig
-from firecaffe.train.config import TrainConfig
+from firecaffe.training.config import TrainConfig
 
 RECIPE = Recipe(
     model=ModelConfig(name="lenet"),

@@ -12,8 +12,8 @@ from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast
 from firecaffe.planning import workload_of
 from firecaffe.recipe import Recipe, check_recipe
-from firecaffe.train.learning_rate import learning_rate
-from firecaffe.train.solver import groups_of
+from firecaffe.training.learning_rate import learning_rate
+from firecaffe.training.solver import groups_of
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

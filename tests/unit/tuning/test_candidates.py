@@ -7,8 +7,8 @@ import pytest
 
 from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe
-from firecaffe.train.config import TrainConfig
-from firecaffe.train.solver import SolverConfig
+from firecaffe.training.config import TrainConfig
+from firecaffe.training.solver import SolverConfig
 from firecaffe.tuning.candidates import Candidate, apply, rules
 
 

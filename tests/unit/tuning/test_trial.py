@@ -15,7 +15,7 @@ import torch
 from firecaffe.comm.launch import RankFailedError
 from firecaffe.errors import PreemptedError, RunError
 from firecaffe.recipe import Recipe
-from firecaffe.train.config import TrainConfig
+from firecaffe.training.config import TrainConfig
 from firecaffe.tuning import trial as trial_module
 from firecaffe.tuning.trial import (
     Score,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.train.checkpoint import Checkpoint, remove_old, save_checkpoint
+from firecaffe.training.checkpoint import Checkpoint, remove_old, save_checkpoint
 
 Write = Callable[[Path, Checkpoint], Path]
 """(folder, checkpoint) -> where it is now."""

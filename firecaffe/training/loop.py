@@ -25,21 +25,21 @@ from firecaffe.errors import (
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.runs.folder import RunConfig
 from firecaffe.runs.record import JsonLines, Metrics
-from firecaffe.train.checkpoint import (
+from firecaffe.training.checkpoint import (
     COMPRESSOR,
     Checkpoint,
     extend_history,
     state_scalars,
     state_tensors,
 )
-from firecaffe.train.config import CheckpointConfig, TrainConfig
-from firecaffe.train.evaluate import Evaluation, evaluate
-from firecaffe.train.learning_rate import batch_scale, learning_rate
-from firecaffe.train.progress import RunProgress
-from firecaffe.train.saver import SaveCosts, Saver
-from firecaffe.train.solver import SolverConfig
-from firecaffe.train.step import Stepper, StepResult, Votes
-from firecaffe.train.stop import LAUNCHER, StopRequest
+from firecaffe.training.config import CheckpointConfig, TrainConfig
+from firecaffe.training.evaluate import Evaluation, evaluate
+from firecaffe.training.learning_rate import batch_scale, learning_rate
+from firecaffe.training.progress import RunProgress
+from firecaffe.training.saver import SaveCosts, Saver
+from firecaffe.training.solver import SolverConfig
+from firecaffe.training.step import Stepper, StepResult, Votes
+from firecaffe.training.stop import LAUNCHER, StopRequest
 
 FEW_RANKS = 8
 """Each of which is told of by itself."""

@@ -15,8 +15,8 @@ from firecaffe.comm.world import World
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import classification_loss
-from firecaffe.train.config import TrainConfig
-from firecaffe.train.step import Stepper, StepResult
+from firecaffe.training.config import TrainConfig
+from firecaffe.training.step import Stepper, StepResult
 
 # Five micro-batches of 2: the third step has 7 samples left, in micro-batches of 2, 2, 2, 1 and 0.
 CONFIG = TrainConfig(global_batch_size=10, micro_batch_size=2, seed=5)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from firecaffe.comm.world import World
 from firecaffe.data import DataConfig, TensorDataset
 from firecaffe.models import HeadedLogits, classification_loss
-from firecaffe.train import evaluate as module
-from firecaffe.train.config import TrainConfig
-from firecaffe.train.evaluate import Evaluation, evaluate
-from firecaffe.train.step import Loss, count_correct
+from firecaffe.training import evaluate as module
+from firecaffe.training.config import TrainConfig
+from firecaffe.training.evaluate import Evaluation, evaluate
+from firecaffe.training.step import Loss, count_correct
 
 NUM_SAMPLES, NUM_CLASSES = 23, 7
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.train.config import TrainConfig, check_train, check_workers
+from firecaffe.training.config import TrainConfig, check_train, check_workers
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn, optim
 
 from firecaffe.errors import RecipeError
-from firecaffe.train.caffe_sgd import CaffeSGD
-from firecaffe.train.layer_rates import Lamb, Lars
+from firecaffe.training.caffe_sgd import CaffeSGD
+from firecaffe.training.layer_rates import Lamb, Lars
 
 
 @dataclass(frozen=True)

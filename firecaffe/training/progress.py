@@ -8,8 +8,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from firecaffe.train.evaluate import Evaluation
-from firecaffe.train.step import StepResult
+from firecaffe.training.evaluate import Evaluation
+from firecaffe.training.step import StepResult
 
 LINES = 10
 """How many lines a run prints where there is no terminal."""

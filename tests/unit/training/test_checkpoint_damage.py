@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from firecaffe.errors import CheckpointError
-from firecaffe.train import checkpoint as module
-from firecaffe.train.checkpoint import (
+from firecaffe.training import checkpoint as module
+from firecaffe.training.checkpoint import (
     META,
     STATE,
     SUMS,

@@ -15,7 +15,7 @@ from firecaffe.comm.world import FOLDER, World
 from firecaffe.errors import CheckpointError, FirecaffeError, MemoryFullError
 from firecaffe.faults import ANOTHER, TOGETHER, Fault
 from firecaffe.runs.fault import fault_of, write_fault
-from firecaffe.train.checkpoint import Checkpoint, load_newest
+from firecaffe.training.checkpoint import Checkpoint, load_newest
 
 SHARED_S = 10.0
 """For a shared file system to show what another host has written."""

@@ -26,8 +26,8 @@ from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import ShardFiles
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import CheckpointError, DataError, RecipeError
-from firecaffe.train.checkpoint import STATE, Checkpoint
-from firecaffe.train.saver import Saver, Write
+from firecaffe.training.checkpoint import STATE, Checkpoint
+from firecaffe.training.saver import Saver, Write
 
 
 @dataclass(frozen=True)

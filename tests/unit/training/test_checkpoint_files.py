@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.train import checkpoint as module
-from firecaffe.train.checkpoint import (
+from firecaffe.training import checkpoint as module
+from firecaffe.training.checkpoint import (
     LATEST,
     META,
     STATE,

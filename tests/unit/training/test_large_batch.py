@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.train.learning_rate import batch_scale, learning_rate, rate_notes
-from firecaffe.train.solver import (
+from firecaffe.training.learning_rate import batch_scale, learning_rate, rate_notes
+from firecaffe.training.solver import (
     SolverConfig,
     check_solver,
     groups_of,

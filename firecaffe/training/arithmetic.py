@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from firecaffe.train.config import TrainConfig
+from firecaffe.training.config import TrainConfig
 
 
 def set_arithmetic(config: TrainConfig, device: torch.device) -> None:

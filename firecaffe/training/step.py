@@ -11,9 +11,9 @@ from torch import Tensor, nn, optim
 from firecaffe.data import SampleOrder
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.train.arithmetic import seed_random
-from firecaffe.train.config import TrainConfig
-from firecaffe.train.solver import set_rate
+from firecaffe.training.arithmetic import seed_random
+from firecaffe.training.config import TrainConfig
+from firecaffe.training.solver import set_rate
 
 Loss = Callable[[Any, Tensor], Tensor]
 """(the network's outputs, labels) -> the mean loss of the samples, a scalar."""

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from firecaffe.errors import CheckpointError
-from firecaffe.train.checkpoint import Checkpoint, load_newest, save_checkpoint
-from firecaffe.train.saver import Saver
+from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from firecaffe.training.saver import Saver
 
 
 def taken(step: int, **tensors: torch.Tensor) -> Checkpoint:

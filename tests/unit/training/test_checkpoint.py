@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.errors import CheckpointError
-from firecaffe.train.checkpoint import (
+from firecaffe.training.checkpoint import (
     META,
     STATE,
     SUMS,
@@ -20,7 +20,7 @@ from firecaffe.train.checkpoint import (
     state_scalars,
     state_tensors,
 )
-from firecaffe.train.solver import SOLVERS, SolverConfig, make_optimizer
+from firecaffe.training.solver import SOLVERS, SolverConfig, make_optimizer
 
 FILES = (STATE, META, SUMS)
 

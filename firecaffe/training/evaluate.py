@@ -9,8 +9,8 @@ from torch import nn
 from firecaffe.comm.agree import gather_text
 from firecaffe.comm.world import World
 from firecaffe.data import DataConfig, Dataset, eval_batches
-from firecaffe.train.config import TrainConfig
-from firecaffe.train.step import AUTOCAST, Loss, count_correct
+from firecaffe.training.config import TrainConfig
+from firecaffe.training.step import AUTOCAST, Loss, count_correct
 
 
 @dataclass(frozen=True)
