@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from firecaffe.exchange import parse_hierarchical
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.probe import Probe
 from firecaffe.recipe import Recipe, flatten
+from firecaffe.runs.environment import source_digest
 from firecaffe.training.checkpoint import Checkpoint
 
 
@@ -31,7 +31,7 @@ def facts(
         nodes["the number of ranks on its host"] = str(world.local_world_size)
     return {
         **nodes,
-        "the code": f"torch {torch.__version__}, source {_source_digest()[:12]}",
+        "the code": f"torch {torch.__version__}, source {source_digest()[:12]}",
         **words,
         "the kind of device": world.device.type,
         "the training data": describe_training(recipe, data),
@@ -68,15 +68,6 @@ def share_weights(world: World, model: nn.Module) -> list[str]:
     take_from_first(world, [tensor for _, tensor in named])
     ranks = ", ".join(map(str, different))
     return [f"rank {ranks} made other initial weights from the same seed; rank 0's were taken"]
-
-
-def _source_digest() -> str:
-    """SHA-256 of this package's files: tells versions apart, with or without git."""
-    sha = hashlib.sha256()
-    root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        sha.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return sha.hexdigest()
 
 
 def doubts_of(

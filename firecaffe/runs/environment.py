@@ -1,5 +1,6 @@
-"""What a run ran on: hardware, versions, commit."""
+"""What a run ran on: hardware, versions, the code."""
 
+import hashlib
 import platform
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from typing import Any
 
 import psutil
 import torch
+
+SOURCES = ("*.py", "*.toml", "*.jinja")
+"""What an installed package has of a checkout."""
 
 
 def describe_environment() -> dict[str, Any]:
@@ -27,6 +31,7 @@ def describe_environment() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "firecaffe": version("firecaffe"),
         "commit": commit(),
+        "source": source_digest(),
         "command": sys.argv,
     }
 
@@ -40,6 +45,17 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+@lru_cache
+def source_digest() -> str:
+    """SHA-256 of this package's files: tells versions apart, with or without git."""
+    sha = hashlib.sha256()
+    root = Path(__file__).resolve().parent.parent
+    for path in sorted(path for kind in SOURCES for path in root.rglob(kind)):
+        content = path.read_bytes()
+        sha.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return sha.hexdigest()
 
 
 @lru_cache

@@ -1,7 +1,7 @@
 """The run folder: one run writes into it; where a launcher restarts it, the next attempt goes on.
 
 recipe.toml        the recipe, every word resolved
-environment.json   hardware, versions, commit
+environment.json   hardware, versions, commit, digest of the source
 metrics.jsonl      a line for each step and each evaluation
 timings/rank-R.jsonl   where the time of each step went, on each rank
 timings/round-trips-R.jsonl   of the beats by which ranks watch over each other

@@ -1,6 +1,7 @@
 """Evaluation: every test sample counted exactly once, on any number of ranks."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,8 @@ class Evaluation:
     loss: float
     top1: float
     top5: float
+    largest_class_share: float
+    """Top-1 of whoever always names the class that most samples are of."""
 
 
 def evaluate(
@@ -39,6 +42,7 @@ def evaluate(
     model.eval()
     dtype = AUTOCAST.get(config.autocast)
     rows: list[tuple[int, int, float, float, float]] = []
+    of_class: Counter[int] = Counter()
     batches = eval_batches(
         dataset,
         config.eval_batch_size,
@@ -55,10 +59,21 @@ def evaluate(
             mean_loss = loss(outputs, labels).item()
             top1, top5 = count_correct(outputs, labels).tolist()
             rows.append((number, len(labels), mean_loss * len(labels), top1, top5))
+            of_class.update(labels.tolist())
     for module, training in modes:
         module.training = training
-    gathered = [json.loads(text) for text in gather_text(world, json.dumps(rows))]
-    in_batch_order = sorted(tuple(row) for part in gathered for row in part)
+    stated = json.dumps({"rows": rows, "classes": list(of_class.items())})
+    gathered = [json.loads(text) for text in gather_text(world, stated)]
+    in_batch_order = sorted(tuple(row) for part in gathered for row in part["rows"])
+    classes: Counter[int] = Counter()
+    for part in gathered:
+        classes.update(dict(part["classes"]))
     _, samples, losses, top1s, top5s = zip(*in_batch_order, strict=True)
     count = sum(samples)
-    return Evaluation(count, sum(losses) / count, sum(top1s) / count, sum(top5s) / count)
+    return Evaluation(
+        samples=count,
+        loss=sum(losses) / count,
+        top1=sum(top1s) / count,
+        top5=sum(top5s) / count,
+        largest_class_share=max(classes.values()) / count,
+    )

@@ -100,6 +100,8 @@ class Result:
     test_loss: float
     top1: float
     top5: float
+    largest_class_share: float
+    """Of the test set's classes: the top-1 of a network that has learned nothing."""
     weights_sha256: str
     """Over all parameters and buffers, by name."""
     state_sha256: str
@@ -333,6 +335,7 @@ def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Re
         test_loss=evaluation.loss,
         top1=evaluation.top1,
         top5=evaluation.top5,
+        largest_class_share=evaluation.largest_class_share,
         weights_sha256=weights,
         state_sha256=state,
         drifted_ranks=drifted,

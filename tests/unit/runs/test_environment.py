@@ -28,6 +28,7 @@ def test_facts() -> None:
         "cpu_capability",
         "firecaffe",
         "commit",
+        "source",
         "command",
     }
     assert json.loads(json.dumps(facts)) == facts
@@ -53,6 +54,28 @@ def installed(tmp_path: Path) -> Path:
     package.mkdir(parents=True)
     shutil.copy(environment.__file__, package)
     return package
+
+
+def source_of(package: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(environment, "__file__", str(package / "environment.py"))
+    return environment.source_digest.__wrapped__()
+
+
+def test_the_source_has_a_digest_without_git(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an installed copy as of a checkout: what Python leaves beside does not count."""
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(installed.parent, elsewhere)
+    first = source_of(installed, monkeypatch)
+    assert len(first) == 64
+    (installed / "__pycache__").mkdir()
+    (installed / "__pycache__" / "environment.cpython-311.pyc").touch()
+    assert source_of(installed, monkeypatch) == source_of(elsewhere / "runs", monkeypatch) == first
+    (installed / "new.py").write_text("x = 1\n")
+    with_one = source_of(installed, monkeypatch)
+    (installed / "new.py").rename(installed / "other.py")
+    assert len({first, with_one, source_of(installed, monkeypatch)}) == 3
 
 
 def commit_of(package: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -81,6 +81,7 @@ def test_against_a_plain_computation(net: nn.Module, data: Counted, batch_size: 
     assert found.samples == NUM_SAMPLES
     assert found.top1 == top1 / NUM_SAMPLES
     assert found.top5 == top5 / NUM_SAMPLES
+    assert found.largest_class_share == Counter(labels).most_common(1)[0][1] / NUM_SAMPLES
     assert found.loss == pytest.approx(F.cross_entropy(logits, data.labels_N).item(), rel=1e-6)
 
 
@@ -102,7 +103,7 @@ def test_any_number_of_ranks_counts_the_same(
 
     def note(world: World, text: str) -> list[str]:
         said.append(text)
-        return [json.dumps([[0, 1, 0.0, 0.0, 0.0]])]
+        return [json.dumps({"rows": [[0, 1, 0.0, 0.0, 0.0]], "classes": [[0, 1]]})]
 
     monkeypatch.setattr(module, "gather_text", note)
     for rank in range(world_size):
