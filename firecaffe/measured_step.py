@@ -104,7 +104,7 @@ def time_steps(
     parameters = list(named.values())
     optimizer = make_optimizer(named, recipe.solver)
     reducer = GradientReducer(
-        dict(model.named_parameters()),
+        named,
         run_probe(model, parameters, first_loss, world).ready_order,
         stepper.empty_tail(),
         stepper.empty_counts(),
