@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from firecaffe.checks import check_coded, check_hosts, check_outputs, check_rates
+from firecaffe.checks import (
+    check_coded,
+    check_hosts,
+    check_outputs,
+    check_rates,
+    check_validation,
+)
 from firecaffe.comm.agree import agree, gather_text
 from firecaffe.comm.auto import AutoChoice, choose_exchange
 from firecaffe.comm.exchange import FOLD, Exchange, route
@@ -21,9 +27,11 @@ from firecaffe.data import (
     Batches,
     Data,
     Dataset,
+    check_words,
+    divide,
     open_data,
-    output_shape,
 )
+from firecaffe.data import Parts as DataParts
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import CheckpointError, DataError, RecipeError
 from firecaffe.exchange.choose import AUTO
@@ -73,6 +81,7 @@ class Parts:
     loss: Loss = classification_loss
     train: Dataset | None = None
     test: Dataset | None = None
+    validation: Dataset | None = None
     comm_hook: tuple[object, Hook] | None = None
     injections: Sequence[Injection] = ()
 
@@ -86,6 +95,7 @@ def train(
     resume: str | Path | None = None,
     comm_hook: tuple[object, Hook] | None = None,
     injections: Sequence[Injection] = (),
+    validation_set: Dataset | None = None,
 ) -> Result:
     """Trains in the world of torchrun's environment, or alone without one.
 
@@ -95,7 +105,8 @@ def train(
     folder or a checkpoint to go on from, with any number of workers. comm_hook: (state, hook), a
     communication hook as `DistributedDataParallel.register_comm_hook` takes it, which then sums
     the gradients instead of the recipe's exchange. injections: faults on purpose; see
-    docs/faults.md.
+    docs/faults.md. validation_set: what `train.eval_every` evaluates on; of one's own data,
+    `data.hold_out` holds out a share of train_set instead.
 
     Every rank returns the same result. Raises: FirecaffeError, one line for the user.
     """
@@ -114,7 +125,7 @@ def train(
         check_hosts(recipe, world)
         if world.attempt == 0:  # later there may be fewer
             check_injections(injections, world.world_size)
-        parts = Parts(model, loss, train_set, test_set, comm_hook, injections)
+        parts = Parts(model, loss, train_set, test_set, validation_set, comm_hook, injections)
         return _train_in(world, recipe, parts, find_start(world, resume), found)
 
 
@@ -124,6 +135,7 @@ def _train_in(
     config, checkpoint = recipe.train, start.checkpoint
     set_arithmetic(config, world.device)
     data = _open(recipe, parts)
+    check_validation(recipe, data)
     steps = total_steps(recipe, data)
     check_rates(recipe, steps)
     words = {**identity(recipe, steps), "the training data": describe_training(recipe, data)}
@@ -196,6 +208,7 @@ def _train_in(
         stepper=stepper,
         reducer=reducer,
         test=data.test,
+        validation=data.validation,
         data=recipe.data,
         config=config,
         solver=recipe.solver,
@@ -211,7 +224,7 @@ def _train_in(
         saver=saver,
         title=name,
         doubts=doubts,
-        broken=[getattr(each, "skipped", {}) for each in (data.train, data.test)],
+        broken=[getattr(each, "skipped", {}) for each in data.parts],
         notes=[
             data.description,
             *notes,
@@ -305,15 +318,15 @@ def _resume(
 
 
 def _open(recipe: Recipe, parts: Parts) -> Data:
-    if parts.train is None and parts.test is None:
+    if parts.train is None and parts.test is None and parts.validation is None:
         return open_data(recipe.data)
     if parts.train is None or parts.test is None:
         raise DataError("train_set and test_set come together; one of them is missing")
     for name, dataset in (("train_set", parts.train), ("test_set", parts.test)):
         if len(dataset) == 0:
             raise DataError(f"{name} holds no sample")
-    output_shape(parts.train, recipe.data)
-    return Data(parts.train, parts.test, f"own data: {len(parts.train)} training images")
+    check_words(recipe.data)
+    return divide(DataParts(parts.train, parts.test, parts.validation), recipe.data)
 
 
 def _build(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:

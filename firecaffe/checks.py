@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.comm.world import World
-from firecaffe.data import Dataset, output_shape
+from firecaffe.data import Data, Dataset, output_shape
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import AUTO
@@ -63,6 +63,16 @@ def _check_logits(logits: Tensor, recipe: Recipe, dataset: Dataset) -> None:
         raise RecipeError(
             f"model.name {recipe.model.name!r} gives outputs of {tuple(logits.shape)}; "
             f"expected logits of (samples, {dataset.num_classes})"
+        )
+
+
+def check_validation(recipe: Recipe, data: Data) -> None:
+    """Raises: RecipeError where evaluations on the way have no images of their own."""
+    every = recipe.train.eval_every
+    if every and data.validation is None:
+        raise RecipeError(
+            f"train.eval_every is {every}, but there are no validation images, and the test images "
+            "are seen once, at the end; set data.hold_out, as to 0.1, or leave train.eval_every out"
         )
 
 

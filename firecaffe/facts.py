@@ -36,6 +36,7 @@ def facts(
         "the kind of device": world.device.type,
         "the training data": describe_training(recipe, data),
         "the test data": describe(data.test),
+        "the validation data": "none" if data.validation is None else describe(data.validation),
         "the model": json.dumps(shapes),
         "the checkpoint": resumed,
     }

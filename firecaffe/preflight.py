@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from firecaffe.checks import check_input, check_rates
+from firecaffe.checks import check_input, check_rates, check_validation
 from firecaffe.data import Data, SampleOrder, check_data, shard_counts
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.facts import describe_training
@@ -28,6 +28,7 @@ def preflight(
     check_recipe(recipe)
     check_workers(recipe.train, world_size, level_of(recipe.exchange))
     data = check_data(recipe.data)
+    check_validation(recipe, data)
     with torch.device("meta"):
         model = build_model(recipe.model.name, data.train.num_classes, data.train.sample_CHW[0])
     check_input(model, recipe, data.train)

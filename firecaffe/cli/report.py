@@ -31,7 +31,7 @@ AXES: dict[str, tuple[str, Of]] = {
 }
 CURVES: dict[str, tuple[str, Callable[[Curves], list[Point]], float]] = {
     "loss": ("training loss", lambda curves: curves.loss, 1.0),
-    "accuracy": ("test top-1, %", lambda curves: curves.top1, 100.0),
+    "accuracy": ("top-1 of evaluations, %", lambda curves: curves.top1, 100.0),
 }
 
 

@@ -1,6 +1,6 @@
 """Data: labeled images by number, their order, their augmentation.
 
-A new source is a function from `DataConfig` to a training and a test set, and a row in `DATASETS`.
+A new source is a function from `DataConfig` to the parts of a data set, and a row in `DATASETS`.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from firecaffe.data.order import SampleOrder, epoch_order
 from firecaffe.data.source import (
     Data,
     DataConfig,
+    Parts,
     check_words,
     data_home,
     open_cifar,
@@ -33,10 +34,13 @@ __all__ = [
     "Data",
     "DataConfig",
     "Dataset",
+    "Parts",
     "SampleOrder",
     "TensorDataset",
     "check_data",
+    "check_words",
     "data_home",
+    "divide",
     "epoch_order",
     "eval_batches",
     "hold_out",
@@ -46,7 +50,7 @@ __all__ = [
     "shard_counts",
 ]
 
-DATASETS: dict[str, Callable[[DataConfig], tuple[Dataset, Dataset]]] = {
+DATASETS: dict[str, Callable[[DataConfig], Parts]] = {
     "fashion-mnist": open_fashion_mnist,
     "mnist": open_mnist,
     "cifar10": open_cifar,
@@ -71,22 +75,37 @@ def open_data(config: DataConfig) -> Data:
             + (f"; did you mean {close[0]!r}?" if close else "")
         )
     check_words(config)
-    train, test = DATASETS[config.name](config)
-    if train.sample_CHW != test.sample_CHW:
-        raise DataError(
-            f"{config.name}: training images are {_by(train.sample_CHW)}, test images "
-            f"{_by(test.sample_CHW)}, expected the same shape"
-        )
+    return divide(DATASETS[config.name](config), config)
+
+
+def divide(parts: Parts, config: DataConfig) -> Data:
+    """What a run takes of a data set: validation images are those that the recipe holds out from
+    training, else the data set's own, if it has some.
+
+    Raises:
+        RecipeError: the recipe's crop, mean, std or hold_out do not fit the images.
+        DataError: the parts have images of several shapes.
+    """
+    train, test, validation = parts
+    for name, part in (("test", test), ("validation", validation)):
+        if part is not None and part.sample_CHW != train.sample_CHW:
+            raise DataError(
+                f"{config.name}: training images are {_by(train.sample_CHW)}, {name} images "
+                f"{_by(part.sample_CHW)}, expected the same shape"
+            )
     output_shape(train, config)
-    tests = "test"
+    choosing = "validation"
     if config.hold_out:
-        train, test = hold_out(train, config.hold_out)
-        tests = "held-out training"
+        train, validation = hold_out(train, config.hold_out)
+        choosing = "held-out"
+    counts = [f"{len(train)} training", f"{len(test)} test"]
+    if validation is not None:
+        counts.insert(1, f"{len(validation)} {choosing}")
     description = (
-        f"{config.name}: {len(train)} training and {len(test)} {tests} images, "
+        f"{config.name}: {', '.join(counts[:-1])} and {counts[-1]} images, "
         f"{train.num_classes} classes, {_by(train.sample_CHW)}"
     )
-    return Data(train, test, description)
+    return Data(train, test, description, validation)
 
 
 def _by(shape: tuple[int, ...]) -> str:
@@ -104,6 +123,6 @@ def check_data(config: DataConfig) -> Data:
         RecipeError, DataError: as `open_data`.
     """
     data = open_data(config)
-    for dataset in (data.train, data.test):
+    for dataset in data.parts:
         dataset.batch(torch.tensor([0]))
     return data

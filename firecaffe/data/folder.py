@@ -108,17 +108,21 @@ class ImageFolder:
 
 
 TESTS = ("test", "val", "validation")
-"""Folders of test images: the first one that is there."""
+"""Folders of other images than the training's: the first one that is there is the test set, the
+next one is to choose by.
+"""
 
 
-def open_folder(path: Path) -> tuple[ImageFolder, ImageFolder]:
-    """Open `path`/train and `path`/test (or val, or validation); the classes are those of train.
+def open_folder(path: Path) -> list[ImageFolder]:
+    """Open `path`/train, `path`/test and `path`/val (or validation), of which one of test and val
+    may be missing: the training set, the test set and, where there is one, what to choose by. The
+    classes are those of train.
 
     Raises:
         DataError: as `class_names` and `ImageFolder`.
     """
     classes = class_names(path / "train")
-    test = next((path / name for name in TESTS if (path / name).is_dir()), None)
-    if test is None:
+    tests = [path / name for name in TESTS if (path / name).is_dir()]
+    if not tests:
         raise DataError(f"{path}: holds no folder test or val, expected one with the test images")
-    return ImageFolder(path / "train", classes), ImageFolder(test, classes)
+    return [ImageFolder(folder, classes) for folder in (path / "train", *tests[:2])]

@@ -43,8 +43,25 @@ def _some(dataset: Dataset, samples_N: Tensor) -> Dataset:
         _, side, _ = dataset.sample_CHW
         source = SomeEncoded(dataset.source, samples_N)
         return DecodedSet(source, side, dataset.threads, dataset.on_error)
-    assert isinstance(dataset, RawPart)
-    return RawPart(SomeEncoded(dataset.part, samples_N), dataset.sample_CHW)
+    if isinstance(dataset, RawPart):
+        return RawPart(SomeEncoded(dataset.part, samples_N), dataset.sample_CHW)
+    return SomeOfDataset(dataset, samples_N)
+
+
+class SomeOfDataset:
+    """Some of the samples of anyone's data set, by new numbers."""
+
+    def __init__(self, dataset: Dataset, samples_N: Tensor) -> None:
+        self.dataset = dataset
+        self.samples_N = samples_N
+        self.sample_CHW = dataset.sample_CHW
+        self.num_classes = dataset.num_classes
+
+    def __len__(self) -> int:
+        return len(self.samples_N)
+
+    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+        return self.dataset.batch(self.samples_N[indices_B])
 
 
 class SomeEncoded:

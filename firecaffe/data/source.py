@@ -1,11 +1,12 @@
 """Where a run's data comes from: the Config of the data, and one function per source.
 
-Each `open_*` takes the Config and returns the training and the test set.
+Each `open_*` takes the Config and returns the data set's parts.
 """
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -40,8 +41,9 @@ class DataConfig:
             and samples in random order within each, for storage that dislikes random reads.
         on_error: What a broken image does. stop: it ends the run. skip: the next whole one stands
             in for it, and the run counts it.
-        hold_out: Share of the training images that is kept from training and tested on in the
-            test set's place, as `firecaffe tune` does while it searches. 0: none.
+        hold_out: Share of the training images that is kept from training, to choose by: the
+            validation images that `train.eval_every` evaluates on, instead of the data set's own.
+            0: none.
         augment: caffe (random crop, mirror), inception (a box of random area and proportions
             scaled to `crop`, mirror), or none.
         crop: Side in pixels of the crop: at random in training, from the center in a test. 0 keeps
@@ -71,13 +73,28 @@ class DataConfig:
     std: list[float] = field(default_factory=list)
 
 
+class Parts(NamedTuple):
+    """The parts of a data set as they are stored."""
+
+    train: Dataset
+    test: Dataset
+    validation: Dataset | None = None
+
+
 @dataclass(frozen=True)
 class Data:
-    """A run's training and test set, and one line that says what they are."""
+    """A run's parts of a data set, and one line that says what they are."""
 
     train: Dataset
     test: Dataset
     description: str
+    validation: Dataset | None = None
+    """What to choose by: held out from training, or the data set's own."""
+
+    @property
+    def parts(self) -> list[Dataset]:
+        """Those that are there."""
+        return [part for part in (self.train, self.validation, self.test) if part is not None]
 
 
 def check_words(config: DataConfig) -> None:
@@ -125,48 +142,50 @@ def _existing_path(config: DataConfig, remedy: str) -> Path:
     return path
 
 
-def open_fashion_mnist(config: DataConfig) -> tuple[Dataset, Dataset]:
+def open_fashion_mnist(config: DataConfig) -> Parts:
     """60,000 + 10,000 gray images of clothes, 28 x 28, 10 classes.
 
     Source: Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747.
     """
-    return open_idx(_existing_path(config, "`firecaffe data get fashion-mnist` fetches it"), 10)
+    path = _existing_path(config, "`firecaffe data get fashion-mnist` fetches it")
+    return Parts(*open_idx(path, 10))
 
 
-def open_mnist(config: DataConfig) -> tuple[Dataset, Dataset]:
+def open_mnist(config: DataConfig) -> Parts:
     """60,000 + 10,000 gray images of digits, 28 x 28, 10 classes.
 
     Source: LeCun, Bottou, Bengio and Haffner 1998.
     """
-    return open_idx(_existing_path(config, "put its four idx files there or set data.path"), 10)
+    path = _existing_path(config, "put its four idx files there or set data.path")
+    return Parts(*open_idx(path, 10))
 
 
-def open_cifar(config: DataConfig) -> tuple[Dataset, Dataset]:
+def open_cifar(config: DataConfig) -> Parts:
     """50,000 + 10,000 color images, 32 x 32, 10 classes. Source: Krizhevsky 2009."""
-    return open_cifar10(_existing_path(config, f"put {ARCHIVE} there or set data.path"))
+    return Parts(*open_cifar10(_existing_path(config, f"put {ARCHIVE} there or set data.path")))
 
 
-def open_image_folder(config: DataConfig) -> tuple[Dataset, Dataset]:
-    """Images in train/class/ and test/class/ (or val/class/), resized when they are read."""
-    train, test = open_folder(_existing_path(config, "set data.path to your folder"))
-    return _decoded(train, config), _decoded(test, config)
+def open_image_folder(config: DataConfig) -> Parts:
+    """Images in train/class/, test/class/ and val/class/, resized when they are read; one of test
+    and val will do.
+    """
+    parts = open_folder(_existing_path(config, "set data.path to your folder"))
+    return Parts(*(_decoded(part, config) for part in parts))
 
 
-def open_packed(config: DataConfig) -> tuple[Dataset, Dataset]:
+def open_packed(config: DataConfig) -> Parts:
     """What `firecaffe pack` has written. Raises: DataError where a part or a shard is missing."""
     root = config.path
     if not is_remote(root):
         root = str(_existing_path(config, "make it by `firecaffe pack SOURCE DEST`"))
     packed = read_list(root)
     files = open_files(root, config.cache, config.cache_bytes)
-    test = next((name for name in TESTS if name in packed.parts), None)
-    if "train" not in packed.parts or test is None:
+    tests = [name for name in TESTS if name in packed.parts]
+    if "train" not in packed.parts or not tests:
         found = ", ".join(packed.parts) or "nothing"
         raise DataError(f"{root}: holds {found}; expected train and test (or validation)")
-    return (
-        _packed_part(packed, "train", files, config),
-        _packed_part(packed, test, files, config),
-    )
+    names = ("train", *tests[:2])
+    return Parts(*(_packed_part(packed, name, files, config) for name in names))
 
 
 def _packed_part(packed: PackedSet, name: str, files: ShardFiles, config: DataConfig) -> Dataset:
@@ -205,6 +224,6 @@ def shard_counts(dataset: Dataset, config: DataConfig) -> tuple[int, ...]:
     return counts
 
 
-def open_generated(config: DataConfig) -> tuple[Dataset, Dataset]:
+def open_generated(config: DataConfig) -> Parts:
     """10,000 + 2,000 generated gray images, 28 x 28, 10 classes, always the same ones."""
-    return generate()
+    return Parts(*generate())

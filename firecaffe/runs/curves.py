@@ -1,4 +1,8 @@
-"""A run's course: loss and accuracy against the time trained, the samples seen, the bytes sent."""
+"""A run's course: loss and accuracy against the time trained, the samples seen, the bytes sent.
+
+The accuracy is that on the validation images. A run without them has been tested at its end alone;
+runs of earlier versions have tests on their way.
+"""
 
 from dataclasses import dataclass
 
@@ -28,7 +32,7 @@ class Point:
 @dataclass(frozen=True)
 class Curves:
     """loss: of the training, means over as many steps as it takes to have MOST_POINTS at most.
-    top1: of each test.
+    top1: of each evaluation.
     """
 
     loss: list[Point]
@@ -42,15 +46,15 @@ def curves_of(run: Run) -> Curves:
     sent = None if None in by_rank else sum(by_rank)
     stride = -(-int(run.result["steps"]) // MOST_POINTS) or 1
     loss: list[Point] = []
-    top1: list[Point] = []
+    top1: dict[str, list[Point]] = {"validation": [], "test": []}
     time_s: float | None = 0.0
     samples, sent_bytes = 0, None if sent is None else 0.0
     some: list[float | None] = []
     is_begun = False
     try:
         for line in read_json_lines(path):
-            if line["kind"] == "test":
-                top1.append(Point(time_s, samples, sent_bytes, line["top1"]))
+            if line["kind"] in top1:
+                top1[line["kind"]].append(Point(time_s, samples, sent_bytes, line["top1"]))
                 continue
             if not is_begun and line["step"] > 1:
                 time_s, samples = None, (line["step"] - 1) * line["samples"]
@@ -67,7 +71,7 @@ def curves_of(run: Run) -> Curves:
             loss.append(Point(time_s, samples, sent_bytes, _mean(some)))
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
-    return Curves(loss, top1)
+    return Curves(loss, top1["validation"] or top1["test"])
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -76,8 +80,8 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def time_to(run: Run, target: float) -> float | None:
-    """Seconds of training until a test first had this top-1; None where none had, or the run goes
-    on with another.
+    """Seconds of training until an evaluation first had this top-1; None where none had, or the run
+    goes on with another.
 
     Raises: RunError where the run's metrics cannot be read.
     """

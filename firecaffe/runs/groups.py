@@ -102,8 +102,8 @@ def _key(run: Run) -> str:
 def group_rows(
     groups: Sequence[Group], target: float | None = None, allow_unequal: bool = False
 ) -> list[GroupRow]:
-    """Against the first group. target: a top-1 accuracy; times are then those until a test has
-    reached it. allow_unequal: give speedups between runs of other work too.
+    """Against the first group. target: a top-1 accuracy; times are then those until an evaluation
+    has reached it. allow_unequal: give speedups between runs of other work too.
 
     Raises: RunError where a target is asked for and a run's metrics cannot be read.
     """

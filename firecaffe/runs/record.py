@@ -59,7 +59,7 @@ class Metrics:
             self._curves = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
-        """One row of a kind ("train" or "test") at a step, counted from 1."""
+        """One row of a kind (train, validation or test) at a step, counted from 1."""
         self._lines.write({"kind": kind, "step": step, **values})
         if self._curves is not None:
             with suppress(OSError):  # a full disk: the lines have the same numbers

@@ -26,7 +26,8 @@ class TrainConfig:
         autocast: Compute in bfloat16 or float16 where torch's autocast holds it safe.
         channels_last: Keep images and weights with the channels innermost in memory.
         deterministic: On a GPU, use only kernels that give the same bits every time.
-        eval_every: Evaluate on the test set every so many steps; 0 only at the end.
+        eval_every: Evaluate on the validation images (`data.hold_out`, or the data set's own)
+            every so many steps. The test images are seen once, at the end.
         eval_batch_size: Samples of one evaluation batch on one worker.
     """
 

@@ -1,4 +1,4 @@
-"""Evaluation: every test sample counted exactly once, on any number of ranks."""
+"""Evaluation: every sample counted exactly once, on any number of ranks."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ from firecaffe.training.step import AUTOCAST, Loss, count_correct
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Fractions of the test set, and the mean loss."""
+    """Fractions of the data set's samples, and the mean loss."""
 
     samples: int
     loss: float

@@ -55,6 +55,9 @@ class Training:
     stepper: Stepper
     reducer: GradientReducer
     test: Dataset
+    """Seen once, at the end."""
+    validation: Dataset | None
+    """Seen on the way, to choose by."""
     data: DataConfig
     config: TrainConfig
     solver: SolverConfig
@@ -77,7 +80,7 @@ class Training:
     notes: list[str]
     """What the run tells before it starts."""
     broken: Sequence[Mapping[int, str]]
-    """Images that could not be decoded so far, by number: of the training set, of the test set."""
+    """Images that could not be decoded so far, by number: of each part of the data."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,12 @@ class Result:
     """Mean loss of the last step; None where a resumed run had none left to do."""
     test_loss: float
     top1: float
+    """On the test images, as is top5."""
     top5: float
     largest_class_share: float
     """Of the test set's classes: the top-1 of a network that has learned nothing."""
+    validation_top1: float | None
+    """At the end; None where there are no validation images."""
     weights_sha256: str
     """Over all parameters and buffers, by name."""
     state_sha256: str
@@ -174,14 +180,15 @@ def train(t: Training) -> Result:
                 _finish_saving(t)
                 raise _stopped(reason, done, t.folder)
             if done < t.steps and t.config.eval_every and done % t.config.eval_every == 0:
-                _evaluate(t, done, metrics, progress)
+                _validate(t, done, metrics, progress)
         if t.first_step < t.steps:
             _save(t, t.steps, history)  # before the evaluation, which may fail
-        evaluation = _evaluate(t, t.steps, metrics, progress)
+        validation = _validate(t, t.steps, metrics, progress)
+        evaluation = _evaluate(t, t.test, "test", t.steps, metrics, progress)
         _finish_saving(t)
         if t.checkpoint.every or t.checkpoint.every_s:
             progress.say(f"{t.title}  {t.saver.costs.line}")
-        final = _result(t, sums, evaluation, history)
+        final = _result(t, sums, validation, evaluation, history)
         for line in _about_data(final):
             progress.say(f"{t.title}  {line}")
         for rank in final.drifted_ranks:
@@ -236,11 +243,26 @@ class Sums:
             self.data_s += result.timings.data_s
 
 
-def _evaluate(t: Training, done: int, metrics: Metrics | None, progress: RunProgress) -> Evaluation:
-    evaluation = evaluate(t.model, t.stepper.loss, t.test, t.data, t.config, t.world)
-    progress.evaluation(done, evaluation)
+def _validate(
+    t: Training, done: int, metrics: Metrics | None, progress: RunProgress
+) -> Evaluation | None:
+    if t.validation is None:
+        return None
+    return _evaluate(t, t.validation, "validation", done, metrics, progress)
+
+
+def _evaluate(
+    t: Training,
+    dataset: Dataset,
+    split: str,
+    done: int,
+    metrics: Metrics | None,
+    progress: RunProgress,
+) -> Evaluation:
+    evaluation = evaluate(t.model, t.stepper.loss, dataset, t.data, t.config, t.world)
+    progress.evaluation(split, done, evaluation)
     if metrics is not None:
-        metrics.write("test", done, asdict(evaluation))
+        metrics.write(split, done, asdict(evaluation))
         metrics.flush()
     return evaluation
 
@@ -303,7 +325,13 @@ def _numbers(result: StepResult) -> dict[str, float]:
     }
 
 
-def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Result:
+def _result(
+    t: Training,
+    sums: Sums,
+    validation: Evaluation | None,
+    evaluation: Evaluation,
+    history: str,
+) -> Result:
     tensors = state_tensors(t.model, t.optimizer)
     weights = digest((k, v) for k, v in tensors.items() if not k.startswith("optimizer/"))
     drifted = differing_ranks(gather_text(t.world, weights))
@@ -336,6 +364,7 @@ def _result(t: Training, sums: Sums, evaluation: Evaluation, history: str) -> Re
         top1=evaluation.top1,
         top5=evaluation.top5,
         largest_class_share=evaluation.largest_class_share,
+        validation_top1=None if validation is None else validation.top1,
         weights_sha256=weights,
         state_sha256=state,
         drifted_ranks=drifted,

@@ -49,10 +49,10 @@ class RunProgress:
             left_s = elapsed_s / (step - self._first_step) * (self._steps - step)
             self.say(f"{self._title}  step {step}/{self._steps}  {numbers}  {left_s:,.0f} s left")
 
-    def evaluation(self, step: int, result: Evaluation) -> None:
-        """After an evaluation at step `step`."""
+    def evaluation(self, split: str, step: int, result: Evaluation) -> None:
+        """After an evaluation at step `step`, on the images of a split."""
         self.say(
-            f"{self._title}  test at step {step}: top-1 {result.top1:.2%}, "
+            f"{self._title}  {split} at step {step}: top-1 {result.top1:.2%}, "
             f"top-5 {result.top5:.2%}, loss {result.loss:.4f} ({result.samples:,} images)"
         )
 

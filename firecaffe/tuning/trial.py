@@ -26,7 +26,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Score:
-    """What a test in the course of a training came to."""
+    """What an evaluation in the course of a training came to."""
 
     step: int
     top1: float
@@ -42,7 +42,7 @@ class Trial:
     recipe: Recipe
     parent: Path
     end: Callable[[Sequence[Score]], bool] = lambda _: False
-    """Asked after each test but the last, with all tests so far: is it to be given up?"""
+    """Asked after each evaluation but the last, with all so far: is it to be given up?"""
     ended_early: bool = field(default=False, init=False)
     told: list[Score] = field(default_factory=list, init=False)
 
@@ -74,7 +74,7 @@ class Trial:
         return (self.folder / "result.json").exists()
 
     def look(self) -> bool:
-        """Takes in the tests that are new; whether the training is to be ended now."""
+        """Takes in the evaluations that are new; whether the training is to be ended now."""
         found = scores(self.folder)
         while not self.ended_early and len(self.told) < len(found):
             self.told.append(found[len(self.told)])
@@ -84,11 +84,11 @@ class Trial:
 
 
 def scores(folder: Path) -> list[Score]:
-    """The tests of a run so far, in order. Raises: RunError."""
+    """A run's evaluations on its validation images so far, in order. Raises: RunError."""
     path = folder / "metrics.jsonl"
     try:
-        lines = read_json_lines(path, holding='"test"')
-        rows = [row for row in lines if row["kind"] == "test"]
+        lines = read_json_lines(path, holding='"validation"')
+        rows = [row for row in lines if row["kind"] == "validation"]
         return [Score(row["step"], row["top1"], row["loss"] is not None) for row in rows]
     except FileNotFoundError:
         return []

@@ -168,6 +168,7 @@ def test_a_ranks_end_does_not_wait_for_the_threads_of_its_process_group() -> Non
 def test_a_killed_rank_ends_the_run_with_its_name(recipe: Path, tmp_path: Path) -> None:
     command = [*FIRECAFFE, "train", recipe, "--train.steps", "100000", "--nproc-per-node", "2"]
     command += ["--run.folder", tmp_path / "run", "--train.eval_every", "1"]
+    command += ["--data.hold_out", "0.01"]
     with subprocess.Popen(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
@@ -176,7 +177,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(recipe: Path, tmp_path: Path) 
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "test at step" in line:
+            if "validation at step" in line:
                 break
         ranks = psutil.Process(process.pid).children(recursive=True)
         victim = next(rank for rank in ranks if rank.environ().get("RANK") == "1")
@@ -193,7 +194,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(
     recipe: Path, tmp_path: Path
 ) -> None:
     """Two workers, killed; then one worker to the end; against three that were left alone."""
-    words = ["--train.steps", "30", "--checkpoint.every", "4"]
+    words = ["--train.steps", "30", "--checkpoint.every", "4", "--data.hold_out", "0.01"]
     whole, killed, resumed = tmp_path / "whole", tmp_path / "killed", tmp_path / "resumed"
     done = call(*FIRECAFFE, "train", recipe, *words, "--nproc-per-node", "3", "--run.folder", whole)
     assert done.returncode == 0, done.stderr
@@ -205,7 +206,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "test at step 6:" in line:
+            if "validation at step 6:" in line:
                 break
         for rank in psutil.Process(process.pid).children(recursive=True):
             rank.kill()

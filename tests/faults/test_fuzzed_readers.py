@@ -74,7 +74,7 @@ def make_images(folder: Path) -> None:
 
 
 def read_images(folder: Path) -> None:
-    train, _ = open_image_folder(DataConfig("folder", str(folder), resize=8))
+    train, *_ = open_image_folder(DataConfig("folder", str(folder), resize=8))
     train.batch(torch.arange(len(train)))
 
 

@@ -17,7 +17,8 @@ RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
 def open_folder(path: Path, resize: int) -> tuple[Dataset, Dataset]:
-    return open_image_folder(DataConfig("folder", str(path), resize=resize))
+    train, test, _ = open_image_folder(DataConfig("folder", str(path), resize=resize))
+    return train, test
 
 
 def draw(path: Path, color: tuple[int, int, int], size: tuple[int, int] = (5, 9)) -> None:

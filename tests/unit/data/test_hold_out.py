@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from firecaffe.data import DataConfig, TensorDataset, open_data
 from firecaffe.data.decoded import DecodedSet
@@ -38,6 +39,25 @@ def test_every_image_is_on_one_side(count: int, share: float) -> None:
     assert sorted(found) == list(range(count))
 
 
+def test_of_anyones_data_set() -> None:
+    class Own:
+        """No class of ours."""
+
+        sample_CHW, num_classes = (1, 1, 1), 10
+
+        def __len__(self) -> int:
+            return 20
+
+        def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+            return indices_B.view(-1, 1, 1, 1).float(), indices_B % 10
+
+    rest, held = hold_out(Own(), 0.2)
+    numbers = [part.batch(torch.arange(len(part)))[0].flatten().tolist() for part in (rest, held)]
+    assert (len(rest), len(held)) == (16, 4)
+    assert sorted(numbers[0] + numbers[1]) == list(range(20))
+    assert (held.num_classes, held.sample_CHW) == (10, (1, 1, 1))
+
+
 def test_it_is_no_run_of_neighbors() -> None:
     _, held = hold_out(numbered(1000), 0.1)
     images, _ = held.batch(torch.arange(len(held)))
@@ -57,9 +77,10 @@ def test_of_photos_and_of_raw_samples_read_from_shards(
         assert isinstance(whole, kind)
         images, labels = whole.batch(torch.arange(30))
         data = open_data(DataConfig("packed", str(dest), resize=16, hold_out=0.2))
-        assert "24 training and 6 held-out training images" in data.description
+        assert "24 training, 6 held-out and " in data.description
+        assert data.validation is not None
         seen: list[int] = []
-        for part in (data.train, data.test):
+        for part in (data.train, data.validation):
             for number in range(len(part)):
                 image, label = part.batch(torch.tensor([number]))
                 [place] = [n for n in range(30) if torch.equal(images[n], image[0])]

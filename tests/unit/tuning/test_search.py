@@ -44,7 +44,7 @@ class Landscape:
         for step in [*range(every, STEPS, every), STEPS]:
             loss = None if rate > DIVERGES else 1.0
             top1 = top * step / STEPS
-            rows.append({"kind": "test", "step": step, "top1": top1, "loss": loss})
+            rows.append({"kind": "validation", "step": step, "top1": top1, "loss": loss})
             if trial.ended_early:
                 break
         trial.folder.mkdir(parents=True)

@@ -33,7 +33,7 @@ recipe = tomllib.loads(Path(sys.argv[1]).read_text())
 folder = Path(recipe["run"]["folder"])
 folder.mkdir()
 def test(step, top1):
-    row = {"kind": "test", "step": step, "top1": top1, "loss": 1.0}
+    row = {"kind": "validation", "step": step, "top1": top1, "loss": 1.0}
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps(row) + "\\n")
 mode = recipe["model"]["name"]
@@ -151,9 +151,11 @@ def test_two_searches_never_work_in_one_folder(parent: Path) -> None:
 def test_scores_that_cannot_be_read(tmp_path: Path) -> None:
     assert scores(tmp_path) == []
     path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps({"kind": "test", "step": 3, "top1": 0.5, "loss": None}) + "\n{")
+    path.write_text(
+        json.dumps({"kind": "validation", "step": 3, "top1": 0.5, "loss": None}) + "\n{"
+    )
     assert scores(tmp_path) == [Score(3, 0.5, False)]
-    path.write_text('["test"]\n')
+    path.write_text('["validation"]\n')
     with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be read"):
         scores(tmp_path)
 

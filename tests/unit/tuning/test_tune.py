@@ -50,7 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]
         # As an epoch may end: with a step of one sample, and that one wrong.
         rows = [*([train] * 18), {**train, "samples": 1, "top1": 0.0}]
         rows += [
-            {"kind": "test", "step": step, "top1": top1 * step / steps, "loss": 1.0}
+            {"kind": "validation", "step": step, "top1": top1 * step / steps, "loss": 1.0}
             for step in [*range(every, steps, every), steps]
         ]
         trial.folder.mkdir(parents=True)
