@@ -14,8 +14,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig
 from firecaffe.models import build_model, fillers
 from firecaffe.recipe import Recipe
 from firecaffe.runs.folder import RunConfig
-from firecaffe.training.config import TrainConfig
-from firecaffe.training.solver import SolverConfig
+from firecaffe.training.config import SolverConfig, TrainConfig
 
 HOSTS = 4
 

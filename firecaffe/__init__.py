@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from firecaffe.models.config import ModelConfig
     from firecaffe.recipe import Recipe
     from firecaffe.runs.folder import RunConfig
-    from firecaffe.training.config import CheckpointConfig, TrainConfig
+    from firecaffe.training.config import CheckpointConfig, SolverConfig, TrainConfig
     from firecaffe.training.loop import Result
-    from firecaffe.training.solver import SolverConfig
 
 _PLACES = {
     "CheckpointConfig": "training.config",
@@ -36,7 +35,7 @@ _PLACES = {
     "Recipe": "recipe",
     "Result": "training.loop",
     "RunConfig": "runs.folder",
-    "SolverConfig": "training.solver",
+    "SolverConfig": "training.config",
     "TensorDataset": "data",
     "TrainConfig": "training.config",
     "attach": "attached",

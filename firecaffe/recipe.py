@@ -14,9 +14,14 @@ from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange, level_of
 from firecaffe.models.config import ModelConfig
 from firecaffe.runs.folder import RunConfig
-from firecaffe.training.config import CheckpointConfig, TrainConfig, check_checkpoint, check_train
+from firecaffe.training.config import (
+    CheckpointConfig,
+    SolverConfig,
+    TrainConfig,
+    check_checkpoint,
+    check_train,
+)
 from firecaffe.training.learning_rate import check_policy
-from firecaffe.training.solver import SolverConfig, check_solver
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,9 @@ def check_recipe(recipe: Recipe) -> None:
 
     Raises: RecipeError with the dotted name of the word, what was found, and what would be right.
     """
+    # Optimizers load torch, which the meaning of a recipe's words does not need.
+    from firecaffe.training.solver import check_solver
+
     check_train(recipe.train)
     check_solver(recipe.solver)
     check_policy(recipe.solver)

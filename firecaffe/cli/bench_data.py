@@ -15,12 +15,12 @@ from firecaffe.cli.cluster_file import check_path, write_cluster
 from firecaffe.cli.console import make_console
 from firecaffe.cli.parse import Parser
 from firecaffe.comm.memory import keep_freed_memory
+from firecaffe.data.config import DataConfig
 from firecaffe.data.decoded import decode_threads
 from firecaffe.data.packed import LIST, PackedPart, read_list
 from firecaffe.data.packing.part import Part, Source
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.shard_files import is_remote, open_files
-from firecaffe.data.source import DataConfig
 from firecaffe.data.stages import (
     Sampled,
     Stage,

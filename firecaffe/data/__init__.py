@@ -1,32 +1,38 @@
-"""Data: labeled images by number, their order, their augmentation.
+"""Data: labeled images by number, their order, their augmentation."""
 
-A new source is a function from `DataConfig` to the parts of a data set, and a row in `DATASETS`.
-"""
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from collections.abc import Callable
-from difflib import get_close_matches
+if TYPE_CHECKING:
+    from firecaffe.data.batches import Batches, eval_batches, output_shape
+    from firecaffe.data.config import DataConfig
+    from firecaffe.data.dataset import Dataset, TensorDataset
+    from firecaffe.data.datasets import DATASETS, check_data, divide, open_data
+    from firecaffe.data.hold_out import num_held_out
+    from firecaffe.data.order import SampleOrder, epoch_order
+    from firecaffe.data.source import Data, Parts, check_words, data_home, shard_counts
 
-import torch
-
-from firecaffe.data.batches import Batches, eval_batches, output_shape
-from firecaffe.data.dataset import Dataset, TensorDataset
-from firecaffe.data.hold_out import hold_out, num_held_out
-from firecaffe.data.order import SampleOrder, epoch_order
-from firecaffe.data.source import (
-    Data,
-    DataConfig,
-    Parts,
-    check_words,
-    data_home,
-    open_cifar,
-    open_fashion_mnist,
-    open_generated,
-    open_image_folder,
-    open_mnist,
-    open_packed,
-    shard_counts,
-)
-from firecaffe.errors import DataError, RecipeError
+_PLACES = {
+    "Batches": "batches",
+    "DATASETS": "datasets",
+    "Data": "source",
+    "DataConfig": "config",
+    "Dataset": "dataset",
+    "Parts": "source",
+    "SampleOrder": "order",
+    "TensorDataset": "dataset",
+    "check_data": "datasets",
+    "check_words": "source",
+    "data_home": "source",
+    "divide": "datasets",
+    "epoch_order": "order",
+    "eval_batches": "batches",
+    "num_held_out": "hold_out",
+    "open_data": "datasets",
+    "output_shape": "batches",
+    "shard_counts": "source",
+}
+"""Where each name is. Imported when it is asked for: the words of a recipe need no torch."""
 
 __all__ = [
     "DATASETS",
@@ -43,86 +49,14 @@ __all__ = [
     "divide",
     "epoch_order",
     "eval_batches",
-    "hold_out",
     "num_held_out",
     "open_data",
     "output_shape",
     "shard_counts",
 ]
 
-DATASETS: dict[str, Callable[[DataConfig], Parts]] = {
-    "fashion-mnist": open_fashion_mnist,
-    "mnist": open_mnist,
-    "cifar10": open_cifar,
-    "folder": open_image_folder,
-    "packed": open_packed,
-    "generated": open_generated,
-}
 
-
-def open_data(config: DataConfig) -> Data:
-    """Open the data set that a recipe names.
-
-    Raises:
-        RecipeError: there is no data set of that name, or the recipe's crop, mean or std do not fit
-            its images.
-        DataError: its files are missing, damaged or not what they should be.
-    """
-    if config.name not in DATASETS:
-        close = get_close_matches(config.name, DATASETS, n=1)
-        raise RecipeError(
-            f"data.name is {config.name!r}, expected one of {', '.join(DATASETS)}"
-            + (f"; did you mean {close[0]!r}?" if close else "")
-        )
-    check_words(config)
-    return divide(DATASETS[config.name](config), config)
-
-
-def divide(parts: Parts, config: DataConfig) -> Data:
-    """What a run takes of a data set: validation images are those that the recipe holds out from
-    training, else the data set's own, if it has some.
-
-    Raises:
-        RecipeError: the recipe's crop, mean, std or hold_out do not fit the images.
-        DataError: the parts have images of several shapes.
-    """
-    train, test, validation = parts
-    for name, part in (("test", test), ("validation", validation)):
-        if part is not None and part.sample_CHW != train.sample_CHW:
-            raise DataError(
-                f"{config.name}: training images are {_by(train.sample_CHW)}, {name} images "
-                f"{_by(part.sample_CHW)}, expected the same shape"
-            )
-    output_shape(train, config)
-    choosing = "validation"
-    if config.hold_out:
-        train, validation = hold_out(train, config.hold_out)
-        choosing = "held-out"
-    counts = [f"{len(train)} training", f"{len(test)} test"]
-    if validation is not None:
-        counts.insert(1, f"{len(validation)} {choosing}")
-    description = (
-        f"{config.name}: {', '.join(counts[:-1])} and {counts[-1]} images, "
-        f"{train.num_classes} classes, {_by(train.sample_CHW)}"
-    )
-    return Data(train, test, description, validation)
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
-
-
-def check_data(config: DataConfig) -> Data:
-    """Find out before any rank is started whether the ranks will be able to open the data.
-
-    The data set is opened exactly as a rank does it (a second or less for the sets that are held
-    in memory; a folder is listed, not decoded) and the first image of each part is read. Returns
-    what was opened.
-
-    Raises:
-        RecipeError, DataError: as `open_data`.
-    """
-    data = open_data(config)
-    for dataset in data.parts:
-        dataset.batch(torch.tensor([0]))
-    return data
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

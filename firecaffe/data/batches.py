@@ -15,13 +15,13 @@ from firecaffe.data.augment import (
     normalize,
     random_crop_mirror,
 )
+from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Dataset
 from firecaffe.data.decode import scale
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.order import SampleOrder
 from firecaffe.data.prefetch import ahead, image_bytes
 from firecaffe.data.random_resized_crop import box, cut, draws, middle
-from firecaffe.data.source import DataConfig
 from firecaffe.errors import DataError, RecipeError
 
 

@@ -1,10 +1,10 @@
-"""Where a run's data comes from: the Config of the data, and one function per source.
+"""Where a run's data comes from: one function per source.
 
 Each `open_*` takes the Config and returns the data set's parts.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 
 from firecaffe.data.augment import AUGMENTS
 from firecaffe.data.cifar10 import ARCHIVE, open_cifar10
+from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Dataset, TensorDataset
 from firecaffe.data.decoded import ON_ERROR, DecodedSet, Encoded
 from firecaffe.data.folder import TESTS, open_folder
@@ -21,56 +22,6 @@ from firecaffe.data.order import ORDERS, SHARDS
 from firecaffe.data.packed import HELD_BYTES, PackedPart, PackedSet, RawPart, read_list
 from firecaffe.data.shard_files import ShardFiles, is_remote, open_files
 from firecaffe.errors import DataError, RecipeError
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """The data set and what is done to its images.
-
-    Args:
-        name: Data set: fashion-mnist, mnist, cifar10, folder, packed or generated.
-        path: Folder that holds its files; of packed data an address too, as s3://bucket/folder.
-            Empty: the folder of that name in $FIRECAFFE_DATA or ~/.cache/firecaffe.
-        resize: Side in pixels to which encoded images are resized (folder and packed photos).
-        decode_threads: Threads of each rank that read and decode images. 0: the host's cores,
-            shared among its ranks.
-        cache: Folder on a fast disk for copies of packed shards. Empty: they are read where they
-            are.
-        cache_bytes: Limit of that folder. 0: all but a tenth of its disk.
-        order: samples (all in random order), or shards: the shards of packed data in random order,
-            and samples in random order within each, for storage that dislikes random reads.
-        on_error: What a broken image does. stop: it ends the run. skip: the next whole one stands
-            in for it, and the run counts it.
-        hold_out: Share of the training images that is kept from training, to choose by: the
-            validation images that `train.eval_every` evaluates on, instead of the data set's own.
-            0: none.
-        augment: caffe (random crop, mirror), inception (a box of random area and proportions
-            scaled to `crop`, mirror), or none.
-        crop: Side in pixels of the crop: at random in training, from the center in a test. 0 keeps
-            the size.
-        pad: Rows and columns of zeros to add on each side before cropping.
-        mirror: Mirror half of the training images left to right.
-        mean: Mean to subtract, one value or one per channel, in units of full scale (0 to 1).
-            Empty: none.
-        std: Standard deviation to divide by, one value or one per channel, in units of full scale.
-            Empty: none.
-    """
-
-    name: str = "fashion-mnist"
-    path: str = ""
-    resize: int = 256
-    decode_threads: int = 0
-    cache: str = ""
-    cache_bytes: int = 0
-    order: str = "samples"
-    on_error: str = "stop"
-    hold_out: float = 0.0
-    augment: str = "caffe"
-    crop: int = 0
-    pad: int = 0
-    mirror: bool = False
-    mean: list[float] = field(default_factory=list)
-    std: list[float] = field(default_factory=list)
 
 
 class Parts(NamedTuple):

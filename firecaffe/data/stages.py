@@ -21,6 +21,7 @@ from torch import Tensor
 
 from firecaffe.data.augment import normalize
 from firecaffe.data.batches import Batches
+from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import decode
 from firecaffe.data.decoded import SKIP, DecodedSet, Encoded
@@ -31,7 +32,6 @@ from firecaffe.data.packing.pack import Packing, PackOptions
 from firecaffe.data.packing.part import Part, Source
 from firecaffe.data.random_resized_crop import box, cut, draws
 from firecaffe.data.shard_files import open_files
-from firecaffe.data.source import DataConfig
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DataError
 

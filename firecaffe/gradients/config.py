@@ -6,7 +6,6 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.order import keeps_tree_order
-from firecaffe.gradients.compressors import COMPRESSORS
 
 NO_COMPRESSOR = "none"
 
@@ -72,6 +71,9 @@ def level_of(config: ExchangeConfig) -> int:
 
 def check_exchange(config: ExchangeConfig) -> None:
     """Raises: RecipeError where a word cannot be, or two cannot be together."""
+    # Codecs load torch, which the meaning of a recipe's words does not need.
+    from firecaffe.gradients.compressors import COMPRESSORS
+
     algorithm, compressor = config.algorithm, config.compressor
     if algorithm not in (NATIVE, AUTO):
         try:

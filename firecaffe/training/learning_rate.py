@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from firecaffe.errors import RecipeError
-from firecaffe.training.solver import SolverConfig
+from firecaffe.training.config import SolverConfig
 
 Policy = Callable[[SolverConfig, int, int], float]
 """(solver, i, max_iter) -> the factor on base_lr."""

@@ -32,12 +32,11 @@ from firecaffe.training.checkpoint import (
     state_scalars,
     state_tensors,
 )
-from firecaffe.training.config import CheckpointConfig, TrainConfig
+from firecaffe.training.config import CheckpointConfig, SolverConfig, TrainConfig
 from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.learning_rate import batch_scale, learning_rate
 from firecaffe.training.progress import RunProgress
 from firecaffe.training.saver import SaveCosts, Saver
-from firecaffe.training.solver import SolverConfig
 from firecaffe.training.step import Stepper, StepResult, Votes
 from firecaffe.training.stop import LAUNCHER, StopRequest
 

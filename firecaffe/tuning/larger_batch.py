@@ -6,8 +6,8 @@ from typing import Any
 from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe
+from firecaffe.training.config import SolverConfig
 from firecaffe.training.learning_rate import batch_scale
-from firecaffe.training.solver import SolverConfig
 
 
 def with_batch(recipe: Recipe, global_batch_size: int, num_samples: int) -> Recipe:

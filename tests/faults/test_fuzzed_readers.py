@@ -23,8 +23,9 @@ from PIL import Image
 
 from firecaffe.cli.parse import parse_recipe, recipe_parser
 from firecaffe.data.cifar10 import open_cifar10
+from firecaffe.data.config import DataConfig
 from firecaffe.data.idx import read_idx_pair
-from firecaffe.data.source import DataConfig, open_image_folder
+from firecaffe.data.source import open_image_folder
 from firecaffe.errors import FirecaffeError
 from firecaffe.recipe import Recipe, to_toml
 from firecaffe.runs.compare import read_run

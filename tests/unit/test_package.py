@@ -3,10 +3,13 @@
 import pkgutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 import firecaffe
+import firecaffe.data
+import firecaffe.models
 
 PACKAGES = [
     each.name for each in pkgutil.walk_packages(firecaffe.__path__, "firecaffe.") if each.ispkg
@@ -29,4 +32,17 @@ for name in {PACKAGES!r}:
     assert operator.attrgetter(name.removeprefix("firecaffe."))(firecaffe) is module, name
 assert firecaffe.training.loop.Training and callable(firecaffe.train)
 """
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("package", [firecaffe.data, firecaffe.models])
+def test_a_name_that_is_imported_when_asked_for_hides_no_module(package: ModuleType) -> None:
+    """Once the module `hold_out` is imported, it would stand where the function `hold_out` was."""
+    modules = {each.name for each in pkgutil.iter_modules(package.__path__)}
+    assert not modules & set(package.__all__)
+    assert all(getattr(package, name) is not None for name in package.__all__)
+
+
+def test_the_words_of_a_recipe_need_no_torch() -> None:
+    program = "import sys, firecaffe.recipe; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

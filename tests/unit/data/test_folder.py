@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from firecaffe.data import Dataset
-from firecaffe.data.source import DataConfig, open_image_folder
+from firecaffe.data.config import DataConfig
+from firecaffe.data.source import open_image_folder
 from firecaffe.errors import DataError
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)

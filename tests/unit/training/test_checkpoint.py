@@ -20,7 +20,8 @@ from firecaffe.training.checkpoint import (
     state_scalars,
     state_tensors,
 )
-from firecaffe.training.solver import SOLVERS, SolverConfig, make_optimizer
+from firecaffe.training.config import SolverConfig
+from firecaffe.training.solver import SOLVERS, make_optimizer
 
 FILES = (STATE, META, SUMS)
 

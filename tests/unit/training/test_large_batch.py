@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from firecaffe.errors import RecipeError
+from firecaffe.training.config import SolverConfig
 from firecaffe.training.learning_rate import batch_scale, learning_rate, rate_notes
 from firecaffe.training.solver import (
-    SolverConfig,
     check_solver,
     groups_of,
     make_optimizer,

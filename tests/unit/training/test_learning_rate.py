@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from firecaffe.errors import RecipeError
+from firecaffe.training.config import SolverConfig
 from firecaffe.training.learning_rate import POLICIES, check_policy, learning_rate
-from firecaffe.training.solver import SolverConfig
 
 MAX_ITER = 100
 

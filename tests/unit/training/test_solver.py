@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.training.solver import SOLVERS, SolverConfig, check_solver, make_optimizer
+from firecaffe.training.config import SolverConfig
+from firecaffe.training.solver import SOLVERS, check_solver, make_optimizer
 
 START, GRADIENTS, RATE, DECAY = 2.0, (0.5, -3.0, 0.25), 0.1, 0.01
 

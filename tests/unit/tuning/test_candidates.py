@@ -7,8 +7,7 @@ import pytest
 
 from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe
-from firecaffe.training.config import TrainConfig
-from firecaffe.training.solver import SolverConfig
+from firecaffe.training.config import SolverConfig, TrainConfig
 from firecaffe.tuning.candidates import Candidate, apply, rules
 
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe
-from firecaffe.training.config import TrainConfig
+from firecaffe.training.config import SolverConfig, TrainConfig
 from firecaffe.training.learning_rate import learning_rate
-from firecaffe.training.solver import SolverConfig
 from firecaffe.tuning.larger_batch import with_batch
 
 POLICIES: dict[str, dict[str, Any]] = {

@@ -10,8 +10,7 @@ import pytest
 
 from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe
-from firecaffe.training.config import TrainConfig
-from firecaffe.training.solver import SolverConfig
+from firecaffe.training.config import SolverConfig, TrainConfig
 from firecaffe.tuning.candidates import Candidate
 from firecaffe.tuning.search import MOST_AT_ONCE, TESTS, Search, Searched, ranked
 from firecaffe.tuning.trial import Trial

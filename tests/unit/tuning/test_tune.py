@@ -14,8 +14,7 @@ from firecaffe.errors import RunError
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe import Recipe, tuned_by
 from firecaffe.runs.files import finite
-from firecaffe.training.config import TrainConfig
-from firecaffe.training.solver import SolverConfig
+from firecaffe.training.config import SolverConfig, TrainConfig
 from firecaffe.tuning import tune as tune_module
 from firecaffe.tuning.trial import Trial
 from firecaffe.tuning.tune import Asked, Tuned, recipe_file, tune

@@ -1,0 +1,70 @@
+"""The networks that a recipe may name.
+
+A network returns logits. One with auxiliary heads returns HeadedLogits in training mode;
+`classification_loss` and `logits_of` take either. Dropout is always `nn.Dropout`, and no layer is
+among those whose backward torch lists as nondeterministic on CUDA.
+"""
+
+import difflib
+
+from torch import nn
+
+from firecaffe.errors import RecipeError
+from firecaffe.models.alexnet import alexnet, alexnet_ungrouped, caffenet
+from firecaffe.models.cifar10_caffe import cifar10_full, cifar10_quick
+from firecaffe.models.googlenet import googlenet, googlenet_bn
+from firecaffe.models.googlenet_small_bn import googlenet_small_bn
+from firecaffe.models.lenet import lenet
+from firecaffe.models.model import Model
+from firecaffe.models.nin import nin, nin_cifar, nin_small
+from firecaffe.models.resnet import resnet18, resnet50, resnet152
+from firecaffe.models.squeezenet import squeezenet1_0, squeezenet1_1
+from firecaffe.models.vgg import vgg16, vgg19
+
+MODELS: dict[str, Model] = {
+    "lenet": Model(lenet, (1, 28, 28), 10, "docs/models/lenet.md"),
+    "cifar10_quick": Model(cifar10_quick, (3, 32, 32), 10, "docs/models/cifar10_caffe.md"),
+    "cifar10_full": Model(cifar10_full, (3, 32, 32), 10, "docs/models/cifar10_caffe.md"),
+    "nin_small": Model(nin_small, (1, 28, 28), 10, "docs/models/nin.md"),
+    "nin_cifar": Model(nin_cifar, (3, 32, 32), 10, "docs/models/nin.md"),
+    "nin": Model(nin, (3, 224, 224), 1000, "docs/models/nin.md"),
+    "alexnet": Model(alexnet, (3, 227, 227), 1000, "docs/models/alexnet.md"),
+    "alexnet_ungrouped": Model(alexnet_ungrouped, (3, 224, 224), 1000, "docs/models/alexnet.md"),
+    "caffenet": Model(caffenet, (3, 227, 227), 1000, "docs/models/alexnet.md"),
+    "googlenet": Model(googlenet, (3, 224, 224), 1000, "docs/models/googlenet.md"),
+    "googlenet_bn": Model(googlenet_bn, (3, 224, 224), 1000, "docs/models/googlenet.md"),
+    "googlenet_small_bn": Model(googlenet_small_bn, (3, 32, 32), 10, "docs/models/googlenet.md"),
+    "vgg16": Model(vgg16, (3, 224, 224), 1000, "docs/models/vgg.md"),
+    "vgg19": Model(vgg19, (3, 224, 224), 1000, "docs/models/vgg.md"),
+    "squeezenet1_0": Model(squeezenet1_0, (3, 224, 224), 1000, "docs/models/squeezenet.md"),
+    "squeezenet1_1": Model(squeezenet1_1, (3, 224, 224), 1000, "docs/models/squeezenet.md"),
+    "resnet18": Model(resnet18, (3, 224, 224), 1000, "docs/models/resnet.md"),
+    "resnet50": Model(resnet50, (3, 224, 224), 1000, "docs/models/resnet.md"),
+    "resnet152": Model(resnet152, (3, 224, 224), 1000, "docs/models/resnet.md"),
+}
+
+
+def build_model(
+    name: str, num_classes: int | None = None, in_channels: int | None = None
+) -> nn.Module:
+    """The network of that name, initialized as its authors do; None takes the row's own value.
+
+    Build it under `torch.device("meta")` to have its shapes without its memory.
+
+    Raises RecipeError where no network has that name, or a number is below 1.
+    """
+    if name not in MODELS:
+        close = difflib.get_close_matches(name, MODELS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise RecipeError(
+            f"model.name: no network is called {name!r}; {hint}known: {', '.join(MODELS)}"
+        )
+    model = MODELS[name]
+    counts = {
+        "num_classes": model.num_classes if num_classes is None else num_classes,
+        "in_channels": model.input_CHW[0] if in_channels is None else in_channels,
+    }
+    for field, count in counts.items():
+        if count < 1:
+            raise RecipeError(f"model.{field}: found {count}, must be at least 1")
+    return model.build(**counts)
