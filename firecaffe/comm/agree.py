@@ -30,13 +30,15 @@ def gather_bytes(world: World, data: bytes) -> list[bytes]:
     if world.group is None:
         return [data]
     own = torch.frombuffer(bytearray(data or b" "), dtype=torch.uint8)[: len(data)]
+    own_size = torch.tensor([own.numel()])
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world.world_size)]
     with peers_may_be_lost(world), waiting(world):
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world.world_size)]
-        dist.all_gather(sizes, torch.tensor([own.numel()]), group=world.group)
-        longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: own.numel()] = own
-        rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world.world_size)]
+        dist.all_gather(sizes, own_size, group=world.group)
+    longest = max(int(size) for size in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: own.numel()] = own
+    rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world.world_size)]
+    with peers_may_be_lost(world), waiting(world):
         dist.all_gather(rows, padded, group=world.group)
     return [row[: int(size)].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
 
@@ -75,11 +77,11 @@ def take_from_first(world: World, tensors: list[Tensor]) -> None:
     """Gives every rank the values of rank 0's tensors, in place."""
     if world.group is None:
         return
-    with peers_may_be_lost(world), waiting(world):
-        for tensor in tensors:
-            dense = tensor.contiguous()
+    for tensor in tensors:
+        dense = tensor.contiguous()
+        with peers_may_be_lost(world), waiting(world):
             dist.broadcast(dense, group_src=0, group=world.group)
-            tensor.copy_(dense)
+        tensor.copy_(dense)
 
 
 def _shorten(text: str, limit: int = 120) -> str:

@@ -100,8 +100,7 @@ class Exchange:
         """A vector of zeros to be summed. All ranks must ask for the same, in the same order."""
         if self._local is None or self._outer is None or device.type != "cpu" or num_elements == 0:
             return torch.zeros(num_elements, dtype=dtype, device=device)
-        with peers_may_be_lost(self.world):
-            vectors = self._local.share(num_elements, dtype)
+        vectors = self._local.share(num_elements, dtype)
         own = vectors[self._local.own]
         self._shared[own.data_ptr()] = vectors
         return own
@@ -110,20 +109,21 @@ class Exchange:
         """vector, shape (num_elements,), becomes the sum of all ranks' vectors.
 
         lane: 0 to `lanes` - 1, the same on all ranks; vectors of one lane go one after the other.
+        Raises: PeerLostError.
         """
         if self.world.exchange_group is None:
             return
-        with peers_may_be_lost(self.world):
-            shared = self._shared.get(vector.data_ptr())
-            # A part of a vector from `empty` may begin where it does.
-            is_whole = shared is not None and shared[0].numel() == vector.numel()
-            if shared is not None and is_whole and self._local is not None:
-                self._sum_shared(shared, self._local)
-            elif self.algorithm == NATIVE:
-                self.world.traffic.add_unknown()
+        shared = self._shared.get(vector.data_ptr())
+        # A part of a vector from `empty` may begin where it does.
+        is_whole = shared is not None and shared[0].numel() == vector.numel()
+        if shared is not None and is_whole and self._local is not None:
+            self._sum_shared(shared, self._local)
+        elif self.algorithm == NATIVE:
+            self.world.traffic.add_unknown()
+            with peers_may_be_lost(self.world):
                 dist.all_reduce(vector, group=self.world.exchange_group)
-            else:
-                self._send(self.algorithm, vector, range(self.world.world_size), lane)
+        else:
+            self._send(self.algorithm, vector, range(self.world.world_size), lane)
 
     def close(self) -> None:
         """Lets go of the memory that local ranks share, and of what connects them."""
@@ -162,9 +162,9 @@ class Exchange:
                     vector[start:stop],
                     rounds,
                     scratch[i],
-                    one_by_one(group, ranks, lane * 2 * PIECES + i)
+                    one_by_one(self.world, group, ranks, lane * 2 * PIECES + i)
                     if is_gloo
-                    else in_one_call(group, ranks),
+                    else in_one_call(self.world, group, ranks),
                     ranks.index(self.world.rank),
                     at_once=not is_gloo,
                 )

@@ -9,6 +9,7 @@ no two can wait for each other, and the sums are those of the schedule.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,13 +17,22 @@ from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup, Work
 
 from firecaffe.comm.rounds import Addition, RankRound
+from firecaffe.comm.world import World, peers_may_be_lost
 from firecaffe.exchange.schedule import fold
 
 Message = tuple[bool, int, Tensor]
 """(whether it is a send, the peer, the elements)."""
 
-Start = Callable[[Sequence[Message]], list[Work]]
-"""Starts messages on a group; one Work for each."""
+
+class UnderWay(Protocol):
+    """A message that was started."""
+
+    def wait(self) -> object:
+        """Returns when its memory is free again. Raises: PeerLostError."""
+
+
+Start = Callable[[Sequence[Message]], Sequence[UnderWay]]
+"""Starts messages on a group; one `UnderWay` for each. Raises: PeerLostError."""
 
 
 @dataclass
@@ -37,8 +47,8 @@ class Piece:
     at_once: bool = False
     """Whether all messages of a round start in one call, and none before the round is due."""
     _posted: int = 0
-    _receiving: dict[int, list[Work]] = field(default_factory=dict)
-    _sending: list[tuple[int, int, Work]] = field(default_factory=list)
+    _receiving: dict[int, list[UnderWay]] = field(default_factory=dict)
+    _sending: list[tuple[int, int, UnderWay]] = field(default_factory=list)
 
     def begin(self, index: int) -> None:
         """Posts the receives of this round and of those ahead, and sends what is due."""
@@ -75,7 +85,7 @@ class Piece:
             self._posted += 1
         return numbers, messages
 
-    def _note_posted(self, numbers: Sequence[int], works: Sequence[Work]) -> None:
+    def _note_posted(self, numbers: Sequence[int], works: Sequence[UnderWay]) -> None:
         for number, work in zip(numbers, works, strict=False):
             self._receiving[number].append(work)
 
@@ -144,30 +154,44 @@ def execute(pieces: Sequence[Piece]) -> None:
         piece.close()
 
 
-def one_by_one(group: ProcessGroup, ranks: Sequence[int], tag: int) -> Start:
+@dataclass(frozen=True, slots=True)
+class OfWorld:
+    """A process group's Work, whose errors are told in our words."""
+
+    work: Work
+    world: World
+
+    def wait(self) -> None:
+        with peers_may_be_lost(self.world):
+            self.work.wait()
+
+
+def one_by_one(world: World, group: ProcessGroup, ranks: Sequence[int], tag: int) -> Start:
     """Messages of a backend that matches them by tag, such as Gloo.
 
     ranks: which ranks of the group the schedule's are.
     """
 
-    def start(messages: Sequence[Message]) -> list[Work]:
-        return [
-            group.send([tensor], ranks[peer], tag)
-            if is_send
-            else group.recv([tensor], ranks[peer], tag)
-            for is_send, peer, tensor in messages
-        ]
+    def start(messages: Sequence[Message]) -> list[OfWorld]:
+        with peers_may_be_lost(world):
+            works = [
+                group.send([tensor], ranks[peer], tag)
+                if is_send
+                else group.recv([tensor], ranks[peer], tag)
+                for is_send, peer, tensor in messages
+            ]
+        return [OfWorld(work, world) for work in works]
 
     return start
 
 
-def in_one_call(group: ProcessGroup, ranks: Sequence[int]) -> Start:
+def in_one_call(world: World, group: ProcessGroup, ranks: Sequence[int]) -> Start:
     """Messages of a backend that must know those of a round together, such as NCCL.
 
     It matches them by order and its Works stand for the whole call; so nothing is posted ahead.
     """
 
-    def start(messages: Sequence[Message]) -> list[Work]:
+    def start(messages: Sequence[Message]) -> list[OfWorld]:
         if not messages:
             return []
         operations = [
@@ -176,7 +200,8 @@ def in_one_call(group: ProcessGroup, ranks: Sequence[int]) -> Start:
             )
             for is_send, peer, tensor in messages
         ]
-        works = dist.batch_isend_irecv(operations)
+        with peers_may_be_lost(world):
+            works = [OfWorld(work, world) for work in dist.batch_isend_irecv(operations)]
         return works if len(works) == len(messages) else [works[-1]] * len(messages)
 
     return start

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from firecaffe.comm.world import World
+from firecaffe.comm.world import World, peers_may_be_lost
 from firecaffe.exchange.leaves import Node, TreeSum
 
 
@@ -45,7 +45,7 @@ def fold_nodes(
     nodes_of_rank: each rank's nodes; those of all ranks, in order, are the whole tree. vectors:
     this rank's, one for each of its nodes, which may be changed; encoded, their number of rows
     must be a multiple of the number of ranks. With a coding other than plain every node and the
-    total are encoded and decoded, also on one rank.
+    total are encoded and decoded, also on one rank. Raises: PeerLostError.
     """
     group, ranks = world.exchange_group, world.world_size
     encoded = [coding.encode(vector) for vector in vectors]
@@ -63,7 +63,8 @@ def fold_nodes(
         arrived = outgoing.new_empty(sum(counts))
         sent = [len(vectors) * shard] * ranks
         world.traffic.add((ranks - 1) * sent[0] * outgoing.itemsize)
-        dist.all_to_all_single(arrived, outgoing, counts, sent, group=group)
+        with peers_may_be_lost(world):
+            dist.all_to_all_single(arrived, outgoing, counts, sent, group=group)
         incoming = list(arrived.view(len(in_tree_order), shard_rows, *shape[1:]))
     counter: TreeSum[Tensor] = TreeSum(num_leaves, lambda left, right: left.add_(right))
     for node, rows in zip(in_tree_order, incoming, strict=True):
@@ -73,5 +74,6 @@ def fold_nodes(
         return coding.decode(own)
     world.traffic.add((ranks - 1) * own.nbytes)
     total = own.new_empty(shape)
-    dist.all_gather_single(total, own, group=group)
+    with peers_may_be_lost(world):
+        dist.all_gather_single(total, own, group=group)
     return coding.decode(total)

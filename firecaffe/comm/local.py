@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.comm.agree import gather_text
-from firecaffe.comm.world import World
+from firecaffe.comm.world import World, peers_may_be_lost
 from firecaffe.errors import PeerLostError
 
 
@@ -28,6 +28,8 @@ class LocalRanks:
     first_rank: int
     sockets: tuple[socket.socket | None, ...]
     """To each local rank; None to itself."""
+    world: World
+    """Whose watch knows more of a rank that is lost."""
 
     @property
     def size(self) -> int:
@@ -42,6 +44,10 @@ class LocalRanks:
 
         Raises: PeerLostError that names a rank which is gone, or did not come in time.
         """
+        with peers_may_be_lost(self.world):
+            self._meet()
+
+    def _meet(self) -> None:
         self._to_all([])
         waiting = {peer.fileno(): peer for peer in self.sockets if peer is not None}
         poll = select.poll()
@@ -62,17 +68,18 @@ class LocalRanks:
     def share(self, num_elements: int, dtype: torch.dtype) -> list[Tensor]:
         """One vector of zeros for each local rank, which all of them can read and write.
 
-        Every local rank must call it, in the same order.
+        Every local rank must call it, in the same order. Raises: PeerLostError.
         """
         num_bytes = max(1, num_elements * dtype.itemsize)
         descriptor = os.memfd_create("firecaffe", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, num_bytes)
         by_rank = {self.own: descriptor}
         try:
-            self._to_all([descriptor])
-            for local_rank, peer in enumerate(self.sockets):
-                if peer is not None:
-                    [by_rank[local_rank]] = self._receive(local_rank, peer, 1)
+            with peers_may_be_lost(self.world):
+                self._to_all([descriptor])
+                for local_rank, peer in enumerate(self.sockets):
+                    if peer is not None:
+                        [by_rank[local_rank]] = self._receive(local_rank, peer, 1)
             # By its path, for then no descriptor stays open; there may be many vectors.
             paths = [f"/proc/self/fd/{by_rank[local_rank]}" for local_rank in range(self.size)]
             return [
@@ -191,4 +198,4 @@ def meet_local_ranks(world: World, timeout_s: float) -> LocalRanks | None:
         raise PeerLostError(f"another rank of this host went away: {error}") from error
     finally:
         listener.close()
-    return LocalRanks(first, tuple(sockets))
+    return LocalRanks(first, tuple(sockets), world)

@@ -55,18 +55,19 @@ class NodeWire:
         own_lengths = torch.zeros(max(counts), dtype=torch.int64, device=device)
         for index, payload in enumerate(payloads):
             own_lengths[index] = payload.numel()
+        rows = [torch.empty_like(own_lengths) for _ in counts]
         with peers_may_be_lost(self.world):
-            rows = [torch.empty_like(own_lengths) for _ in counts]
             dist.all_gather(rows, own_lengths, group=group)
-            lengths = [row[:count].tolist() for row, count in zip(rows, counts, strict=True)]
-            longest = max(sum(of_rank) for of_rank in lengths)
-            own = torch.zeros(longest, dtype=torch.uint8, device=device)
-            torch.cat(payloads, out=own[: sum(p.numel() for p in payloads)])
-            gathered = [torch.empty_like(own) for _ in counts]
+        lengths = [row[:count].tolist() for row, count in zip(rows, counts, strict=True)]
+        longest = max(sum(of_rank) for of_rank in lengths)
+        own = torch.zeros(longest, dtype=torch.uint8, device=device)
+        torch.cat(payloads, out=own[: sum(p.numel() for p in payloads)])
+        gathered = [torch.empty_like(own) for _ in counts]
+        with peers_may_be_lost(self.world):
             dist.all_gather(gathered, own, group=group)
-            # In a ring every rank sends on all but one, all at the length of the longest.
-            sent_bytes = own_lengths.nbytes + own.nbytes
-            self.world.traffic.add((self.world.world_size - 1) * sent_bytes)
+        # In a ring every rank sends on all but one, all at the length of the longest.
+        sent_bytes = own_lengths.nbytes + own.nbytes
+        self.world.traffic.add((self.world.world_size - 1) * sent_bytes)
         return [
             payload
             for row, of_rank in zip(gathered, lengths, strict=True)
@@ -79,6 +80,5 @@ class NodeWire:
         missing = -num_elements % grain
         if missing:
             vectors = [torch.nn.functional.pad(vector, (0, missing)) for vector in vectors]
-        with peers_may_be_lost(self.world):
-            total = fold_nodes(self._nodes_of_rank, vectors, self.num_nodes, self.world, coding)
+        total = fold_nodes(self._nodes_of_rank, vectors, self.num_nodes, self.world, coding)
         return total[:num_elements]

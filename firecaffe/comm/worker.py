@@ -23,6 +23,8 @@ class Worker:
     def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
         """begin: called by the thread before anything else."""
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self.failure: BaseException | None = None
+        """What has failed, if anything has."""
         self._thread = threading.Thread(target=self._run, args=(begin,), name=name, daemon=True)
         self._thread.start()
 
@@ -39,16 +41,18 @@ class Worker:
             self._thread.join()
 
     def _run(self, begin: Callable[[], None]) -> None:
-        begin()
-        failed: BaseException | None = None
+        try:
+            begin()
+        except BaseException as error:
+            self.failure = error
         while (item := self._tasks.get()) is not None:
             future, task = item
             try:
-                if failed is not None:
-                    raise failed
+                if self.failure is not None:
+                    raise self.failure
                 future.set_result(task())
             except BaseException as error:
-                failed = error
+                self.failure = error
                 future.set_exception(error)
             # Not until the next one: it may hold a step's tensors.
             del future, task, item

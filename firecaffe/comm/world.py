@@ -141,16 +141,22 @@ def join(
 
 
 @contextmanager
-def peers_may_be_lost(world: World) -> Iterator[None]:
+def peers_may_be_lost(world: World, beside_own_code: bool = False) -> Iterator[None]:
     """Says in our words what a process group says when a rank at the other end is gone.
+
+    It stands around a process group's own calls alone: what else may raise here would be told as a
+    lost rank. beside_own_code: in a communication hook the two cannot be told apart by their
+    place; there an error counts only where its text shows that it is a process group's.
 
     Raises: PeerLostError, which names the rank where the watch knows it.
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except (RuntimeError, PeerLostError) as error:  # Gloo's errors have no class of their own
+        if beside_own_code and not _is_of_group(error):
+            raise
         if isinstance(error, PeerLostError) and error.fault is not None:
             raise  # named already
         if "can't allocate memory" in str(error):  # nor has the CPU allocator's
@@ -173,6 +179,12 @@ def waiting(world: World) -> Iterator[None]:
         yield
     finally:
         world.place.waits = False
+
+
+def _is_of_group(error: Exception) -> bool:
+    """Whether an error comes from a process group: Gloo's texts begin with a place in its code."""
+    of_gloo = re.search(r"/gloo/transport/|ProcessGroupGloo", str(error))
+    return isinstance(error, (DistError, PeerLostError)) or of_gloo is not None
 
 
 def _without_source(message: str) -> str:

@@ -75,8 +75,7 @@ class Fold:
         self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
     ) -> None:
         vectors = [vector for _, vector in nodes]
-        with peers_may_be_lost(self.world):
-            total = fold_nodes(self._nodes_of_rank, vectors, self.num_leaves, self.world)
+        total = fold_nodes(self._nodes_of_rank, vectors, self.num_leaves, self.world)
         bucket.flat.copy_(total)
         gradients_of(bucket, self.num_parameters).div_(total_weight)
 
@@ -152,8 +151,9 @@ class Hooked:
         is_last = index == self._places[-1]
         view = HookBucket(bucket, self._places.index(index), is_last, self.parameters)
         self.exchange.world.traffic.add_unknown()
-        with peers_may_be_lost(self.exchange.world):
-            bucket.flat.copy_(self.hook(self.state, view).wait())
+        with peers_may_be_lost(self.exchange.world, beside_own_code=True):
+            mean = self.hook(self.state, view).wait()
+        bucket.flat.copy_(mean)
 
 
 class HookBucket:

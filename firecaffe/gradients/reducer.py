@@ -15,7 +15,7 @@ that nobody used may still receive what was kept back when it was used.)
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -200,14 +200,15 @@ class GradientReducer:
     def finish_step(self) -> Totals:
         """Waits for the exchange and leaves the mean gradient in every `p.grad`.
 
-        Raises: PeerLostError.
+        Raises: PeerLostError; what a communication thread has met.
         """
         if self._stream is not None:
             # Kernels of backward that are still running are compute, not communication.
             torch.cuda.current_stream().synchronize()
         start = time.perf_counter()
         with waiting(self.exchange.world):
-            exchange_s = covered_s([self._outcome(future) for future in self._futures])
+            self._wait_for_threads()
+        exchange_s = covered_s([future.result() for future in self._futures])
         exposed_s = time.perf_counter() - start
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
         for index, is_used in enumerate(used.tolist()):
@@ -217,16 +218,24 @@ class GradientReducer:
         tail = tuple(self._view_of[member] for member in self._tail_members)
         return Totals(tail, counts, exposed_s, exchange_s)
 
-    def _outcome(self, future: Future[Span]) -> Span:
-        """What a communication thread has done; it may never come to its end, but the watch does.
-
-        Raises: PeerLostError.
+    def _wait_for_threads(self) -> None:
+        """Returns when all that was submitted is done. A thread may never come to its end: for one
+        that waits for a lost rank the watch does, and what another has met is raised at once.
         """
         watch = self.exchange.world.watch
-        while watch is not None and not future.done():
-            watch.check()
-            wait([future], LOOK_S)
-        return future.result()
+        pending = set(self._futures)
+        while pending:
+            if watch is not None:
+                watch.check()
+            timeout_s = None if watch is None else LOOK_S
+            pending = wait(pending, timeout_s, FIRST_EXCEPTION).not_done
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raises: what a communication thread has met."""
+        for thread in self._threads:
+            if thread.failure is not None:
+                raise thread.failure
 
     def _on_ready(self, _: nn.Parameter) -> None:
         if self._closing:
@@ -237,6 +246,7 @@ class GradientReducer:
 
         tail: the tail's tensors and the counts. Without them no bucket that holds one is complete.
         """
+        self._raise_failure()  # in the middle of backward, for others wait for this rank meanwhile
         while self._next_bucket < len(self.buckets):
             index = self._next_bucket
             if tail is None and not self._is_complete(index):

@@ -22,3 +22,13 @@ def test_tasks_run_in_order_and_nothing_runs_after_one_that_failed() -> None:
         with pytest.raises(PeerLostError, match="rank 1 went away"):
             future.result()
     assert done == [1]
+
+
+def test_a_thread_that_cannot_begin_fails_what_it_is_given() -> None:
+    def begin() -> None:
+        raise OSError("no device")
+
+    worker = Worker("test", begin)
+    with pytest.raises(OSError, match="no device"):
+        worker.submit(lambda: None).result(timeout=20)
+    worker.close()

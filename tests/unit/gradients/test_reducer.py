@@ -1,6 +1,7 @@
 """The reducer: when buckets leave, and what becomes of failures. Its sums are tests/parity's."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -98,6 +99,43 @@ def test_a_failed_exchange_fails_the_step() -> None:
     with pytest.raises(ConnectionError, match="the cable is out"):
         reducer.finish_step()
     reducer.close()
+
+
+class OneLaneFails(RecordingExchange):
+    """One lane waits for a rank that will not come, the other one meets an error."""
+
+    def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
+        if lane == 0:
+            self.happened.wait()
+        raise ConnectionError("the cable is out")
+
+    @property
+    def lanes(self) -> int:
+        return 2
+
+
+def test_a_lane_that_fails_is_heard_while_another_waits() -> None:
+    """In finish_step, or in the middle of backward where that goes on for long."""
+    exchange = OneLaneFails()
+    layers = [nn.Linear(2, 2, bias=False) for _ in range(3)]
+    model = nn.Sequential(*layers)
+    reducer = make_reducer(model, exchange, [2, 1, 0])
+    reducer.begin_step(1.0)
+    hidden = layers[0](torch.ones(1, 2))
+    hidden.register_hook(lambda _: wait_for_failure(reducer))
+    with pytest.raises(ConnectionError, match="the cable is out"):
+        reducer.add(0, layers[2](layers[1](hidden)).sum(), [], torch.zeros(1))
+    with pytest.raises(ConnectionError, match="the cable is out"):
+        reducer.finish_step()
+    exchange.happened.set()
+    reducer.close()
+
+
+def wait_for_failure(reducer: GradientReducer) -> None:
+    until = time.monotonic() + WAIT_S
+    while all(thread.failure is None for thread in reducer._threads):
+        assert time.monotonic() < until, "no thread has failed"
+        time.sleep(0.001)
 
 
 def test_closing_leaves_no_hook() -> None:
