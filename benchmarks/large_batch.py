@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.cli.parse import read_recipe
 from firecaffe.recipe import Recipe
 from firecaffe.runs.compare import differing_words, read_run
 from firecaffe.runs.environment import commit, cpu_name
@@ -119,8 +119,8 @@ mean over the last quarter's tests, and under the finalists' other seed.
 
 def recipe_at(rate: float, batch: int, rule: str, seed: int) -> Recipe:
     """The recipe of a row. rate: that of the small batch."""
-    words = [str(RECIPE), "--solver.base_lr", str(rate)]
-    recipe, _ = parse_recipe(recipe_parser("train", "", ""), words)
+    recipe = read_recipe(RECIPE)
+    recipe = replace(recipe, solver=replace(recipe.solver, base_lr=rate))
     before = recipe.train.global_batch_size
     recipe = with_batch(recipe, batch, SAMPLES)
     solver = recipe.solver

@@ -46,7 +46,7 @@ def pack_photos(folder: Path, train: int = 240, test: int = 40) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image[0].numpy()).save(path, quality=95)
     options = PackOptions(shard_bytes=50_000)
-    Packing(open_source(folder / "photos"), folder / "packed", options, workers=1).run()
+    Packing(open_source(folder / "photos"), folder / "packed", options, threads=1).run()
     return folder / "packed"
 
 

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 
+from firecaffe.cli.suggest import did_you_mean
 from firecaffe.comm.report import leave_report
 from firecaffe.errors import FirecaffeError, RecipeError, RunError
 from firecaffe.faults import TOGETHER, Fault
@@ -32,14 +33,8 @@ INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code. docs/usage.md lists the codes."""
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_overview())
-        return 0 if argv else RecipeError.exit_code
     try:
-        if argv[0] not in COMMANDS:
-            raise RecipeError(f"no command {argv[0]!r}; the commands are {', '.join(COMMANDS)}")
-        command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.{argv[0]}").main
-        return command(argv[1:])
+        return _run(argv)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except FirecaffeError as error:
@@ -55,6 +50,33 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(f"{place}{error.strerror or error}", RunError.exit_code)
     except Exception as error:
         return _fail_with_traceback(error)
+
+
+HELP = ("-h", "--help")
+
+
+def _run(argv: list[str]) -> int:
+    """Help and the version load nothing that trains."""
+    if not argv or argv[0] in HELP or argv == ["help"]:
+        print(_overview())
+        return 0 if argv else RecipeError.exit_code
+    if argv == ["--version"]:
+        from importlib.metadata import version
+
+        print(f"firecaffe {version('firecaffe')}")
+        return 0
+    is_asked = argv[0] == "help"
+    words = argv[1:] if is_asked else argv
+    if words[0] not in COMMANDS:
+        close = did_you_mean(words[0], COMMANDS)
+        raise RecipeError(f"no command {words[0]!r}{close}; the commands are {', '.join(COMMANDS)}")
+    if is_asked or set(words) & set(HELP):
+        from firecaffe.cli.help import help_text
+
+        print(help_text([word for word in words if word not in HELP], is_asked))
+        return 0
+    command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.{words[0]}").main
+    return command(words[1:])
 
 
 def _fail(message: str, exit_code: int, fault: Fault | None = None) -> int:
@@ -74,4 +96,4 @@ def _fail_with_traceback(error: Exception) -> int:
 def _overview() -> str:
     width = max(map(len, COMMANDS))
     rows = "\n".join(f"  {name:{width}}  {what}" for name, what in COMMANDS.items())
-    return f"usage: firecaffe COMMAND …\n\n{rows}\n\n`firecaffe COMMAND --help` says more."
+    return f"usage: firecaffe COMMAND …\n\n{rows}\n\n`firecaffe help COMMAND` says more."

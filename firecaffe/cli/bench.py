@@ -15,8 +15,9 @@ from rich.console import Console
 from firecaffe.cli import bench_data, bench_step
 from firecaffe.cli.bench_compressors import make_encoders
 from firecaffe.cli.bench_report import make_report, show
-from firecaffe.cli.bench_words import Plan, make_parser, make_plan
+from firecaffe.cli.bench_words import Plan, make_plan
 from firecaffe.cli.console import make_console
+from firecaffe.cli.options.bench_exchange import make_parser
 from firecaffe.cli.schedule import MAX_WORLD_SIZE
 from firecaffe.comm.agree import agree, gather_text
 from firecaffe.comm.auto import num_senders, rank_elsewhere
@@ -48,12 +49,12 @@ def main(argv: list[str]) -> int:
         return bench_step.main(argv[1:])
     if argv[:1] == ["data"]:
         return bench_data.main(argv[1:])
-    if argv[:1] not in (["exchange"], ["-h"], ["--help"]):
+    if argv[:1] != ["exchange"]:
         found = repr(argv[0]) if argv else "nothing"
         raise RecipeError(
             f"bench measures `exchange`, `step` or `data`, as in `bench exchange`; found {found}"
         )
-    options = make_parser().parse_args(argv[1:] if argv[0] == "exchange" else argv)
+    options = make_parser().parse_args(argv[1:])
     plan = make_plan(options)
     if is_launched():
         if options.nproc_per_node not in (None, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
@@ -106,7 +107,7 @@ def _measure(plan: Plan, world: World, progress: Callable[[str], None]) -> dict[
     try:
         timings = time_exchanges(
             world,
-            plan.algorithms,
+            plan.exchanges,
             plan.sizes_bytes,
             plan.repetitions,
             progress,
@@ -159,19 +160,19 @@ def _check_ranks(ranks: int, word: str) -> None:
 
 
 def _check_hosts(plan: Plan, world: World) -> None:
-    for name in plan.algorithms:
+    for name in plan.exchanges:
         if name == NATIVE:
             continue
         try:
             find_schedule(name, world.local_world_size)(world.world_size, 1)
         except ValueError as error:
-            raise RecipeError(f"--algorithms: {error}") from None
+            raise RecipeError(f"--exchanges: {error}") from None
 
 
 def _check_memory(plan: Plan, ranks: int) -> None:
     held = VECTORS_HELD + VECTORS_OF_COMPRESSOR * len(plan.compressors)
     # In shared memory each exchange has a vector of its own.
-    held += len(plan.algorithms) if plan.shared_memory else 0
+    held += len(plan.exchanges) if plan.shared_memory else 0
     needed_bytes = held * max(plan.sizes_bytes) * ranks
     found_bytes = psutil.virtual_memory().total
     if plan.device != "cuda" and needed_bytes > found_bytes:

@@ -11,9 +11,9 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from firecaffe.cli.cluster_file import check_path, write_cluster
+from firecaffe.cli.cluster_file import cluster_to_write, write_cluster
 from firecaffe.cli.console import make_console
-from firecaffe.cli.parse import Parser
+from firecaffe.cli.options.bench_data import make_parser
 from firecaffe.comm.memory import keep_freed_memory
 from firecaffe.data.config import DataConfig
 from firecaffe.data.decoded import decode_threads
@@ -30,14 +30,8 @@ from firecaffe.data.stages import (
     sample,
 )
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.plan.cluster import Storage, load_cluster
+from firecaffe.plan.cluster import Storage
 
-USAGE = "PATH [--model-rate R] [--threads N] [--write FILE.toml] [options]"
-ABOUT = (
-    "Measure the input of a packed data set, a folder of images or tar files: images/s of storage, "
-    "decoding, cropping, batching and copying, alone and together; what limits; and what another "
-    "format would give."
-)
 TOGETHER = ("together, warm", "together, cold")
 
 
@@ -57,23 +51,10 @@ class Measured:
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser("bench data", USAGE, ABOUT)
-    add = parser.add_argument
-    add("path", type=str, help="a packed data set, a folder of images, or tar files")
-    add("--model-rate", type=float, default=0.0, help="images/s that a training wants of a node")
-    add("--images", type=int, default=1000, help="that are measured, at most, at random")
-    add("--threads", type=int, default=0, help="that read and decode; 0: one for each core")
-    add("--resize", type=int, default=256, help="data.resize")
-    add("--crop", type=int, default=224, help="data.crop")
-    add("--cluster", type=str, default="cpu-host", help="with --write: what else the file says")
-    add("--write", type=str, default="", help="a cluster file with these rates, for plan")
-    add("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(argv)
+    options = make_parser().parse_args(argv)
     if options.images < 1 or options.threads < 0 or not 0 < options.crop <= options.resize:
         raise RecipeError("--images and --crop are 1 or more, --resize at least --crop")
-    if options.write:
-        check_path(Path(options.write))
-    cluster = load_cluster(options.cluster) if options.write else None
+    cluster = cluster_to_write(options)
     torch.set_num_threads(1)
     keep_freed_memory()  # as in a training
     found = measure(options)

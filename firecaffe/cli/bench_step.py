@@ -14,46 +14,33 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.cli.cluster_file import check_path, write_cluster
+from firecaffe.cli.cluster_file import cluster_to_write, write_cluster
 from firecaffe.cli.console import make_console
 from firecaffe.cli.measured_device import calibrated
-from firecaffe.cli.parse import Parser, parse_recipe, recipe_parser
+from firecaffe.cli.options.bench_step import USAGE, make_parser
+from firecaffe.cli.parse import parse_recipe
 from firecaffe.comm.world import World, join
 from firecaffe.errors import MemoryFullError, RecipeError
 from firecaffe.layer_types import LayerTypes, by_layer_type
 from firecaffe.measured_step import Timed, time_steps
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.cluster import load_cluster
 from firecaffe.recipe import Recipe
 
-USAGE = "RECIPE.toml | --model NAME [--sizes 1,2,4,…] [--cluster NAME|FILE] [--write FILE.toml]"
-ABOUT = (
-    "Time steps of one worker alone, against the micro-batch size: images/s, time by type of "
-    "layer, memory. With --write, a cluster file with what was measured, for `firecaffe plan`."
-)
 SHORT = {"convolution": "conv", "fully connected": "full", "pooling": "pool", "dropout": "drop"}
 SHORT |= {"normalization": "norm", "activation": "act"}
-DEFAULT_SIZES = "1,2,4,8,16,32"
 
 
 def main(argv: list[str]) -> int:
-    if argv and not argv[0].startswith("-"):
-        parser = recipe_parser("bench step", USAGE, ABOUT)
-        _add_options(parser)
-        recipe, options = parse_recipe(parser, argv)
+    if make_parser().read(argv).positionals:
+        recipe, options = parse_recipe(make_parser(has_recipe=True), argv)
     else:
-        parser = Parser("bench step", USAGE, ABOUT)
-        _add_options(parser)
-        parser.add_argument("--model", type=str, default="", help=", ".join(MODELS))
-        options = parser.parse_args(argv)
+        options = make_parser().parse_args(argv)
         if not options.model:
             raise RecipeError(f"give a recipe or --model; usage: firecaffe bench step {USAGE}")
         recipe = recipe_for(options.model)
     sizes = _sizes(options.sizes)
-    if options.write:
-        check_path(Path(options.write))
-    cluster = load_cluster(options.cluster) if options.write else None
+    cluster = cluster_to_write(options)
     with join(recipe.train.device) as world:
         rows = [_time(recipe, world, size, options.seconds) for size in sizes]
         types = [by_layer_type(recipe, world.device, size) for size in sizes]
@@ -89,15 +76,6 @@ def recipe_for(model: str) -> Recipe:
         name = "cifar10" if channels == 3 else "generated"
         data = dataclasses.replace(recipe.data, name=name)
     return dataclasses.replace(recipe, data=data)
-
-
-def _add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--sizes", type=str, default=DEFAULT_SIZES, help="micro-batch sizes")
-    add("--seconds", type=float, default=2.0, help="of each size, at least")
-    add("--cluster", type=str, default="cpu-host", help="with --write: what else the file says")
-    add("--write", type=str, default="", help="a cluster file to write")
-    add("--json", action="store_true", help="print JSON")
 
 
 def _sizes(words: str) -> list[int]:

@@ -1,21 +1,15 @@
 """The words of `firecaffe bench exchange`: what is to be measured, checked before a rank starts."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jsonargparse import ActionYesNo, Namespace
+from jsonargparse import Namespace
 
-from firecaffe.cli.parse import Parser
 from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE, find_schedule, parse_hierarchical
 from firecaffe.gradients.compressors import COMPRESSORS
 
-USAGE = (
-    "[--nproc-per-node N] [--algorithms all|a,b,…] [--compressor a,b,…] [-b 8] [-e 128M] [-f 2] "
-    "[-n 7] [--no-shared-memory] [--link BITS_PER_S] [--json]"
-)
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -23,57 +17,13 @@ DEVICES = ("auto", "cpu", "cuda")
 class Plan:
     """What is to be measured; the same on all ranks."""
 
-    algorithms: tuple[str, ...]
+    exchanges: tuple[str, ...]
     compressors: tuple[str, ...]
     sizes_bytes: tuple[int, ...]
     repetitions: int
     device: str
     link_bits_per_s: float | None
     shared_memory: bool
-
-
-def make_parser() -> Parser:
-    parser = Parser(
-        "bench exchange",
-        USAGE,
-        "Measure exchanges side by side with the backend's own all_reduce, and the link between "
-        "two ranks. Every sum is checked.",
-    )
-    parser.add_argument("--nproc-per-node", type=int, default=None, help="local ranks to start")
-    parser.add_argument("--master-port", type=int, default=0, help="where they meet; 0: any")
-    parser.add_argument(
-        "--algorithms",
-        type=str,
-        default="all",
-        help=", ".join((*EXCHANGES, "hierarchical(INNER,OUTER)")),
-    )
-    parser.add_argument(
-        "--compressor",
-        action="append",
-        type=str,
-        default=None,
-        help=f"time compressed sums too, of one node a rank: {', '.join(COMPRESSORS)}",
-    )
-    parser.add_argument("-b", "--minbytes", type=str, default="8", help="smallest size; K is 1024")
-    parser.add_argument("-e", "--maxbytes", type=str, default="128M", help="largest size")
-    parser.add_argument("-f", "--stepfactor", type=int, default=2, help="from size to size")
-    parser.add_argument("-n", "--iters", type=int, default=7, help="repetitions that count")
-    parser.add_argument("--device", type=str, default="auto", help=", ".join(DEVICES))
-    parser.add_argument(
-        "--link",
-        type=str,
-        default=None,
-        help="bits per second of a rank's link, one way, as 200M or 2.5G (k is 1000); without "
-        "it the link is taken as it was measured",
-    )
-    parser.add_argument(
-        "--shared-memory",
-        action=ActionYesNo(no_prefix="no-"),
-        default=True,
-        help="ranks of one host add in the memory that they share, as in training",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, complete")
-    return parser
 
 
 def make_plan(options: Namespace) -> Plan:
@@ -84,8 +34,8 @@ def make_plan(options: Namespace) -> Plan:
         raise RecipeError(f"--device is {options.device!r}; it must be {', '.join(DEVICES)}")
     least, most = parse_size("-b", options.minbytes), parse_size("-e", options.maxbytes)
     return Plan(
-        parse_algorithms(options.algorithms),
-        parse_compressors(options.compressor or []),
+        parse_exchanges(options.exchanges),
+        () if options.compressors is None else parse_compressors(options.compressors),
         sizes(least, most, options.stepfactor),
         options.iters,
         options.device,
@@ -94,7 +44,7 @@ def make_plan(options: Namespace) -> Plan:
     )
 
 
-def parse_algorithms(text: str) -> tuple[str, ...]:
+def parse_exchanges(text: str) -> tuple[str, ...]:
     """The exchanges of `all` or `a,b,…`, each once; `native`, the control, is always the first.
 
     Raises: RecipeError.
@@ -106,26 +56,26 @@ def parse_algorithms(text: str) -> tuple[str, ...]:
             continue
         if parse_hierarchical(name) is None:
             raise RecipeError(
-                f"--algorithms: no exchange {name!r}; it must be all, or some of "
+                f"--exchanges: no exchange {name!r}; it must be all, or some of "
                 f"{', '.join(EXCHANGES)}, hierarchical(INNER,OUTER) with commas between"
             )
         try:
             find_schedule(name)
         except ValueError as error:
-            raise RecipeError(f"--algorithms: {error}") from None
+            raise RecipeError(f"--exchanges: {error}") from None
     return tuple(dict.fromkeys([NATIVE, *names]))
 
 
-def parse_compressors(texts: Sequence[str]) -> tuple[str, ...]:
-    """The compressors of some `a,b,…`, each once.
+def parse_compressors(text: str) -> tuple[str, ...]:
+    """The compressors of `a,b,…`, each once.
 
     Raises: RecipeError.
     """
-    names = [name for text in texts for name in text.split(",")]
+    names = text.split(",")
     for name in names:
         if name not in COMPRESSORS:
             raise RecipeError(
-                f"--compressor: no compressor {name!r}; it must be some of "
+                f"--compressors: no compressor {name!r}; it must be some of "
                 f"{', '.join(COMPRESSORS)} with commas between"
             )
     return tuple(dict.fromkeys(names))

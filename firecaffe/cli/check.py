@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from firecaffe.cli.bench_step import recipe_for
-from firecaffe.cli.cluster_file import check_path, write_cluster
+from firecaffe.cli.cluster_file import check_cluster_file, write_cluster
 from firecaffe.cli.console import make_console
 from firecaffe.cli.found_cluster import Found, cluster_of, findings
-from firecaffe.cli.parse import Parser, parse_recipe, recipe_parser
+from firecaffe.cli.options.check import make_parser
+from firecaffe.cli.parse import parse_recipe
 from firecaffe.comm.agree import agree, gather_text
 from firecaffe.comm.bench_exchange import time_exchanges
 from firecaffe.comm.check_cluster import links_of, look_over
@@ -32,20 +33,10 @@ from firecaffe.measured_step import (
     time_steps,
     time_steps_beside_exchange,
 )
-from firecaffe.models import MODELS
 from firecaffe.recipe import Recipe
 from firecaffe.runs.environment import cpu_name
 from firecaffe.training.config import check_workers
 
-USAGE = (
-    "[RECIPE.toml | --model NAME] [--nproc-per-node N] [--nnodes N --rdzv-endpoint HOST:PORT] "
-    "[--write CLUSTER.toml]"
-)
-ABOUT = (
-    "Look a cluster over before a training: versions, clocks, memory, disks, every link between "
-    "hosts, every rank's rate; who is slow is named. --write: the cluster file that `firecaffe "
-    "plan` reads; with a recipe its steps and its exchange are measured too."
-)
 EXCHANGES = ("tree", "ring", "halving_doubling", "native")
 STEP_S = 1.5
 REPETITIONS = 5
@@ -53,8 +44,7 @@ REPETITIONS = 5
 
 def main(argv: list[str]) -> int:
     recipe, options = _parse(argv)
-    if options.write:
-        check_path(Path(options.write))
+    check_cluster_file(options)
     if is_launched():
         run_rank(recipe, options)
         return 0
@@ -77,28 +67,10 @@ def main(argv: list[str]) -> int:
 
 
 def _parse(argv: list[str]) -> tuple[Recipe | None, Any]:
-    if argv and not argv[0].startswith("-"):
-        parser = recipe_parser("check", USAGE, ABOUT)
-        _add_options(parser)
-        return parse_recipe(parser, argv)
-    parser = Parser("check", USAGE, ABOUT)
-    _add_options(parser)
-    parser.add_argument("--model", type=str, default="", help=", ".join(MODELS))
-    options = parser.parse_args(argv)
+    if make_parser().read(argv).positionals:
+        return parse_recipe(make_parser(has_recipe=True), argv)
+    options = make_parser().parse_args(argv)
     return (recipe_for(options.model) if options.model else None), options
-
-
-def _add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--nproc-per-node", type=int, default=1, help="ranks to start on this host")
-    add("--master-port", type=int, default=0, help="where they meet; 0: any")
-    add("--nnodes", type=str, default="1", help="hosts")
-    add("--rdzv-endpoint", type=str, default="", help="HOST:PORT where several hosts meet")
-    add("--rdzv-id", type=str, default="", help="the name of the check, the same on all hosts")
-    add("--device", type=str, default="auto", help="auto, cpu or cuda")
-    add("--folder", type=str, default=".", help="where files are written and read")
-    add("--write", type=str, default="", help="the cluster file to write")
-    add("--json", action="store_true", help="print JSON")
 
 
 def run_rank(recipe: Recipe | None, options: Any) -> None:

@@ -6,26 +6,37 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from jsonargparse import Namespace
 
+from firecaffe.cli.options.plan import DEFAULT_CLUSTER
+from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
-from firecaffe.plan.cluster import Cluster
+from firecaffe.plan.cluster import Cluster, load_cluster
 
 
 def write_cluster(path: Path, cluster: Cluster) -> None:
-    """Writes a cluster file; never half of one.
-
-    Raises: RecipeError where its name is not one that the planner reads as a file.
-    """
-    check_path(path)
+    """Writes a cluster file; never half of one."""
     aside = path.with_name(f"{path.name}.partial")
     aside.write_text(tomli_w.dumps(as_words(cluster)), encoding="utf-8")
     os.replace(aside, path)
 
 
-def check_path(path: Path) -> None:
-    """Raises: RecipeError."""
-    if path.suffix != ".toml":
-        raise RecipeError(f"--write is {path}; a cluster file must end in .toml")
+def check_cluster_file(options: Namespace) -> None:
+    """Raises: RecipeError or RunError where a cluster cannot be written to `--write`."""
+    check_target("--write", options.write, options.overwrite, (".toml",))
+
+
+def cluster_to_write(options: Namespace) -> Cluster | None:
+    """What a measurement is put into, and written to `--write`; None where nothing is written.
+
+    Raises: RecipeError or RunError where that cannot be.
+    """
+    check_cluster_file(options)
+    if options.write:
+        return load_cluster(options.cluster or DEFAULT_CLUSTER)
+    if options.cluster:
+        raise RecipeError("--cluster is what else --write puts into its file; --write is missing")
+    return None
 
 
 def as_words(cluster: Cluster) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from rich.text import Text
 
 from firecaffe.cli.compare_groups import as_json as as_group_json
 from firecaffe.cli.compare_groups import render_groups
-from firecaffe.cli.parse import Parser
+from firecaffe.cli.options.compare import make_parser
 from firecaffe.cli.report import page
+from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
 from firecaffe.runs.checklist import checklist
 from firecaffe.runs.compare import (
@@ -30,11 +31,6 @@ from firecaffe.runs.compare import (
 )
 from firecaffe.runs.files import write_atomically
 from firecaffe.runs.groups import group_rows, group_runs
-
-USAGE = (
-    "RUN RUN… [--baseline RUN] [--by recipe] [--target TOP1] [--html FILE] [--allow-unequal] "
-    "[--json]"
-)
 
 NUMBERS = (
     "workers",
@@ -55,27 +51,16 @@ PIPE_WIDTH = 10_000
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser(
-        "compare",
-        USAGE,
-        "Compare finished runs: rate, speedup against the first one, accuracy, weights, and every "
-        "hyperparameter that differs.",
-    )
-    parser.add_argument("runs", nargs="+", type=str, help="run folders; the first is the baseline")
-    add = parser.add_argument
-    add("--baseline", type=str, default="", help="another than the first")
-    add("--by", choices=["run", "recipe"], default="run", help="recipe: groups over seeds")
-    add("--target", type=float, default=None, help="with --by recipe: time to this top-1, 0 to 1")
-    add("--allow-unequal", action="store_true", help="speedups between runs of other work, marked")
-    add("--html", type=str, default="", help="with --by recipe: a page with curves, one file")
-    add("--json", action="store_true", help="print one JSON object instead")
-    options = parser.parse_args(argv)
-    if options.target is not None and (options.by != "recipe" or not 0 < options.target < 1):
-        raise RecipeError("--target is a top-1 between 0 and 1, and goes with --by recipe")
+    options = make_parser().parse_args(argv)
+    target = None if options.target is None else options.target / 100
+    if target is not None and (options.by != "recipe" or not 0.01 <= target < 1):
+        raise RecipeError(
+            f"--target is {options.target:g}; it is a top-1 in per cent, from 1 up to 100, and "
+            "goes with --by recipe"
+        )
     if options.html and options.by != "recipe":
         raise RecipeError("--html shows groups of runs over their seeds; it goes with --by recipe")
-    if options.html and not Path(options.html).parent.is_dir():
-        raise RecipeError(f"--html {options.html}: there is no folder {Path(options.html).parent}")
+    check_target("--html", options.html, options.overwrite)
     folders = [Path(folder) for folder in options.runs]
     if options.baseline:
         first = Path(options.baseline)
@@ -86,14 +71,14 @@ def main(argv: list[str]) -> int:
     runs = [read_run(folder) for folder in folders]
     if options.by == "recipe":
         groups = group_runs(runs)
-        table = group_rows(groups, options.target, options.allow_unequal)
+        table = group_rows(groups, target, options.allow_unequal)
         items = checklist(groups, table)
         if options.html:
-            write_atomically(Path(options.html), page(groups, table, items, options.target))
+            write_atomically(Path(options.html), page(groups, table, items, target))
         if options.json:
             print(as_group_json(table, items))
         else:
-            _print(render_groups(table, items, options.target))
+            _print(render_groups(table, items, target))
         return 0
     unequal = {"allow_unequal": options.allow_unequal}
     if options.json:

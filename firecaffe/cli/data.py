@@ -4,7 +4,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
-from firecaffe.cli.parse import Parser
+from firecaffe.cli.options.data import make_parser
 from firecaffe.data import data_home
 from firecaffe.data.get import get_fashion_mnist
 from firecaffe.errors import RecipeError
@@ -15,11 +15,7 @@ GETTERS: dict[str, Callable[[Path, Callable[[str], None]], Path]] = {
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser("data", "get NAME [--dest FOLDER]", "Obtain a data set.")
-    parser.add_argument("action", choices=["get"])
-    parser.add_argument("name", type=str, help=", ".join(GETTERS))
-    parser.add_argument("--dest", type=str, default="", help="folder for its files")
-    options = parser.parse_args(argv)
+    options = make_parser().parse_args(argv)
     get(options.name, options.dest)
     return 0
 

@@ -7,24 +7,18 @@ from pathlib import Path
 
 from firecaffe.cli import data as data_command
 from firecaffe.cli.compare import show
-from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.cli.options.demo import make_parser
+from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.twin import check_twins, train_twin
 from firecaffe.errors import DataError, NotIdenticalError
 from firecaffe.recipe import Recipe
 from firecaffe.runs.compare import read_run
 
-USAGE = "RECIPE.toml [--section.word value …]"
 MOST_WORKERS = 4
 
 
 def main(argv: list[str]) -> int:
-    parser = recipe_parser(
-        "demo",
-        USAGE,
-        "Train a recipe on one worker and on as many as there are cores (2 to 4), and compare. "
-        "Exit code 0 only where both end with the same weights.",
-    )
-    recipe, _ = parse_recipe(parser, argv)
+    recipe, _ = parse_recipe(make_parser(), argv)
     recipe = _with_data(recipe)
     counts = (1, max(2, min(MOST_WORKERS, _cores())))
     check_twins(recipe, counts)

@@ -10,15 +10,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from firecaffe.cli.console import make_console
-from firecaffe.cli.parse import Parser
+from firecaffe.cli.options.explain import make_parser
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.runs.explain import PARTS, Explanation, Slow, explain, explain_rows, read_rows
 from firecaffe.runs.fault import NAME
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.kineto import is_trace, read_trace
 from firecaffe.runs.score import Score, causes, measured_parts, score
-
-USAGE = "RUN | TRACE.json … [--json]"
 
 HEADERS = {
     "data_s": "data",
@@ -29,15 +27,7 @@ HEADERS = {
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser(
-        "explain",
-        USAGE,
-        "Where the time of each rank of a run went, finished or not; the rank that is slow beyond "
-        "the noise, in what it computes or in its link; and the run's forecast against it.",
-    )
-    parser.add_argument("run", nargs="+", help="a run folder, or traces of torch's profiler")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    options = parser.parse_args(argv)
+    options = make_parser().parse_args(argv)
     paths = [Path(path) for path in options.run]
     if is_trace(paths[0]):
         return _explain_traces(paths, options.json)

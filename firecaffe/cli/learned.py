@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.cli.parse import read_recipe
 from firecaffe.errors import RunError
 from firecaffe.plan.calibrate import Fit, fit, spread
 from firecaffe.plan.cluster import Cluster, Link, Measured
@@ -99,7 +99,7 @@ def learn(cluster: Cluster, folders: Sequence[Path]) -> tuple[Cluster, list[str]
 def _read(folder: Path) -> Finished:
     if not (folder / FORECAST).is_file():
         raise RunError(f"{folder}: has no {FORECAST}; only a run that was forecast teaches a plan")
-    recipe, _ = parse_recipe(recipe_parser("plan", "", ""), [str(folder / "recipe.toml")])
+    recipe = read_recipe(folder / "recipe.toml")
     timings = read_rows(folder, "rank-*.jsonl")
     if not timings:
         raise RunError(f"{folder}: no timings there; this is no run, or it did no step")

@@ -8,7 +8,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from firecaffe.cli.console import make_console
-from firecaffe.cli.parse import Parser
+from firecaffe.cli.options.pack import USAGE, make_parser
 from firecaffe.data.decoded import cores
 from firecaffe.data.packed import PackedPart, PackedSet, read_list
 from firecaffe.data.packing.pack import Packing, PackOptions
@@ -17,29 +17,12 @@ from firecaffe.data.packing.verify import verify
 from firecaffe.data.shard_files import open_files
 from firecaffe.errors import RecipeError
 
-USAGE = "SOURCE DEST [--resize S] [--quality Q] [--raw] [--shard-size 256MB] [--workers N]"
 MOST_BROKEN = 20
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser(
-        "pack",
-        f"{USAGE} | --verify DEST | --info DEST",
-        "Pack images into shards: a folder of images, tar files, idx or CIFAR-10 files, Caffe's "
-        "LMDBs. A packing that was ended goes on where it was.",
-    )
-    add = parser.add_argument
-    add("paths", nargs="*", help="what is packed, and the folder for the shards")
-    add("--resize", type=int, default=0, help="shorter side of larger images; 0: as they are")
-    add("--quality", type=int, default=0, help="JPEG quality; 0: 90 where resized, else as it was")
-    add("--raw", action="store_true", help="keep pixels: all of one size, or --resize x --resize")
-    add("--shard-size", type=str, default="256MB", help="of the source's bytes in a shard")
-    add("--workers", type=int, default=0, help="threads; 0: one for each core")
-    add("--channel-order", choices=["bgr", "rgb"], default="bgr", help="of raw color LMDBs")
-    add("--verify", type=str, default="", help="compare a packed data set with its checksums")
-    add("--info", type=str, default="", help="say what a packed data set holds")
-    options = parser.parse_args(argv)
+    options = make_parser().parse_args(argv)
     if options.verify or options.info:
         if options.paths or (options.verify and options.info):
             raise RecipeError("pack takes SOURCE and DEST, or --verify DEST, or --info DEST")
@@ -49,11 +32,11 @@ def main(argv: list[str]) -> int:
         raise RecipeError(
             f"pack takes SOURCE and DEST; found {found}; usage: firecaffe pack {USAGE}"
         )
-    if not 0 <= options.quality <= 100 or options.resize < 0 or options.workers < 0:
-        raise RecipeError("--quality is from 1 to 100, --resize and --workers are 1 or more")
+    if not 0 <= options.quality <= 100 or options.resize < 0 or options.threads < 0:
+        raise RecipeError("--quality is from 1 to 100, --resize and --threads are 1 or more")
     packing = PackOptions(options.resize, options.quality, options.raw, _bytes(options.shard_size))
     source, dest = (Path(path).expanduser() for path in options.paths)
-    return _pack(source, dest, packing, options.workers or cores(), options.channel_order == "bgr")
+    return _pack(source, dest, packing, options.threads or cores(), options.channel_order == "bgr")
 
 
 def _bytes(words: str) -> int:
@@ -64,8 +47,8 @@ def _bytes(words: str) -> int:
     return size
 
 
-def _pack(path: Path, dest: Path, options: PackOptions, workers: int, bgr: bool) -> int:
-    torch.set_num_threads(1)  # each worker is a thread
+def _pack(path: Path, dest: Path, options: PackOptions, threads: int, bgr: bool) -> int:
+    torch.set_num_threads(1)  # each thread has one of its own
     source = open_source(path, bgr)
     total = sum(len(part) for part in source.parts.values())
     with _progress("packing") as progress:
@@ -74,7 +57,7 @@ def _pack(path: Path, dest: Path, options: PackOptions, workers: int, bgr: bool)
         def done(images: int) -> None:
             progress.advance(task, images)
 
-        packing = Packing(source, dest, options, workers, done)
+        packing = Packing(source, dest, options, threads, done)
         packed = packing.run()
     console = make_console()
     for line in describe(packed, str(dest)):

@@ -7,49 +7,46 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import Namespace
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.cli.cluster_file import check_path, write_cluster
+from firecaffe.cli.cluster_file import check_cluster_file, write_cluster
 from firecaffe.cli.console import make_console
-from firecaffe.cli.parse import Parser, parse_recipe, recipe_parser
+from firecaffe.cli.options.plan import USAGE, make_parser
+from firecaffe.cli.parse import parse_recipe, read_recipe
+from firecaffe.cli.plan_plot import SUFFIXES, plot
+from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
 from firecaffe.plan.advice import paragraph
-from firecaffe.plan.cluster import Cluster, load_cluster, shipped
+from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import NO_COMPRESSOR, Forecast, fastest, forecasts, spread
 from firecaffe.plan.workload import Workload
 from firecaffe.planning import workload_of, workload_of_model
 
-USAGE = "RECIPE.toml | --model NAME | --compare A.toml B.toml [--cluster NAME|FILE.toml] [options]"
 MOST_WORKERS = 1_000_000
-DEFAULT_CLUSTER = "cpu-host"
+MICRO_BATCH_SIZE = 8
+LEAST_BATCH_SIZE = 256
+"""Of a network alone, if nothing says which."""
 
 
 def main(argv: list[str]) -> int:
-    if argv and not argv[0].startswith("-"):
-        parser = recipe_parser("plan", USAGE, ABOUT)
-        _add_options(parser)
-        recipe, options = parse_recipe(parser, argv)
-        works = {argv[0]: workload_of(recipe)}
-        if options.compressors == NO_COMPRESSOR:
-            options.compressors = ",".join({NO_COMPRESSOR: 0, recipe.exchange.compressor: 0})
+    if make_parser().read(argv).positionals:
+        recipe, options = parse_recipe(make_parser(has_recipe=True), argv)
+        works = {str(options.recipe): workload_of(recipe)}
+        compressors = _compressors(options.compressors, recipe.exchange.compressor)
     else:
-        parser = Parser("plan", USAGE, ABOUT)
-        _add_options(parser)
-        add = parser.add_argument
-        add("--model", type=str, default="", help="a network, instead of a recipe")
-        add("--global-batch-size", type=int, default=256, help="with --model")
-        add("--micro-batch-size", type=int, default=8, help="with --model")
-        add("--compare", nargs=2, default=[], help="two recipes, side by side")
-        options = parser.parse_args(argv)
-        works = _works(options.model, options.compare, options)
+        options = make_parser().parse_args(argv)
+        works = _works(options)
+        compressors = _compressors(options.compressors)
+    check_target("--plot", options.plot, options.overwrite, SUFFIXES)
+    check_cluster_file(options)
     clusters = [load_cluster(name) for name in options.cluster.split(",")]
     learned: list[str] = []
     if options.runs or options.write:
         clusters[0], learned = _learn(clusters, options.runs, options.write)
-    compressors = _compressors(options.compressors)
     # Not at the comma of hierarchical(INNER,OUTER).
     names = re.split(r",(?![^(]*\))", options.exchanges)
     exchanges = None if names == ["all"] else names
@@ -65,8 +62,6 @@ def main(argv: list[str]) -> int:
                 raise RecipeError(_does_not_fit(work, cluster, rows))
             plans.append((name, work, cluster, rows))
     if options.plot:
-        from firecaffe.cli.plan_plot import plot
-
         plot(Path(options.plot), [(f"{n} on {c.name}", rows) for n, _, c, rows in plans])
     if options.json:
         print(json.dumps([_as_dict(*plan) for plan in plans], indent=2))
@@ -79,34 +74,33 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-ABOUT = (
-    "For each number of workers and each exchange: the time of a step and where it goes, speedup, "
-    "memory, hours and cost; and what to change first. Starts no process."
-)
-
-
-def _add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    known = ", ".join(shipped())
-    add("--cluster", type=str, default=DEFAULT_CLUSTER, help=f"a file, or one of {known}")
-    add("--runs", nargs="+", default=[], help="finished runs by which the cluster is corrected")
-    add("--write", type=str, default="", help="with --runs: the corrected cluster, FILE.toml")
-    add("--workers", type=str, default="", help="as 1,2,4,8; default: powers of two")
-    add("--exchanges", type=str, default="all", help="all, or names with commas between")
-    add("--compressors", type=str, default=NO_COMPRESSOR, help="all, or names; none is float32")
-    add("--all", action="store_true", help="show every exchange, not the three fastest alone")
-    add("--json", action="store_true", help="print JSON")
-    add("--plot", type=str, default="", help="draw speedup and step time: FILE.png or FILE.html")
-
-
-def _works(model: str, compared: Sequence[str], words: Any) -> dict[str, Workload]:
+def _works(options: Namespace) -> dict[str, Workload]:
+    """Of a network alone, or of two recipes."""
+    model, compared = options.model, options.compare
     if bool(model) == bool(compared):
         raise RecipeError(f"give a recipe, --model or --compare; usage: firecaffe plan {USAGE}")
-    if model:
-        work = workload_of_model(model, words.global_batch_size, words.micro_batch_size)
-        return {model: work}
-    parser = recipe_parser("plan", USAGE, ABOUT)
-    return {path: workload_of(parse_recipe(parser, [path])[0]) for path in compared}
+    if compared:
+        for word in ("global_batch_size", "micro_batch_size"):
+            if getattr(options, word) is not None:
+                raise RecipeError(
+                    f"--{word.replace('_', '-')} goes with --model; the recipes of --compare say "
+                    f"theirs (train.{word})"
+                )
+        return {path: workload_of(read_recipe(Path(path))) for path in compared}
+    global_batch_size, micro_batch_size = options.global_batch_size, options.micro_batch_size
+    if micro_batch_size is None:
+        micro_batch_size = MICRO_BATCH_SIZE
+    said = ""
+    if global_batch_size is None:
+        least = LEAST_BATCH_SIZE // max(1, micro_batch_size)
+        most = max([*_numbers(options.workers), least, 1])
+        global_batch_size = most * micro_batch_size
+        said = (
+            f"no --global-batch-size is given: {global_batch_size} is taken, {most} micro-batches "
+            f"of {micro_batch_size} for at most as many workers"
+        )
+    work = workload_of_model(model, global_batch_size, micro_batch_size)
+    return {model: replace(work, assumption=said)}
 
 
 def _learn(
@@ -115,8 +109,6 @@ def _learn(
     if len(clusters) > 1 or not folders:
         what = f"{len(clusters)} clusters" if folders else "--write without --runs"
         raise RecipeError(f"--runs corrects one cluster and --write keeps it; found {what}")
-    if written:
-        check_path(Path(written))
     from firecaffe.cli.learned import learn
 
     cluster, said = learn(clusters[0], [Path(folder) for folder in folders])
@@ -127,26 +119,42 @@ def _learn(
     return cluster, said
 
 
-def _compressors(words: str) -> list[str]:
+def _compressors(words: str | None, of_recipe: str = NO_COMPRESSOR) -> list[str]:
+    """What was asked for; else none, and the recipe's own beside it."""
+    if words is None:
+        if of_recipe not in (NO_COMPRESSOR, *PRICED):
+            raise RecipeError(
+                f"exchange.compressor is {of_recipe!r}, which has no forecast: what it sends is "
+                f"known in training alone. Plan with --compressors, some of {_known()}"
+            )
+        return list(dict.fromkeys([NO_COMPRESSOR, of_recipe]))
     names = [NO_COMPRESSOR, *PRICED] if words == "all" else words.split(",")
     for name in names:
         if name not in (NO_COMPRESSOR, *PRICED):
-            known = ", ".join((NO_COMPRESSOR, *PRICED))
-            raise RecipeError(f"--compressors: no {name!r} to plan with; there are {known}")
+            raise RecipeError(f"--compressors: no {name!r} to plan with; there are {_known()}")
     return names
+
+
+def _known() -> str:
+    return ", ".join((NO_COMPRESSOR, *PRICED))
 
 
 def _workers(words: str, work: Workload, cluster: Cluster) -> list[int]:
     if not words:
         most = min(work.num_micro_batches, cluster.most_devices or MOST_WORKERS)
         return [1 << k for k in range(most.bit_length())]
+    return _numbers(words)
+
+
+def _numbers(words: str) -> list[int]:
+    """Of workers; none where nothing is said."""
     try:
-        workers = sorted({int(word) for word in words.split(",")})
+        workers = sorted({int(word) for word in words.split(",") if words})
     except ValueError:
         raise RecipeError(
             f"--workers is {words!r}; it must be numbers with commas between, as 1,2,4"
         ) from None
-    if workers[-1] > MOST_WORKERS:
+    if workers and workers[-1] > MOST_WORKERS:
         raise RecipeError(f"--workers is {workers[-1]}; it must be at most {MOST_WORKERS}")
     return workers
 

@@ -18,10 +18,8 @@ style="max-width:100%" src="data:image/png;base64,{}">"""
 def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
     """Writes the picture aside first, so that there is no half of one under its name.
 
-    Raises: RecipeError where the file's kind is unknown, or matplotlib is missing.
+    Raises: RecipeError where matplotlib is missing.
     """
-    if path.suffix not in SUFFIXES:
-        raise RecipeError(f"--plot is {path}; it must end in {' or '.join(SUFFIXES)}")
     try:
         import matplotlib as mpl
     except ImportError:

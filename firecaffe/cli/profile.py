@@ -7,23 +7,14 @@ from rich import box
 from rich.table import Table
 
 from firecaffe.cli.console import make_console
-from firecaffe.cli.parse import Parser
+from firecaffe.cli.options.profile import make_parser
 from firecaffe.errors import RecipeError
 from firecaffe.models import MODELS, build_model
 from firecaffe.models.profile import Profile, profile
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser(
-        "profile",
-        "MODEL [--batch-size B] [--input 3x224x224] [--json]",
-        "Shapes, parameters, activations and FLOPs of a network; takes no memory.",
-    )
-    parser.add_argument("model", type=str, help=", ".join(MODELS))
-    parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--input", type=str, default="", help="as 3x224x224; default: its own")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(argv)
+    options = make_parser().parse_args(argv)
     if options.batch_size < 1:
         raise RecipeError(f"--batch-size is {options.batch_size}; it must be at least 1")
     channels = _parse_input(options.input)[0] if options.input else None

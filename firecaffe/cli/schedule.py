@@ -1,4 +1,4 @@
-"""`firecaffe schedule ALGORITHM WORLD_SIZE`: the rounds and transfers of an exchange."""
+"""`firecaffe schedule EXCHANGE WORKERS`: the rounds and transfers of an exchange."""
 
 import json
 from itertools import islice
@@ -7,48 +7,22 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.cli.parse import Parser
+from firecaffe.cli.options.schedule import ELEMENTS_PER_RANK, make_parser
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import ALGORITHMS, find_schedule
+from firecaffe.exchange import find_schedule
 from firecaffe.exchange.draw import draw
 from firecaffe.exchange.order import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule, Transfer, lower_bound_elements
 
-USAGE = "ALGORITHM WORLD_SIZE [--ranks-per-node M] [--elements N] [--draw] [--json]"
 MAX_WORLD_SIZE = 1024
-ELEMENTS_PER_RANK = 1024
-"""With this many for each rank all shards are equal at every world size; segments need not be."""
 BYTES_PER_ELEMENT = 4
 MAX_ROWS = 64
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser(
-        "schedule",
-        USAGE,
-        f"The rounds and transfers of an exchange: {', '.join(ALGORITHMS)}, "
-        "'hierarchical(INNER,OUTER)'.",
-    )
-    parser.add_argument("algorithm", type=str, help="exchange.algorithm in a recipe")
-    parser.add_argument("world_size", type=int, help="the number of ranks")
-    parser.add_argument(
-        "--ranks-per-node",
-        type=int,
-        default=1,
-        help="how many ranks a node has, for hierarchical(INNER,OUTER)",
-    )
-    parser.add_argument(
-        "--elements",
-        type=int,
-        default=None,
-        help=f"length of the float32 vector; by default {ELEMENTS_PER_RANK} for each rank, "
-        "which gives equal shards",
-    )
-    parser.add_argument("--draw", action="store_true", help="draw the rounds instead of a table")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, complete")
-    options = parser.parse_args(argv)
+    options = make_parser().parse_args(argv)
     ranks_per_node = options.ranks_per_node
-    schedule = _schedule(options.algorithm, options.world_size, ranks_per_node, options.elements)
+    schedule = _schedule(options.exchange, options.workers, ranks_per_node, options.elements)
     found = facts(schedule, ranks_per_node)
     if options.json:
         transfers = [
@@ -92,7 +66,7 @@ def _schedule(
     algorithm: str, world_size: int, ranks_per_node: int, num_elements: int | None
 ) -> Schedule:
     if not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise RecipeError(f"WORLD_SIZE is {world_size}; it must be 1 to {MAX_WORLD_SIZE}")
+        raise RecipeError(f"WORKERS is {world_size}; it must be 1 to {MAX_WORLD_SIZE}")
     if num_elements is None:
         num_elements = ELEMENTS_PER_RANK * world_size
     if num_elements < 0:

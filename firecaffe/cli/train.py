@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from firecaffe.assemble import train
-from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.cli.options.train import make_parser
+from firecaffe.cli.parse import parse_recipe
 from firecaffe.comm.launch import Hosts, launch, parse_nodes
 from firecaffe.comm.world import is_launched
 from firecaffe.errors import RecipeError
@@ -15,23 +16,9 @@ from firecaffe.runs.fault import settle_fault
 from firecaffe.training.inject import check_injections, parse_injection
 from firecaffe.training.learning_rate import rate_notes
 
-USAGE = (
-    "RECIPE.toml [--nproc-per-node N] [--resume RUN] [--max-restarts K] [--section.word value …]"
-)
-
 
 def main(argv: list[str]) -> int:
-    parser = recipe_parser("train", USAGE, "Train the network of a recipe.")
-    add = parser.add_argument
-    add("--nproc-per-node", type=int, default=1, help="ranks to start on this host")
-    add("--master-port", type=int, default=0, help="where they meet; 0: any")
-    add("--nnodes", type=str, default="1", help="hosts: N, or MIN:MAX, which may leave and come")
-    add("--rdzv-endpoint", type=str, default="", help="HOST:PORT where several hosts meet")
-    add("--rdzv-id", type=str, default="", help="the name of the run, the same on all hosts")
-    add("--max-restarts", type=int, default=0, help="restarts from the newest checkpoint")
-    add("--resume", type=str, default="", help="a run folder or a checkpoint")
-    add("--inject", action="append", default=[], help="KIND:WORD=VALUE,…; see docs/faults.md")
-    add("--print_config", action="store_true", help="print the recipe and stop")
+    parser = make_parser()
     recipe, options = parse_recipe(parser, argv)
     if options.print_config:
         for note in rate_notes(recipe.solver, recipe.train.global_batch_size, recipe.train.steps):

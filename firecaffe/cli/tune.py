@@ -9,43 +9,20 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.cli.parse import parse_recipe, recipe_parser, recipe_path
+from firecaffe.cli.options.tune import make_parser
+from firecaffe.cli.parse import parse_recipe
+from firecaffe.cli.written import check_target
 from firecaffe.data.decoded import cores
-from firecaffe.errors import NotKeptError, RecipeError, RunError
+from firecaffe.errors import NotKeptError, RecipeError
 from firecaffe.runs.compare import read_run
 from firecaffe.runs.files import finite, write_atomically
 from firecaffe.training.config import TrainConfig
 from firecaffe.tuning.trial import Trial
 from firecaffe.tuning.tune import Asked, Tuned, recipe_file, tune
 
-USAGE = (
-    "RECIPE.toml --global-batch-size N [--against RUN…] [--budget TRAININGS] [--seeds N] "
-    "[--solvers sgd,lars] [--band POINTS] [--nproc-per-node N] [--side-by-side N] [--out FOLDER] "
-    "[--write FILE] [--json] [--section.word value …]"
-)
-
 
 def main(argv: list[str]) -> int:
-    parser = recipe_parser(
-        "tune",
-        USAGE,
-        "Find the learning rate with which another batch size keeps the recipe's accuracy: the "
-        "rules' rates first, then a search; the best with several seeds; a verdict; a recipe. "
-        "Exit code 0 only where the accuracy is kept.",
-    )
-    add = parser.add_argument
-    add("--global-batch-size", type=int, default=0, help="the batch size to tune for")
-    add("--against", nargs="+", type=str, default=[], help="finished runs of the recipe as it is")
-    add("--budget", type=float, default=8.0, help="whole trainings that the search may cost")
-    add("--seeds", type=int, default=3, help="trainings of the best, and of the recipe as it is")
-    add("--solvers", type=str, default="", help="solvers to try, as sgd,lars; the recipe's own")
-    add("--band", type=float, default=0.3, help="points of top-1 that may be lost")
-    add("--nproc-per-node", type=int, default=1, help="ranks of each training")
-    add("--side-by-side", type=int, default=0, help="trainings at once; 0: what the cores allow")
-    add("--out", type=str, default="", help="the search's folder; runs/tune-… by itself")
-    add("--write", type=str, default="", help="the recipe that is written; in the search's folder")
-    add("--json", action="store_true", help="print one JSON object instead")
-    recipe, options = parse_recipe(parser, argv)
+    recipe, options = parse_recipe(make_parser(), argv)
     if not options.global_batch_size:
         raise RecipeError("--global-batch-size is missing: the batch size to tune for")
     for word, least in (("global_batch_size", 1), ("seeds", 1), ("nproc_per_node", 1)):
@@ -54,13 +31,10 @@ def main(argv: list[str]) -> int:
         _check_least(word, getattr(options, word), 0)
     if not 0 < options.budget < float("inf"):
         raise RecipeError(f"--budget is {options.budget:g}; it must be more than 0")
-    stem = f"{recipe_path(argv).stem}_b{options.global_batch_size}"
+    stem = f"{options.recipe.stem}_b{options.global_batch_size}"
     folder = Path(options.out or f"runs/tune-{stem}")
     path = Path(options.write) if options.write else folder / f"{stem}.toml"
-    if options.write and path.exists():
-        raise RunError(f"--write {path}: exists already")
-    if options.write and not path.parent.is_dir():
-        raise RunError(f"--write {path}: there is no folder {path.parent}")
+    check_target("--write", options.write, options.overwrite)
     asked = Asked(
         recipe=recipe,
         global_batch_size=options.global_batch_size,

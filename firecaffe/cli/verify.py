@@ -4,24 +4,16 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
-from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.cli.options.verify import make_parser
+from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.twin import check_twins, train_twin
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.runs.differ import first_difference
 from firecaffe.runs.folder import read_run_file
 
-USAGE = "RECIPE.toml [--nproc-per-node 1,2] [--steps 20] [--section.word value …]"
-
 
 def main(argv: list[str]) -> int:
-    parser = recipe_parser(
-        "verify",
-        USAGE,
-        "Train the same recipe on several numbers of workers and compare all weights, buffers, "
-        "optimizer state and losses after every step.",
-    )
-    parser.add_argument("--nproc-per-node", type=str, default="1,2", help="numbers of workers")
-    parser.add_argument("--steps", type=int, default=20, help="steps of each twin")
+    parser = make_parser()
     recipe, options = parse_recipe(parser, argv)
     workers = _numbers(options.nproc_per_node)
     if options.steps < 1:

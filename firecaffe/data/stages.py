@@ -142,7 +142,7 @@ def _as_shards(found: Sampled, shape: tuple[int, ...], folder: Path) -> Sampled:
     part = Part(names, [0] * len(names), sizes, lambda place: found.read(found.samples[place]))
     kind = "raw" if shape else "jpeg"
     source = Source(kind, shape, ["0"], {"train": part}, "samples")
-    Packing(source, folder, PackOptions(), workers=1).run()
+    Packing(source, folder, PackOptions(), threads=1).run()
     os.sync()
     packed = PackedPart(read_list(str(folder)), "train", open_files(str(folder)))
     return Sampled(packed.read, sample(len(packed), len(packed)), sorted(folder.glob("*.shard")))

@@ -50,7 +50,15 @@ def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[
 @pytest.mark.parametrize(
     ("options", "code", "parts"),
     [
-        (["--train.stps", "3"], 2, ["train.stps"]),
+        (["--train.stps", "3"], 2, ["train.stps", "mean train.steps?"]),
+        (["--train.epoch", "3"], 2, ["train.epoch", "mean train.epochs?"]),
+        (["--solver.base", "0.5"], 2, ["solver.base", "mean solver.base_lr?"]),
+        (["--train.base_lr", "0.5"], 2, ["train.base_lr", "mean solver.base_lr?"]),
+        (["--nproc", "2"], 2, ["no option --nproc", "mean --nproc-per-node?"]),
+        (["--resume_from", "x"], 2, ["no option --resume-from", "mean --resume?"]),
+        (["--global-batch-size", "8"], 2, ["mean --train.global_batch_size?"]),
+        (["-x"], 2, ["no option -x"]),
+        (["other.toml"], 2, ["takes one recipe", "recipe.toml and other.toml"]),
         (["--train.steps", "many"], 2, ["train.steps is many; it must be a whole number"]),
         (["--solver.base_lr", "nan"], 2, ["solver.base_lr is nan; it must be a finite number"]),
         (["--solver.lr_mult", "3"], 2, ["solver.lr_mult is 3; it must be a table"]),
@@ -142,12 +150,12 @@ def test_missing_recipe(capsys: pytest.CaptureFixture[str]) -> None:
         "firecaffe: recipe no.toml: No such file or directory",
     )
     code, line = error_of(capsys, ["train", "--train.steps", "3"])
-    assert (code, "no recipe given" in line) == (2, True)
+    assert (code, "takes one recipe, found none" in line) == (2, True)
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, line = error_of(capsys, ["trian"])
-    assert (code, "'trian'" in line, "verify" in line) == (2, True, True)
+    assert (code, "'trian'" in line, "mean train?" in line, "verify" in line) == (2, *[True] * 3)
 
 
 def test_truncated_data(capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path) -> None:
@@ -263,17 +271,17 @@ def test_resume_with_another_compressor(
 def test_print_config_resolves_every_word(
     capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
 ) -> None:
-    assert main(["train", str(recipe), "--solver.base_lr", "0.3", "--print_config"]) == 0
+    assert main(["train", str(recipe), "--solver.base_lr", "0.3", "--print-config"]) == 0
     resolved = capsys.readouterr().out
     assert "base_lr = 0.3" in resolved
     assert not resolved.startswith("#")
     assert "steps = 1" in resolved
     again = tmp_path / "again.toml"
     again.write_text(resolved)
-    assert main(["train", str(again), "--print_config"]) == 0
+    assert main(["train", str(again), "--print-config"]) == 0
     assert capsys.readouterr().out == resolved
     scaled = ["--solver.scale", "sqrt", "--solver.reference_batch_size", "2"]
-    assert main(["train", str(again), *scaled, "--print_config"]) == 0
+    assert main(["train", str(again), *scaled, "--print-config"]) == 0
     assert capsys.readouterr().out.startswith("# learning rate: 0.6 = 0.3 x 2 (sqrt, batch 8 over")
 
 

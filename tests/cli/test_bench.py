@@ -144,7 +144,7 @@ def bench_with_a_broken_ring(*argv: str) -> tuple[int, str, str]:
 
 
 def test_in_torchruns_world_the_first_rank_prints_a_table(ranks: Ranks) -> None:
-    words = ("--algorithms", "tree,ring", "--link", "200M")
+    words = ("--exchanges", "tree,ring", "--link", "200M")
     by_rank = ranks.run(3, bench, *SMALL, *words)
     assert [(code, errors) for code, _, errors in by_rank] == [(0, "")] * 3
     assert [out for _, out, _ in by_rank[1:]] == ["", ""]
@@ -170,8 +170,8 @@ def test_in_torchruns_world_the_first_rank_prints_a_table(ranks: Ranks) -> None:
 
 
 def test_sockets_hosts_and_compressors_on_request(ranks: Ranks) -> None:
-    words = ("--no-shared-memory", "--algorithms", "tree,hierarchical(tree,ring)", "--json")
-    by_rank = ranks.run(4, bench, *SMALL, *words, "--compressor", "int8,one_bit")
+    words = ("--no-shared-memory", "--exchanges", "tree,hierarchical(tree,ring)", "--json")
+    by_rank = ranks.run(4, bench, *SMALL, *words, "--compressors", "int8,one_bit")
     assert [(code, errors) for code, _, errors in by_rank] == [(0, "")] * 4
     report = json.loads(by_rank[0][1])
     names = ["native", "tree", "hierarchical(tree,ring)", "int8", "one_bit"]
@@ -190,13 +190,13 @@ def test_sockets_hosts_and_compressors_on_request(ranks: Ranks) -> None:
 
 def hierarchical_where_hosts_do_not_fit() -> tuple[int, str, str]:
     os.environ["LOCAL_WORLD_SIZE"] = "2"
-    return bench(*SMALL, "--algorithms", "hierarchical(tree,ring)")
+    return bench(*SMALL, "--exchanges", "hierarchical(tree,ring)")
 
 
 def test_a_hierarchical_exchange_must_fit_the_hosts(ranks: Ranks) -> None:
     for code, out, errors in ranks.run(3, hierarchical_where_hosts_do_not_fit):
         assert (code, out) == (2, "")
-        assert "--algorithms: " in errors
+        assert "--exchanges: " in errors
 
 
 def test_a_broken_exchange_is_refused_before_any_time_is_shown(ranks: Ranks) -> None:
@@ -223,7 +223,7 @@ def test_two_launchers_are_one_too_many(ranks: Ranks) -> None:
 REFUSED = {
     "nothing": ([], 2, ["`bench exchange`", "found nothing"]),
     "another word": (["network"], 2, ["`bench exchange`", "'network'"]),
-    "unknown exchange": (["exchange", "--algorithms", "rign"], 2, ["'rign'", "tree, "]),
+    "unknown exchange": (["exchange", "--exchanges", "rign"], 2, ["'rign'", "tree, "]),
     "smallest size": (["exchange", "-b", "8KB"], 2, ["-b is '8KB'", "128M", "K is 1024"]),
     "largest size": (["exchange", "-e", "10"], 2, ["-e is '10'", "multiple of 4"]),
     "nothing between": (["exchange", "-b", "1M", "-e", "1K"], 2, ["-e is 1024", "1048576"]),
@@ -240,8 +240,8 @@ REFUSED = {
     "one rank": (["exchange", "--nproc-per-node", "1"], 2, ["--nproc-per-node is 1", "2 ranks"]),
     "no rank": (["exchange", "--nproc-per-node", "0"], 2, ["--nproc-per-node is 0", "2 ranks"]),
     "memory": (["exchange", "-e", "8192G", "--device", "cpu"], 2, ["-e would take", "this host"]),
-    "unknown compressor": (["exchange", "--compressor", "int9"], 2, ["'int9'", "int8, one_bit"]),
-    "inner": (["exchange", "--algorithms", "hierarchical(ring,tree)"], 2, ["inner is 'ring'"]),
+    "unknown compressor": (["exchange", "--compressors", "int9"], 2, ["'int9'", "int8, one_bit"]),
+    "inner": (["exchange", "--exchanges", "hierarchical(ring,tree)"], 2, ["inner is 'ring'"]),
     "unknown option": (["exchange", "--compact"], 2, ["--compact"]),
     "port": (["exchange", "--master-port", "99999999"], 6, ["--master-port", "99999999"]),
 }
@@ -266,11 +266,3 @@ def test_refuses_in_one_line_before_any_rank_is_started(
     assert line.startswith("firecaffe: ")
     for part in parts:
         assert part in line
-
-
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (["bench", "--help"], ["bench", "exchange", "-h"]):
-        with pytest.raises(SystemExit) as ended:
-            main(argv)
-        assert ended.value.code == 0
-        assert "--maxbytes" in capsys.readouterr().out

@@ -22,7 +22,7 @@ def typed(*words: object) -> tuple[int, str, str]:
 def test_pack_info_and_verify(tmp_path: Path) -> None:
     folder, dest = make_folder(tmp_path / "photos"), tmp_path / "packed"
     (folder / "train" / "cat" / "000.jpg").write_text("no image")
-    code, out, err = typed("pack", folder, dest, "--shard-size", "4kB", "--workers", "2")
+    code, out, err = typed("pack", folder, dest, "--shard-size", "4kB", "--threads", "2")
     assert code == 0, err
     assert "train: 29 images in " in out
     assert "test: 6 images in " in out
@@ -56,7 +56,7 @@ def test_pack_info_and_verify(tmp_path: Path) -> None:
         (["pack", "--info", "nowhere"], 3, "nowhere/dataset.json: cannot be read, No such file"),
         (["bench", "data", "nowhere"], 3, "nowhere: there is no such file or folder"),
         (["bench", "data", "x", "--crop", "999"], 2, "--resize at least --crop"),
-        (["bench", "data", "x", "--write", "a.txt"], 2, "a cluster file must end in .toml"),
+        (["bench", "data", "x", "--write", "a.txt"], 2, "--write is a.txt; it must end in .toml"),
     ],
 )
 def test_mistakes_get_one_line(words: list[str], code: int, said: str) -> None:

@@ -62,6 +62,38 @@ def test_compare_and_several_clusters() -> None:
     assert {row["compressor"] for row in found[0]["rows"]} >= {"none", "int8", "power_sgd"}
 
 
+@pytest.mark.parametrize(
+    ("words", "batch", "most"),
+    [
+        (["--workers", "1024"], 8192, 1024),
+        ([], 256, 32),
+        (["--micro-batch-size", "7", "--workers", "8"], 252, 8),
+        (["--micro-batch-size", "500"], 500, 1),
+    ],
+)
+def test_a_network_alone_has_a_batch_that_all_workers_can_share(
+    words: list[str], batch: int, most: int
+) -> None:
+    """1,024 workers were refused for a batch that nobody had given."""
+    (found,) = planned(
+        "--model", "lenet", "--cluster", "ethernet-10g", "--exchanges", "ring", *words
+    )
+    assert found["global_batch_size"] == batch
+    assert str(batch) in found["assumption"]
+    assert max(row["workers"] for row in found["rows"]) == most
+
+
+def test_a_plan_takes_the_recipe_s_compressor_or_those_asked_for() -> None:
+    words = [str(RECIPE), "--workers", "2", "--exchange.compressor", "int8"]
+    for more, compressors in (
+        ([], {"none", "int8"}),
+        (["--compressors", "none"], {"none"}),
+        (["--compressors", "one_bit", "--exchange.compressor", "threshold"], {"one_bit"}),
+    ):
+        (found,) = planned(*words, *more)
+        assert {row["compressor"] for row in found["rows"]} == compressors
+
+
 def test_a_plan_starts_no_process_and_loads_nothing_that_trains() -> None:
     script = (
         "import sys\n"
@@ -87,11 +119,22 @@ def test_a_plan_starts_no_process_and_loads_nothing_that_trains() -> None:
         (["--model", "nonet"], "no network is called 'nonet'"),
         (["--model", "googlenet", "--workers", "0"], "--workers is 0"),
         (["--model", "googlenet", "--workers", "many"], "--workers is 'many'"),
-        (["--model", "googlenet", "--workers", "64"], "only 32 micro-batches"),
+        (
+            ["--model", "googlenet", "--workers", "64", "--global-batch-size", "256"],
+            "only 32 micro-batches",
+        ),
+        ([str(RECIPE), "--workers", "64"], "only 8 micro-batches"),
+        (["--compare", "a.toml", "b.toml", "--global-batch-size", "8"], "train.global_batch_size"),
+        ([str(RECIPE), "--global-batch-size", "8"], "--train.global_batch_size"),
+        ([str(RECIPE), "--exchange.compressor", "threshold"], "exchange.compressor is 'threshold'"),
+        (["--train.steps", "3", "--model", "lenet"], "--train.steps is a word of a recipe"),
         (["--model", "googlenet", "--exchanges", "smoke"], "no exchange 'smoke'"),
         (["--model", "googlenet", "--compressors", "zip"], "no 'zip'"),
         (["--model", "googlenet", "--micro-batch-size", "0"], "at least 1"),
-        (["--model", "googlenet", "--micro-batch-size", "7"], "must be a multiple"),
+        (
+            ["--model", "googlenet", "--micro-batch-size", "7", "--global-batch-size", "256"],
+            "must be a multiple",
+        ),
         (
             [
                 "--model",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import firecaffe.cli
-from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.cli.parse import read_recipe
 from tests.cli.test_launch import FIRECAFFE, TIMEOUT_S
 
 RECIPE = """
@@ -51,7 +51,7 @@ def test_a_search_to_its_end_and_again(
     assert last.endswith(f"the best recipe all the same is {out}/small_b64.toml")
     assert json.loads((out / "tune.json").read_text()) == found
 
-    written, _ = parse_recipe(recipe_parser("train", "", ""), [str(out / "small_b64.toml")])
+    written = read_recipe(out / "small_b64.toml")
     assert written.train.global_batch_size == 64
     assert written.solver.base_lr == found["best"]["candidate"]["base_lr"]
     assert (written.data.hold_out, written.run.folder) == (0.0, "")

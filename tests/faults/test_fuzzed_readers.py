@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.cli.parse import read_recipe
 from firecaffe.data.cifar10 import open_cifar10
 from firecaffe.data.config import DataConfig
 from firecaffe.data.idx import read_idx_pair
@@ -104,11 +104,6 @@ def make_recipe(folder: Path) -> None:
     (folder / "recipe.toml").write_text(to_toml(Recipe()))
 
 
-def read_recipe(folder: Path) -> object:
-    parser = recipe_parser("train", "RECIPE.toml", "")
-    return parse_recipe(parser, [str(folder / "recipe.toml")])
-
-
 READERS = {
     "checkpoint": Reader(make_checkpoint, load_newest),
     "checkpoint with digests of its own": Reader(make_checkpoint, load_newest, digest_anew),
@@ -117,7 +112,7 @@ READERS = {
     "cifar10": Reader(make_cifar, lambda folder: open_cifar10(folder, 2)),
     "run": Reader(make_run, read_run),
     "timings": Reader(make_timings, explain),
-    "recipe": Reader(make_recipe, read_recipe),
+    "recipe": Reader(make_recipe, lambda f: read_recipe(f / "recipe.toml")),
 }
 
 

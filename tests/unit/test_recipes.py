@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.cli.parse import read_recipe
 from firecaffe.models import build_model
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast
@@ -31,7 +31,7 @@ EPOCHS = {
 
 
 def load(path: Path) -> Recipe:
-    recipe, _ = parse_recipe(recipe_parser("plan", "", ""), [str(path)])
+    recipe = read_recipe(path)
     check_recipe(recipe)
     return recipe
 

@@ -68,7 +68,7 @@ class Packing:
     source: Source
     folder: Path
     options: PackOptions
-    workers: int
+    threads: int
     done: Callable[[int], None] = lambda images: None
     """Called for each shard that is there, with how many images it holds."""
     sizes: Sizes = field(default_factory=Sizes)
@@ -91,7 +91,7 @@ class Packing:
     def _pack(self, kind: str, shape: tuple[int, ...]) -> PackedSet:
         parts = {}
         try:
-            with ThreadPoolExecutor(self.workers, thread_name_prefix="pack") as pool:
+            with ThreadPoolExecutor(self.threads, thread_name_prefix="pack") as pool:
                 try:
                     for name, part in self.source.parts.items():
                         jobs = [

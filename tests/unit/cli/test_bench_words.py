@@ -5,14 +5,14 @@ import re
 import pytest
 
 from firecaffe.cli.bench_words import (
-    make_parser,
     make_plan,
-    parse_algorithms,
     parse_compressors,
+    parse_exchanges,
     parse_link,
     parse_size,
     sizes,
 )
+from firecaffe.cli.options.bench_exchange import make_parser
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 
@@ -68,16 +68,16 @@ def test_default_series_is_nccl_tests_from_8_bytes_to_128_mebibytes() -> None:
 
 
 def test_the_control_always_takes_part_and_each_exchange_once() -> None:
-    assert parse_algorithms("ring,tree,ring") == ("native", "ring", "tree")
-    assert parse_algorithms("native") == ("native",)
-    everything = parse_algorithms("all")
+    assert parse_exchanges("ring,tree,ring") == ("native", "ring", "tree")
+    assert parse_exchanges("native") == ("native",)
+    everything = parse_exchanges("all")
     assert everything[0] == "native"
     assert sorted(everything) == sorted(EXCHANGES)
 
 
 def test_commas_within_brackets_are_of_the_name() -> None:
     text = "hierarchical(tree,ring),ring,hierarchical(parameter_server,tree)"
-    assert parse_algorithms(text) == (
+    assert parse_exchanges(text) == (
         "native",
         "hierarchical(tree,ring)",
         "ring",
@@ -94,21 +94,20 @@ def test_commas_within_brackets_are_of_the_name() -> None:
     ],
 )
 def test_no_hierarchical_exchanges(text: str, part: str) -> None:
-    with pytest.raises(RecipeError, match=rf"^--algorithms: .*{part}"):
-        parse_algorithms(text)
+    with pytest.raises(RecipeError, match=rf"^--exchanges: .*{part}"):
+        parse_exchanges(text)
 
 
-def test_compressors_come_in_lists_or_one_by_one() -> None:
-    assert parse_compressors(["int8,top_k", "int8", "one_bit"]) == ("int8", "top_k", "one_bit")
-    assert parse_compressors([]) == ()
-    plan = make_plan(make_parser().parse_args(["--compressor", "int8,top_k", "--compressor=int8"]))
-    assert plan.compressors == ("int8", "top_k")
+def test_compressors_come_in_a_list_each_once() -> None:
+    assert parse_compressors("int8,top_k,int8,one_bit") == ("int8", "top_k", "one_bit")
+    for argv, found in ((["--compressors", "int8,top_k"], ("int8", "top_k")), ([], ())):
+        assert make_plan(make_parser().parse_args(argv)).compressors == found
 
 
 @pytest.mark.parametrize("text", ["", "gzip", "int8,", "none"])
 def test_no_compressors(text: str) -> None:
-    with pytest.raises(RecipeError, match=r"--compressor: no compressor '.*'; it must be some of"):
-        parse_compressors([text])
+    with pytest.raises(RecipeError, match=r"--compressors: no compressor '.*'; it must be some of"):
+        parse_compressors(text)
 
 
 @pytest.mark.parametrize(
@@ -123,5 +122,5 @@ def test_memory_is_shared_as_in_training(argv: list[str], is_shared: bool) -> No
     "text", ["", "rign", "ring,", "ring, tree", "all,ring", "auto", "hierarchical(tree", "tree)"]
 )
 def test_no_exchanges(text: str) -> None:
-    with pytest.raises(RecipeError, match=r"--algorithms: no exchange '.*'; it must be all, or"):
-        parse_algorithms(text)
+    with pytest.raises(RecipeError, match=r"--exchanges: no exchange '.*'; it must be all, or"):
+        parse_exchanges(text)

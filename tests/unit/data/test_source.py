@@ -40,7 +40,7 @@ def write_images(folder: Path) -> None:
 
 def write_packed(folder: Path) -> None:
     write_images(folder.parent / "unpacked")
-    Packing(open_source(folder.parent / "unpacked"), folder, PackOptions(), workers=1).run()
+    Packing(open_source(folder.parent / "unpacked"), folder, PackOptions(), threads=1).run()
 
 
 EXPECTED = {

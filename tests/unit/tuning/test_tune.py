@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.cli.parse import parse_recipe, recipe_parser
+from firecaffe.cli.parse import read_recipe
 from firecaffe.data import DataConfig
 from firecaffe.errors import RunError
 from firecaffe.models.config import ModelConfig
@@ -104,7 +104,7 @@ def test_the_best_is_confirmed_and_written(run: Callable[..., Tuned], tmp_path: 
     assert (seeds, judged) == ({1}, {2, 3, 4})  # none that took part in the choice
     path = tmp_path / "found.toml"
     path.write_text(recipe_file(tuned))
-    recipe, _ = parse_recipe(recipe_parser("train", "", ""), [str(path)])
+    recipe = read_recipe(path)
     assert recipe == tuned.recipe
     assert "candidates at batch 64" in tuned_by(recipe)
     other = replace(recipe, solver=replace(recipe.solver, base_lr=0.123))

@@ -1,0 +1,74 @@
+"""What `--help` and `firecaffe help` print: a command's options, or one section of a recipe."""
+
+import dataclasses
+import inspect
+import shutil
+import textwrap
+from importlib import import_module
+
+from docstring_parser import parse as parse_docstring
+
+from firecaffe.cli.parser import Parser
+from firecaffe.cli.suggest import did_you_mean
+from firecaffe.errors import RecipeError
+from firecaffe.recipe import Recipe
+
+PARTS = {"bench": ("exchange", "step", "data")}
+"""Commands of commands."""
+
+
+def help_text(words: list[str], is_asked: bool) -> str:
+    """words: a command and what stands after it. is_asked: by `firecaffe help`, so that a section
+    may be meant; else the rest of a command line, which may be anything.
+
+    Raises: RecipeError for a section that is not there.
+    """
+    command, *rest = words
+    if command in PARTS:
+        if not rest or rest[0] not in PARTS[command]:
+            rows = "\n".join(f"  firecaffe help {command} {part}" for part in PARTS[command])
+            return f"usage: firecaffe {command} {'|'.join(PARTS[command])} …\n\n{rows}"
+        command, rest = f"{command}_{rest[0]}", rest[1:]
+    parser: Parser = import_module(f"firecaffe.cli.options.{command}").make_parser()
+    if is_asked and rest:
+        if not parser.takes_recipe:
+            raise RecipeError(f"{parser.command} takes no recipe, so it has no section {rest[0]!r}")
+        return section_help(rest[0])
+    text = parser.format_help()
+    if parser.takes_recipe:
+        sections = ", ".join(SECTIONS)
+        text += "\n" + textwrap.fill(
+            "Every word of a recipe is an option too, as --train.seed 2. "
+            f"`firecaffe help {parser.command} SECTION` lists those of a section: {sections}.",
+            _width(),
+        )
+    return text
+
+
+SECTIONS: dict[str, type] = {
+    field.name: field.default_factory  # type: ignore[misc]
+    for field in dataclasses.fields(Recipe)
+}
+
+
+def section_help(name: str) -> str:
+    """Raises: RecipeError where there is no such section."""
+    if name not in SECTIONS:
+        known = ", ".join(SECTIONS)
+        raise RecipeError(
+            f"a recipe has no section {name!r}; there are {known}{did_you_mean(name, SECTIONS)}"
+        )
+    config = SECTIONS[name]
+    documented = parse_docstring(inspect.getdoc(config) or "")
+    said = {each.arg_name: each.description or "" for each in documented.params}
+    lines = [f"[{name}] {documented.short_description}", ""]
+    for word, default in vars(config()).items():
+        shown = str(default).lower() if isinstance(default, bool) else str(default)
+        text = " ".join(said[word].split())
+        lines.append(f"  --{name}.{word}" + (f" (default: {shown})" if shown else ""))
+        lines.append(textwrap.indent(textwrap.fill(text, _width() - 8), " " * 8))
+    return "\n".join(lines)
+
+
+def _width() -> int:
+    return min(100, shutil.get_terminal_size().columns)

@@ -1,0 +1,41 @@
+"""The options of `firecaffe bench step`."""
+
+from firecaffe.cli.parser import Parser
+
+USAGE = (
+    "RECIPE.toml | --model NAME [--sizes 1,2,4,…] [--cluster NAME|FILE] "
+    "[--write FILE.toml [--overwrite]]"
+)
+ABOUT = (
+    "Time steps of one worker alone, against the micro-batch size: images/s, time by type of "
+    "layer, memory. With --write, a cluster file with what was measured, for `firecaffe plan`."
+)
+DEFAULT_SIZES = "1,2,4,8,16,32"
+
+
+def make_parser(has_recipe: bool = False) -> Parser:
+    """has_recipe: nothing stands in for a recipe, for there is one."""
+    parser = Parser("bench step", USAGE, ABOUT, takes_recipe=True)
+    add = parser.add_argument
+    add("--sizes", type=str, default=DEFAULT_SIZES, metavar="N,N", help="micro-batch sizes")
+    add("--seconds", type=float, default=2.0, metavar="S", help="of each size, at least")
+    cluster_file(parser, "a cluster file to write")
+    add("--json", action="store_true", help="print JSON")
+    if not has_recipe:
+        add = parser.add_argument_group("instead of a recipe").add_argument
+        add("--model", type=str, default="", metavar="NAME", help="a network of docs/models")
+    return parser
+
+
+def cluster_file(parser: Parser, what: str) -> None:
+    """Where what is measured is written."""
+    add = parser.add_argument
+    add("--write", type=str, default="", metavar="FILE", help=what)
+    parser.add_overwrite()
+    add(
+        "--cluster",
+        type=str,
+        default="",
+        metavar="NAME",
+        help="with --write: what else the file says; else cpu-host",
+    )

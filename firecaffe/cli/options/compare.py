@@ -1,0 +1,39 @@
+"""The options of `firecaffe compare`."""
+
+from firecaffe.cli.parser import Parser
+
+USAGE = (
+    "RUN RUN… [--baseline RUN] [--by recipe] [--target TOP1] [--html FILE [--overwrite]] "
+    "[--allow-unequal] [--json]"
+)
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "compare",
+        USAGE,
+        "Compare finished runs: rate, speedup against the first one, accuracy, weights, and every "
+        "hyperparameter that differs.",
+    )
+    add = parser.add_argument
+    add("runs", nargs="+", type=str, help="run folders; the first is the baseline")
+    add("--baseline", type=str, default="", metavar="RUN", help="another than the first")
+    add("--by", choices=["run", "recipe"], default="run", help="recipe: groups over seeds")
+    add(
+        "--target",
+        type=float,
+        default=None,
+        metavar="TOP1",
+        help="with --by recipe: time to this top-1, in per cent",
+    )
+    add("--allow-unequal", action="store_true", help="speedups between runs of other work, marked")
+    add(
+        "--html",
+        type=str,
+        default="",
+        metavar="FILE",
+        help="with --by recipe: a page with curves, one file",
+    )
+    parser.add_overwrite()
+    add("--json", action="store_true", help="print one JSON object instead")
+    return parser

@@ -1,0 +1,13 @@
+"""The options of `firecaffe demo`."""
+
+from firecaffe.cli.parser import Parser
+
+
+def make_parser() -> Parser:
+    return Parser(
+        "demo",
+        "RECIPE.toml [--section.word value …]",
+        "Train a recipe on one worker and on as many as there are cores (2 to 4), and compare. "
+        "Exit code 0 only if both end with the same weights.",
+        takes_recipe=True,
+    )

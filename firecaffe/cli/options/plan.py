@@ -1,0 +1,72 @@
+"""The options of `firecaffe plan`."""
+
+from firecaffe.cli.parser import Parser
+from firecaffe.plan.cluster import shipped
+
+USAGE = "RECIPE.toml | --model NAME | --compare A.toml B.toml [--cluster NAME|FILE.toml] [options]"
+ABOUT = (
+    "For each number of workers and each exchange: the time of a step and where it goes, speedup, "
+    "memory, hours and cost; and what to change first. Starts no process."
+)
+DEFAULT_CLUSTER = "cpu-host"
+
+
+def make_parser(has_recipe: bool = False) -> Parser:
+    """has_recipe: nothing stands in for a recipe, for there is one."""
+    parser = Parser("plan", USAGE, ABOUT, takes_recipe=True)
+    add = parser.add_argument
+    add(
+        "--cluster",
+        type=str,
+        default=DEFAULT_CLUSTER,
+        metavar="NAME",
+        help=f"a file, or one of {', '.join(shipped())}",
+    )
+    add("--workers", type=str, default="", metavar="N,N", help="as 1,2,4,8; else powers of two")
+    add("--exchanges", type=str, default="all", metavar="A,B", help="all, or names with commas")
+    add(
+        "--compressors",
+        type=str,
+        default=None,
+        metavar="A,B",
+        help="all, or names with commas, none for float32; else the recipe's",
+    )
+    add("--all", action="store_true", help="show every exchange, not the three fastest alone")
+    add(
+        "--runs",
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="finished runs by which the cluster is corrected",
+    )
+    add(
+        "--write",
+        type=str,
+        default="",
+        metavar="FILE",
+        help="with --runs: the corrected cluster, FILE.toml",
+    )
+    add(
+        "--plot",
+        type=str,
+        default="",
+        metavar="FILE",
+        help="draw speedup and step time: FILE.png or FILE.html",
+    )
+    parser.add_overwrite()
+    add("--json", action="store_true", help="print JSON")
+    if not has_recipe:
+        add = parser.add_argument_group("instead of a recipe").add_argument
+        add("--model", type=str, default="", metavar="NAME", help="a network of docs/models")
+        add(
+            "--global-batch-size",
+            type=int,
+            default=None,
+            metavar="N",
+            help="of the network; else one that all workers can share",
+        )
+        add(
+            "--micro-batch-size", type=int, default=None, metavar="N", help="of the network; else 8"
+        )
+        add("--compare", nargs=2, default=[], metavar="RECIPE", help="two recipes, side by side")
+    return parser

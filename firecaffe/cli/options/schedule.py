@@ -1,0 +1,37 @@
+"""The options of `firecaffe schedule`."""
+
+from firecaffe.cli.parser import Parser
+from firecaffe.exchange import ALGORITHMS
+
+ELEMENTS_PER_RANK = 1024
+"""With this many for each rank all shards are equal at every world size; segments need not be."""
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "schedule",
+        "EXCHANGE WORKERS [--ranks-per-node M] [--elements N] [--draw] [--json]",
+        f"The rounds and transfers of an exchange: {', '.join(ALGORITHMS)}, "
+        "'hierarchical(INNER,OUTER)'.",
+    )
+    add = parser.add_argument
+    add("exchange", type=str, help="exchange.algorithm in a recipe")
+    add("workers", type=int, help="how many ranks")
+    add(
+        "--ranks-per-node",
+        type=int,
+        default=1,
+        metavar="M",
+        help="how many ranks a node has, for hierarchical(INNER,OUTER)",
+    )
+    add(
+        "--elements",
+        type=int,
+        default=None,
+        metavar="N",
+        help=f"length of the float32 vector; by default {ELEMENTS_PER_RANK} for each rank, "
+        "which gives equal shards",
+    )
+    add("--draw", action="store_true", help="draw the rounds instead of a table")
+    add("--json", action="store_true", help="print one JSON object, complete")
+    return parser

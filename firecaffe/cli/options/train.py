@@ -1,0 +1,35 @@
+"""The options of `firecaffe train`."""
+
+from firecaffe.cli.parser import Parser
+
+USAGE = (
+    "RECIPE.toml [--nproc-per-node N] [--resume RUN] [--max-restarts K] [--section.word value …]"
+)
+
+
+def make_parser() -> Parser:
+    parser = Parser("train", USAGE, "Train the network of a recipe.", takes_recipe=True)
+    add = parser.add_argument
+    add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
+    add("--resume", type=str, default="", metavar="RUN", help="a run folder or a checkpoint")
+    add("--max-restarts", type=int, default=0, metavar="K", help="from the newest checkpoint")
+    add("--print-config", action="store_true", help="print the recipe with every word, and stop")
+    add("--master-port", type=int, default=0, metavar="PORT", help="where ranks meet; 0: any")
+    add("--inject", action="append", default=[], metavar="FAULT", help="see docs/faults.md")
+    several_hosts(parser, "run")
+    return parser
+
+
+def several_hosts(parser: Parser, what: str) -> None:
+    """torchrun's words; what: that the hosts meet for."""
+    add = parser.add_argument_group("several hosts").add_argument
+    nodes = "hosts: N, or MIN:MAX, which may leave and come" if what == "run" else "hosts"
+    add("--nnodes", type=str, default="1", metavar="N", help=nodes)
+    add("--rdzv-endpoint", type=str, default="", metavar="HOST:PORT", help="where they meet")
+    add(
+        "--rdzv-id",
+        type=str,
+        default="",
+        metavar="NAME",
+        help=f"of the {what}, the same on all hosts",
+    )

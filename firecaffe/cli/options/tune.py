@@ -1,0 +1,59 @@
+"""The options of `firecaffe tune`."""
+
+from firecaffe.cli.parser import Parser
+
+USAGE = (
+    "RECIPE.toml --global-batch-size N [--against RUN…] [--budget TRAININGS] [--seeds N] "
+    "[--solvers sgd,lars] [--band POINTS] [--nproc-per-node N] [--side-by-side N] [--out FOLDER] "
+    "[--write FILE [--overwrite]] [--json] [--section.word value …]"
+)
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "tune",
+        USAGE,
+        "Find the learning rate with which another batch size keeps the recipe's accuracy: the "
+        "rules' rates first, then a search; the best with several seeds; a verdict; a recipe. "
+        "Exit code 0 only if the accuracy is kept.",
+        takes_recipe=True,
+    )
+    add = parser.add_argument
+    add("--global-batch-size", type=int, default=0, metavar="N", help="that is tuned for")
+    add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks of each training")
+    add("--budget", type=float, default=8.0, metavar="TRAININGS", help="that the search may cost")
+    add("--seeds", type=int, default=3, metavar="N", help="of the best, and of the recipe as it is")
+    add("--band", type=float, default=0.3, metavar="POINTS", help="of top-1 that may be lost")
+    add(
+        "--against",
+        nargs="+",
+        type=str,
+        default=[],
+        metavar="RUN",
+        help="finished runs of the recipe as it is",
+    )
+    add(
+        "--solvers",
+        type=str,
+        default="",
+        metavar="A,B",
+        help="to try, as sgd,lars; else the recipe's own",
+    )
+    add(
+        "--side-by-side",
+        type=int,
+        default=0,
+        metavar="N",
+        help="trainings at once; 0: what the cores allow",
+    )
+    add("--out", type=str, default="", metavar="FOLDER", help="of the search; else runs/tune-…")
+    add(
+        "--write",
+        type=str,
+        default="",
+        metavar="FILE",
+        help="the recipe that is written; else in the search's folder",
+    )
+    parser.add_overwrite()
+    add("--json", action="store_true", help="print one JSON object instead")
+    return parser

@@ -1,0 +1,100 @@
+"""Options by jsonargparse: errors in one line, help without what nobody asks for."""
+
+import re
+from argparse import SUPPRESS, Action
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
+
+from firecaffe.cli.line import Line, read_line
+from firecaffe.errors import RecipeError
+
+KINDS = {
+    "int": "a whole number",
+    "float": "a finite number",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "a table: { NAME = VALUE, … }",
+}
+"""For people."""
+
+
+class _Help(DefaultHelpFormatter):
+    """With a default only where it says something."""
+
+    def _get_help_string(self, action: Action) -> str:
+        default = action.default
+        says = not isinstance(default, bool) and default not in (None, SUPPRESS, "", [])
+        return (action.help or "") + (f" (default: {default})" if says else "")
+
+
+class Parser(ArgumentParser):
+    """The options of a command. Its errors are RecipeErrors."""
+
+    def __init__(
+        self, command: str, usage: str, description: str, takes_recipe: bool = False
+    ) -> None:
+        """takes_recipe: every word of a recipe is an option too, after a recipe's file."""
+        super().__init__(
+            prog=f"firecaffe {command}",
+            usage=f"firecaffe {command} {usage}",
+            description=description,
+            formatter_class=_Help,
+            parser_mode="toml",
+            print_config=None,
+            default_env=False,
+            allow_abbrev=False,
+        )
+        self.command = command
+        self.takes_recipe = takes_recipe
+
+    def read(self, argv: list[str]) -> Line:
+        """Raises: RecipeError for an option that is not there."""
+        words: list[str] = []
+        if self.takes_recipe:
+            from firecaffe.recipe import Recipe, flatten
+
+            words = list(flatten(Recipe()))
+        return read_line(f"firecaffe {self.command}", argv, self._option_string_actions, words)
+
+    def add_overwrite(self) -> None:
+        """Of a command that writes a file where it is told to."""
+        self.add_argument("--overwrite", action="store_true", help="a file that is there already")
+
+    def parse_args(self, args: Sequence[str], **more: Any) -> Namespace:  # type: ignore[override]
+        line = self.read(list(args))
+        if line.words and "--train.steps" not in self._option_string_actions:
+            raise RecipeError(f"--{line.words[0]} is a word of a recipe, and no recipe is given")
+        return super().parse_args(line.arguments, **more)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        named = {
+            each.dest: each.option_strings or [each.dest.upper()]
+            for each in self._actions
+            if "." not in each.dest  # a recipe's word may come from its file
+        }
+        raise RecipeError(one_line(message, named)) from ex
+
+
+def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:
+    """jsonargparse's words, shortened to: the word, what was found, what would be right.
+
+    named: how each option is given, by its name in the program.
+    """
+    line = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
+    wrong = re.match(r'Parser key "([\w.]+)": (.*)', line)
+    if wrong:
+        line = f"{wrong[1]}: {wrong[2]}"
+    section = re.match(r"(\w+): Unable to load config '(.*?)'", line)
+    if section:
+        return f"{section[1]} is {section[2]!r}; it is a section: --{section[1]}.WORD VALUE"
+    value = re.match(r"([\w.]+): Expected a (.*?)\. Got value: (.*)", line)
+    if value:
+        word = max(named.get(value[1], [value[1]]), key=len)
+        choice = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", value[2])
+        return f"{word} is {value[3]}; it must be {KINDS.get(value[2], choice)}"
+    unknown = re.match(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line)
+    if unknown:
+        line = f"{unknown[1]}.{unknown[2]}: there is no such word in a recipe"
+    return line

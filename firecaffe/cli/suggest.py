@@ -1,0 +1,14 @@
+"""Which known name an unknown one may have been meant for."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean …?`, or nothing if no known name is close. A name cut short comes first."""
+    known = list(known)
+    longer = [each for each in known if each.startswith(name)]
+    own = name.rpartition(".")[2].lstrip("-").replace("-", "_")
+    alike = [each for each in known if each.rpartition(".")[2].lstrip("-").replace("-", "_") == own]
+    found = (longer or alike or get_close_matches(name, known, n=1))[:3]
+    return f"; did you mean {' or '.join(found)}?" if found else ""

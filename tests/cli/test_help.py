@@ -1,0 +1,81 @@
+"""Help and the version: what they show, and that they load nothing that trains."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from firecaffe.cli import COMMANDS, main
+from firecaffe.recipe import Recipe, flatten
+
+ASKED = [
+    ["--help"],
+    ["--version"],
+    *([command, "--help"] for command in COMMANDS),
+    *(["bench", part, "--help"] for part in ("exchange", "step", "data")),
+    *(["help", "train", section] for section in Recipe.__dataclass_fields__),
+]
+
+
+def test_help_loads_no_torch() -> None:
+    """All in one process: what one of them loads is seen after it."""
+    program = (
+        "import json, sys\n"
+        "from firecaffe.cli import main\n"
+        "for argv in json.loads(sys.argv[1]):\n"
+        "    assert main(argv) == 0, argv\n"
+        "    assert not {'torch', 'numpy', 'scipy', 'optuna'} & set(sys.modules), argv\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(ASKED)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(list(argv)) == 0
+    return capsys.readouterr().out
+
+
+def test_everyday_options_come_first_and_sections_on_request(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = shown(capsys, "train", "--help")
+    assert text.index("--nproc-per-node N") < text.index("--master-port")
+    assert not [word for word in flatten(Recipe()) if f"--{word} " in text and word != "train.seed"]
+    assert "Path to a configuration file" not in text
+    assert text == shown(capsys, "help", "train") == shown(capsys, "train", "x.toml", "-h")
+
+
+@pytest.mark.parametrize("section", Recipe.__dataclass_fields__)
+def test_a_section_shows_all_its_words(capsys: pytest.CaptureFixture[str], section: str) -> None:
+    text = shown(capsys, "help", "train", section)
+    own = [word for word in flatten(Recipe()) if word.startswith(f"{section}.")]
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  --")] == [
+        f"--{word}" for word in own
+    ]
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "--version") == f"firecaffe {version('firecaffe')}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["help", "trian"], ["'trian'", "mean train?"]),
+        (["help", "train", "dta"], ["'dta'", "mean data?"]),
+        (["help", "compare", "data"], ["compare takes no recipe"]),
+    ],
+)
+def test_help_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], argv: list[str], parts: list[str]
+) -> None:
+    assert main(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(part in line for part in parts)

@@ -1,0 +1,70 @@
+"""What a command line says, in whatever order and spelling."""
+
+import pytest
+
+from firecaffe.cli.options.compare import make_parser as of_compare
+from firecaffe.cli.options.plan import make_parser as of_plan
+from firecaffe.cli.options.train import make_parser as of_train
+from firecaffe.cli.options.tune import make_parser as of_tune
+from firecaffe.cli.parser import Parser
+from firecaffe.cli.suggest import did_you_mean
+from firecaffe.errors import RecipeError
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["r.toml", "--nproc-per-node", "2", "--train.global_batch_size", "8"],
+        ["--nproc_per_node", "2", "--train.global-batch-size", "8", "r.toml"],
+        ["--nproc-per-node=2", "r.toml", "--train.global_batch_size=8"],
+    ],
+)
+def test_a_recipe_and_its_options_stand_in_any_order(argv: list[str]) -> None:
+    line = of_train().read(argv)
+    assert line.positionals == ["r.toml"]
+    assert line.options == ["--nproc-per-node=2", "--train.global_batch_size=8"]
+    assert line.words == ["train.global_batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("parser", "argv", "positionals", "options"),
+    [
+        (of_train(), ["--solver.base_lr", "-1e5", "r"], ["r"], ["--solver.base_lr=-1e5"]),
+        (of_train(), ["--print_config", "r"], ["r"], ["--print-config"]),
+        (of_train(), ["--solver.lr_mult.a_b-c", "2"], [], ["--solver.lr_mult.a_b-c=2"]),
+        (of_plan(), ["--compare", "a", "b", "c"], ["c"], ["--compare", "a", "b"]),
+        (
+            of_tune(),
+            ["r", "--against", "a", "b", "--json"],
+            ["r"],
+            ["--against", "a", "b", "--json"],
+        ),
+        (of_compare(), ["a", "--by", "recipe", "b"], ["a", "b"], ["--by=recipe"]),
+    ],
+)
+def test_values_stay_with_their_option(
+    parser: Parser, argv: list[str], positionals: list[str], options: list[str]
+) -> None:
+    line = parser.read(argv)
+    assert (line.positionals, line.options) == (positionals, options)
+
+
+def test_a_command_without_a_recipe_has_no_words() -> None:
+    with pytest.raises(RecipeError, match=r"compare has no option --train\.steps"):
+        of_compare().read(["a", "--train.steps", "3"])
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("--nproc", "--nproc-per-node"),
+        ("--resum", "--resume or --resumed"),
+        ("train.base_lr", "solver.base_lr"),
+        ("--base-lr", "solver.base_lr"),
+        ("--rezume", "--resume"),
+        ("--zzz", ""),
+    ],
+)
+def test_suggestions(name: str, found: str) -> None:
+    known = ["--nproc-per-node", "--resume", "--resumed", "solver.base_lr", "train.steps"]
+    assert did_you_mean(name, known) == (f"; did you mean {found}?" if found else "")
