@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,10 @@ from firecaffe.comm.world import World, join
 from firecaffe.data import (
     DATASETS,
     Batches,
-    Data,
     Dataset,
-    check_words,
-    divide,
-    open_data,
 )
-from firecaffe.data import Parts as DataParts
 from firecaffe.data.train_batches import BatchesAhead
-from firecaffe.errors import CheckpointError, DataError, RecipeError
+from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import leaf_share
 from firecaffe.facts import describe_training, doubts_of, facts, share_weights
@@ -42,15 +37,16 @@ from firecaffe.gradients.combine import Hook
 from firecaffe.gradients.config import coding_of, level_of
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.models import MODELS, build_model, classification_loss
+from firecaffe.models import MODELS, classification_loss
 from firecaffe.models.config import ModelConfig
+from firecaffe.parts import Parts, build_network, open_parts
 from firecaffe.planning import write_forecast
 from firecaffe.preflight import sample_order, total_steps
 from firecaffe.recipe import Recipe, check_recipe, identity, to_toml, tuned_by
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
 from firecaffe.runs.folder import continue_run_folder, create_run_folder
-from firecaffe.training.arithmetic import cost_of_determinism, seed_random, set_arithmetic
+from firecaffe.training.arithmetic import cost_of_determinism, set_arithmetic
 from firecaffe.training.checkpoint import (
     Checkpoint,
     check_identity,
@@ -71,19 +67,6 @@ from firecaffe.training.saver import Saver
 from firecaffe.training.solver import make_optimizer
 from firecaffe.training.start import FaultTeller, Start, find_start, remember_folder, tell_faults
 from firecaffe.training.step import Loss, Stepper
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a user may bring instead of what the recipe names."""
-
-    model: Callable[[], nn.Module] | None = None
-    loss: Loss = classification_loss
-    train: Dataset | None = None
-    test: Dataset | None = None
-    validation: Dataset | None = None
-    comm_hook: tuple[object, Hook] | None = None
-    injections: Sequence[Injection] = ()
 
 
 def train(
@@ -119,27 +102,36 @@ def train(
     exchange = recipe.exchange
     with (
         join(recipe.train.device, exchange.timeout_s, exchange.silent_s) as world,
-        tell_faults(world) as found,
+        ExitStack() as resources,
+        tell_faults(
+            world
+        ) as found,  # inside, so that others hear of it before anything is waited for
     ):
         check_workers(recipe.train, world.world_size, level_of(exchange))
         check_hosts(recipe, world)
         if world.attempt == 0:  # later there may be fewer
             check_injections(injections, world.world_size)
         parts = Parts(model, loss, train_set, test_set, validation_set, comm_hook, injections)
-        return _train_in(world, recipe, parts, find_start(world, resume), found)
+        return _train_in(world, recipe, parts, find_start(world, resume), found, resources)
 
 
 def _train_in(
-    world: World, recipe: Recipe, parts: Parts, start: Start, found: FaultTeller
+    world: World,
+    recipe: Recipe,
+    parts: Parts,
+    start: Start,
+    found: FaultTeller,
+    resources: ExitStack,
 ) -> Result:
+    """resources: takes all that has to be closed, as soon as it is there."""
     config, checkpoint = recipe.train, start.checkpoint
     set_arithmetic(config, world.device)
-    data = _open(recipe, parts)
+    data = open_parts(recipe, parts)
     check_validation(recipe, data)
     steps = total_steps(recipe, data)
     check_rates(recipe, steps)
     words = {**identity(recipe, steps), "the training data": describe_training(recipe, data)}
-    model = _build(recipe, parts, data, world)
+    model = build_network(recipe, parts, data, world)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = list(named.values())
     if not parameters:
@@ -177,27 +169,32 @@ def _train_in(
     is_plain = coding is None and parts.comm_hook is None and taken != FOLD
     if recipe.exchange.shared_memory and world.device.type == "cpu" and is_plain:
         local = meet_local_ranks(world, recipe.exchange.timeout_s)
-    exchange = Exchange(world, algorithm, local)
-    reducer = GradientReducer(
-        named,
-        probe.ready_order,
-        stepper.empty_tail(),
-        stepper.empty_counts(),
-        config.num_micro_batches,
-        exchange,
-        taken,
-        recipe.exchange.bucket_bytes,
-        coding,
-        parts.comm_hook,
+    if local is not None:
+        resources.callback(local.close)
+    exchange = resources.enter_context(closing(Exchange(world, algorithm, local)))
+    reducer = resources.enter_context(
+        GradientReducer(
+            named,
+            probe.ready_order,
+            stepper.empty_tail(),
+            stepper.empty_counts(),
+            config.num_micro_batches,
+            exchange,
+            taken,
+            recipe.exchange.bucket_bytes,
+            coding,
+            parts.comm_hook,
+        )
     )
     if checkpoint is not None and reducer.compressor is not None:
         reducer.compressor.load_state(compressor_state(checkpoint))
-    saver = Saver(folder / "checkpoints", recipe.checkpoint.keep_last)
+    saver = resources.enter_context(
+        closing(Saver(folder / "checkpoints", recipe.checkpoint.keep_last))
+    )
     first_step = checkpoint.step if checkpoint else 0
-    in_time = BatchesAhead(batches, share, first_step, steps)
+    in_time = resources.enter_context(closing(BatchesAhead(batches, share, first_step, steps)))
     stepper.batches = inject_into_batches(in_time, parts.injections, world)
     inject_into_saver(saver, parts.injections, world)
-    found.at_end = saver.finish
     notes = rate_notes(recipe.solver, config.global_batch_size, steps)
     if recipe.run.tuned and not tuned_by(recipe):
         notes.append("run.tuned is left out: its search has ended in another recipe")
@@ -237,15 +234,7 @@ def _train_in(
     if world.is_first and recipe.data.name in DATASETS and recipe.model.name in MODELS:
         ranks = world.world_size, world.local_world_size
         training.notes += write_forecast(folder, recipe, *ranks, world.device, taken)
-    try:
-        result = run_training(training)
-    except BaseException:
-        # Others are to hear of it before anybody waits for them.
-        reducer.close(wait=False)
-        raise
-    finally:
-        in_time.close()
-    reducer.close()
+    result = run_training(training)
     if world.is_first:
         record = {
             **dataclasses.asdict(result),
@@ -315,31 +304,6 @@ def _resume(
     restore(checkpoint, stepper.model, optimizer)
     if checkpoint.scaler:
         stepper.scaler.load_state_dict(checkpoint.scaler)
-
-
-def _open(recipe: Recipe, parts: Parts) -> Data:
-    if parts.train is None and parts.test is None and parts.validation is None:
-        return open_data(recipe.data)
-    if parts.train is None or parts.test is None:
-        raise DataError("train_set and test_set come together; one of them is missing")
-    for name, dataset in (("train_set", parts.train), ("test_set", parts.test)):
-        if len(dataset) == 0:
-            raise DataError(f"{name} holds no sample")
-    check_words(recipe.data)
-    return divide(DataParts(parts.train, parts.test, parts.validation), recipe.data)
-
-
-def _build(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:
-    seed_random(recipe.train.seed, "weights")
-    if parts.model is None:
-        shape = data.train.sample_CHW
-        model = build_model(recipe.model.name, data.train.num_classes, shape[0])
-    else:
-        model = parts.model()
-    model.to(world.device)
-    if recipe.train.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model
 
 
 def _first_loss(stepper: Stepper) -> Tensor:

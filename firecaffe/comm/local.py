@@ -10,7 +10,7 @@ import select
 import socket
 import sys
 import uuid
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import torch
@@ -164,38 +164,35 @@ def meet_local_ranks(world: World, timeout_s: float) -> LocalRanks | None:
     if size < 2 or not is_regular or not sys.platform.startswith("linux"):
         return None
     first = world.rank - world.local_rank
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # A leading zero: a name that is in no file system and goes with its socket.
-    name = f"\0firecaffe-{uuid.uuid4().hex}"
-    listener.bind(name)
-    listener.listen(size)
-    listener.settimeout(timeout_s)
-    names = gather_text(world, name)[first : first + size]
-    sockets: list[socket.socket | None] = [None] * size
-    failure = ""
-    try:
-        for local_rank in range(world.local_rank):
-            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            peer.settimeout(timeout_s)
-            sockets[local_rank] = peer
-            peer.connect(names[local_rank])
-            peer.sendall(bytes([world.local_rank]))
-    except OSError as error:
-        failure = str(error)
-    # Nobody waits for a connection that another could not make.
-    if any(gather_text(world, failure)):
-        for peer_or_none in sockets:
-            if peer_or_none is not None:
-                peer_or_none.close()
-        listener.close()
-        return None
-    try:
-        for _ in range(world.local_rank + 1, size):
-            peer, _ = listener.accept()
-            peer.settimeout(timeout_s)
-            sockets[peer.recv(1)[0]] = peer
-    except (OSError, IndexError) as error:
-        raise PeerLostError(f"another rank of this host went away: {error}") from error
-    finally:
-        listener.close()
-    return LocalRanks(first, tuple(sockets), world)
+    with ExitStack() as opened, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        # A leading zero: a name that is in no file system and goes with its socket.
+        name = f"\0firecaffe-{uuid.uuid4().hex}"
+        listener.bind(name)
+        listener.listen(size)
+        listener.settimeout(timeout_s)
+        names = gather_text(world, name)[first : first + size]
+        sockets: list[socket.socket | None] = [None] * size
+        failure = ""
+        try:
+            for local_rank in range(world.local_rank):
+                peer = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                peer.settimeout(timeout_s)
+                sockets[local_rank] = peer
+                peer.connect(names[local_rank])
+                peer.sendall(bytes([world.local_rank]))
+        except OSError as error:
+            failure = str(error)
+        # Nobody waits for a connection that another could not make.
+        if any(gather_text(world, failure)):
+            return None
+        with peers_may_be_lost(world):
+            try:
+                for _ in range(world.local_rank + 1, size):
+                    peer, _ = listener.accept()
+                    opened.enter_context(peer)
+                    peer.settimeout(timeout_s)
+                    sockets[peer.recv(1)[0]] = peer
+            except (OSError, IndexError) as error:
+                raise PeerLostError(f"another rank of this host went away: {error}") from error
+        opened.pop_all()  # from here on they are closed with what holds them
+        return LocalRanks(first, tuple(sockets), world)

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -139,6 +140,12 @@ class GradientReducer:
         self._stream = torch.cuda.Stream(counts.device) if counts.is_cuda else None  # type: ignore[no-untyped-call]
         self._closing = False
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(wait=kind is None)
+
     def close(self, wait: bool = True) -> None:
         """Removes the hooks, ends the communication threads and closes the exchange.
 
@@ -180,6 +187,7 @@ class GradientReducer:
         if loss is not None:
             torch.autograd.backward(loss)
         self._closing = False
+        self._raise_failure()  # not in a hook: a backward that is broken off keeps memory
         if any(gradient._version != version for gradient, version in self._sent):
             raise RecipeError(
                 "a parameter's gradient changed after backward had finished it; "
@@ -246,7 +254,6 @@ class GradientReducer:
 
         tail: the tail's tensors and the counts. Without them no bucket that holds one is complete.
         """
-        self._raise_failure()  # in the middle of backward, for others wait for this rank meanwhile
         while self._next_bucket < len(self.buckets):
             index = self._next_bucket
             if tail is None and not self._is_complete(index):

@@ -74,10 +74,13 @@ class Saver:
         Raises: CheckpointError where it is not.
         """
         self._wait()
-        self._thread.shutdown()
         error = self._last.result() if self._last is not None else None
         if error is not None:
             raise error
+
+    def close(self) -> None:
+        """Ends the thread, after what it is writing."""
+        self._thread.shutdown()
 
     def _wait(self) -> None:
         start = time.perf_counter()

@@ -4,8 +4,8 @@ And how an attempt that is lost tells of it: to the other ranks, and in its run 
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -109,8 +109,6 @@ class FaultTeller:
     def __init__(self, world: World) -> None:
         self._world = world
         self._folder: Path | None = None
-        self.at_end: Callable[[], None] = lambda: None
-        """What a rank that fails still has to do, once the others know."""
 
     def write_into(self, folder: Path) -> None:
         """From here on there is a run folder."""
@@ -138,8 +136,6 @@ def tell_faults(world: World) -> Iterator[FaultTeller]:
         # All stop together where they were asked to; and what another has told is told.
         if watch is not None and watch.fault is None and fault and fault.kind not in TOGETHER:
             watch.tell(fault)
-        with suppress(Exception):
-            teller.at_end()
         if fault is None or fault.kind == "other":
             raise  # a wrong recipe, ranks that differ: it has words and a code of its own
         if fault.seen != ANOTHER:

@@ -1,0 +1,109 @@
+"""A training that fails leaves no thread, no socket and no shared memory, wherever it fails."""
+
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import firecaffe
+from firecaffe import ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfig, assemble
+from firecaffe.data import DataConfig
+from firecaffe.errors import PeerLostError
+from tests.world import Ranks
+
+STAGES = (
+    "find_start",
+    "open_parts",
+    "build_network",
+    "run_probe",
+    "_make_folder",
+    "meet_local_ranks",
+    "Exchange",
+    "GradientReducer",
+    "Saver",
+    "BatchesAhead",
+    "inject_into_batches",
+    "rate_notes",
+    "Training",
+    "write_forecast",
+    "run_training",
+    "write_json",
+)
+"""What `assemble` calls, in its order; each is made to fail."""
+
+
+class StageError(Exception):
+    """What a stage raises."""
+
+
+def fail(*_: Any, **__: Any) -> None:
+    raise StageError
+
+
+def recipe_in(folder: Path, compressor: str = "none") -> Recipe:
+    return Recipe(
+        model=ModelConfig("lenet"),
+        data=DataConfig("generated"),
+        train=TrainConfig(global_batch_size=8, micro_batch_size=4, steps=1, eval_batch_size=500),
+        exchange=ExchangeConfig(compressor=compressor),
+        run=RunConfig(folder=str(folder), tensorboard=False),
+    )
+
+
+def left() -> tuple[set[str], int, int]:
+    """Names of threads, and how many local sockets and shared vectors there are."""
+    for thread in threading.enumerate():
+        if thread.name.endswith("(write)"):  # the verdict's, into fault.json
+            thread.join(60)
+    gc.collect()
+    own = psutil.Process()
+    maps = Path("/proc/self/maps").read_text()
+    threads = {each.name for each in threading.enumerate() if each.name != "QueueFeederThread"}
+    return threads, len(own.net_connections("unix")), maps.count("memfd:firecaffe")
+
+
+def test_one_worker_with_every_kind_of_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = left()
+    met = []
+    for stage in STAGES:
+        with monkeypatch.context() as patch:
+            patch.setattr(assemble, stage, fail)
+            try:
+                firecaffe.train(recipe_in(tmp_path / stage, "int8"))
+            except StageError:
+                met.append(stage)
+        assert left() == before, stage
+    assert met == [stage for stage in STAGES if stage != "meet_local_ranks"]  # alone there is none
+
+
+def fail_on_first(stage: str, folder: str) -> tuple[str, Any, Any]:
+    """What ended a training that fails in rank 0's stage; what there was before it, and after."""
+    told = ""
+
+    def train() -> None:
+        nonlocal told
+        try:
+            firecaffe.train(recipe_in(Path(folder)))
+        except (StageError, PeerLostError) as error:
+            told = type(error).__name__
+
+    before = left()
+    if os.environ["RANK"] == "0":
+        setattr(assemble, stage, fail)
+    train()
+    return told, before, left()
+
+
+@pytest.mark.parametrize("stage", ["Exchange", "write_forecast"])
+def test_ranks_that_share_memory(ranks: Ranks, stage: str, tmp_path: Path) -> None:
+    for rank, (told, before, after) in enumerate(
+        ranks.run(2, fail_on_first, stage, str(tmp_path / "run"))
+    ):
+        assert told == ("PeerLostError" if rank else "StageError")
+        assert after == before
