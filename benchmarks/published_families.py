@@ -1,16 +1,21 @@
-"""Published throughputs, predicted by the planner from a few of their own rows.
+"""Published throughputs, by a model of their own: fitted rows, and what it says of the others.
 
-What is fitted in a family: the compute rate of each network, from its row on the fewest devices;
-the bandwidth of each link, from one row that crosses it first (the network with the most gradient
-bytes for its compute time); and where a family has two or more rows over several nodes, how much
-slower a device computes once its exchange leaves the node, from the first of them. Everything else
-is predicted: other networks, other numbers of devices, other batches.
+What this prices is not what `firecaffe plan` prices: no overlap of the exchange with backward, no
+buckets, no simulation of transfers, no cluster file; and a family may have a slow-down of computing
+once its exchange leaves the node, which no cluster file has. Of the planner it uses the formula of
+rounds one after the other (`plan.price.rounds_only_s`), with `Network` and the layers' sizes.
+
+Which rows are used in a fit is marked in the data file. Of each network its row on the fewest
+devices gives its compute rate. Each further one gives the bandwidth of the link that it crosses, or
+where that is set by hand, how much slower a device computes once its exchange leaves the node.
 """
 
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ from firecaffe.plan.price import LIBRARY, rounds_only_s
 from firecaffe.plan.workload import layers_of
 
 START_RATE = 1e10
+LATENCY_S = 5e-6
 CALLS_A_LAYER = 3
 """Forward, and two gradients: each with the device's overhead."""
 
@@ -98,7 +104,7 @@ SETTINGS = {
         batch={8: 8192, 16: 4096},
     ),
 }
-"""By name; a family that is not here has one link, whose bandwidth is fitted.
+"""By name; a family that is not here has one link, whose bandwidth is fitted. Set by hand.
 
 Known bandwidths: what libraries reach of the links that the source names (NVLink 3 and 4: 80 %;
 Omni-Path and InfiniBand: 90 %; PCI Express 4 with all four devices at once: 12 GB/s each)."""
@@ -115,6 +121,13 @@ class Row:
     per_s: float
     predicted_per_s: float | None = None
     """None for one that was used in a fit."""
+    is_implied: bool = False
+    """Whether it follows from the fitted ones, whatever the model is."""
+    linear_per_s: float = 0.0
+    """By the null model: the network's row on the fewest devices, times devices."""
+    log_per_s: float | None = None
+    """By the other null model, t = a + b lg p through the network's two rows on the fewest devices;
+    None for these two, and where a device's batch changes with their number."""
 
     @property
     def step_s(self) -> float:
@@ -125,6 +138,14 @@ class Row:
         assert self.predicted_per_s is not None
         return self.predicted_per_s / self.per_s - 1
 
+    @property
+    def linear_error(self) -> float:
+        return self.linear_per_s / self.per_s - 1
+
+    @property
+    def log_error(self) -> float | None:
+        return None if self.log_per_s is None else self.log_per_s / self.per_s - 1
+
 
 @dataclass
 class Outcome:
@@ -134,6 +155,7 @@ class Outcome:
     source: str
     rows: list[Row]
     fitted: dict[str, float]
+    set_by_hand: dict[str, float]
 
 
 def read_families(path: Path) -> list[dict[str, Any]]:
@@ -142,52 +164,73 @@ def read_families(path: Path) -> list[dict[str, Any]]:
 
 
 def predict(family: Mapping[str, Any]) -> Outcome:
-    """Fits what must be fitted, and predicts the rest."""
+    """Fits the marked rows, and predicts the others."""
     name = family["name"]
     setting = SETTINGS.get(name, Setting())
     rows = list(_rows(family, setting))
-    fitted: dict[str, float] = {}
-    first = {net: min(own, key=lambda row: row.devices) for net, own in _by_net(rows).items()}
-    used = set(first.values())
+    first = {net: own[0] for net, own in _by_net(rows).items()}
+    used = [row for row in rows if _is_marked(family, "fitted", row)]
+    if not set(first.values()) <= set(used):
+        raise SystemExit(f"{name}: of each network its first row has to be marked as fitted")
+    known = [*setting.known, 0.0, 0.0]
     links = [
-        Link(f"link {level}", 5e-6, rate or START_RATE, group, setting.ports if level else 1)
-        for level, (group, rate) in enumerate(
-            zip((*setting.groups, 0), (*setting.known, 0.0, 0.0), strict=False)
-        )
+        Link(f"link {level}", LATENCY_S, rate or START_RATE, group, setting.ports if level else 1)
+        for level, (group, rate) in enumerate(zip((*setting.groups, 0), known, strict=False))
     ]
-    for level, link in enumerate(links):
-        reaching = [row for row in rows if _level(links, row.devices) == level and row not in used]
-        if reaching and not (level < len(setting.known) and setting.known[level]):
-            few = min(row.devices for row in reaching)
-            if setting.groups and level == 0:
-                few = max(row.devices for row in reaching)
-            at = [row for row in reaching if row.devices == few]
-            row = max(at, key=lambda r: _net(r.net).parameters / first[r.net].step_s)
-            excess_s = max(1e-4, row.step_s - _compute_s(row, first[row.net], setting))
-            taken_s = _exchange_s(row, links, setting)
-            rate = link.bandwidth_bytes_per_s * taken_s / excess_s
-            links[level] = replace(link, bandwidth_bytes_per_s=rate)
-            fitted[f"bandwidth of {link.name}, GB/s"] = rate / 1e9
-            used.add(row)
+    fitted = {"compute rates, one for each network": float(len(first))}
     slower = 1.0
-    outside = [row for row in rows if setting.per_node > 1 and row.devices > setting.per_node]
-    if len({row.devices for row in outside}) > 1:
-        row = min(outside, key=lambda row: row.devices)
-        own_s = row.step_s - _exchange_s(row, links, setting)
-        slower = own_s / _compute_s(row, first[row.net], setting)
-        fitted["compute, once the exchange leaves the node"] = slower
-        used.add(row)
+    for row in sorted(set(used) - set(first.values()), key=lambda row: row.devices):
+        own_s, exchange_s = (
+            _compute_s(row, first[row.net], setting),
+            _exchange_s(row, links, setting),
+        )
+        level = _level(links, row.devices)
+        if known[level]:
+            slower = (row.step_s - exchange_s) / own_s
+            fitted["compute, once the exchange leaves the node"] = slower
+            continue
+        link = links[level]
+        rate = link.bandwidth_bytes_per_s * exchange_s / max(1e-4, row.step_s - own_s)
+        links[level] = replace(link, bandwidth_bytes_per_s=rate)
+        fitted[f"bandwidth of {link.name}, GB/s"] = rate / 1e9
     predicted = []
     for row in rows:
-        if row in used:
-            predicted.append(row)
-            continue
         factor = slower if setting.per_node > 1 and row.devices > setting.per_node else 1.0
         step_s = factor * _compute_s(row, first[row.net], setting)
         step_s += _exchange_s(row, links, setting)
-        predicted.append(replace(row, predicted_per_s=row.devices * row.batch / step_s))
-    fitted["compute rates, one for each network"] = float(len(first))
-    return Outcome(name, family["source"], predicted, fitted)
+        own = [each for each in rows if each.net == row.net]
+        predicted.append(
+            replace(
+                row,
+                predicted_per_s=None if row in used else row.devices * row.batch / step_s,
+                is_implied=_is_marked(family, "implied", row),
+                linear_per_s=own[0].per_s * row.devices / own[0].devices,
+                log_per_s=_log_per_s(own, row),
+            )
+        )
+    return Outcome(name, family["source"], predicted, fitted, _set_by_hand(setting))
+
+
+def _is_marked(family: Mapping[str, Any], mark: str, row: Row) -> bool:
+    return row.devices in family.get(mark, {}).get(row.net.split(":")[1], [])
+
+
+def _log_per_s(own: Sequence[Row], row: Row) -> float | None:
+    """By t = a + b lg p through the first two of a network's rows."""
+    if row in own[:2] or len({each.batch for each in own}) > 1:
+        return None
+    one, two = own[:2]
+    slope = (two.step_s - one.step_s) / log2(two.devices / one.devices)
+    return row.devices * row.batch / (one.step_s + slope * log2(row.devices / one.devices))
+
+
+def _set_by_hand(setting: Setting) -> dict[str, float]:
+    """What no row was asked for, and the source does not say."""
+    constants = {"latency, s": LATENCY_S, "overhead of a call, s": setting.overhead_s}
+    reached = {
+        f"bandwidth of link {level}, GB/s": rate / 1e9 for level, rate in enumerate(setting.known)
+    }
+    return constants | reached
 
 
 def _rows(family: Mapping[str, Any], setting: Setting) -> Iterator[Row]:
@@ -198,7 +241,7 @@ def _rows(family: Mapping[str, Any], setting: Setting) -> Iterator[Row]:
         for key, rates in family.get(kind, {}).items():
             named = re.fullmatch(r"(\w+?)_b(\d+)", key)
             net = named[1] if named else ("bert" if "bert" in family["name"] else key)
-            for count, rate in zip(devices, rates, strict=True):
+            for count, rate in sorted(zip(devices, rates, strict=True)):
                 batch = float(named[2]) if named else setting.batch[count]
                 yield Row(family["name"], f"{net}:{key}", count, batch, rate)
 
@@ -210,6 +253,7 @@ def _by_net(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return nets
 
 
+@cache
 def _net(label: str) -> Net:
     name = label.split(":")[0]
     if name in NOT_OURS:
