@@ -32,7 +32,7 @@ def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Res
 
 
 def state(ranks: Ranks, world_size: int, recipe: Recipe, folder: Path) -> str:
-    results = ranks.run(world_size, fit, recipe, str(folder))
+    results = ranks.shared(world_size, fit, recipe, str(folder))
     assert len({result.state_sha256 for result in results}) == 1
     return str(results[0].state_sha256)
 
@@ -99,7 +99,7 @@ def test_a_run_that_changes_its_workers_by_resume(ranks: Ranks, alone: str, tmp_
         train = dataclasses.replace(RECIPE.train, steps=steps)
         recipe = dataclasses.replace(RECIPE, train=train, checkpoint=CheckpointConfig(every=2))
         folder = tmp_path / f"to-{steps}"
-        results = ranks.run(world_size, fit, recipe, str(folder), resume)
+        results = ranks.shared(world_size, fit, recipe, str(folder), resume)
         resume = str(folder)
     assert results[0].state_sha256 == alone
 
