@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import IO, Any, NoReturn, Self
 
 import psutil
+import torch
 
 from tests.world import fork_server
 
@@ -138,6 +139,8 @@ def _become(
 def _run(words: Sequence[str]) -> NoReturn:
     """What the interpreter does with its words, and its end."""
     subprocess.Popen._execute_child = _fork_pythons  # type: ignore[attr-defined]
+    # A fork of a process in which OpenMP has begun threads waits for them for ever.
+    torch.set_num_threads(1)
     sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
     try:
@@ -233,8 +236,4 @@ def _be_forked(
         os.setsid()
     if preexec is not None:
         preexec()
-    import torch
-
-    # The number that torch would have read from the environment when it was loaded.
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     _run([word for word in words if word != "-u"])

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 class RankError(Exception):
@@ -59,7 +59,7 @@ class Ranks:
         ranks from which no result is awaited; theirs is None. Raises: RankError with the traceback
         of the rank that failed first.
         """
-        world = _World(world_size)
+        world = _World(world_size, once=True)
         try:
             return world.call(function, arguments, local_world_size or world_size, lost)
         finally:
@@ -77,7 +77,7 @@ class Ranks:
         For functions that leave nothing behind in their process but imports: whatever they join,
         patch or set they take back. Where one fails, its ranks are not used again.
         """
-        world = self._kept.pop(world_size, None) or _World(world_size)
+        world = self._kept.pop(world_size, None) or _World(world_size, once=False)
         try:
             results = world.call(function, arguments, local_world_size or world_size)
         except BaseException:
@@ -94,14 +94,14 @@ class Ranks:
 
 
 class _World:
-    """So many ranks, each a process that does what it is sent until its pipe is closed."""
+    """So many ranks, each a process that does what it is sent, once or until its pipe is closed."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, once: bool) -> None:
         context = fork_server()
         self._processes, self._pipes = [], []
         for _ in range(world_size):
             own, other = context.Pipe()
-            process = context.Process(target=_main, args=(other,))
+            process = context.Process(target=_main, args=(other, once))
             process.start()
             other.close()
             self._processes.append(process)
@@ -141,7 +141,7 @@ class _World:
             process.kill()
 
 
-def _main(pipe: Connection) -> None:
+def _main(pipe: Connection, once: bool) -> None:
     before = dict(os.environ)
     while True:
         try:
@@ -155,6 +155,8 @@ def _main(pipe: Connection) -> None:
         except BaseException:
             answer = False, traceback.format_exc()
         pipe.send_bytes(pickle.dumps(answer))
+        if once:
+            return
 
 
 def _result(rank: int, pipe: Connection) -> Any:

@@ -22,7 +22,7 @@ RECIPE = Recipe(
     solver=SolverConfig(
         type="adam", base_lr=0.01, momentum=0.9, weight_decay=0.01, clip_gradients=0.5
     ),
-    exchange=ExchangeConfig(algorithm="tree", bucket_bytes=200, timeout_s=60),
+    exchange=ExchangeConfig(algorithm="tree", bucket_bytes=200, timeout_s=300),
 )
 
 
@@ -57,7 +57,7 @@ def test_any_exchange_in_tree_order(
     train = dataclasses.replace(RECIPE.train, global_batch_size=16 * world_size)
     one = dataclasses.replace(RECIPE, train=train)
     exchange = ExchangeConfig(
-        algorithm=algorithm, bucket_bytes=500, shared_memory=False, timeout_s=60
+        algorithm=algorithm, bucket_bytes=500, shared_memory=False, timeout_s=300
     )
     many = dataclasses.replace(one, exchange=exchange)
     assert state(ranks, world_size, many, tmp_path / "many") == state(
