@@ -210,7 +210,7 @@ def tuned_line(folder: Path) -> str:
         percent(Mean(**verdict["before"])),
         percent(Mean(**verdict["after"])),
         _points(verdict["against"]),
-        "**kept**" if verdict["is_kept"] else "**lost**",
+        f"**{verdict['verdict']}**",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -228,15 +228,14 @@ def control(search: Path, folders: Sequence[Path]) -> str:
     rates = {run.words["solver.base_lr"] for run in runs}
     if differ != {"solver.base_lr", "train.seed"} or seeds[0] != seeds[1] or len(rates) > 1:
         raise SystemExit(f"{search}: no control: differs in {sorted(differ)}, seeds {seeds}")
-    top1 = [[run.result["top1"] for run in each] for each in (runs, after)]
-    verdict = judge(top1[0], top1[1], BAND)
+    verdict = judge([run.result for run in runs], [run.result for run in after], BAND)
     return CONTROL.format(
         name=search.name.removeprefix("tune-"),
         rate=rates.pop(),
         before=before[0].words["solver.base_lr"],
         top1=percent(verdict.before),
         difference=_points(asdict(verdict.against)),
-        verdict="kept" if verdict.is_kept else "lost",
+        verdict=verdict.verdict,
     )
 
 

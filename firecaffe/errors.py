@@ -110,6 +110,12 @@ class NotKeptError(FirecaffeError):
     exit_code = 16
 
 
+class NotEnoughError(FirecaffeError):
+    """Too few seeds to say whether a larger batch has kept the accuracy."""
+
+    exit_code = 17
+
+
 class PreemptedError(FirecaffeError):
     """The run was asked to stop, and has saved where it stands."""
 

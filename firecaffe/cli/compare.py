@@ -30,7 +30,8 @@ from firecaffe.runs.compare import (
     weights_identical,
 )
 from firecaffe.runs.files import write_atomically
-from firecaffe.runs.groups import group_rows, group_runs
+from firecaffe.runs.groups import differing, group_rows, group_runs
+from firecaffe.runs.statistics import BAND
 
 NUMBERS = (
     "workers",
@@ -52,14 +53,18 @@ PIPE_WIDTH = 10_000
 
 def main(argv: list[str]) -> int:
     options = make_parser().parse_args(argv)
+    is_grouped = options.by == "recipe" or bool(options.html)
     target = None if options.target is None else options.target / 100
-    if target is not None and (options.by != "recipe" or not 0.01 <= target < 1):
+    if target is not None and not (is_grouped and 0.01 <= target < 1):
         raise RecipeError(
             f"--target is {options.target:g}; it is a top-1 in per cent, from 1 up to 100, and "
-            "goes with --by recipe"
+            "goes with --by recipe or --html"
         )
-    if options.html and options.by != "recipe":
-        raise RecipeError("--html shows groups of runs over their seeds; it goes with --by recipe")
+    if options.band is not None and not (is_grouped and 0 <= options.band <= 100):
+        raise RecipeError(
+            f"--band is {options.band:g}; it is points of top-1, from 0 up to 100, and goes with "
+            "--by recipe or --html"
+        )
     check_target("--html", options.html, options.overwrite)
     folders = [Path(folder) for folder in options.runs]
     if options.baseline:
@@ -69,17 +74,19 @@ def main(argv: list[str]) -> int:
         if times > 1:
             raise RecipeError(f"{folder} is given {times} times; a run counts once")
     runs = [read_run(folder) for folder in folders]
-    if options.by == "recipe":
+    if is_grouped:
+        band = BAND if options.band is None else options.band / 100
         groups = group_runs(runs)
-        table = group_rows(groups, target, options.allow_unequal)
-        items = checklist(groups, table)
+        table = group_rows(groups, target, options.allow_unequal, band)
+        items = checklist(groups, table, band)
         if options.html:
             write_atomically(Path(options.html), page(groups, table, items, target))
-        if options.json:
-            print(as_group_json(table, items))
-        else:
-            _print(render_groups(table, items, target))
-        return 0
+        if options.by == "recipe":
+            if options.json:
+                print(as_group_json(table, items))
+            else:
+                _print(render_groups(table, items, differing(groups), target))
+            return 0
     unequal = {"allow_unequal": options.allow_unequal}
     if options.json:
         print(json.dumps(as_json(runs, **unequal), indent=2))
@@ -119,6 +126,9 @@ def render(runs: Sequence[Run], allow_unequal: bool = False) -> list[RenderableT
         parts.append(Text(_identity(table, weights_identical(runs))))
     if any(row.other_work for row in table):
         parts.append(Text(_warning(table), style="yellow"))
+    for row in table:
+        if row.failure:
+            parts.append(Text(f"{row.run} has failed: {row.failure}", style="yellow"))
     return parts
 
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+from statistics import median
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
@@ -13,7 +15,8 @@ from rich.text import Text
 from firecaffe.runs.checklist import Item
 from firecaffe.runs.files import finite
 from firecaffe.runs.groups import GroupRow, letters
-from firecaffe.runs.statistics import Mean
+from firecaffe.runs.statistics import MOST_RUNS, UNDECIDED, Difference, Mean, Ratio
+from firecaffe.runs.words import percent, points
 
 HEADERS = (
     "hardware",
@@ -39,9 +42,15 @@ def as_json(rows: Sequence[GroupRow], items: Sequence[Item]) -> str:
 
 
 def render_groups(
-    rows: Sequence[GroupRow], items: Sequence[Item], target: float | None
+    rows: Sequence[GroupRow],
+    items: Sequence[Item],
+    words: Mapping[str, Sequence[Any]],
+    target: float | None,
 ) -> list[RenderableType]:
-    """The table, what is to be said of each difference, the checklist, whose figures they are."""
+    """The table, what is to be said of each difference, the checklist, whose figures they are.
+
+    words: those in which the groups differ, with each one's value.
+    """
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     title = "time to target" if target is not None else "time"
     for header in ("", *HEADERS):
@@ -49,13 +58,31 @@ def render_groups(
         table.add_column(name, justify="left" if header in ("", "hardware", "net") else "right")
     for letter, row in zip(letters(len(rows)), rows, strict=True):
         table.add_row(letter, *cells(row))
-    lines = [*verdicts(rows), "", *_checks(items), "", *_sources(rows)]
-    return [table, Text(), *(Text(line) for line in lines)]
+    differ = [
+        f"{word}: {', '.join(f'{a} {b}' for a, b in zip(letters(len(rows)), each, strict=True))}"
+        for word, each in shown_words(words).items()
+    ]
+    lines = [*differ, *([""] if differ else []), *verdicts(rows), "", *_checks(items)]
+    return [table, Text(), *(Text(line) for line in [*lines, "", *_sources(rows)])]
+
+
+def shown_words(words: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
+    """Values as a table has them: a digest by its beginning, `-` for a word that a run lacks."""
+    return {
+        word: [
+            _word(value)[:12] if word == "environment.source" else _word(value) for value in each
+        ]
+        for word, each in words.items()
+    }
+
+
+def _word(value: Any) -> str:
+    return "-" if value is None or value == "" else str(value)
 
 
 def cells(row: GroupRow) -> list[str]:
     """A row of the table, as HEADERS name it."""
-    speedup = "-" if row.speedup is None else f"{row.speedup:.2f}x"
+    speedup = "-" if row.speedup is None else ratio(row.speedup)
     return [
         row.hardware,
         row.net,
@@ -64,47 +91,73 @@ def cells(row: GroupRow) -> list[str]:
         f"{row.initial_lr:g}",
         _time(row.time_s),
         speedup + ("*" if row.unequal and row.speedup is not None else ""),
-        _percent(row.top1),
-        "-" if row.top5 is None else _percent(row.top5),
+        percent(row.top1, bool(row.failure)),
+        "-" if row.top5 is None else percent(row.top5, bool(row.failure)),
         str(row.seeds),
     ]
 
 
-def _percent(mean: Mean) -> str:
-    interval = f" ± {100 * mean.half:.2f}" if isfinite(mean.half) else ""
-    return f"{100 * mean.value:.2f}{interval} %"
-
-
 def _time(mean: Mean) -> str:
+    """In s, min or h; the median and all values if the interval goes below nothing."""
     if not mean.n:
         return "-"
     scale, unit = (
         (3600, "h") if mean.value >= 3600 else (60, "min") if mean.value >= 60 else (1, "s")
     )
+    if isfinite(mean.half) and mean.half > mean.value:
+        every = ", ".join(f"{value / scale:.3g}" for value in mean.values)
+        return f"median {median(mean.values) / scale:.3g} ({every}) {unit}"
     interval = f" ± {mean.half / scale:.2g}" if isfinite(mean.half) else ""
     return f"{mean.value / scale:.3g}{interval} {unit}"
+
+
+def ratio(found: Ratio) -> str:
+    interval = f" ({found.low:.3g} to {found.high:.3g})" if found.low < found.high < inf else ""
+    return f"{found.value:.2f}x{interval}"
+
+
+def verdict(found: Difference) -> str:
+    """In words; of one that is not to be had, how many runs would do."""
+    if found.verdict != UNDECIDED:
+        return found.verdict
+    if found.more is None:
+        return f"{UNDECIDED} (nor would {MOST_RUNS} of each)"
+    return f"{UNDECIDED} (about {found.more} more of each would do)"
 
 
 def verdicts(rows: Sequence[GroupRow]) -> list[str]:
     """What is to be said of each group against the first."""
     lines = []
     for letter, row in zip(letters(len(rows)), rows, strict=True):
+        if row.failure:
+            lines.append(f"{letter}: failed: {row.failure}")
         if row.why_no_speedup:
-            lines.append(f"{letter}: no speedup over A: {row.why_no_speedup}")
+            if row is not rows[0]:
+                lines.append(f"{letter}: no speedup over A: {row.why_no_speedup}")
         elif row.unequal:
             lines.append(f"{letter}: * not the same work as A ({', '.join(row.unequal)})")
+        if row is not rows[0] and row.speedup is not None:
+            lines += _of_speedup(letter, row.speedup)
         if row.against is None:
             continue
         found = row.against
-        said = f"{letter}: top-1 {100 * found.value:+.2f} points from A"
+        said = f"{letter}: top-1 {points(found)} points from A"
         if isfinite(found.low):
-            said += (
-                f" ({100 * found.low:+.2f} to {100 * found.high:+.2f}), p = {found.p_value:.2g}, "
-                f"g = {found.effect:+.2g}"
-            )
+            said += f", p = {found.p_value:.2g}, g = {found.effect:+.2g}"
         below = "; its speedup is to a lower accuracy" if row.is_worse and row.speedup else ""
-        lines.append(f"{said}: {found.verdict}{below}")
+        lines.append(f"{said}: {verdict(found)}{below}")
     return lines
+
+
+def _of_speedup(letter: str, found: Ratio) -> list[str]:
+    """What a speed-up's interval takes back from it."""
+    if found.high == inf:
+        return [f"{letter}: its speedup is of too few runs for an interval"]
+    if not found.is_shown:
+        return [
+            f"{letter}: neither faster nor slower is shown: the interval of its speedup has 1 in it"
+        ]
+    return []
 
 
 def _checks(items: Sequence[Item]) -> list[str]:

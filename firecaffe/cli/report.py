@@ -5,16 +5,15 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from firecaffe.cli.compare_groups import HEADERS, cells, verdicts
+from firecaffe.cli.compare_groups import HEADERS, cells, shown_words, verdicts
 from firecaffe.errors import RecipeError
 from firecaffe.runs.checklist import Item
-from firecaffe.runs.compare import differing_words, places
+from firecaffe.runs.compare import places
 from firecaffe.runs.curves import Curves, Point, curves_of
-from firecaffe.runs.groups import Group, GroupRow, letters
+from firecaffe.runs.groups import Group, GroupRow, differing, letters
 
 SALT = "firecaffe"
 """Of matplotlib's ids, which are random otherwise: the same runs give the same bytes."""
@@ -61,7 +60,7 @@ def page(
         rows=[[letter, *cells(row)] for letter, row in zip(called, rows, strict=True)],
         verdicts=verdicts(rows),
         pictures=_pictures(called, groups),
-        words=_words(groups),
+        words=shown_words(differing(groups)),
         letters=called,
         items=items,
         sources=_sources(called, groups),
@@ -77,11 +76,6 @@ def _sources(
         (letter, [(next(where), run.result["weights_sha256"][:12]) for run in group.runs])
         for letter, group in zip(called, groups, strict=True)
     ]
-
-
-def _words(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Every hyperparameter in which the groups differ, by its dotted name."""
-    return differing_words([group.first for group in groups])
 
 
 def _pictures(called: Sequence[str], groups: Sequence[Group]) -> list[Picture]:

@@ -13,12 +13,14 @@ from firecaffe.cli.options.tune import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.written import check_target
 from firecaffe.data.decoded import cores
-from firecaffe.errors import NotKeptError, RecipeError
+from firecaffe.errors import NotEnoughError, NotKeptError, RecipeError
 from firecaffe.runs.compare import read_run
 from firecaffe.runs.files import finite, write_atomically
+from firecaffe.runs.folder import read_run_file
 from firecaffe.training.config import TrainConfig
 from firecaffe.tuning.trial import Trial
 from firecaffe.tuning.tune import Asked, Tuned, recipe_file, tune
+from firecaffe.tuning.verdict import KEPT, LOST, UNDECIDED
 
 
 def main(argv: list[str]) -> int:
@@ -47,14 +49,22 @@ def main(argv: list[str]) -> int:
         workers=options.nproc_per_node,
         at_once=options.side_by_side or _at_once(recipe.train, options.nproc_per_node),
     )
-    tuned = tune(asked, lambda trial: print(_line(trial), file=sys.stderr, flush=True))
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    tuned = tune(asked, lambda trial: say(_line(trial)), lambda cost: say(cost.words))
     write_atomically(path, recipe_file(tuned))
     if options.json:
         print(json.dumps(finite(tuned.as_dict()), indent=2))
     else:
         _show(tuned, path)
-    if not tuned.verdict.is_kept:
-        raise NotKeptError(f"{tuned.verdict.words}; the best recipe all the same is {path}")
+    verdict = tuned.verdict
+    if verdict.verdict == LOST:
+        raise NotKeptError(f"{verdict.words}; the best recipe all the same is {path}")
+    if verdict.verdict == UNDECIDED:
+        more = f"; --seeds {options.seeds + verdict.more} goes on with it" if verdict.more else ""
+        raise NotEnoughError(f"{verdict.words}; the best recipe so far is {path}{more}")
     return 0
 
 
@@ -71,9 +81,13 @@ def _at_once(train: TrainConfig, workers: int) -> int:
 
 
 def _line(trial: Trial) -> str:
-    last = trial.told[-1]
-    solver, steps = trial.recipe.solver, last.step
+    solver = trial.recipe.solver
     rate = f"{solver.type}, rate {solver.base_lr:.3g}, warm-up {solver.warmup_steps} steps"
+    if not trial.recipe.data.hold_out:  # all training images, and the test set at the end
+        result = read_run_file(trial.folder, "result.json")
+        steps, top1 = result["steps"], result["top1"]
+        return f"{trial.name}: {rate}: test top-1 {top1:.2%} after {steps} steps"
+    last, steps = trial.told[-1], trial.told[-1].step
     state = "diverged" if not last.is_finite else "given up" if trial.ended_early else "done"
     return f"{trial.name}: {rate}: top-1 {last.top1:.2%} after {steps} steps, {state}"
 
@@ -100,6 +114,6 @@ def _show(tuned: Tuned, path: Path) -> None:
         print(f"{each.folder.name}: passed over, it did not learn under every new seed")
     for name, folders in (("before", tuned.before), ("after", tuned.after)):
         print(f"{name}: {', '.join(map(str, folders))}")
-    if tuned.verdict.is_kept:
+    if tuned.verdict.verdict == KEPT:
         print(tuned.verdict.words)
     print(f"recipe: {path}")

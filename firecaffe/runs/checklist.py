@@ -8,9 +8,10 @@ are what its table 2 does not have.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from firecaffe.runs.compare import other_epochs
-from firecaffe.runs.groups import Group, GroupRow, letters
-from firecaffe.runs.statistics import FEWEST, TOLD
+from firecaffe.runs.compare import Run, other_epochs
+from firecaffe.runs.groups import Group, GroupRow, code_of, letters
+from firecaffe.runs.learned import has_learned
+from firecaffe.runs.statistics import BAND, EQUIVALENT, FEWEST, ROUNDING
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Item:
     """What was found; of what is missing, what would do."""
 
 
-def checklist(groups: Sequence[Group], rows: Sequence[GroupRow]) -> list[Item]:
-    """Each item, met or named as missing."""
+def checklist(groups: Sequence[Group], rows: Sequence[GroupRow], band: float = BAND) -> list[Item]:
+    """Each item, met or named as missing. band: top-1 that counts as no difference."""
     data = {str(group.first.result["data"]) for group in groups}
     seeds = min(row.seeds for row in rows)
     unequal = [
@@ -37,7 +38,9 @@ def checklist(groups: Sequence[Group], rows: Sequence[GroupRow]) -> list[Item]:
     alone = "" if len(groups) > 1 else "one group alone has nothing to be compared with"
     return [
         Item("the same data", len(data) == 1, "; ".join(sorted(data))),
-        _accuracy(rows, alone),
+        _learned(groups, rows),
+        _accuracy(rows, alone, band),
+        _hyperparameters(groups),
         _code(groups),
         _epochs(groups, rows),
         Item(
@@ -59,28 +62,70 @@ def checklist(groups: Sequence[Group], rows: Sequence[GroupRow]) -> list[Item]:
     ]
 
 
-def _accuracy(rows: Sequence[GroupRow], alone: str) -> Item:
-    """A speedup to a lower accuracy is none."""
-    doubts = [
-        f"{name} {100 * row.against.value:+.2f} points: {row.against.verdict}"
+def _learned(groups: Sequence[Group], rows: Sequence[GroupRow]) -> Item:
+    """A network that has learned nothing is as fast, and as good, as any other such one."""
+    lost = [
+        f"{name}: {row.failure}"
         for name, row in zip(letters(len(rows)), rows, strict=True)
-        if row.against is not None and (row.is_worse or row.against.verdict not in TOLD)
+        if row.failure
     ]
-    met = "no group is shown to be below the first"
-    return Item("the same accuracy", not doubts and not alone, alone or "; ".join(doubts) or met)
+    unknown = [
+        name
+        for name, group in zip(letters(len(groups)), groups, strict=True)
+        if any(has_learned(run.result) is None for run in group.runs)
+    ]
+    if unknown:
+        lost.append(f"the records of {', '.join(unknown)} do not say what guessing comes to")
+    return Item(
+        "every run has learned", not lost, "; ".join(lost) or "above the share of the largest class"
+    )
 
 
-def _code(groups: Sequence[Group]) -> Item:
-    """Of the words every run has all; of the code it has the commit, where there is one."""
-    commits = {str(run.words["environment.commit"] or "") for g in groups for run in g.runs}
-    why = f"recipe.toml in every run's folder; {', '.join(sorted(commits))}"
-    if "" in commits:
-        doubt = "the code of a run has no commit"
-    elif any(commit.endswith("+") for commit in commits):
+def _accuracy(rows: Sequence[GroupRow], alone: str, band: float) -> Item:
+    """A speedup to a lower accuracy is none. A higher one is as good as the same."""
+    points = f"within {100 * band:g} points of the first group, or above"
+    doubts = []
+    for name, row in zip(letters(len(rows)), rows, strict=True):
+        found = row.against
+        if row.failure:
+            doubts.append(f"{name} has failed")
+        elif found is None:
+            if row is not rows[0]:
+                doubts.append(f"{name} has nothing to be compared with")
+        elif found.verdict != EQUIVALENT and found.low < -band - ROUNDING:
+            doubts.append(f"{name} {100 * found.value:+.2f} points: {found.verdict}")
+    return Item("the same accuracy", not doubts and not alone, alone or "; ".join(doubts) or points)
+
+
+def _hyperparameters(groups: Sequence[Group]) -> Item:
+    """Every run has all words; its code is told by a commit, or by the digest of its source."""
+    runs = [run for group in groups for run in group.runs]
+    codes = [_named_code(run) for run in runs]
+    if "" in codes:
+        doubt = "the record of a run has neither a commit nor a digest of its source"
+    elif any(code.endswith("+") for code in codes):
         doubt = "code changed since its commit"
     else:
         doubt = ""
+    why = f"recipe.toml in every run's folder; {', '.join(sorted(set(codes)))}"
     return Item("all hyperparameters, and the code", not doubt, doubt or why)
+
+
+def _named_code(run: Run) -> str:
+    """By its commit; an installed package by its version and its source."""
+    source = run.words.get("environment.source")
+    version = run.words.get("environment.firecaffe")
+    installed = f"firecaffe {version}, source {source[:12]}" if source and version else ""
+    return str(run.words.get("environment.commit") or installed)
+
+
+def _code(groups: Sequence[Group]) -> Item:
+    """Other code is another experiment, as other hardware is."""
+    runs = [run for group in groups for run in group.runs]
+    codes = sorted({code_of(run)[:12] for run in runs})
+    versions = sorted({str(run.words.get("environment.torch")) for run in runs})
+    is_one = len(codes) == len(versions) == 1
+    return Item("the same code", is_one, f"source {', '.join(codes)}; torch {', '.join(versions)}")
 
 
 def _epochs(groups: Sequence[Group], rows: Sequence[GroupRow]) -> Item:

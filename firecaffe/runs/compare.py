@@ -14,6 +14,7 @@ from typing import Any
 from firecaffe.errors import RunError
 from firecaffe.runs.files import read_small
 from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.learned import failure
 
 NUMBER = (int, float)
 
@@ -37,7 +38,10 @@ WORDS: dict[str, type | tuple[type, ...]] = {
 }
 """What it cannot do without in recipe.toml."""
 
-ENVIRONMENT = ("host", "cpu", "cores", "cpu_capability", "gpus", "torch", "cuda", "commit")
+ENVIRONMENT = (
+    *("host", "cpu", "cores", "cpu_capability", "gpus"),
+    *("torch", "cuda", "firecaffe", "commit", "source"),
+)
 """What it takes from environment.json, as environment.FACT."""
 
 
@@ -71,11 +75,15 @@ class Row:
     steps: int
     images_per_s: float
     speedup: float | None
-    """Images/s over the first run's; None where one of them measured no rate, or did other work."""
+    """Images/s over the first run's; None where one of them measured no rate, learned nothing, or
+    did other work.
+    """
     other_work: list[str]
     """In what the run did other work than the first one."""
     exposed_communication: float
     top1: float
+    failure: str
+    """Empty unless the run is known to have learned nothing."""
     weights_sha256: str
 
 
@@ -106,12 +114,11 @@ def rows(runs: Sequence[Run], allow_unequal: bool = False) -> list[Row]:
             base_lr=run.words["solver.base_lr"],
             steps=run.result["steps"],
             images_per_s=run.result["images_per_s"],
-            speedup=(
-                _speedup(runs[0], run) if allow_unequal or not other_work(runs[0], run) else None
-            ),
+            speedup=_speedup(runs[0], run, allow_unequal),
             other_work=other_work(runs[0], run),
             exposed_communication=run.result["exposed_communication"],
             top1=run.result["top1"],
+            failure=failure([run.result]),
             weights_sha256=run.result["weights_sha256"],
         )
         for name, run in zip(names(runs), runs, strict=True)
@@ -185,7 +192,9 @@ def _exchange(run: Run) -> str:
     return algorithm if route == algorithm else f"{algorithm} ({route})"
 
 
-def _speedup(first: Run, run: Run) -> float | None:
+def _speedup(first: Run, run: Run, allow_unequal: bool) -> float | None:
+    if (other_work(first, run) and not allow_unequal) or failure([first.result, run.result]):
+        return None
     rate, base = run.result["images_per_s"], first.result["images_per_s"]
     return rate / base if rate and base else None
 

@@ -1,21 +1,30 @@
 """Runs of one recipe over seeds, as rows of FireCaffe's table 2, each against a baseline.
 
-Two runs are of one group where every word but the seed, and the number and kind of workers, are the
-same. Runs of one seed that ended in the same weights are one result: their accuracies count once (a
-repetition on other workers is no new seed), their times each.
+Two runs are of one group if they are the same in every word but the seed, in the number and kind of
+workers, in the code and in torch's version. Runs of one seed that ended in the same weights are one
+result: their accuracies count once (a repetition on other workers is no new seed), their times
+each.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
-from firecaffe.runs.compare import Run, names, other_work, samples_seen
+from firecaffe.runs.compare import Run, differing_words, names, other_work, samples_seen
 from firecaffe.runs.curves import time_to
-from firecaffe.runs.statistics import DIFFERENT, Difference, Mean, differences, mean_of
+from firecaffe.runs.learned import failure
+from firecaffe.runs.statistics import (
+    BAND,
+    DIFFERENT,
+    Difference,
+    Mean,
+    Ratio,
+    differences,
+    mean_of,
+    ratios,
+)
 
-HARDWARE = ("environment.cpu", "environment.gpus", "environment.cores")
-NOT_OF_A_GROUP = ("train.seed", "environment.host", "environment.commit")
+NOT_OF_A_GROUP = ("train.seed", "environment.host", "environment.commit", "environment.source")
 
 
 @dataclass(frozen=True)
@@ -55,15 +64,17 @@ class GroupRow:
     initial_lr: float
     time_s: Mean
     """Of training, without evaluations and checkpoints; to the target, where there is one."""
-    speedup: float | None
+    speedup: Ratio | None
     unequal: list[str]
     """In what the work was not the first group's."""
     why_no_speedup: str
     """Empty where there is one."""
     top1: Mean
     top5: Mean | None
+    failure: str
+    """Which of its runs learned nothing; empty if all did, or if their records do not say."""
     against: Difference | None
-    """top-1 less the baseline's; None for the baseline."""
+    """top-1 less the baseline's; None for the baseline, and if one of the two has failed."""
 
     @property
     def is_worse(self) -> bool:
@@ -89,61 +100,141 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     ]
 
 
+def code_of(run: Run) -> str:
+    """The digest of its source; of older records, which have none, the commit."""
+    return str(run.words.get("environment.source") or run.words.get("environment.commit") or "")
+
+
 def _key(run: Run) -> str:
     words = {
         word: value
         for word, value in run.words.items()
         if word not in NOT_OF_A_GROUP and not word.startswith(("run.", "checkpoint."))
     }
-    done = [run.result[name] for name in ("world_size", "steps", "data")]
+    done = [code_of(run), *(run.result[name] for name in ("world_size", "steps", "data"))]
     return repr((sorted(words.items(), key=lambda each: each[0]), done))
 
 
+def differing_conditions(runs: Sequence[Run]) -> list[str]:
+    """In what of the code, the hardware and the versions runs differ."""
+    found = [
+        word
+        for word in differing_words(runs)
+        if word.startswith("environment.") and word not in NOT_OF_A_GROUP
+    ]
+    return [*found, *(["the code"] if len({code_of(run) for run in runs}) > 1 else [])]
+
+
+def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
+    """Every word in which groups differ, with each one's value, and the number of workers."""
+    firsts = [group.first for group in groups]
+    found = differing_words(firsts)
+    workers = [run.result["world_size"] for run in firsts]
+    if len(set(workers)) > 1:
+        found["workers"] = workers
+    if len({code_of(run) for run in firsts}) == 1:
+        found.pop("environment.commit", None)  # the same source under another commit
+    return {word: each for word, each in found.items() if word not in NOT_NAMED}
+
+
+NOT_NAMED = ("train.seed", "environment.host")
+"""Words of single runs, not of groups."""
+
+
 def group_rows(
-    groups: Sequence[Group], target: float | None = None, allow_unequal: bool = False
+    groups: Sequence[Group],
+    target: float | None = None,
+    allow_unequal: bool = False,
+    band: float = BAND,
 ) -> list[GroupRow]:
-    """Against the first group. target: a top-1 accuracy; times are then those until an evaluation
-    has reached it. allow_unequal: give speedups between runs of other work too.
+    """Against the first group.
+
+    target: a top-1 accuracy; times are then those until an evaluation has reached it.
+    allow_unequal: give speedups between runs of other work too. band: top-1 that counts as no
+    difference.
 
     Raises: RunError where a target is asked for and a run's metrics cannot be read.
     """
-    baseline = groups[0]
-    base_times = _times(baseline, target)
-    rows = []
-    top1s = [[run.result["top1"] for run in group.results] for group in groups]
-    against = differences(top1s[0], top1s[1:])
-    for place, group in enumerate(groups):
-        times = _times(group, target)
-        unequal = _unequal(baseline, group, target)
-        speedup, why = None, ""
-        if not times or not base_times:
-            missed = (group if not times else baseline).names[0]
-            why = f"{missed} did not reach {target:.2%}" if target else f"{missed} has no rate"
-        elif unequal and not allow_unequal:
-            why = f"not the same work ({', '.join(unequal)})"
-        else:
-            speedup = fmean(base_times) / fmean(times)
-        results = group.results
-        top5 = [run.result["top5"] for run in results if "top5" in run.result]
-        rows.append(
-            GroupRow(
-                runs=[str(run.folder) for run in group.runs],
-                seeds=len(results),
-                hardware=_hardware(group.first),
-                net=str(group.first.words["model.name"]),
-                epochs=_epochs(group.first),
-                global_batch_size=int(group.first.words["train.global_batch_size"]),
-                initial_lr=_initial_lr(group.first),
-                time_s=mean_of(times) if times else Mean(float("nan"), float("nan"), 0),
-                speedup=speedup,
-                unequal=unequal,
-                why_no_speedup=why,
-                top1=mean_of(top1s[place]),
-                top5=mean_of(top5) if len(top5) == len(results) else None,
-                against=against[place - 1] if place else None,
-            )
-        )
-    return rows
+    times = [_times(group, target) for group in groups]
+    against = _against(groups, band)
+    why = [_why_no_speedup(groups, times, place, target) for place in range(len(groups))]
+    unequal = [_unequal(groups[0], group, target) for group in groups]
+    for place, words in enumerate(unequal):
+        if words and not why[place] and not allow_unequal:
+            why[place] = f"not the same work ({', '.join(words)})"
+    speedups = _speedups(times, [not each for each in why])
+    return [
+        _row(group, times[place], speedups[place], unequal[place], why[place], against[place])
+        for place, group in enumerate(groups)
+    ]
+
+
+def _row(
+    group: Group,
+    times: Sequence[float],
+    speedup: Ratio | None,
+    unequal: list[str],
+    why: str,
+    against: Difference | None,
+) -> GroupRow:
+    results = group.results
+    top5 = [run.result["top5"] for run in results if "top5" in run.result]
+    return GroupRow(
+        runs=[str(run.folder) for run in group.runs],
+        seeds=len(results),
+        hardware=_hardware(group.first),
+        net=str(group.first.words["model.name"]),
+        epochs=_epochs(group.first),
+        global_batch_size=int(group.first.words["train.global_batch_size"]),
+        initial_lr=_initial_lr(group.first),
+        time_s=mean_of(times) if times else Mean(float("nan"), float("nan"), 0),
+        speedup=speedup,
+        unequal=unequal,
+        why_no_speedup=why,
+        top1=mean_of([run.result["top1"] for run in results]),
+        top5=mean_of(top5) if len(top5) == len(results) else None,
+        failure=_failure(group),
+        against=against,
+    )
+
+
+def _failure(group: Group) -> str:
+    return failure([run.result for run in group.results])
+
+
+def _against(groups: Sequence[Group], band: float) -> list[Difference | None]:
+    """Of each group's top-1 from the first's; a group that has failed has none to compare."""
+    found: list[Difference | None] = [None] * len(groups)
+    whole = [place for place, group in enumerate(groups) if not _failure(group)]
+    if 0 not in whole:
+        return found
+    first, *others = ([run.result["top1"] for run in groups[place].results] for place in whole)
+    for place, difference in zip(whole[1:], differences(first, others, band), strict=True):
+        found[place] = difference
+    return found
+
+
+def _why_no_speedup(
+    groups: Sequence[Group], times: Sequence[Sequence[float]], place: int, target: float | None
+) -> str:
+    for each in dict.fromkeys((place, 0)):
+        if _failure(groups[each]):
+            return f"{letters(len(groups))[each]} has failed"
+        if not times[each]:
+            name = groups[each].names[0]
+            return f"{name} did not reach {target:.2%}" if target else f"{name} has no rate"
+    return ""
+
+
+def _speedups(times: Sequence[Sequence[float]], has_one: Sequence[bool]) -> list[Ratio | None]:
+    """Over the first group."""
+    found: list[Ratio | None] = [None] * len(times)
+    if has_one[0]:
+        found[0] = Ratio(1.0, 1.0, 1.0)
+    others = [place for place in range(1, len(times)) if has_one[place]]
+    for place, ratio in zip(others, ratios(times[0], [times[o] for o in others]), strict=True):
+        found[place] = ratio
+    return found
 
 
 def _times(group: Group, target: float | None) -> list[float]:

@@ -1,93 +1,212 @@
-"""What a few repeated runs allow to be said: means with their intervals, differences, effects.
+"""What a few repeated runs allow to be said: means with their intervals, differences, speed-ups.
 
-Source: Student 1908; Welch 1947; Holm 1979; Hedges 1981 (the effect's correction for few samples).
+One interval decides: that of Welch, which holds at CONFIDENCE for all comparisons of a table
+together (Bonferroni, in the p-value as in the interval). It excludes zero: the two differ. It lies
+inside the band: they are equivalent (two one-sided tests). Neither: there are not enough runs.
+
+Source: Student 1908; Welch 1947; Schuirmann 1987 (two one-sided tests); Dunn 1961 (intervals by
+Bonferroni); Hedges 1981 (the effect's correction for few samples).
 """
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import copysign, gamma, inf, sqrt
+from math import copysign, exp, gamma, inf, log, nan, sqrt
 from statistics import fmean, stdev
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import t, ttest_ind
 
-from firecaffe.runs.explain import holm
-
 CONFIDENCE = 0.95
-ALPHA = 0.05
-DIFFERENT, ALIKE = TOLD = ("different", "no difference shown")
-"""What a test may tell."""
+BAND = 0.003
+"""Top-1 that counts as no difference, as a fraction of 1, if nobody says another."""
+
+EQUIVALENT, DIFFERENT, UNDECIDED = "equivalent", "different", "not enough runs to say"
+"""What a comparison may come to."""
 
 FEWEST = 3
 """Runs on each side, with fewer of which no difference is tested."""
 
+POWER = 0.8
+"""Chance of a verdict, with as many runs as are said to be enough."""
+MOST_RUNS = 1000
+"""Of a group; more are not asked for."""
+
+ROUNDING = 1e-9
+"""Accuracies are counts of images, so a loss of exactly the band is ordinary."""
+
 
 @dataclass(frozen=True)
 class Mean:
-    """Of n values, and half its interval at CONFIDENCE; infinite where one value bears none."""
+    """The mean of n values, and half its interval at CONFIDENCE; infinite for a single value."""
 
     value: float
     half: float
     n: int
+    values: tuple[float, ...] = ()
+    """In ascending order; empty if they were not kept."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two means (second less first), with its interval at CONFIDENCE."""
+    """Between two means (second less first), with its interval at CONFIDENCE for all rows."""
 
     value: float
     low: float
     high: float
     p_value: float
-    """Of Welch's test, two-sided, after Holm's correction."""
+    """Of Welch's test, two-sided, times the number of comparisons."""
     effect: float
     """Hedges' g: in standard deviations."""
     verdict: str
-    """For people: different, no difference shown, or not enough runs to say."""
+    more: int | None
+    """Runs that each side needs besides to come to a verdict, if means and spread stay as they
+    are. None: no number up to MOST_RUNS would do, or nothing is known of the spread.
+    """
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A speed-up, of geometric means, with its interval; 0 to infinity for a single run."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the two take different times."""
+        return not self.low <= 1 <= self.high
 
 
 def mean_of(values: Sequence[float]) -> Mean:
     """Raises: ValueError where there is no value."""
     if not values:
         raise ValueError("no value has no mean")
-    if len(values) == 1:
-        return Mean(values[0], inf, 1)
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
-    return Mean(fmean(values), half, len(values))
+    half = inf
+    if len(values) > 1:
+        quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+        half = quantile * stdev(values) / sqrt(len(values))
+    return Mean(fmean(values), half, len(values), tuple(sorted(values)))
 
 
-def differences(first: Sequence[float], others: Sequence[Sequence[float]]) -> list[Difference]:
-    """Each of the others less first, by Welch; at ALPHA over all of them together (Holm)."""
-    found = [_difference(first, other) for other in others]
-    told = {place: each.p_value for place, each in enumerate(found) if not each.verdict}
-    for place, p_value in holm(told).items():
-        verdict = DIFFERENT if p_value < ALPHA else ALIKE
-        found[place] = replace(found[place], p_value=p_value, verdict=verdict)
+def differences(
+    first: Sequence[float], others: Sequence[Sequence[float]], band: float = BAND
+) -> list[Difference]:
+    """Each of the others less the first, as so many comparisons together."""
+    return [_difference(first, other, band, len(others)) for other in others]
+
+
+def _difference(
+    first: Sequence[float], second: Sequence[float], band: float, tests: int
+) -> Difference:
+    value = fmean(second) - fmean(first)
+    if min(len(first), len(second)) < FEWEST:
+        enough = _runs_for(band, value, first, second, tests)
+        more = _more(enough, first, second)
+        return Difference(value, -inf, inf, 1.0, nan, UNDECIDED, more)
+    low, high, p_value = _welch(first, second, tests)
+    found = Difference(value, low, high, p_value, _effect(first, second, value), DIFFERENT, 0)
+    if -band - ROUNDING <= low and high <= band + ROUNDING:
+        return replace(found, verdict=EQUIVALENT)
+    if not low <= 0 <= high:
+        return found
+    more = _more(_runs_for(band, value, first, second, tests), first, second)
+    return replace(found, verdict=UNDECIDED, more=more)
+
+
+def _welch(
+    first: Sequence[float], second: Sequence[float], tests: int
+) -> tuple[float, float, float]:
+    """The interval of second less first, and the p-value, as one of so many tests."""
+    if stdev(first) == stdev(second) == 0:
+        value = fmean(second) - fmean(first)
+        return value, value, 0.0 if value else 1.0
+    with warnings.catch_warnings():
+        # One side may have next to no spread, while the other has some.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = ttest_ind(second, first, equal_var=False)
+    low, high = found.confidence_interval(1 - (1 - CONFIDENCE) / tests)
+    return float(low), float(high), min(1.0, tests * float(found.pvalue))
+
+
+def ratios(first: Sequence[float], others: Sequence[Sequence[float]]) -> list[Ratio]:
+    """The first's times over each of the others': Welch's interval of their logarithms, as so
+    many comparisons together. Times scatter by shares of themselves, so their logarithms do alike.
+    """
+    logs = [log(each) for each in first]
+    found = []
+    for other in others:
+        other_logs = [log(each) for each in other]
+        value = exp(fmean(logs) - fmean(other_logs))
+        low, high = -inf, inf
+        if min(len(first), len(other)) > 1:
+            low, high, _ = _welch(other_logs, logs, len(others))
+        found.append(Ratio(value, exp(low), exp(high)))
     return found
 
 
-def _difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """Without a verdict where there are runs enough for one."""
-    value = fmean(second) - fmean(first)
-    if min(len(first), len(second)) < FEWEST:
-        few = f"{len(first)} and {len(second)} runs, of {FEWEST} at least"
-        return Difference(value, -inf, inf, 1.0, float("nan"), f"not enough runs to say ({few})")
-    if stdev(first) == stdev(second) == 0:
-        p_value, effect = (0.0, copysign(inf, value)) if value else (1.0, 0.0)
-        return Difference(value, value, value, p_value, effect, "")
-    with warnings.catch_warnings():
-        # One side may be of runs that all failed, with next to no spread; the other has some.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        found = ttest_ind(second, first, equal_var=False)
-    low, high = found.confidence_interval(CONFIDENCE)
-    p_value = float(found.pvalue)
-    return Difference(value, float(low), float(high), p_value, _effect(first, second, value), "")
+def runs_enough(spread: float, ways: Sequence[Sequence[float]], tests: int = 1) -> int | None:
+    """Runs of each side with a chance of POWER that a verdict comes out. None: no number up to
+    MOST_RUNS.
+
+    spread: the standard deviation of a run. ways: of each verdict, the distances of the true
+    difference from the bounds that its interval must keep clear of, all of them.
+    """
+    runs = np.arange(FEWEST, MOST_RUNS + 1)
+    chances = [
+        np.sum([_power(runs, margin, spread, tests) for margin in margins], axis=0)
+        - (len(margins) - 1)
+        for margins in ways
+    ]
+    places = np.flatnonzero(np.max(chances, axis=0) >= POWER)
+    return int(runs[places[0]]) if len(places) else None
+
+
+def _power(
+    runs: NDArray[np.int64], margin: float, spread: float, tests: int
+) -> NDArray[np.float64]:
+    """The chance that a mean's true distance from a bound is shown, by so many runs a side.
+
+    By the shifted central t, which is near the noncentral one and has no numeric limits.
+    """
+    freedom = 2 * (runs - 1)
+    error = spread * np.sqrt(2 / runs)
+    limit = t.ppf(1 - (1 - CONFIDENCE) / 2 / tests, freedom)
+    return np.asarray(t.sf(limit - margin / np.maximum(error, 1e-300), freedom))
+
+
+def pooled_spread(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """The standard deviation of a run about its side's mean; None if no side has two runs."""
+    freedom = len(first) + len(second) - 2
+    if not freedom:
+        return None
+    squares = sum(stdev(side) ** 2 * (len(side) - 1) for side in (first, second) if len(side) > 1)
+    return sqrt(squares / freedom)
+
+
+def _runs_for(
+    band: float, value: float, first: Sequence[float], second: Sequence[float], tests: int
+) -> int | None:
+    """Runs of each side that show the two equivalent, or different, if all stays as it is."""
+    spread = pooled_spread(first, second)
+    if spread is None:
+        return FEWEST
+    return runs_enough(spread, [[abs(value)], [band - value, band + value]], tests)
+
+
+def _more(enough: int | None, first: Sequence[float], second: Sequence[float]) -> int | None:
+    if enough is None:
+        return None
+    fewest = min(len(first), len(second))
+    return max(1, max(enough, FEWEST) - fewest)
 
 
 def _effect(first: Sequence[float], second: Sequence[float], value: float) -> float:
+    pooled = pooled_spread(first, second)
+    if not pooled:
+        return copysign(inf, value) if value else 0.0
     freedom = len(first) + len(second) - 2
-    pooled = sqrt(
-        ((len(first) - 1) * stdev(first) ** 2 + (len(second) - 1) * stdev(second) ** 2) / freedom
-    )
     correction = gamma(freedom / 2) / (sqrt(freedom / 2) * gamma((freedom - 1) / 2))
     return correction * value / pooled

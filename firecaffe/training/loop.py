@@ -107,6 +107,7 @@ class Result:
     """Of the test set's classes: the top-1 of a network that has learned nothing."""
     validation_top1: float | None
     """At the end; None where there are no validation images."""
+    test_samples: int
     weights_sha256: str
     """Over all parameters and buffers, by name."""
     state_sha256: str
@@ -364,6 +365,7 @@ def _result(
         top5=evaluation.top5,
         largest_class_share=evaluation.largest_class_share,
         validation_top1=None if validation is None else validation.top1,
+        test_samples=evaluation.samples,
         weights_sha256=weights,
         state_sha256=state,
         drifted_ranks=drifted,

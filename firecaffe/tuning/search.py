@@ -1,8 +1,8 @@
-"""The search: the rules' candidates first, then what optuna suggests, the hopeless given up early.
+"""The search: the rules' candidates in their order, the hopeless given up early.
 
-Candidates are asked for in rounds of as many as are trained side by side, and judged against
-finished rounds alone. So the search is a pure function of the recipe, the budget and the width:
-begun again after a fault, it asks for the same candidates and finds the runs that are there.
+Candidates are trained in rounds of as many as run side by side, and judged against finished rounds
+alone. So the search is a pure function of the recipe, the budget and the width: begun again after a
+fault, it asks for the same candidates and finds the runs that are there.
 
 Each candidate trains on what is left of the training set without a held-out part, and is judged on
 that part: no test image takes part in the choice.
@@ -10,13 +10,10 @@ that part: no test image takes part in the choice.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
 from pathlib import Path
-from statistics import fmean
-
-import optuna
-from optuna.pruners import MedianPruner
-from optuna.samplers import TPESampler
-from optuna.trial import TrialState
+from statistics import fmean, median
 
 from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe
@@ -126,33 +123,30 @@ class Search:
         return found
 
     def _candidates(self, train: Run) -> list[Searched]:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        first = self.rules()
-        study = optuna.create_study(
-            direction="maximize",
-            sampler=TPESampler(seed=self.recipe.train.seed, n_startup_trials=len(first)),
-            pruner=MedianPruner(PATIENCE, -(-self.steps // TESTS) * PATIENCE),
-        )
-        for candidate in first:
-            study.enqueue_trial(
-                {
-                    "solver": candidate.solver,
-                    "warmup_share": candidate.warmup_share,
-                    f"rate_{candidate.solver}": candidate.base_lr,
-                }
-            )
+        """Of the rules, until the budget is spent or all are tried."""
+        left = self.rules()
         found: list[Searched] = []
-        spent = 0.0
-        while spent < self.budget:
-            asked = [
-                _Asked(study, self, number, first)
-                for number in range(len(found), len(found) + min(self.at_once, MOST_AT_ONCE))
+        finished: list[Sequence[Score]] = []
+        while left and sum(each.steps for each in found) < self.budget * self.steps:
+            asked, left = left[: self.width], left[self.width :]
+            hopeless = partial(is_hopeless, finished=tuple(finished))
+            trials = [
+                Trial(f"candidate-{number:02d}", self.trial_recipe(each), self.parent, end=hopeless)
+                for number, each in enumerate(asked, start=len(found) + 1)
             ]
-            train([each.trial for each in asked])
-            for each in asked:
-                found.append(each.tell())
-                spent += found[-1].steps / self.steps
+            train(trials)
+            found += [_searched(*each) for each in zip(asked, trials, strict=True)]
+            finished += [trial.told for trial in trials if _state(trial) == "finished"]
         return found
+
+    @property
+    def width(self) -> int:
+        return min(self.at_once, MOST_AT_ONCE)
+
+    @property
+    def most_candidates(self) -> int:
+        """Whole trainings that the candidates cost at most: the budget may run out in a round."""
+        return min(len(self.rules()), ceil(self.budget) + self.width - 1)
 
     def rules(self) -> list[Candidate]:
         """What is tried first. Raises: RecipeError where a solver has none."""
@@ -180,49 +174,26 @@ def late_top1(scores: Sequence[Score]) -> float:
     return fmean(each.top1 for each in scores if each.step >= LATE * scores[-1].step)
 
 
-class _Asked:
-    """A candidate that optuna was asked for, on its way."""
+def is_hopeless(scores: Sequence[Score], finished: Sequence[Sequence[Score]]) -> bool:
+    """Whether a training is to be given up: it has diverged; or PATIENCE evaluations on, its best
+    is below the median that as many finished ones had at this step.
+    """
+    last = scores[-1]
+    if not last.is_finite:
+        return True
+    if len(scores) < PATIENCE or len(finished) < PATIENCE:
+        return False
+    then = [each.top1 for of_one in finished for each in of_one if each.step == last.step]
+    return bool(then) and max(each.top1 for each in scores) < median(then)
 
-    def __init__(
-        self, study: optuna.Study, search: Search, number: int, first: Sequence[Candidate]
-    ) -> None:
-        self._study = study
-        self._trial = study.ask()
-        self._reported: set[int] = set()
-        self._diverged = False
-        suggested = self._suggest(search, first)
-        self.candidate = first[number] if number < len(first) else suggested
-        name = f"candidate-{number + 1:02d}"
-        self.trial = Trial(name, search.trial_recipe(self.candidate), search.parent, self._end)
 
-    def _suggest(self, search: Search, first: Sequence[Candidate]) -> Candidate:
-        """From half a solver's smallest rule to its largest. Of a solver's rate optuna knows only
-        what that solver's own trials came to.
-        """
-        solver = self._trial.suggest_categorical("solver", list(search.solvers))
-        shares = sorted({each.warmup_share for each in first})
-        share = self._trial.suggest_categorical("warmup_share", shares)
-        rates = [each.base_lr for each in first if each.solver == solver]
-        rate = self._trial.suggest_float(f"rate_{solver}", min(rates) / 2, max(rates), log=True)
-        return Candidate(solver, float(f"{rate:.3g}"), share, "suggested")
+def _state(trial: Trial) -> str:
+    if not trial.told[-1].is_finite:
+        return "diverged"
+    return "given up" if trial.ended_early else "finished"
 
-    def _end(self, scores: Sequence[Score]) -> bool:
-        last = scores[-1]
-        if not last.is_finite:
-            self._diverged = True
-            return True
-        if last.step not in self._reported:
-            self._reported.add(last.step)
-            self._trial.report(last.top1, last.step)
-        return self._trial.should_prune()
 
-    def tell(self) -> Searched:
-        last = self.trial.told[-1]
-        top1 = last.top1
-        if self.trial.ended_early or not last.is_finite:
-            state = "diverged" if self._diverged or not last.is_finite else "given up"
-            self._study.tell(self._trial, state=TrialState.PRUNED)
-        else:
-            state, top1 = "finished", late_top1(self.trial.told)
-            self._study.tell(self._trial, top1)
-        return Searched(self.candidate, self.trial.folder, state, last.step, top1)
+def _searched(candidate: Candidate, trial: Trial) -> Searched:
+    last, state = trial.told[-1], _state(trial)
+    top1 = late_top1(trial.told) if state == "finished" else last.top1
+    return Searched(candidate, trial.folder, state, last.step, top1)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from firecaffe.data import check_data
@@ -22,10 +23,11 @@ from firecaffe.preflight import preflight, sample_order, total_steps
 from firecaffe.recipe import Recipe, identity, search_id, to_toml
 from firecaffe.runs.compare import Run, read_run, samples_seen
 from firecaffe.runs.files import read_small, write_atomically, write_json
+from firecaffe.runs.groups import differing_conditions
 from firecaffe.runs.record import read_json_lines
 from firecaffe.tuning.candidates import apply
 from firecaffe.tuning.larger_batch import with_batch
-from firecaffe.tuning.search import SEEDS_OF_FINALISTS, TESTS, Search, Searched, ranked
+from firecaffe.tuning.search import FINALISTS, SEEDS_OF_FINALISTS, TESTS, Search, Searched, ranked
 from firecaffe.tuning.trial import Trial, run_trials, working_in
 from firecaffe.tuning.verdict import Verdict, judge
 
@@ -47,6 +49,69 @@ class Asked:
     folder: Path
     workers: int
     at_once: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a search costs at most, in trainings. All see as many samples."""
+
+    candidates: int
+    """Whole ones; of those that are given up the parts count."""
+    again: int
+    """The best, under other seeds."""
+    before: int
+    """The recipe as it is."""
+    after: int
+    """The best on all training images."""
+    if_passed_over: int
+    """More, if finalists do not learn under every new seed."""
+    samples: int
+    """Of one training."""
+    samples_per_s: float | None
+    """Of one training; None if nobody knows it before the first."""
+    at_once: int
+
+    @property
+    def trainings(self) -> int:
+        return self.candidates + self.again + self.before + self.after
+
+    @property
+    def words(self) -> str:
+        """The cost in a line."""
+        parts = {
+            "candidates": self.candidates,
+            "the best under another seed": self.again,
+            "the recipe as it is": self.before,
+            "the best on all images": self.after,
+        }
+        said = (
+            f"at most {self.trainings} trainings of {self.samples:,} samples, "
+            f"{self.trainings * self.samples:,} in all: "
+            + ", ".join(f"{what} {count}" for what, count in parts.items() if count)
+            + f" (and {self.if_passed_over} more if finalists fail under new seeds)"
+        )
+        if self.samples_per_s:
+            hours = self.trainings * self.samples / self.samples_per_s / self.at_once / 3600
+            said += f"; about {hours:.2g} h at the {self.samples_per_s:,.0f} images/s of --against"
+        return said
+
+
+def cost_of(asked: Asked, search: Search) -> Cost:
+    """What is known of it before anything is started."""
+    finalists = min(FINALISTS, search.most_candidates)
+    rates = [run.result["images_per_s"] for run in asked.against if run.result["images_per_s"]]
+    return Cost(
+        candidates=search.most_candidates,
+        again=finalists * SEEDS_OF_FINALISTS,
+        before=0 if asked.against else asked.seeds,
+        after=asked.seeds,
+        if_passed_over=(finalists - 1) * asked.seeds,
+        samples=sample_order(search.recipe, check_data(asked.recipe.data)).samples_before(
+            search.steps
+        ),
+        samples_per_s=fmean(rates) if rates else None,
+        at_once=asked.at_once,
+    )
 
 
 @dataclass(frozen=True)
@@ -102,6 +167,12 @@ def plan_search(asked: Asked) -> Search:
     samples = sample_order(recipe, data).samples_before(total_steps(recipe, data))
     for run in asked.against:
         _check_against(run, recipe, data.description, samples)
+    unlike = differing_conditions(asked.against)
+    if unlike:
+        raise RecipeError(
+            f"--against has runs that differ in {', '.join(unlike)}; give runs of the same code on "
+            "the same hardware"
+        )
     if len({run.result["weights_sha256"] for run in asked.against}) < len(asked.against):
         raise RecipeError(
             "--against has runs that ended in the same weights; a repetition is no other seed"
@@ -125,14 +196,15 @@ def _check_against(run: Run, recipe: Recipe, data: str, samples: int) -> None:
             )
 
 
-def tune(asked: Asked, say: Callable[[Trial], None]) -> Tuned:
+def tune(asked: Asked, say: Callable[[Trial], None], say_cost: Callable[[Cost], None]) -> Tuned:
     """Searches, confirms, judges; goes on with what its folder holds of the same search.
 
-    say: told each training as it ends.
+    say: told each training as it ends. say_cost: told the whole cost, before the first begins.
 
     Raises: RunError where the folder holds another search; what `run_trials` raises.
     """
     search = plan_search(asked)
+    say_cost(cost_of(asked, search))
     with working_in(asked.folder) as lock:
         _claim(asked)
         train = partial(
@@ -150,17 +222,22 @@ def tune(asked: Asked, say: Callable[[Trial], None]) -> Tuned:
             if all(_has_learned(trial.folder, winner) for trial in after):
                 break
         earlier = asked.against or [read_run(trial.folder) for trial in before]
+        verdict = judge(
+            [run.result for run in earlier],
+            [read_run(trial.folder).result for trial in after],
+            asked.band,
+        )
+        unlike = differing_conditions([*earlier, *(read_run(trial.folder) for trial in after)])
+        if unlike:
+            said = f"{verdict.words}; the two sides differ in {', '.join(unlike)}"
+            verdict = replace(verdict, words=said)
         tuned = Tuned(
             searched=searched,
             best=winner,
             passed_over=finalists[:place],
             before=[run.folder for run in earlier],
             after=[trial.folder for trial in after],
-            verdict=judge(
-                [run.result["top1"] for run in earlier],
-                [read_run(trial.folder).result["top1"] for trial in after],
-                asked.band,
-            ),
+            verdict=verdict,
             recipe=recipe,
         )
         tuned = replace(tuned, recipe=_signed(asked, tuned))

@@ -1,10 +1,29 @@
-"""Was the small batch's accuracy kept? A mean within the band, and what the interval bears."""
+"""Was the small batch's accuracy kept? The whole interval of the difference says it.
 
-from collections.abc import Sequence
+kept: the interval lies above -band, so that a loss of more than the band is shown not to be.
+lost: it lies below -band, so that such a loss is shown; or a seed has learned nothing.
+not enough seeds: -band lies within it.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from typing import Any
 
-from firecaffe.runs.statistics import Difference, Mean, differences, mean_of
+from firecaffe.runs.learned import failure
+from firecaffe.runs.statistics import (
+    FEWEST,
+    MOST_RUNS,
+    ROUNDING,
+    Difference,
+    Mean,
+    differences,
+    mean_of,
+    pooled_spread,
+    runs_enough,
+)
+from firecaffe.runs.words import percent, points
+
+KEPT, LOST, UNDECIDED = "kept", "lost", "not enough seeds"
 
 
 @dataclass(frozen=True)
@@ -16,41 +35,56 @@ class Verdict:
     against: Difference
     """After less before."""
     band: float
-    is_kept: bool
-    """Whether the mean has lost no more than the band."""
+    """That may be lost."""
+    verdict: str
+    """kept, lost or not enough seeds."""
+    more: int | None
+    """Seeds that each side needs besides, if means and spread stay as they are. None: no number up
+    to MOST_RUNS would do.
+    """
     words: str
 
 
-def judge(before: Sequence[float], after: Sequence[float], band: float) -> Verdict:
-    """before, after: top-1 of the runs at the old and the new batch size, one for each seed."""
-    against = differences(before, [after])[0]
-    is_kept = _is_within(against.value, band)
+def judge(
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], band: float
+) -> Verdict:
+    """before, after: the result.json of the runs at the old and the new batch size, one for each
+    seed.
+    """
+    firsts, seconds = ([float(each["top1"]) for each in side] for side in (before, after))
+    against = differences(firsts, [seconds], band)[0]
+    means = mean_of(firsts), mean_of(seconds)
+    verdict, more, why = _verdict(firsts, seconds, against, band)
+    failures = failure(before), failure(after)
+    if failures[0]:
+        verdict, more, why = UNDECIDED, None, f": the recipe as it is: {failures[0]}"
+    elif failures[1]:
+        verdict, more, why = LOST, 0, f": {failures[1]}"
+    shown = [
+        f"{percent(mean, bool(failed))} (n = {mean.n})"
+        for mean, failed in zip(means, failures, strict=True)
+    ]
     said = (
-        f"{'kept' if is_kept else 'lost'}: {_percent(mean_of(after))} against "
-        f"{_percent(mean_of(before))}, {100 * against.value:+.2f} points"
+        f"{verdict}{why}: {shown[1]} against {shown[0]}, {points(against)} points; "
+        f"up to {100 * band:g} may be lost"
     )
-    if isfinite(against.low):
-        said += f" ({100 * against.low:+.2f} to {100 * against.high:+.2f})"
-    said += f"; up to {100 * band:g} may be lost"
-    return Verdict(
-        mean_of(before), mean_of(after), against, band, is_kept, said + _doubt(against, band)
-    )
+    return Verdict(*means, against, band, verdict, more, said)
 
 
-def _doubt(against: Difference, band: float) -> str:
-    """Where the runs do not bear the verdict out at 95 %."""
-    if not isfinite(against.low):
-        return f"; {against.verdict}"
-    if _is_within(against.low, band) or not _is_within(against.high, band):
-        return ""
-    return "; the interval has both verdicts in it, more seeds would tell"
-
-
-def _is_within(difference: float, band: float) -> bool:
-    """Accuracies are counts of images, so a loss of exactly the band is ordinary."""
-    return difference >= -band - 1e-9
-
-
-def _percent(mean: Mean) -> str:
-    interval = f" ± {100 * mean.half:.2f}" if isfinite(mean.half) else ""
-    return f"{100 * mean.value:.2f}{interval} % (n = {mean.n})"
+def _verdict(
+    before: Sequence[float], after: Sequence[float], against: Difference, band: float
+) -> tuple[str, int | None, str]:
+    """The verdict, how many more seeds of each side would do for one, and that in words."""
+    if against.low >= -band - ROUNDING:
+        return KEPT, 0, ""
+    if against.high < -band - ROUNDING:
+        return LOST, 0, ""
+    spread = pooled_spread(before, after)
+    enough = FEWEST
+    if spread is not None:
+        found = runs_enough(spread, [[abs(against.value + band)]])
+        if found is None:
+            return UNDECIDED, None, f", nor would {MOST_RUNS} be"
+        enough = found
+    more = max(1, enough - min(len(before), len(after)))
+    return UNDECIDED, more, f", about {more} more of each would do"

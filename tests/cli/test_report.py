@@ -109,9 +109,19 @@ def test_what_is_unknown_has_no_picture(tmp_path: Path) -> None:
     assert "<one>" not in page
 
 
-def test_it_goes_with_groups(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert firecaffe.cli.main(["compare", "--html", "x.html", *runs]) == 2
-    assert "it goes with --by recipe" in capsys.readouterr().err
+def test_it_needs_no_other_word(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The terminal shows runs then, the page their groups as ever."""
+    page = report(runs, tmp_path / "report.html")
+    capsys.readouterr()
+    other = tmp_path / "other.html"
+    assert firecaffe.cli.main(["compare", "--html", str(other), *runs]) == 0
+    assert other.read_text() == page
+    assert "seeds" not in capsys.readouterr().out
+
+
+def test_what_cannot_be(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     page = ["--by", "recipe", "--html", "nowhere/x.html"]
     assert firecaffe.cli.main(["compare", *page, *runs]) == 8
     assert "--html nowhere/x.html: there is no folder nowhere" in capsys.readouterr().err
@@ -130,7 +140,7 @@ def test_a_browser_shows_it_whole(runs: list[str], tmp_path: Path, px: int) -> N
         [CHROMIUM, *FLAGS, profile, "--dump-dom", frame.as_uri()],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=120,
         check=True,
         env={**os.environ, "HOME": str(tmp_path)},
     )

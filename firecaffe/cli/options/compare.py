@@ -3,8 +3,8 @@
 from firecaffe.cli.parser import Parser
 
 USAGE = (
-    "RUN RUN… [--baseline RUN] [--by recipe] [--target TOP1] [--html FILE [--overwrite]] "
-    "[--allow-unequal] [--json]"
+    "RUN RUN… [--baseline RUN] [--by recipe] [--target TOP1] [--band POINTS] "
+    "[--html FILE [--overwrite]] [--allow-unequal] [--json]"
 )
 
 
@@ -26,13 +26,20 @@ def make_parser() -> Parser:
         metavar="TOP1",
         help="with --by recipe: time to this top-1, in per cent",
     )
+    add(
+        "--band",
+        type=float,
+        default=None,
+        metavar="POINTS",
+        help="with --by recipe: of top-1 that count as no difference; 0.3",
+    )
     add("--allow-unequal", action="store_true", help="speedups between runs of other work, marked")
     add(
         "--html",
         type=str,
         default="",
         metavar="FILE",
-        help="with --by recipe: a page with curves, one file",
+        help="a page of the groups over seeds, with curves, in one file",
     )
     parser.add_overwrite()
     add("--json", action="store_true", help="print one JSON object instead")

@@ -37,6 +37,8 @@ def plant(folder: Path, **changes: Any) -> Path:
             "images_per_s": 1000.0,
             "exposed_communication": 0.0,
             "top1": 0.9,
+            "largest_class_share": 0.1,
+            "test_samples": 10_000,
             "weights_sha256": DIGESTS["a"],
         },
         "environment": {
@@ -44,7 +46,9 @@ def plant(folder: Path, **changes: Any) -> Path:
             "cpu": "A",
             "gpus": [],
             "torch": "2.13.0",
+            "firecaffe": "0.1.0",
             "commit": "c0ffee",
+            "source": 64 * "a",
         },
         "recipe": {
             "model": {"name": "lenet"},
@@ -199,6 +203,13 @@ def test_a_run_too_short_for_a_rate(tmp_path: Path) -> None:
     assert "-" in cells(text([two, one]), "one")
 
 
+def test_a_run_that_learned_nothing_is_not_fast(tmp_path: Path) -> None:
+    one = planted(tmp_path / "one")
+    two = planted(tmp_path / "two", result__top1=0.104, result__images_per_s=4000.0)
+    assert [row.speedup for row in rows([one, two])] == [1.0, None]
+    assert "two has failed: 1 of 1 runs did not learn (top-1 not above 10.00%" in text([one, two])
+
+
 def test_one_run_alone(tmp_path: Path) -> None:
     shown = text([planted(tmp_path / "one")])
     assert cells(shown, "one")[-1] == "5f59c6bf0087"
@@ -285,6 +296,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "other_work": ["samples seen"],
         "exposed_communication": 0.0,
         "top1": 0.9,
+        "failure": "",
         "weights_sha256": DIGESTS["b"],
     }
 

@@ -12,8 +12,15 @@ from firecaffe.errors import RecipeError
 from firecaffe.recipe import Recipe
 from firecaffe.training.config import SolverConfig, TrainConfig
 from firecaffe.tuning.candidates import Candidate
-from firecaffe.tuning.search import MOST_AT_ONCE, TESTS, Search, Searched, ranked
-from firecaffe.tuning.trial import Trial
+from firecaffe.tuning.search import (
+    MOST_AT_ONCE,
+    TESTS,
+    Search,
+    Searched,
+    is_hopeless,
+    ranked,
+)
+from firecaffe.tuning.trial import Score, Trial
 
 STEPS = 80
 BEST = 0.05
@@ -59,7 +66,7 @@ def at_rate(base_lr: float) -> Recipe:
     return Recipe(train=TrainConfig(512, 16, seed=3), solver=SolverConfig(base_lr=base_lr))
 
 
-def test_the_rules_come_first_then_what_is_near_the_best(tmp_path: Path) -> None:
+def test_the_rules_are_tried_in_their_order(tmp_path: Path) -> None:
     found = search(tmp_path).run(Landscape().train)
     assert [each.candidate.rule for each in found[:7]] == [
         "linear",
@@ -71,11 +78,26 @@ def test_the_rules_come_first_then_what_is_near_the_best(tmp_path: Path) -> None
         "linear / 16",
     ]
     assert {each.candidate.warmup_share for each in found[:7]} == {0.15}
-    assert {each.candidate.rule for each in found[14:]} == {"suggested"}
-    assert all(0.005 / 2 <= each.candidate.base_lr <= 0.16 for each in found)
+    assert {each.candidate.warmup_share for each in found[7:]} == {0.0}
+    assert len(found) == 14  # no more than there are, whatever the budget
     best = ranked(found)[0]
-    assert abs(log(best.candidate.base_lr / BEST)) < 0.3
+    assert abs(log(best.candidate.base_lr / BEST)) <= log(2) / 2
     assert best.state == "finished"
+
+
+def evaluations(*top1s: float) -> list[Score]:
+    return [Score(10 * number, top1, True) for number, top1 in enumerate(top1s, 1)]
+
+
+def test_who_is_given_up() -> None:
+    """Below the median of what the finished ones had then; never early, nor against few."""
+    finished = [evaluations(0.1, 0.3, value, 0.9) for value in (0.4, 0.5, 0.6)]
+    assert is_hopeless(evaluations(0.1, 0.2, 0.49), finished)
+    assert not is_hopeless(evaluations(0.1, 0.2, 0.51), finished)
+    assert not is_hopeless(evaluations(0.1, 0.52, 0.49), finished)  # its best counts
+    assert not is_hopeless(evaluations(0.0, 0.0), finished)
+    assert not is_hopeless(evaluations(0.0, 0.0, 0.0), finished[:2])
+    assert is_hopeless([Score(10, 0.1, False)], [])
 
 
 def test_what_diverges_or_falls_behind_costs_little(tmp_path: Path) -> None:
@@ -163,14 +185,10 @@ def test_a_wide_machine_does_not_overrun_the_budget(tmp_path: Path) -> None:
 
 def test_each_solver_has_rates_of_its_own(tmp_path: Path) -> None:
     """LARS diverges everywhere here, and sgd is searched as if it were alone."""
-    both = replace(search(tmp_path, budget=14.0), solvers=["sgd", "lars"])
+    both = replace(search(tmp_path, budget=24.0), solvers=["sgd", "lars"])
     found = both.run(Landscape().train)
-    suggested = [each for each in found if each.candidate.rule == "suggested"]
     assert {each.candidate.solver for each in found} == {"sgd", "lars"}
-    assert suggested
-    for each in suggested:
-        low, high = (0.5, 16.0) if each.candidate.solver == "lars" else (0.0025, 0.16)
-        assert 0.99 * low <= each.candidate.base_lr <= 1.01 * high
+    assert {each.state for each in found if each.candidate.solver == "lars"} == {"diverged"}
     assert ranked(found)[0].candidate.solver == "sgd"
 
 

@@ -10,14 +10,16 @@ import pytest
 
 from firecaffe.cli.parse import read_recipe
 from firecaffe.data import DataConfig
-from firecaffe.errors import RunError
+from firecaffe.errors import RecipeError, RunError
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe import Recipe, tuned_by
+from firecaffe.runs.compare import read_run
 from firecaffe.runs.files import finite
 from firecaffe.training.config import SolverConfig, TrainConfig
 from firecaffe.tuning import tune as tune_module
 from firecaffe.tuning.trial import Trial
-from firecaffe.tuning.tune import Asked, Tuned, recipe_file, tune
+from firecaffe.tuning.tune import Asked, Cost, Tuned, cost_of, plan_search, recipe_file, tune
+from firecaffe.tuning.verdict import KEPT, LOST
 
 RATE = 0.01
 LINEAR = 4 * RATE
@@ -59,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]
             "world_size": 1,
             "exchange": "tree",
             "route": "tree",
-            "data": "generated",
+            "data": "generated: 10000 training and 2000 test images, 10 classes, 1 x 28 x 28",
             "steps": steps,
             "images_per_s": 1.0,
             "exposed_communication": 0.0,
@@ -79,7 +81,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]
                 trial.look()
 
         monkeypatch.setattr(tune_module, "run_trials", run_trials)
-        return tune(asked(tmp_path / "search", **words), lambda _: None)
+        given = asked(tmp_path / "search", **words)
+        return tune(given, lambda _: None, lambda _: None)
 
     return go
 
@@ -94,7 +97,7 @@ def rising(recipe: Recipe) -> float:
 
 def test_the_best_is_confirmed_and_written(run: Callable[..., Tuned], tmp_path: Path) -> None:
     tuned = run(rising)
-    assert tuned.verdict.is_kept
+    assert tuned.verdict.verdict == KEPT
     assert tuned.passed_over == []
     assert tuned.best.candidate.base_lr == pytest.approx(LINEAR, rel=0.1)
     assert tuned.best.candidate.warmup_share == 0.15
@@ -133,9 +136,9 @@ def test_one_that_does_not_learn_under_a_new_seed_is_passed_over(
 
 def test_what_is_lost_is_said(run: Callable[..., Tuned]) -> None:
     tuned = run(lambda recipe: rising(recipe) - 0.02 * (recipe.train.global_batch_size > 16))
-    assert not tuned.verdict.is_kept
+    assert tuned.verdict.verdict == LOST
     assert "lost: " in tuned.recipe.run.tuned
-    assert "-2.00 points" in tuned.recipe.run.tuned
+    assert "-2.00 (-2.0" in tuned.recipe.run.tuned
 
 
 def test_a_larger_budget_goes_on_and_never_judges_another_candidates_runs(
@@ -159,3 +162,50 @@ def test_another_search_in_the_same_folder_is_refused(run: Callable[..., Tuned])
     run(rising)
     with pytest.raises(RunError, match="a search with another global_batch_size, side_by_side"):
         run(rising, global_batch_size=128, at_once=3)
+
+
+def test_the_whole_cost_is_said_before_the_first_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what comes behind the candidates: finalists, and both sides of the verdict."""
+    said: list[Cost] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RunError("nothing is to be trained yet")
+
+    monkeypatch.setattr(tune_module, "run_trials", refuse)
+    with pytest.raises(RunError, match="nothing is to be trained yet"):
+        tune(asked(tmp_path / "search", at_once=1), lambda _: None, said.append)
+    (cost,) = said
+    # A budget of 6, three finalists under one seed more, three seeds of each side.
+    assert (cost.candidates, cost.again, cost.before, cost.after) == (6, 3, 3, 3)
+    assert cost.if_passed_over == 6
+    assert (cost.trainings, cost.samples) == (15, 6400)
+    assert "at most 15 trainings of 6,400 samples, 96,000 in all" in cost.words
+    assert "h at" not in cost.words
+    timed = replace(cost, samples_per_s=80.0, at_once=2)
+    assert "about 0.17 h at the 80 images/s" in timed.words
+
+
+def test_a_search_costs_no_more_than_was_said(run: Callable[..., Tuned], tmp_path: Path) -> None:
+    given = asked(tmp_path / "search")
+    cost = cost_of(given, plan_search(given))
+    tuned = run(rising)
+    steps = 100
+    assert sum(each.steps for each in tuned.searched) <= cost.candidates * steps
+    assert sum(len(each.again) for each in tuned.searched) == cost.again
+    assert (len(tuned.before), len(tuned.after)) == (cost.before, cost.after)
+
+
+def test_baselines_of_other_code_are_no_baseline(run: Callable[..., Tuned], tmp_path: Path) -> None:
+    """Two sources among the runs are refused; one that is not this one's is said."""
+    folders = run(rising).before
+    environment = folders[0] / "environment.json"
+    environment.write_text('{"source": "b0b"}')
+    given = asked(tmp_path / "search", against=[read_run(folder) for folder in folders])
+    with pytest.raises(RecipeError, match="--against has runs that differ in the code"):
+        plan_search(given)
+    for folder in folders:
+        (folder / "environment.json").write_text('{"source": "b0b"}')
+    again = run(rising, against=[read_run(folder) for folder in folders])
+    assert "the two sides differ in the code" in again.verdict.words

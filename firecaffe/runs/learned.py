@@ -1,0 +1,35 @@
+"""Whether a run has learned anything: more than to name the most frequent class.
+
+A network that diverges, or dies, ends as one that always gives the same answer. Its top-1 is then
+the share of the largest class, and no accuracy to compare with.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scipy.stats import binomtest
+
+CHANCE = 0.001
+"""With which a network that learned nothing may still be taken for one that did."""
+
+
+def has_learned(result: Mapping[str, Any]) -> bool | None:
+    """Whether a run's top-1 is above the share of the test set's largest class by more than chance
+    (binomial). None if its record, result.json, does not have that share.
+    """
+    share, samples = (result.get(name) for name in ("largest_class_share", "test_samples"))
+    if not share or not samples:
+        return None
+    correct = round(result["top1"] * samples)
+    return bool(binomtest(correct, samples, share, alternative="greater").pvalue < CHANCE)
+
+
+def failure(results: Sequence[Mapping[str, Any]]) -> str:
+    """What is to be said of runs of which some are known to have failed; empty if none is."""
+    failed = [result for result in results if has_learned(result) is False]
+    if not failed:
+        return ""
+    return (
+        f"{len(failed)} of {len(results)} runs did not learn (top-1 not above "
+        f"{failed[0]['largest_class_share']:.2%}, the share of the largest class)"
+    )

@@ -1,0 +1,154 @@
+"""Intervals, verdicts and numbers of runs against scipy, and against simulated experiments."""
+
+from math import exp, inf, log, sqrt
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from firecaffe.runs.statistics import (
+    BAND,
+    DIFFERENT,
+    EQUIVALENT,
+    FEWEST,
+    POWER,
+    UNDECIDED,
+    differences,
+    mean_of,
+    ratios,
+    runs_enough,
+)
+
+FIRST = [20.4, 24.2, 15.4, 21.4, 20.2, 18.5, 21.5]
+SECOND = [20.2, 16.9, 18.5, 17.3, 20.5]
+
+
+def test_a_mean_has_students_interval() -> None:
+    found = mean_of([0.90, 0.92, 0.91])
+    assert found.value == pytest.approx(0.91)
+    assert found.half == pytest.approx(4.302652730 * 0.01 / sqrt(3))  # t at 97.5 %, 2 degrees
+    assert found.values == (0.90, 0.91, 0.92)
+    assert mean_of([0.5]).half == inf
+    with pytest.raises(ValueError, match="no value"):
+        mean_of([])
+
+
+def test_a_difference_is_welchs() -> None:
+    """The unequal-variance example of scipy's reference, and Hedges' g from its definition."""
+    (found,) = differences(FIRST, [SECOND])
+    expected = stats.ttest_ind(SECOND, FIRST, equal_var=False)
+    assert found.p_value == pytest.approx(expected.pvalue)
+    low, high = expected.confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((low, high))
+    pooled = sqrt((6 * np.var(FIRST, ddof=1) + 4 * np.var(SECOND, ddof=1)) / 10)
+    correction = 1 - 3 / (4 * 10 - 1)  # the usual approximation
+    assert found.effect == pytest.approx(correction * found.value / pooled, rel=2e-3)
+
+
+@pytest.mark.parametrize("band", [0.5, 2.0, 4.0, 4.3, 5.0, 8.0])
+def test_equivalent_is_two_one_sided_tests(band: float) -> None:
+    """Both of scipy's tests against the shifted bounds, each at 2.5 %."""
+    (found,) = differences(FIRST, [SECOND], band)
+    raised, lowered = ([value + shift for value in SECOND] for shift in (band, -band))
+    above = stats.ttest_ind(raised, FIRST, equal_var=False, alternative="greater")
+    below = stats.ttest_ind(lowered, FIRST, equal_var=False, alternative="less")
+    assert (found.verdict == EQUIVALENT) == (max(above.pvalue, below.pvalue) < 0.025)
+
+
+def test_p_values_and_intervals_are_corrected_alike() -> None:
+    """With more rows in the table the same runs show less, by the one as by the other."""
+    first, second = [0.90, 0.91, 0.92], [0.93, 0.945, 0.95]
+    verdicts = set()
+    for tests in range(1, 12):
+        found = differences(first, [second, *([first] * (tests - 1))])[0]
+        assert (found.p_value < 0.05) == (not found.low <= 0 <= found.high)
+        assert (found.p_value < 0.05) == (found.verdict == DIFFERENT)
+        verdicts.add(found.verdict)
+    assert verdicts == {DIFFERENT, UNDECIDED}
+
+
+def test_values_without_any_spread() -> None:
+    same, worse = differences([0.9] * 3, [[0.9] * 3, [0.8] * 3])
+    assert (same.verdict, worse.verdict) == (EQUIVALENT, DIFFERENT)
+    assert worse.effect == -inf
+
+
+@pytest.mark.parametrize("correct", range(9000, 9010))
+def test_a_loss_of_exactly_the_band_is_inside(correct: int) -> None:
+    """30 of 10,000 images, however the floats fall."""
+    before = [correct / 10_000] * 3
+    at, beyond = differences(before, [[(correct - lost) / 10_000] * 3 for lost in (30, 31)])
+    assert (at.verdict, beyond.verdict) == (EQUIVALENT, DIFFERENT)
+
+
+def test_one_side_without_any_spread() -> None:
+    """Student's test of one sample against a number: Welch's where one variance is 0."""
+    (found,) = differences([0.90, 0.91, 0.93], [[0.1] * 3])
+    expected = stats.ttest_1samp([0.90, 0.91, 0.93], 0.1)
+    assert found.p_value == pytest.approx(expected.pvalue)
+    assert found.verdict == DIFFERENT
+
+
+def test_few_runs_say_nothing() -> None:
+    (found,) = differences([0.9, 0.9, 0.9], [[0.9, 0.9]])
+    assert (found.verdict, found.low, found.more) == (UNDECIDED, -inf, 1)
+    (found,) = differences([0.9], [[0.9]])
+    assert (found.verdict, found.more) == (UNDECIDED, FEWEST - 1)
+
+
+def experiments(value: float, spread: float, runs: int, count: int) -> list[str]:
+    """The verdicts on so many experiments with this true difference."""
+    generator = np.random.default_rng(0)
+    return [
+        differences(
+            generator.normal(0.9, spread, runs).tolist(),
+            [generator.normal(0.9 + value, spread, runs).tolist()],
+        )[0].verdict
+        for _ in range(count)
+    ]
+
+
+def test_how_often_noise_deceives() -> None:
+    """At the band's very edge "equivalent" is wrong, and without a difference "different" is; they
+    come out by chance in 2.5 and 5 % at most, here with room for the simulation's own scatter.
+    """
+    count = 250
+    assert experiments(-BAND, 0.001, 8, count).count(EQUIVALENT) <= 0.05 * count
+    assert experiments(0.0, 0.004, 8, count).count(DIFFERENT) <= 0.08 * count
+
+
+@pytest.mark.parametrize(("value", "spread"), [(0.0005, 0.002), (0.004, 0.004)])
+def test_as_many_runs_as_are_said_to_do_do(value: float, spread: float) -> None:
+    """If the difference and the spread are what they seemed, POWER of such experiments decide;
+    half as many runs would not do.
+    """
+    enough = runs_enough(spread, [[abs(value)], [BAND - value, BAND + value]])
+    assert enough is not None
+    count = 120
+    decided, fewer = (
+        1 - experiments(value, spread, runs, count).count(UNDECIDED) / count
+        for runs in (enough, enough // 2)
+    )
+    assert decided > POWER - 0.06
+    assert fewer < POWER - 0.2
+
+
+def test_what_no_number_of_runs_decides() -> None:
+    assert runs_enough(0.01, [[0.0]]) is None
+    noisy = [0.1, 0.9, 0.5, 0.45]
+    (found,) = differences(noisy, [noisy])
+    assert (found.verdict, found.more) == (UNDECIDED, None)
+
+
+def test_a_ratio_of_times() -> None:
+    """By scipy's Welch interval of the logarithms; corrected as so many rows are."""
+    slow, fast = [16.0, 17.1, 15.2, 16.3], [4.1, 4.0, 4.3]
+    logs = [[log(each) for each in side] for side in (slow, fast)]
+    found, _ = ratios(slow, [fast, slow])
+    expected = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.975)
+    assert (found.low, found.high) == pytest.approx((exp(expected.low), exp(expected.high)))
+    assert found.value == pytest.approx(stats.gmean(slow) / stats.gmean(fast))
+    assert found.is_shown
+    assert not ratios(slow, [slow])[0].is_shown
+    (alone,) = ratios(slow, [[4.0]])
+    assert (alone.low, alone.high, alone.is_shown) == (0.0, inf, False)
