@@ -1,7 +1,7 @@
 """What all tests share: small worlds of real ranks, and emulated clusters."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -12,9 +12,10 @@ from tests.world import Ranks
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Ranks:
-    """Starts ranks for tests: `ranks.run(world_size, function, *arguments)`."""
-    return Ranks()
+def ranks() -> Iterator[Ranks]:
+    """Ranks for tests: `ranks.shared(world_size, function, *arguments)`, or `run` on new ones."""
+    with closing(Ranks()) as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="session")

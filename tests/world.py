@@ -9,26 +9,41 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable, Container
+from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 class RankError(Exception):
     """A rank's exception, as (rank, its text)."""
 
 
+PRELOADED = (
+    *("torch", "torch.distributed", "torch._dynamo", "torch.distributed.launcher"),
+    *("firecaffe.assemble", "firecaffe.cli.train", "firecaffe.cli.plan", "firecaffe.cli.bench"),
+)
+
+
+@cache
+def fork_server() -> Any:
+    """multiprocessing's context of a fork server that has loaded what takes long."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
 class Ranks:
-    """Runs a function on all ranks of a world and returns their results."""
+    """Runs a function on all ranks of a world and returns their results.
+
+    The function must be at the top of an importable module.
+    """
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["torch", "torch.distributed", "torch._dynamo", "firecaffe.assemble"]
-        )
+        self._kept: dict[int, _World] = {}
 
     def run(
         self,
@@ -38,17 +53,70 @@ class Ranks:
         local_world_size: int | None = None,
         lost: Container[int] = (),
     ) -> list[Any]:
-        """`function(*arguments)` with torchrun's environment on each rank; results by rank.
+        """`function(*arguments)` with torchrun's environment on new ranks; results by rank.
 
-        The function must be at the top of an importable module. local_world_size: ranks of each
-        host, as they are told; by default all are on one. lost: ranks from which no result is
-        awaited; theirs is None. Raises: RankError with the traceback of the rank that failed first.
+        local_world_size: ranks of each host, as they are told; by default all are on one. lost:
+        ranks from which no result is awaited; theirs is None. Raises: RankError with the traceback
+        of the rank that failed first.
         """
-        on_host = local_world_size or world_size
+        world = _World(world_size, once=True)
+        try:
+            return world.call(function, arguments, local_world_size or world_size, lost)
+        finally:
+            world.end(lost)
+
+    def shared(
+        self,
+        world_size: int,
+        function: Callable[..., Any],
+        *arguments: Any,
+        local_world_size: int | None = None,
+    ) -> list[Any]:
+        """The same on ranks that other tests use too, which saves their start.
+
+        For functions that leave nothing behind in their process but imports: whatever they join,
+        patch or set they take back. Where one fails, its ranks are not used again.
+        """
+        world = self._kept.pop(world_size, None) or _World(world_size, once=False)
+        try:
+            results = world.call(function, arguments, local_world_size or world_size)
+        except BaseException:
+            world.end()
+            raise
+        self._kept[world_size] = world
+        return results
+
+    def close(self) -> None:
+        """Ends the ranks that were kept."""
+        for world in self._kept.values():
+            world.end()
+        self._kept.clear()
+
+
+class _World:
+    """So many ranks, each a process that does what it is sent, once or until its pipe is closed."""
+
+    def __init__(self, world_size: int, once: bool) -> None:
+        context = fork_server()
+        self._processes, self._pipes = [], []
+        for _ in range(world_size):
+            own, other = context.Pipe()
+            process = context.Process(target=_main, args=(other, once))
+            process.start()
+            other.close()
+            self._processes.append(process)
+            self._pipes.append(own)
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        on_host: int,
+        lost: Container[int] = (),
+    ) -> list[Any]:
+        world_size = len(self._pipes)
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        processes, pipes = [], []
-        for rank in range(world_size):
-            receiver, sender = self._context.Pipe(duplex=False)
+        for rank, pipe in enumerate(self._pipes):
             environment = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank % on_host),
@@ -59,33 +127,36 @@ class Ranks:
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "GLOO_SOCKET_IFNAME": "lo",
             }
-            process = self._context.Process(
-                target=_main, args=(sender, environment, function, arguments)
-            )
-            process.start()
-            sender.close()
-            processes.append(process)
-            pipes.append(receiver)
+            # Plain pickle copies tensors; multiprocessing's would share memory that is gone then.
+            pipe.send_bytes(pickle.dumps((environment, function, arguments)))
+        return [
+            None if rank in lost else _result(rank, pipe) for rank, pipe in enumerate(self._pipes)
+        ]
+
+    def end(self, lost: Container[int] = ()) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for rank, process in enumerate(self._processes):
+            process.join(0 if rank in lost else 1)
+            process.kill()
+
+
+def _main(pipe: Connection, once: bool) -> None:
+    before = dict(os.environ)
+    while True:
         try:
-            return [
-                None if rank in lost else _result(rank, pipe) for rank, pipe in enumerate(pipes)
-            ]
-        finally:
-            for rank, process in enumerate(processes):
-                process.join(0 if rank in lost else 1)
-                process.kill()
-
-
-def _main(
-    sender: Connection, environment: dict[str, str], function: Callable[..., Any], arguments: Any
-) -> None:
-    os.environ.update(environment)
-    try:
-        # Plain pickle copies tensors; multiprocessing's would share memory that is gone by then.
-        sender.send_bytes(pickle.dumps((True, function(*arguments))))
-    except BaseException:
-        sender.send_bytes(pickle.dumps((False, traceback.format_exc())))
-    sender.close()
+            environment, function, arguments = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        os.environ.clear()
+        os.environ.update(before | environment)
+        try:
+            answer = True, function(*arguments)
+        except BaseException:
+            answer = False, traceback.format_exc()
+        pipe.send_bytes(pickle.dumps(answer))
+        if once:
+            return
 
 
 def _result(rank: int, pipe: Connection) -> Any:

@@ -4,8 +4,6 @@ import dataclasses
 import io
 import json
 import os
-import subprocess
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from statistics import median
@@ -18,9 +16,9 @@ from firecaffe.cli import main
 from firecaffe.comm.measure import measure_link
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, ring
 from firecaffe.exchange.schedule import Schedule
+from tests.typed import firecaffe
 from tests.world import Ranks
 
-TIMEOUT_S = 120
 SMALL = ("-b", "8", "-e", "4K", "-f", "512", "-n", "2")
 
 NUMBER = (int, float)
@@ -80,14 +78,7 @@ def check_schema(found: dict[str, Any], schema: dict[str, Any]) -> None:
 
 
 def test_started_by_itself_it_prints_one_json_object() -> None:
-    command = [sys.executable, "-m", "firecaffe", "bench", "exchange", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, *SMALL, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = firecaffe("bench", "exchange", "--nproc-per-node", 2, *SMALL, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     [line] = done.stdout.splitlines()
     report = json.loads(line)
@@ -145,7 +136,7 @@ def bench_with_a_broken_ring(*argv: str) -> tuple[int, str, str]:
 
 def test_in_torchruns_world_the_first_rank_prints_a_table(ranks: Ranks) -> None:
     words = ("--exchanges", "tree,ring", "--link", "200M")
-    by_rank = ranks.run(3, bench, *SMALL, *words)
+    by_rank = ranks.shared(3, bench, *SMALL, *words)
     assert [(code, errors) for code, _, errors in by_rank] == [(0, "")] * 3
     assert [out for _, out, _ in by_rank[1:]] == ["", ""]
     lines = by_rank[0][1].splitlines()
@@ -171,7 +162,7 @@ def test_in_torchruns_world_the_first_rank_prints_a_table(ranks: Ranks) -> None:
 
 def test_sockets_hosts_and_compressors_on_request(ranks: Ranks) -> None:
     words = ("--no-shared-memory", "--exchanges", "tree,hierarchical(tree,ring)", "--json")
-    by_rank = ranks.run(4, bench, *SMALL, *words, "--compressors", "int8,one_bit")
+    by_rank = ranks.shared(4, bench, *SMALL, *words, "--compressors", "int8,one_bit")
     assert [(code, errors) for code, _, errors in by_rank] == [(0, "")] * 4
     report = json.loads(by_rank[0][1])
     names = ["native", "tree", "hierarchical(tree,ring)", "int8", "one_bit"]
@@ -194,7 +185,7 @@ def hierarchical_where_hosts_do_not_fit() -> tuple[int, str, str]:
 
 
 def test_a_hierarchical_exchange_must_fit_the_hosts(ranks: Ranks) -> None:
-    for code, out, errors in ranks.run(3, hierarchical_where_hosts_do_not_fit):
+    for code, out, errors in ranks.shared(3, hierarchical_where_hosts_do_not_fit):
         assert (code, out) == (2, "")
         assert "--exchanges: " in errors
 
@@ -209,13 +200,13 @@ def test_a_broken_exchange_is_refused_before_any_time_is_shown(ranks: Ranks) -> 
 
 
 def test_a_world_of_one_has_nothing_to_exchange(ranks: Ranks) -> None:
-    [(code, out, errors)] = ranks.run(1, bench, *SMALL)
+    [(code, out, errors)] = ranks.shared(1, bench, *SMALL)
     assert (code, out) == (2, "")
     assert errors == "firecaffe: rank 0: WORLD_SIZE is 1; an exchange needs at least 2 ranks\n"
 
 
 def test_two_launchers_are_one_too_many(ranks: Ranks) -> None:
-    for code, out, errors in ranks.run(2, bench, *SMALL, "--nproc-per-node", "3"):
+    for code, out, errors in ranks.shared(2, bench, *SMALL, "--nproc-per-node", "3"):
         assert (code, out) == (2, "")
         assert "--nproc-per-node is 3, but RANK and WORLD_SIZE" in errors
 

@@ -1,15 +1,13 @@
 """examples/ddp_script.py under torchrun, and scripts that end in every way."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.typed import WHOLE_END, torchrun
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "ddp_script.py"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-TIMEOUT_S = 120
 LOSS, WEIGHTS = r"step \d+ loss (\d+\.\d{6})", r"weights ([0-9a-f]{12})"
 
 BEGINNING = """
@@ -31,16 +29,6 @@ ENDINGS = {
 }
 
 
-def run(num_ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TORCHRUN, str(num_ranks), *map(str, command)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-
-
 def of_ranks(pattern: str, output: str) -> dict[str, list[str]]:
     """Rank -> all that it printed of a pattern. Ranks' lines may run into each other."""
     found: dict[str, list[str]] = {}
@@ -51,7 +39,7 @@ def of_ranks(pattern: str, output: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_the_example_ends_alike_on_all_ranks(num_ranks: int) -> None:
-    done = run(num_ranks, SCRIPT)
+    done = torchrun(num_ranks, SCRIPT)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     for pattern, count in ((LOSS, 4), (WEIGHTS, 1)):
@@ -67,7 +55,7 @@ def test_the_example_ends_alike_on_all_ranks(num_ranks: int) -> None:
 def test_a_script_may_end_as_it_likes(ending: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"{BEGINNING}{ENDINGS[ending]}\nprint('the end', flush=True)\n")
-    done = run(2, script, ending)
+    done = torchrun(2, script, ending, environment={WHOLE_END: "1"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the end") == 2
     for word in ("terminate", "Traceback", "Exception"):
@@ -90,7 +78,7 @@ list(model.parameters())[0].register_hook(fail)
 model(torch.ones(2, 40)).sum().backward()
 """
     )
-    done = run(2, script, "")
+    done = torchrun(2, script, "", environment={WHOLE_END: "1"})
     assert done.returncode == 1
     assert 'KeyError: "the user\'s own"' in done.stderr
     assert "terminate" not in done.stderr

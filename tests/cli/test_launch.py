@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from firecaffe.faults import KINDS
+from tests.typed import TIMEOUT_S, Typed, firecaffe, python, torchrun
 
 FIRECAFFE = [sys.executable, "-m", "firecaffe"]
-TIMEOUT_S = 120
 
 RECIPE = """
 [model]
@@ -74,7 +74,7 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
     assert result_of(theirs)["world_size"] == 2
     assert result_of(ours)["state_sha256"] == result_of(theirs)["state_sha256"]
 
-    compared = call(*FIRECAFFE, "compare", ours, theirs, "--json")
+    compared = firecaffe("compare", ours, theirs, "--json")
     assert compared.returncode == 0, compared.stderr
     assert json.loads(compared.stdout)["identical"] is True
     names = {path.name for path in ours.iterdir()}
@@ -99,14 +99,14 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
 
 def test_verify_says_identical(recipe: Path) -> None:
     words = ["--nproc-per-node", "1,2", "--steps", "2"]
-    done = call(*FIRECAFFE, "verify", recipe, *words)
+    done = firecaffe("verify", recipe, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("identical: 1, 2 workers, every tensor after")
 
 
 def test_verify_names_the_first_difference(recipe: Path) -> None:
     words = ["--nproc-per-node", "1,4", "--steps", "2", "--exchange.algorithm", "ring"]
-    done = call(*FIRECAFFE, "verify", recipe, *words)
+    done = firecaffe("verify", recipe, *words)
     assert done.returncode == 7
     (line,) = done.stderr.splitlines()
     assert "1 and 4 workers differ from step 1 on, first in parameter/conv1." in line
@@ -124,7 +124,7 @@ def test_the_master_port_of_torchruns_environment_in_use(recipe: Path) -> None:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        done = call(*FIRECAFFE, "train", recipe, environment=environment)
+        done = firecaffe("train", recipe, environment=environment)
     assert done.returncode == 6
     own = [line for line in done.stderr.splitlines() if line.startswith("firecaffe: ")]
     assert own == [
@@ -182,8 +182,8 @@ def test_a_killed_rank_ends_the_run_with_its_name(recipe: Path, tmp_path: Path) 
         ranks = psutil.Process(process.pid).children(recursive=True)
         victim = next(rank for rank in ranks if rank.environ().get("RANK") == "1")
         victim.send_signal(signal.SIGKILL)
-        _, errors = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == KINDS["killed"].exit_code
+        _, errors = process.communicate()
+        assert process.wait() == KINDS["killed"].exit_code
     (line,) = errors.splitlines()
     assert re.match(r"firecaffe: rank 1 on \S+ was killed at step \d+: SIGKILL", line), line
     assert not any(rank.is_running() for rank in ranks if rank.pid != victim.pid)
@@ -196,25 +196,21 @@ def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(
     """Two workers, killed; then one worker to the end; against three that were left alone."""
     words = ["--train.steps", "30", "--checkpoint.every", "4", "--data.hold_out", "0.01"]
     whole, killed, resumed = tmp_path / "whole", tmp_path / "killed", tmp_path / "resumed"
-    done = call(*FIRECAFFE, "train", recipe, *words, "--nproc-per-node", "3", "--run.folder", whole)
+    done = firecaffe("train", recipe, *words, "--nproc-per-node", 3, "--run.folder", whole)
     assert done.returncode == 0, done.stderr
 
-    start = [*FIRECAFFE, "train", recipe, *words, "--nproc-per-node", "2"]
-    start += ["--run.folder", killed, "--train.eval_every", "1"]
-    with subprocess.Popen(
-        [str(part) for part in start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
+    start = ["train", recipe, *words, "--nproc-per-node", 2, "--run.folder", killed]
+    with Typed("-m", "firecaffe", *start, "--train.eval_every", 1) as process:
         for line in process.stdout:
             if "validation at step 6:" in line:
                 break
         for rank in psutil.Process(process.pid).children(recursive=True):
             rank.kill()
-        process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == KINDS["killed"].exit_code
+        process.communicate()
+        assert process.wait() == KINDS["killed"].exit_code
     assert not (killed / "result.json").exists()
 
-    done = call(*FIRECAFFE, "train", recipe, *words, "--resume", killed, "--run.folder", resumed)
+    done = firecaffe("train", recipe, *words, "--resume", killed, "--run.folder", resumed)
     assert done.returncode == 0, done.stderr
     assert result_of(resumed)["state_sha256"] == result_of(whole)["state_sha256"]
     first = json.loads((resumed / "metrics.jsonl").read_text().splitlines()[0])
@@ -223,17 +219,9 @@ def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(
 
 def test_example_of_an_own_model(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "own_model.py"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     lines = []
-    for start in ([sys.executable], [*torchrun, "--nproc-per-node", "2"]):
-        done = subprocess.run(
-            [*start, str(example)],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            cwd=tmp_path,
-            check=True,
-        )
+    for done in (python(example, cwd=tmp_path), torchrun(2, example, cwd=tmp_path)):
+        assert done.returncode == 0, done.stderr
         lines.append(done.stdout.splitlines()[-1])
     assert lines[0] == lines[1]
     assert lines[0].startswith("top-1 9") or lines[0].startswith("top-1 100")

@@ -13,18 +13,9 @@ import pytest
 
 from firecaffe.cli import main
 from firecaffe.plan.cluster import load_cluster
+from tests.typed import firecaffe, torchrun
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "nin_small.toml"
-
-
-def firecaffe(*words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "firecaffe", *words],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
 
 
 def plan(*words: str) -> tuple[int, str, str]:
@@ -107,7 +98,7 @@ def test_a_plan_starts_no_process_and_loads_nothing_that_trains() -> None:
         "assert not dist.is_initialized()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -245,13 +236,7 @@ def test_a_ddp_script_with_two_more_lines(tmp_path: Path) -> None:
         "optimizer.step()\n"
         "dist.destroy_process_group()\n"
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", str(script), str(tmp_path / "run")],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+    torchrun(2, script, tmp_path / "run").check_returncode()
     done = firecaffe("explain", str(tmp_path / "run"), "--json")
     assert done.returncode == 0, done.stderr
     ranks = json.loads(done.stdout)["ranks"]

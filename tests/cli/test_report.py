@@ -140,7 +140,7 @@ def test_a_browser_shows_it_whole(runs: list[str], tmp_path: Path, px: int) -> N
         [CHROMIUM, *FLAGS, profile, "--dump-dom", frame.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
         env={**os.environ, "HOME": str(tmp_path)},
     )

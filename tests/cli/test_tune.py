@@ -1,17 +1,13 @@
 """`firecaffe tune` as a user types it, to the recipe that it writes; and what it refuses."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import firecaffe.cli
 from firecaffe.cli.parse import read_recipe
-from tests.cli.test_launch import FIRECAFFE
-
-HANGS_S = 900
-"""No search of six short trainings takes as long, however busy the machine."""
+from tests import typed
 
 RECIPE = """
 [model]
@@ -41,8 +37,8 @@ def test_a_search_to_its_end_and_again(
 ) -> None:
     out = tmp_path / "search"
     words = ["--global-batch-size", "64", "--budget", "0.5", "--seeds", "1", "--out", str(out)]
-    command = [*FIRECAFFE, "tune", str(recipe), *words, "--side-by-side", "2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False)
+    command = ["tune", str(recipe), *words, "--side-by-side", "2", "--json"]
+    done = typed.firecaffe(*command)
     assert done.returncode == 17, done.stderr  # one seed says nothing
     found = json.loads(done.stdout)
     assert [each["state"] for each in found["searched"]] == ["finished", "finished"]
@@ -61,12 +57,12 @@ def test_a_search_to_its_end_and_again(
     assert written.run.tuned.startswith("best of 2 candidates at batch 64")
 
     changed = ["--solver.base_lr", "0.02", "--run.folder", str(tmp_path / "changed")]
-    train = [*FIRECAFFE, "train", str(out / "small_b64.toml"), *changed]
-    trained = subprocess.run(train, capture_output=True, text=True, timeout=HANGS_S, check=True)
+    trained = typed.firecaffe("train", out / "small_b64.toml", *changed)
+    trained.check_returncode()
     assert "run.tuned is left out: its search has ended in another recipe" in trained.stdout
     assert json.loads((tmp_path / "changed" / "result.json").read_text())["tuned"] == ""
 
-    assert firecaffe.cli.main(command[len(FIRECAFFE) :]) == 17  # every training was there
+    assert firecaffe.cli.main(command) == 17  # every training was there
     assert capsys.readouterr().out == done.stdout
     folders = [*found["before"], *found["after"]]
     assert firecaffe.cli.main(["compare", "--by", "recipe", *folders]) == 0
@@ -83,7 +79,7 @@ def test_a_search_to_its_end_and_again(
     other = [word.replace("64", "128") for word in words]
     assert firecaffe.cli.main(["tune", str(recipe), "--train.steps", "256", *other]) == 8
     (out / "search.json").write_text("[]")
-    assert firecaffe.cli.main(command[len(FIRECAFFE) :]) == 8
+    assert firecaffe.cli.main(command) == 8
     assert "search.json: holds no JSON object" in capsys.readouterr().err
 
 

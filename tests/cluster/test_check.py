@@ -21,7 +21,7 @@ def test_a_slow_link_is_named_and_the_others_rate_is_written(cluster: Up, tmp_pa
     net.set_rate(2, RATE // 5)
     file = tmp_path / "found.toml"
     check = [sys.executable, "-m", "firecaffe", "check", "--json", "--write", str(file)]
-    found = json.loads(net.run([*check, "--folder", str(tmp_path)], timeout_s=240.0))
+    found = json.loads(net.run([*check, "--folder", str(tmp_path)], timeout_s=600.0))
     assert len(found["links"]) == 6
     (said,) = [line for line in found["findings"] if line.startswith("slow link")]
     assert "that of rank 2 on" in said
@@ -33,7 +33,7 @@ def test_a_slow_link_is_named_and_the_others_rate_is_written(cluster: Up, tmp_pa
 def test_like_links_are_measured_alike(cluster: Up, tmp_path: Path) -> None:
     file = tmp_path / "found.toml"
     check = [sys.executable, "-m", "firecaffe", "check", "--json", "--write", str(file)]
-    found = json.loads(cluster(3, RATE).run([*check, "--folder", str(tmp_path)], timeout_s=240.0))
+    found = json.loads(cluster(3, RATE).run([*check, "--folder", str(tmp_path)], timeout_s=600.0))
     assert not [line for line in found["findings"] if "link" in line]
     (link,) = load_cluster(str(file)).links
     assert link.bandwidth_bytes_per_s == pytest.approx(RATE / 8 * PAYLOAD, rel=0.1)

@@ -17,7 +17,7 @@ from benchmarks.virtual_cluster import VirtualCluster
 Up = Callable[..., VirtualCluster]
 
 STEPS = 900
-TIMEOUT_S = 150.0
+TIMEOUT_S = 600.0
 
 WORDS = (
     *("--train.steps", str(STEPS), "--checkpoint.every", "200"),

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.small_run import RECIPE, command, state_of
 from firecaffe.runs.record import JsonLines, read_json_lines
 from firecaffe.training.checkpoint import load_newest
+from tests.typed import python
 
-TIMEOUT_S = 120
 CHECKPOINT_BYTES = 3_500_000
 
 WORDS = ("--train.steps", "9", "--checkpoint.every", "2", "--checkpoint.keep_last", "0")
@@ -36,8 +36,7 @@ def test_a_run_on_a_disk_that_fills_up(small_disk: Path, tmp_path: Path) -> None
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
     folder = small_disk / "run"
-    training = command(recipe, folder, 1, *WORDS)
-    done = subprocess.run(training, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = python(*command(recipe, folder, 1, *WORDS)[1:])
     assert done.returncode == 4, done.stderr  # all steps done, but the last one is not on the disk
     for step in (6, 8):
         assert f"warning: checkpoint of step {step} not saved" in done.stdout
@@ -52,8 +51,7 @@ def test_a_run_on_a_disk_that_fills_up(small_disk: Path, tmp_path: Path) -> None
 
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     for where, words in ((whole, []), (resumed, ["--resume", str(folder)])):
-        training = command(recipe, where, 1, *WORDS, *words)
-        subprocess.run(training, check=True, capture_output=True, timeout=TIMEOUT_S)
+        python(*command(recipe, where, 1, *WORDS, *words)[1:]).check_returncode()
     assert state_of(whole) == state_of(resumed)
 
 

@@ -58,7 +58,7 @@ def left() -> tuple[set[str], int, int]:
     """Names of threads, and how many local sockets and shared vectors there are."""
     for thread in threading.enumerate():
         if thread.name.endswith("(write)"):  # the verdict's, into fault.json
-            thread.join(60)
+            thread.join(300)
     gc.collect()
     own = psutil.Process()
     maps = Path("/proc/self/maps").read_text()

@@ -19,7 +19,7 @@ from tests.world import RankError, Ranks
 
 RECIPE = Recipe(
     train=TrainConfig(global_batch_size=12, micro_batch_size=2, steps=3),
-    exchange=ExchangeConfig(timeout_s=60),
+    exchange=ExchangeConfig(timeout_s=300),
 )
 
 

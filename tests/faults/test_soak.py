@@ -1,16 +1,12 @@
 """The soak in short: a few kills at random moments, and the run ends in the undisturbed bits."""
 
-import sys
-
-import pytest
-
-from benchmarks import soak
+from tests.typed import python
 
 
-def test_a_few_kills(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["soak", "--kills", "3", "--steps", "150", "--workers", "2", "--seed", "5"]
-    monkeypatch.setattr(sys, "argv", words)
-    assert soak.main() == 0, capfd.readouterr().err
-    said = capfd.readouterr().out.splitlines()
+def test_a_few_kills() -> None:
+    words = ["--kills", 3, "--steps", 150, "--workers", 2, "--seed", 5]
+    done = python("-m", "benchmarks.soak", *words)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
     assert said
     assert all(line.endswith("right") for line in said)

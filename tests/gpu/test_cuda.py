@@ -31,7 +31,7 @@ RECIPE = Recipe(
         global_batch_size=24, micro_batch_size=4, steps=5, seed=3, device="cuda", eval_batch_size=7
     ),
     solver=SolverConfig(type="adam", base_lr=0.01, clip_gradients=0.5),
-    exchange=ExchangeConfig(bucket_bytes=200, timeout_s=60),
+    exchange=ExchangeConfig(bucket_bytes=200, timeout_s=300),
 )
 
 

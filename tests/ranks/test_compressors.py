@@ -37,7 +37,7 @@ RANK = 4
 RECIPE = Recipe(
     train=TrainConfig(global_batch_size=32, micro_batch_size=4, steps=STEPS, seed=3),
     solver=SolverConfig(base_lr=0.05, momentum=0.9, weight_decay=0.01, clip_gradients=0.5),
-    exchange=ExchangeConfig(timeout_s=60),
+    exchange=ExchangeConfig(timeout_s=300),
 )
 STAGES = {4: 2, 2: 3, 1: 4, 3: STEPS}
 """The interrupted training: up to which step it goes on each number of workers."""
@@ -109,7 +109,7 @@ def fit_all(folder: Path, world_size: int, resume_from: Path | None) -> dict[str
     bucket_bytes = BUCKET_BYTES[world_size]
     ends = {}
     with (
-        join("cpu", 60) as world,
+        join("cpu", 300) as world,
         patch("firecaffe.assemble.join", lambda *_: contextlib.nullcontext(world)),
         patch.dict(COMPRESSORS, power_sgd=LowRank(RANK)),
     ):
@@ -137,7 +137,7 @@ def ends(ranks: Ranks, runs: Path) -> dict[int, dict[str, Bits]]:
     before = None
     for world_size in STAGES:
         folder = runs / str(world_size)
-        found[world_size] = ranks.run(world_size, fit_all, folder, world_size, before)[0]
+        found[world_size] = ranks.shared(world_size, fit_all, folder, world_size, before)[0]
         before = folder
     return found
 
@@ -223,5 +223,5 @@ def fit_wide(compressor: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("compressor", ["one_bit", "threshold", "power_sgd"])
 def test_several_threads_change_no_bit(ranks: Ranks, compressor: str, tmp_path: Path) -> None:
-    [alone] = ranks.run(1, fit_wide, compressor, tmp_path / "1")
-    assert ranks.run(2, fit_wide, compressor, tmp_path / "2") == [alone, alone]
+    [alone] = ranks.shared(1, fit_wide, compressor, tmp_path / "1")
+    assert ranks.shared(2, fit_wide, compressor, tmp_path / "2") == [alone, alone]

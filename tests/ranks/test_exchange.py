@@ -38,7 +38,7 @@ def all_reduce(algorithm: str) -> list[torch.Tensor]:
 def test_all_ranks_get_the_bits_of_the_interpreter(
     ranks: Ranks, algorithm: str, world_size: int
 ) -> None:
-    by_rank = ranks.run(world_size, all_reduce, algorithm)
+    by_rank = ranks.shared(world_size, all_reduce, algorithm)
     for index, num_elements in enumerate(SIZES):
         vectors = [vector_of(rank, num_elements) for rank in range(world_size)]
         for rank in range(world_size):
@@ -63,7 +63,7 @@ def compare_with_torch(num_elements: int) -> bool:
 
 
 def test_integers_sum_to_what_torch_says(ranks: Ranks) -> None:
-    assert ranks.run(4, compare_with_torch, 12345) == [True] * 4
+    assert ranks.shared(4, compare_with_torch, 12345) == [True] * 4
 
 
 def fold_leaves(num_leaves: int, num_elements: int) -> torch.Tensor:
@@ -87,5 +87,5 @@ def test_fold_continues_the_tree_for_unequal_shares(
     alone: TreeSum[torch.Tensor] = TreeSum(num_leaves, torch.add)
     for leaf in range(num_leaves):
         alone.push(Node(0, leaf), vector_of(leaf, num_elements))
-    for total in ranks.run(world_size, fold_leaves, num_leaves, num_elements):
+    for total in ranks.shared(world_size, fold_leaves, num_leaves, num_elements):
         assert torch.equal(total, alone.total())

@@ -326,7 +326,7 @@ def differ(words: str) -> str:
     if words == "hosts":
         os.environ["LOCAL_WORLD_SIZE"] = ("2", "1")[rank]
     try:
-        firecaffe.parallelize(Network(), exchange=exchange, timeout_s=30)
+        firecaffe.parallelize(Network(), exchange=exchange, timeout_s=300)
     except AgreementError as error:
         return str(error)
     return ""
@@ -360,7 +360,7 @@ def use_torch_hook(name: str, channels_last: bool, folder: str) -> firecaffe.Res
             global_batch_size=24, micro_batch_size=6, steps=12, channels_last=channels_last
         ),
         solver=firecaffe.SolverConfig(base_lr=0.2),
-        exchange=firecaffe.ExchangeConfig(bucket_bytes=200, timeout_s=60),
+        exchange=firecaffe.ExchangeConfig(bucket_bytes=200, timeout_s=300),
         run=firecaffe.RunConfig(folder=folder, tensorboard=False),
     )
     comm_hook = None if name == "none" else (state, hook)
@@ -372,7 +372,7 @@ def use_torch_hook(name: str, channels_last: bool, folder: str) -> firecaffe.Res
 def use_torch_hooks(folder: str) -> dict[str, firecaffe.Result]:
     """One world for all trainings: the store that ranks meet in remembers addresses of the last."""
     with (
-        join("cpu", 60) as world,
+        join("cpu", 300) as world,
         patch("firecaffe.assemble.join", lambda *_: nullcontext(world)),
     ):
         return {

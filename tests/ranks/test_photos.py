@@ -22,7 +22,7 @@ RECIPE = Recipe(
         global_batch_size=24, micro_batch_size=4, steps=12, seed=3, eval_batch_size=16
     ),
     solver=SolverConfig(type="nesterov", base_lr=0.01),
-    exchange=ExchangeConfig(algorithm="tree", timeout_s=60),
+    exchange=ExchangeConfig(algorithm="tree", timeout_s=300),
 )
 
 
@@ -55,7 +55,7 @@ def test_the_same_bits_on_1_to_4_workers(
     ranks: Ranks, packed: Path, tmp_path: Path, words: dict[str, str]
 ) -> None:
     recipe = recipe_on(packed, **words)
-    found = [ranks.run(size, fit, recipe, str(tmp_path / str(size)))[0] for size in WORLDS]
+    found = [ranks.shared(size, fit, recipe, str(tmp_path / str(size)))[0] for size in WORLDS]
     assert len({result.state_sha256 for result in found}) == 1
     assert len({(result.top1, result.test_loss) for result in found}) == 1
     assert [len(result.data_wait_by_rank) for result in found] == list(WORLDS)
@@ -67,8 +67,8 @@ def test_a_cache_and_threads_change_nothing(ranks: Ranks, packed: Path, tmp_path
         plain.data, cache=str(tmp_path / "cache"), cache_bytes=200_000, decode_threads=3
     )
     cached = dataclasses.replace(plain, data=data)
-    one = ranks.run(1, fit, plain, str(tmp_path / "plain"))[0]
-    other = ranks.run(2, fit, cached, str(tmp_path / "cached"))[0]
+    one = ranks.shared(1, fit, plain, str(tmp_path / "plain"))[0]
+    other = ranks.shared(2, fit, cached, str(tmp_path / "cached"))[0]
     assert one.state_sha256 == other.state_sha256
     assert list((tmp_path / "cache").glob("*.shard"))
 
@@ -80,7 +80,7 @@ def test_a_run_that_skips_says_what_it_left_out(ranks: Ranks, tmp_path: Path) ->
     for path in broken:
         path.write_bytes(path.read_bytes()[:300])
     recipe = recipe_on(photos, name="folder", on_error="skip")
-    found = [ranks.run(size, fit, recipe, str(tmp_path / str(size)))[0] for size in (1, 2)]
+    found = [ranks.shared(size, fit, recipe, str(tmp_path / str(size)))[0] for size in (1, 2)]
     assert found[0].state_sha256 == found[1].state_sha256
     record = read_run_file(tmp_path / "2", "result.json")
     lines = record["broken_images"]

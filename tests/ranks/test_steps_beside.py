@@ -16,7 +16,7 @@ from firecaffe.measured_step import Timed, time_steps_beside_exchange
 from firecaffe.recipe import Recipe
 from tests.world import Ranks
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 def sums_beside(failing_rank: int | None, in_memory: bool) -> tuple[str, int]:

@@ -27,11 +27,11 @@ def test_ranks_send_what_the_schedule_says(ranks: Ranks, name: str) -> None:
     expected = dict.fromkeys(range(4), 0)
     for transfer in ALGORITHMS[name](4, ELEMENTS).transfers():
         expected[transfer.source] += 4 * transfer.num_elements
-    assert ranks.run(4, sent_bytes, name) == list(expected.values())
+    assert ranks.shared(4, sent_bytes, name) == list(expected.values())
 
 
 def test_of_the_backends_own_nobody_knows(ranks: Ranks) -> None:
-    assert ranks.run(2, sent_bytes, "native") == [None, None]
+    assert ranks.shared(2, sent_bytes, "native") == [None, None]
 
 
 WEIGHTS_BYTES = 4 * 431_080
@@ -44,7 +44,7 @@ def fit(folder: str, exchange: ExchangeConfig) -> list[float | None]:
         data=DataConfig("generated"),
         train=TrainConfig(global_batch_size=16, micro_batch_size=4, steps=2, eval_batch_size=500),
         run=RunConfig(folder=folder, tensorboard=False),
-        exchange=dataclasses.replace(exchange, timeout_s=60),
+        exchange=dataclasses.replace(exchange, timeout_s=300),
     )
     return firecaffe.train(recipe).sent_bytes_per_step_by_rank
 
@@ -63,5 +63,5 @@ def fit(folder: str, exchange: ExchangeConfig) -> list[float | None]:
 def test_a_run_records_what_each_step_sent(
     ranks: Ranks, tmp_path: Path, exchange: ExchangeConfig, of_weights: float
 ) -> None:
-    first, second = ranks.run(2, fit, str(tmp_path / "run"), exchange)[0]
+    first, second = ranks.shared(2, fit, str(tmp_path / "run"), exchange)[0]
     assert first == second == pytest.approx(of_weights * WEIGHTS_BYTES, rel=0.01)

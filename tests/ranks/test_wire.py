@@ -80,7 +80,7 @@ def over(world: World) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
 def test_nodes_are_summed_and_gathered_alike_on_any_number_of_ranks(
     ranks: Ranks, world_size: int
 ) -> None:
-    for plain, by_rows, payloads in ranks.run(world_size, over_wire):
+    for plain, by_rows, payloads in ranks.shared(world_size, over_wire):
         for index, size in enumerate(SIZES):
             vectors = [vector_of(node, size) for node in range(NODES)]
             assert torch.equal(plain[index], fold(vectors, torch.add))
@@ -100,4 +100,4 @@ def sum_nothing() -> int:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_parameter_may_have_no_element(ranks: Ranks, world_size: int) -> None:
-    assert ranks.run(world_size, sum_nothing) == [0] * world_size
+    assert ranks.shared(world_size, sum_nothing) == [0] * world_size

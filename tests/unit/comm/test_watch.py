@@ -14,7 +14,7 @@ from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 
 SILENT_S = 0.6
-LONG_S = 30.0
+LONG_S = 300.0
 
 
 def connect() -> tuple[socket.socket, socket.socket]:

@@ -30,5 +30,5 @@ def test_a_thread_that_cannot_begin_fails_what_it_is_given() -> None:
 
     worker = Worker("test", begin)
     with pytest.raises(OSError, match="no device"):
-        worker.submit(lambda: None).result(timeout=20)
+        worker.submit(lambda: None).result(timeout=300)
     worker.close()

@@ -108,7 +108,7 @@ def test_closing_ends_the_threads() -> None:
     batches.close()
     for thread in threading.enumerate():
         if thread.name.startswith("fetch"):
-            thread.join(timeout=30)
+            thread.join(timeout=300)
             assert not thread.is_alive()
 
 

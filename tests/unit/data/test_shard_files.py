@@ -77,7 +77,7 @@ def test_processes_may_share_a_cache_at_its_limit(packed: Path, tmp_path: Path) 
         )
         for seed in ("7", "11", "13")
     ]
-    ends = [process.communicate(timeout=120)[1].decode() for process in started]
+    ends = [process.communicate(timeout=300)[1].decode() for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], ends
     assert sum(path.stat().st_size for path in cache.glob("*.shard")) <= limit
     assert not list(cache.glob("*.partial"))

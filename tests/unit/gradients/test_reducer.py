@@ -14,7 +14,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import Coding
 from firecaffe.gradients.reducer import GradientReducer, covered_s
 
-WAIT_S = 20.0
+WAIT_S = 300.0
 
 
 class RecordingExchange(Exchange):

@@ -20,7 +20,7 @@ def test_the_state_may_change_while_it_is_written(tmp_path: Path) -> None:
     may_write = threading.Event()
 
     def write(folder: Path, checkpoint: Checkpoint) -> Path:
-        assert may_write.wait(60)
+        assert may_write.wait(300)
         return save_checkpoint(folder, checkpoint)
 
     saver.write = write

@@ -64,9 +64,9 @@ class Board:
 
     def swap(self, rank: int, value: T) -> list[T]:
         self._values[rank] = value
-        self.barrier.wait(timeout=30)
+        self.barrier.wait(timeout=300)
         values = list(self._values)
-        self.barrier.wait(timeout=30)
+        self.barrier.wait(timeout=300)
         return values
 
 
