@@ -154,10 +154,11 @@ def wait_for_step(run: Run, launcher: subprocess.Popen[str], killed_s: float) ->
 
 
 def ranks_of(launcher: int) -> list[psutil.Process]:
+    """Each leads a session of its own."""
     try:
         children = psutil.Process(launcher).children()
-        return [child for child in children if child.environ().get("RANK")]
-    except psutil.Error:
+        return [child for child in children if os.getsid(child.pid) == child.pid]
+    except (psutil.Error, ProcessLookupError):
         return []
 
 

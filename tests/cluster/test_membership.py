@@ -13,8 +13,7 @@ import pytest
 from benchmarks.cluster_run import Rank
 from benchmarks.small_run import RECIPE, command, state_of, steps_of
 from benchmarks.virtual_cluster import VirtualCluster
-
-Up = Callable[..., VirtualCluster]
+from tests.typed import python
 
 STEPS = 900
 TIMEOUT_S = 600.0
@@ -38,8 +37,21 @@ def wait_until(is_so: Callable[[], bool], launchers: list[Rank]) -> None:
 
 
 @pytest.mark.parametrize("hosts", [3, pytest.param(4, marks=pytest.mark.slow)])
-def test_all_then_two_then_one_more_each_time(cluster: Up, tmp_path: Path, hosts: int) -> None:
-    """With 3 hosts 3, 2, 3; with 4 hosts 4, 2, 3, 4."""
+def test_all_then_two_then_one_more_each_time(
+    can_emulate: None, tmp_path: Path, hosts: int
+) -> None:
+    """With 3 hosts 3, 2, 3; with 4 hosts 4, 2, 3, 4. In a process of its own: see `tests.typed`."""
+    script = "import sys, pathlib; from tests.cluster.test_membership import leave_and_come"
+    done = python("-c", f"{script}; leave_and_come(pathlib.Path(sys.argv[1]), {hosts})", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def leave_and_come(tmp_path: Path, hosts: int) -> None:
+    with VirtualCluster(hosts, 1_000_000_000) as net:
+        leave_and_come_on(net, tmp_path, hosts)
+
+
+def leave_and_come_on(net: VirtualCluster, tmp_path: Path, hosts: int) -> None:
     recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(RECIPE)
     alone = tmp_path / "alone"
@@ -47,7 +59,6 @@ def test_all_then_two_then_one_more_each_time(cluster: Up, tmp_path: Path, hosts
         command(recipe, alone, 1, *WORDS), check=True, capture_output=True, timeout=TIMEOUT_S
     )
 
-    net = cluster(hosts, 1_000_000_000)
     meeting = ["--nnodes", f"2:{hosts}", "--max-restarts", "3", "--rdzv-id", "members"]
     meeting += ["--rdzv-endpoint", f"{net.address(0)}:29400"]
 

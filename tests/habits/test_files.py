@@ -3,8 +3,6 @@
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 MOST_LINES = 400
 FORBIDDEN_NAMES = ("utils", "util", "helpers", "common", "misc")
@@ -17,17 +15,15 @@ def tracked() -> list[Path]:
     return [Path(line) for line in done.stdout.splitlines() if (ROOT / line).is_file()]
 
 
-FILES = tracked()
+FILES = {path: (ROOT / path).read_text() for path in tracked() if path.suffix == ".py"}
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.suffix == ".py"], ids=str)
-def test_python_file(path: Path) -> None:
-    text = (ROOT / path).read_text()
-    assert len(text.splitlines()) <= MOST_LINES
-    assert path.stem not in FORBIDDEN_NAMES
-    assert text == "" or text.startswith('"""'), "a file begins by saying what it is for"
+def test_python_files_are_short_and_begin_by_saying_what_they_are_for() -> None:
+    assert [str(path) for path, text in FILES.items() if text.count("\n") > MOST_LINES] == []
+    assert [str(path) for path in FILES if path.stem in FORBIDDEN_NAMES] == []
+    assert [str(p) for p, text in FILES.items() if text and not text.startswith('"""')] == []
 
 
 def test_most_files_are_under_200_lines() -> None:
-    lengths = [len((ROOT / p).read_text().splitlines()) for p in FILES if p.suffix == ".py"]
+    lengths = [text.count("\n") for text in FILES.values()]
     assert sum(length < 200 for length in lengths) / len(lengths) > 0.8

@@ -49,31 +49,29 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("algorithm", SCHEDULES)
-def test_sums_are_exact(algorithm: str, world_size: int) -> None:
-    for num_elements in SIZES:
-        vectors = whole_numbers(world_size, num_elements)
-        before = [vector.clone() for vector in vectors]
-        total = torch.stack(vectors).sum(dim=0)
-        results = interpret(SCHEDULES[algorithm](world_size, num_elements), vectors)
-        assert len(results) == world_size
-        assert all(torch.equal(result, total) for result in results)
-        assert all(same_bits(vector, old) for vector, old in zip(vectors, before, strict=True))
+def test_sums_are_exact(algorithm: str) -> None:
+    for world_size in WORLD_SIZES:
+        for num_elements in SIZES:
+            vectors = whole_numbers(world_size, num_elements)
+            before = [vector.clone() for vector in vectors]
+            total = torch.stack(vectors).sum(dim=0)
+            results = interpret(SCHEDULES[algorithm](world_size, num_elements), vectors)
+            assert len(results) == world_size
+            assert all(torch.equal(result, total) for result in results)
+            assert all(same_bits(vector, old) for vector, old in zip(vectors, before, strict=True))
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("algorithm", SCHEDULES)
-def test_bits_are_those_of_the_tree_where_the_proof_says_so(
-    algorithm: str, world_size: int
-) -> None:
-    vectors = random_numbers(world_size, 1009)
-    results = interpret(SCHEDULES[algorithm](world_size, 1009), vectors)
-    tree = tree_sum(vectors)
-    assert all(torch.allclose(result, tree, atol=1e-4) for result in results)
-    assert all(same_bits(result, results[0]) for result in results)
-    name = algorithm.split(",")[0]
-    assert same_bits(results[0], tree) == adds_in_tree_order(name, world_size)
+def test_bits_are_those_of_the_tree_where_the_proof_says_so(algorithm: str) -> None:
+    for world_size in WORLD_SIZES:
+        vectors = random_numbers(world_size, 1009)
+        results = interpret(SCHEDULES[algorithm](world_size, 1009), vectors)
+        tree = tree_sum(vectors)
+        assert all(torch.allclose(result, tree, atol=1e-4) for result in results)
+        assert all(same_bits(result, results[0]) for result in results)
+        name = algorithm.split(",")[0]
+        assert same_bits(results[0], tree) == adds_in_tree_order(name, world_size)
 
 
 @pytest.mark.parametrize("outer", ALGORITHMS)
@@ -172,32 +170,32 @@ def put(slice_: Tensor, message: Tensor) -> None:
     slice_.copy_(message)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("algorithm", SCHEDULES)
-def test_ranks_on_their_own_do_what_interpret_does(algorithm: str, world_size: int) -> None:
-    for num_elements in (1, 1009):
-        schedule = SCHEDULES[algorithm](world_size, num_elements)
-        vectors = random_numbers(world_size, num_elements)
-        alone = run_through_queues(schedule, vectors)
-        together = interpret(schedule, vectors)
-        assert all(same_bits(a, b) for a, b in zip(alone, together, strict=True))
+def test_ranks_on_their_own_do_what_interpret_does(algorithm: str) -> None:
+    for world_size in WORLD_SIZES:
+        for num_elements in (1, 1009):
+            schedule = SCHEDULES[algorithm](world_size, num_elements)
+            vectors = random_numbers(world_size, num_elements)
+            alone = run_through_queues(schedule, vectors)
+            together = interpret(schedule, vectors)
+            assert all(same_bits(a, b) for a, b in zip(alone, together, strict=True))
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("algorithm", SCHEDULES)
-def test_sends_match_receives_between_each_two_ranks(algorithm: str, world_size: int) -> None:
-    schedule = SCHEDULES[algorithm](world_size, 1009)
-    sends: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    receives: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for rank in range(world_size):
-        for round_ in rounds_of_rank(schedule, rank):
-            for peer, start, stop in round_.sends:
-                sends[rank, peer].append((start, stop))
-            for receive in round_.receives:
-                receives[receive.source, rank].append((receive.start, receive.stop))
-    assert sends == receives
-    assert sum(map(len, sends.values())) == len(list(schedule.transfers()))
-    assert all(a != b for a, b in sends)
+def test_sends_match_receives_between_each_two_ranks(algorithm: str) -> None:
+    for world_size in WORLD_SIZES:
+        schedule = SCHEDULES[algorithm](world_size, 1009)
+        sends: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        receives: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        for rank in range(world_size):
+            for round_ in rounds_of_rank(schedule, rank):
+                for peer, start, stop in round_.sends:
+                    sends[rank, peer].append((start, stop))
+                for receive in round_.receives:
+                    receives[receive.source, rank].append((receive.start, receive.stop))
+        assert sends == receives
+        assert sum(map(len, sends.values())) == len(list(schedule.transfers()))
+        assert all(a != b for a, b in sends)
 
 
 @pytest.mark.parametrize("reduce", [True, False])

@@ -59,47 +59,47 @@ def parts(round_: RankRound) -> list[range]:
     ]
 
 
-@pytest.mark.parametrize("world_size", range(1, 18))
 @pytest.mark.parametrize("algorithm", MAKERS)
-def test_only_what_is_still_in_use_goes_over_scratch(algorithm: str, world_size: int) -> None:
+def test_only_what_is_still_in_use_goes_over_scratch(algorithm: str) -> None:
     """All receives are posted AHEAD rounds early: none overwrites what those rounds touch."""
-    for rounds in ranks_of(algorithm, world_size):
-        for index, round_ in enumerate(rounds):
-            before = set().union(*map(used, rounds[max(0, index - AHEAD) : index]))
-            assert before.isdisjoint(overwritten(round_))
-            for start, stop, _ in round_.detours:
-                assert not before.isdisjoint(range(start, stop))
+    for world_size in range(1, 18):
+        for rounds in ranks_of(algorithm, world_size):
+            for index, round_ in enumerate(rounds):
+                before = set().union(*map(used, rounds[max(0, index - AHEAD) : index]))
+                assert before.isdisjoint(overwritten(round_))
+                for start, stop, _ in round_.detours:
+                    assert not before.isdisjoint(range(start, stop))
 
 
-@pytest.mark.parametrize("world_size", range(1, 18))
 @pytest.mark.parametrize("algorithm", MAKERS)
-def test_parts_in_scratch_at_one_time_do_not_overlap(algorithm: str, world_size: int) -> None:
-    for rounds in ranks_of(algorithm, world_size):
-        size = scratch_elements(rounds)
-        for first in range(len(rounds)):
-            posted = [part for r in rounds[first : first + AHEAD + 1] for part in parts(r)]
-            assert all(0 <= part.start < part.stop <= size for part in posted)
-            assert all(set(a).isdisjoint(b) for a, b in combinations(posted, 2))
+def test_parts_in_scratch_at_one_time_do_not_overlap(algorithm: str) -> None:
+    for world_size in range(1, 18):
+        for rounds in ranks_of(algorithm, world_size):
+            size = scratch_elements(rounds)
+            for first in range(len(rounds)):
+                posted = [part for r in rounds[first : first + AHEAD + 1] for part in parts(r)]
+                assert all(0 <= part.start < part.stop <= size for part in posted)
+                assert all(set(a).isdisjoint(b) for a, b in combinations(posted, 2))
 
 
-@pytest.mark.parametrize("world_size", range(1, 18))
 @pytest.mark.parametrize("algorithm", MAKERS)
-def test_what_comes_over_scratch_is_added_or_copied(algorithm: str, world_size: int) -> None:
-    for rounds in ranks_of(algorithm, world_size):
-        for round_ in rounds:
-            received = {
-                (r.source, r.start, r.stop, r.scratch)
-                for r in round_.receives
-                if r.scratch is not None
-            }
-            added = {
-                (source, addition.start, addition.stop, offset)
-                for addition in round_.additions
-                for source, offset in addition.parts.items()
-            }
-            copied = set(round_.detours)
-            assert {r for r in received if r[1:] not in copied} == added
-            assert copied <= {r[1:] for r in received}
+def test_what_comes_over_scratch_is_added_or_copied(algorithm: str) -> None:
+    for world_size in range(1, 18):
+        for rounds in ranks_of(algorithm, world_size):
+            for round_ in rounds:
+                received = {
+                    (r.source, r.start, r.stop, r.scratch)
+                    for r in round_.receives
+                    if r.scratch is not None
+                }
+                added = {
+                    (source, addition.start, addition.stop, offset)
+                    for addition in round_.additions
+                    for source, offset in addition.parts.items()
+                }
+                copied = set(round_.detours)
+                assert {r for r in received if r[1:] not in copied} == added
+                assert copied <= {r[1:] for r in received}
 
 
 def aheads(algorithm: str, world_size: int, rank: int) -> list[int]:

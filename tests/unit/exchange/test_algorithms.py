@@ -19,18 +19,18 @@ SEGMENTS = 374
 """So many segments of equal length, 32760 elements, are the fewest of 32768 at most."""
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_rank_ends_with_every_part_once(algorithm: str, world_size: int) -> None:
-    for num_elements in SIZES:
-        schedule = ALGORITHMS[algorithm](world_size, num_elements)
-        check(schedule)
-        assert (schedule.algorithm, schedule.world_size) == (algorithm, world_size)
-        assert schedule.num_elements == num_elements
-        assert all(schedule.rounds)
-        assert all(t.num_elements > 0 for t in schedule.transfers())
-        assert prove(schedule).complete
-        assert schedule == ALGORITHMS[algorithm](world_size, num_elements)
+def test_every_rank_ends_with_every_part_once(algorithm: str) -> None:
+    for world_size in WORLD_SIZES:
+        for num_elements in SIZES:
+            schedule = ALGORITHMS[algorithm](world_size, num_elements)
+            check(schedule)
+            assert (schedule.algorithm, schedule.world_size) == (algorithm, world_size)
+            assert schedule.num_elements == num_elements
+            assert all(schedule.rounds)
+            assert all(t.num_elements > 0 for t in schedule.transfers())
+            assert prove(schedule).complete
+            assert schedule == ALGORITHMS[algorithm](world_size, num_elements)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -139,16 +139,16 @@ def test_the_tables_have_the_same_rows() -> None:
     assert (*ALGORITHMS, NATIVE) == EXCHANGES
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_costs_are_the_published_ones(algorithm: str, world_size: int) -> None:
-    schedule = ALGORITHMS[algorithm](world_size, DIVISIBLE)
-    cost = COSTS[algorithm](world_size)
-    assert len(schedule.rounds) == cost.rounds
-    assert schedule.serial_messages() == cost.messages
-    assert schedule.serial_elements() == cost.elements * DIVISIBLE
-    assert schedule.serial_additions() == cost.additions * DIVISIBLE
-    assert schedule.elements_of_busiest_rank() == cost.busiest_rank * DIVISIBLE
+def test_costs_are_the_published_ones(algorithm: str) -> None:
+    for world_size in WORLD_SIZES:
+        schedule = ALGORITHMS[algorithm](world_size, DIVISIBLE)
+        cost = COSTS[algorithm](world_size)
+        assert len(schedule.rounds) == cost.rounds
+        assert schedule.serial_messages() == cost.messages
+        assert schedule.serial_elements() == cost.elements * DIVISIBLE
+        assert schedule.serial_additions() == cost.additions * DIVISIBLE
+        assert schedule.elements_of_busiest_rank() == cost.busiest_rank * DIVISIBLE
 
 
 AT_THE_BOUND = {
@@ -175,35 +175,37 @@ def test_no_algorithm_beats_the_lower_bound_and_some_reach_it(algorithm: str) ->
     assert reached == AT_THE_BOUND[algorithm]
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_tree_has_binomial_edges(world_size: int) -> None:
+def test_tree_has_binomial_edges() -> None:
     """Rank r hears from r + 2^k for the bits k below its lowest set bit, and answers."""
-    transfers = list(ALGORITHMS["tree"](world_size, 8).transfers())
-    up = {(t.source, t.destination) for t in transfers if t.reduce}
-    parents = {rank: rank & (rank - 1) for rank in range(1, world_size)}  # lowest set bit cleared
-    assert up == set(parents.items())
-    assert {(t.destination, t.source) for t in transfers if not t.reduce} == up
-    assert len(transfers) == 2 * (world_size - 1)
+    for world_size in WORLD_SIZES:
+        transfers = list(ALGORITHMS["tree"](world_size, 8).transfers())
+        up = {(t.source, t.destination) for t in transfers if t.reduce}
+        parents = {
+            rank: rank & (rank - 1) for rank in range(1, world_size)
+        }  # lowest set bit cleared
+        assert up == set(parents.items())
+        assert {(t.destination, t.source) for t in transfers if not t.reduce} == up
+        assert len(transfers) == 2 * (world_size - 1)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
-def test_ring_sends_only_to_the_right(world_size: int) -> None:
-    for round_ in ALGORITHMS["ring"](world_size, DIVISIBLE).rounds:
-        assert [t.destination for t in round_] == [(t.source + 1) % world_size for t in round_]
-        assert len({(t.start, t.stop) for t in round_}) == world_size
+def test_ring_sends_only_to_the_right() -> None:
+    for world_size in WORLD_SIZES[1:]:
+        for round_ in ALGORITHMS["ring"](world_size, DIVISIBLE).rounds:
+            assert [t.destination for t in round_] == [(t.source + 1) % world_size for t in round_]
+            assert len({(t.start, t.stop) for t in round_}) == world_size
 
 
 @pytest.mark.parametrize("algorithm", ["recursive_doubling", "halving_doubling"])
-@pytest.mark.parametrize("world_size", [2, 4, 8, 16])
-def test_doubling_swaps_at_distances_1_2_4(algorithm: str, world_size: int) -> None:
-    levels = int(log2(world_size))
-    distances = [1 << level for level in range(levels)]
-    if algorithm == "halving_doubling":
-        distances += reversed(distances)
-    rounds = ALGORITHMS[algorithm](world_size, 1024).rounds
-    assert [{t.source ^ t.destination for t in round_} for round_ in rounds] == [
-        {distance} for distance in distances
-    ]
+def test_doubling_swaps_at_distances_1_2_4(algorithm: str) -> None:
+    for world_size in [2, 4, 8, 16]:
+        levels = int(log2(world_size))
+        distances = [1 << level for level in range(levels)]
+        if algorithm == "halving_doubling":
+            distances += reversed(distances)
+        rounds = ALGORITHMS[algorithm](world_size, 1024).rounds
+        assert [{t.source ^ t.destination for t in round_} for round_ in rounds] == [
+            {distance} for distance in distances
+        ]
 
 
 def test_a_round_of_halving_doubling_by_hand() -> None:

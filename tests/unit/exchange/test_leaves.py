@@ -62,57 +62,57 @@ def largest_inside(num_leaves: int, share: range) -> list[Node]:
     return sorted(largest, key=lambda node: node.index << node.level)
 
 
-@pytest.mark.parametrize("num_leaves", NUM_LEAVES)
-def test_one_worker_reaches_the_root_by_the_tree(num_leaves: int) -> None:
-    [(node, total)] = nodes_of(num_leaves, 1, 0)
-    assert node == root_of(num_leaves)
-    assert total == value_of(node, num_leaves)
-    leaves: list[Sum] = list(range(num_leaves))
-    assert total == fold(leaves, lambda left, right: (left, right))
+def test_one_worker_reaches_the_root_by_the_tree() -> None:
+    for num_leaves in NUM_LEAVES:
+        [(node, total)] = nodes_of(num_leaves, 1, 0)
+        assert node == root_of(num_leaves)
+        assert total == value_of(node, num_leaves)
+        leaves: list[Sum] = list(range(num_leaves))
+        assert total == fold(leaves, lambda left, right: (left, right))
 
 
-@pytest.mark.parametrize("num_leaves", NUM_LEAVES)
-def test_any_number_of_workers_makes_the_same_additions(num_leaves: int) -> None:
-    for world_size in range(1, num_leaves + 1):
-        rest = counter(num_leaves)
-        for rank in range(world_size):
-            for node, value in nodes_of(num_leaves, world_size, rank):
-                assert value == value_of(node, num_leaves)
-                rest.push(node, value)
-        assert rest.total() == value_of(root_of(num_leaves), num_leaves)
+def test_any_number_of_workers_makes_the_same_additions() -> None:
+    for num_leaves in NUM_LEAVES:
+        for world_size in range(1, num_leaves + 1):
+            rest = counter(num_leaves)
+            for rank in range(world_size):
+                for node, value in nodes_of(num_leaves, world_size, rank):
+                    assert value == value_of(node, num_leaves)
+                    rest.push(node, value)
+            assert rest.total() == value_of(root_of(num_leaves), num_leaves)
 
 
-@pytest.mark.parametrize("num_leaves", NUM_LEAVES)
-def test_shares_are_consecutive_even_and_complete(num_leaves: int) -> None:
-    for world_size in range(1, num_leaves + 1):
-        shares = [leaf_share(num_leaves, world_size, rank) for rank in range(world_size)]
-        assert list(chain.from_iterable(shares)) == list(range(num_leaves))
-        lengths = {len(share) for share in shares}
-        assert lengths <= {num_leaves // world_size, -(-num_leaves // world_size)}
+def test_shares_are_consecutive_even_and_complete() -> None:
+    for num_leaves in NUM_LEAVES:
+        for world_size in range(1, num_leaves + 1):
+            shares = [leaf_share(num_leaves, world_size, rank) for rank in range(world_size)]
+            assert list(chain.from_iterable(shares)) == list(range(num_leaves))
+            lengths = {len(share) for share in shares}
+            assert lengths <= {num_leaves // world_size, -(-num_leaves // world_size)}
 
 
-@pytest.mark.parametrize("num_leaves", NUM_LEAVES)
-def test_largest_nodes_are_the_largest(num_leaves: int) -> None:
-    for world_size in range(1, num_leaves + 1):
-        for rank in range(world_size):
-            share = leaf_share(num_leaves, world_size, rank)
-            nodes = largest_nodes(num_leaves, share)
-            assert nodes == largest_inside(num_leaves, share)
-            assert nodes == [node for node, _ in nodes_of(num_leaves, world_size, rank)]
-            assert len(nodes) <= max(1, 2 * (num_leaves - 1).bit_length())
+def test_largest_nodes_are_the_largest() -> None:
+    for num_leaves in NUM_LEAVES:
+        for world_size in range(1, num_leaves + 1):
+            for rank in range(world_size):
+                share = leaf_share(num_leaves, world_size, rank)
+                nodes = largest_nodes(num_leaves, share)
+                assert nodes == largest_inside(num_leaves, share)
+                assert nodes == [node for node, _ in nodes_of(num_leaves, world_size, rank)]
+                assert len(nodes) <= max(1, 2 * (num_leaves - 1).bit_length())
 
 
-@pytest.mark.parametrize("num_leaves", NUM_LEAVES)
-def test_shares_are_subtrees_where_they_are_equal_and_one_node_each(num_leaves: int) -> None:
-    for world_size in range(1, num_leaves + 1):
-        held = [nodes_of(num_leaves, world_size, rank) for rank in range(world_size)]
-        equal = num_leaves % world_size == 0
-        one_each = all(len(nodes) == 1 for nodes in held)
-        assert shares_are_subtrees(num_leaves, world_size) == (equal and one_each)
-        if equal and one_each:
-            sums = [value for [(_, value)] in held]
-            over_ranks = fold(sums, lambda left, right: (left, right))
-            assert over_ranks == value_of(root_of(num_leaves), num_leaves)
+def test_shares_are_subtrees_where_they_are_equal_and_one_node_each() -> None:
+    for num_leaves in NUM_LEAVES:
+        for world_size in range(1, num_leaves + 1):
+            held = [nodes_of(num_leaves, world_size, rank) for rank in range(world_size)]
+            equal = num_leaves % world_size == 0
+            one_each = all(len(nodes) == 1 for nodes in held)
+            assert shares_are_subtrees(num_leaves, world_size) == (equal and one_each)
+            if equal and one_each:
+                sums = [value for [(_, value)] in held]
+                over_ranks = fold(sums, lambda left, right: (left, right))
+                assert over_ranks == value_of(root_of(num_leaves), num_leaves)
 
 
 def test_more_workers_than_leaves_have_no_subtree() -> None:
@@ -127,28 +127,28 @@ def test_one_node_each_is_not_enough() -> None:
     assert not shares_are_subtrees(8, 6)
 
 
-@pytest.mark.parametrize("num_leaves", NUM_LEAVES)
-def test_completing_by_hand_is_pushing(num_leaves: int) -> None:
+def test_completing_by_hand_is_pushing() -> None:
     """The caller who adds by itself must add in the order given: nearest sibling first."""
-    by_hand = counter(num_leaves)
-    for leaf in range(num_leaves):
-        merged, node = by_hand.take_completed(Node(0, leaf))
-        value: Sum = leaf
-        for left in merged:
-            value = (left, value)
-        by_hand.pending.append((node, value))
-    assert by_hand.total() == value_of(root_of(num_leaves), num_leaves)
-
-
-@pytest.mark.parametrize("num_leaves", NUM_LEAVES[1:])
-def test_a_missing_leaf_is_noticed(num_leaves: int) -> None:
-    for missing in range(num_leaves):
-        partial = counter(num_leaves)
+    for num_leaves in NUM_LEAVES:
+        by_hand = counter(num_leaves)
         for leaf in range(num_leaves):
-            if leaf != missing:
-                partial.push(Node(0, leaf), leaf)
-        with pytest.raises(ValueError, match=f"not all {num_leaves} leaves were added"):
-            partial.total()
+            merged, node = by_hand.take_completed(Node(0, leaf))
+            value: Sum = leaf
+            for left in merged:
+                value = (left, value)
+            by_hand.pending.append((node, value))
+        assert by_hand.total() == value_of(root_of(num_leaves), num_leaves)
+
+
+def test_a_missing_leaf_is_noticed() -> None:
+    for num_leaves in NUM_LEAVES[1:]:
+        for missing in range(num_leaves):
+            partial = counter(num_leaves)
+            for leaf in range(num_leaves):
+                if leaf != missing:
+                    partial.push(Node(0, leaf), leaf)
+            with pytest.raises(ValueError, match=f"not all {num_leaves} leaves were added"):
+                partial.total()
 
 
 def test_nothing_added_is_no_total() -> None:

@@ -19,24 +19,26 @@ SEGMENTED = {
 }
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("algorithm", SEGMENTED)
-def test_every_rank_ends_with_every_part_once(algorithm: str, world_size: int) -> None:
-    sizes = ((0, 5), (1, 5), (2, 1), (5, 1), (64, 10), (1009, 37), (12345, 1000))
-    for num_elements, segment_elements in sizes:
-        schedule = SEGMENTED[algorithm](world_size, num_elements, segment_elements=segment_elements)
-        check(schedule)
-        assert (schedule.algorithm, schedule.world_size) == (algorithm, world_size)
-        assert all(0 < t.num_elements <= segment_elements for t in schedule.transfers())
-        slices = {(t.start, t.stop) for t in schedule.transfers()}
-        if world_size > 1 and num_elements:
-            assert len(slices) >= num_elements / segment_elements
-            lengths = {stop - start for start, stop in slices}
-            assert max(lengths) - min(lengths) <= 1
-        proof = prove(schedule)
-        assert proof.complete
-        if algorithm == "pipelined_tree":
-            assert proof.in_tree_order
+def test_every_rank_ends_with_every_part_once(algorithm: str) -> None:
+    for world_size in WORLD_SIZES:
+        sizes = ((0, 5), (1, 5), (2, 1), (5, 1), (64, 10), (1009, 37), (12345, 1000))
+        for num_elements, segment_elements in sizes:
+            schedule = SEGMENTED[algorithm](
+                world_size, num_elements, segment_elements=segment_elements
+            )
+            check(schedule)
+            assert (schedule.algorithm, schedule.world_size) == (algorithm, world_size)
+            assert all(0 < t.num_elements <= segment_elements for t in schedule.transfers())
+            slices = {(t.start, t.stop) for t in schedule.transfers()}
+            if world_size > 1 and num_elements:
+                assert len(slices) >= num_elements / segment_elements
+                lengths = {stop - start for start, stop in slices}
+                assert max(lengths) - min(lengths) <= 1
+            proof = prove(schedule)
+            assert proof.complete
+            if algorithm == "pipelined_tree":
+                assert proof.in_tree_order
 
 
 @pytest.mark.parametrize("algorithm", SEGMENTED)
@@ -80,10 +82,10 @@ def test_costs_of_a_pipelined_tree(world_size: int, s: int) -> None:
         assert segments_of_pipelined_tree(world_size, s) == k * (s + k)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_one_segment_is_the_tree(world_size: int) -> None:
-    alone = pipelined_tree.schedule(world_size, 100, segment_elements=100)
-    assert alone.rounds == tree.schedule(world_size, 100).rounds
+def test_one_segment_is_the_tree() -> None:
+    for world_size in WORLD_SIZES:
+        alone = pipelined_tree.schedule(world_size, 100, segment_elements=100)
+        assert alone.rounds == tree.schedule(world_size, 100).rounds
 
 
 @pytest.mark.parametrize(("world_size", "per_tree"), list(product(WORLD_SIZES, (1, 2, 3, 10))))
@@ -105,40 +107,40 @@ def test_costs_of_a_double_tree(world_size: int, per_tree: int) -> None:
     assert schedule.serial_additions() == 6 * up
 
 
-@pytest.mark.parametrize("world_size", [3, 4, 5, 31, 32, 64])
-def test_a_double_tree_of_many_segments_takes_twice_the_vector(world_size: int) -> None:
-    schedule = double_tree.schedule(world_size, 200, segment_elements=1)
-    assert 2 <= schedule.serial_elements() / 200 <= 2 * (1 + 2 * log2(world_size) / 200)
+def test_a_double_tree_of_many_segments_takes_twice_the_vector() -> None:
+    for world_size in [3, 4, 5, 31, 32, 64]:
+        schedule = double_tree.schedule(world_size, 200, segment_elements=1)
+        assert 2 <= schedule.serial_elements() / 200 <= 2 * (1 + 2 * log2(world_size) / 200)
 
 
-@pytest.mark.parametrize("world_size", range(1, 65))
-def test_two_trees(world_size: int) -> None:
+def test_two_trees() -> None:
     """Each reaches all ranks from one root, is binary and low; no rank is inside both."""
-    inside = []
-    for levels in two_trees(world_size):
-        assert len(levels) == int(log2(world_size))
-        edges = list(chain.from_iterable(levels))
-        children = [child for child, _ in edges]
-        assert len(set(children)) == len(children) == world_size - 1
-        [root] = set(range(world_size)) - set(children)
-        above = {root}
-        for level in levels:
-            assert {parent for _, parent in level} <= above
-            above = {child for child, _ in level}
-        hears = Counter(parent for _, parent in edges)
-        assert all(count <= 2 for count in hears.values())
-        inside.append(set(hears))
-    assert not inside[0] & inside[1]
+    for world_size in range(1, 65):
+        inside = []
+        for levels in two_trees(world_size):
+            assert len(levels) == int(log2(world_size))
+            edges = list(chain.from_iterable(levels))
+            children = [child for child, _ in edges]
+            assert len(set(children)) == len(children) == world_size - 1
+            [root] = set(range(world_size)) - set(children)
+            above = {root}
+            for level in levels:
+                assert {parent for _, parent in level} <= above
+                above = {child for child, _ in level}
+            hears = Counter(parent for _, parent in edges)
+            assert all(count <= 2 for count in hears.values())
+            inside.append(set(hears))
+        assert not inside[0] & inside[1]
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
-def test_rounds_of_a_double_tree_go_one_way_and_fill_the_ports(world_size: int) -> None:
-    rounds = double_tree.schedule(world_size, 400, segment_elements=10).rounds
-    for round_ in rounds:
-        assert len({t.reduce for t in round_}) == 1
-        for port in (Counter(t.source for t in round_), Counter(t.destination for t in round_)):
-            assert max(port.values()) <= 2
-    levels = int(log2(world_size))
-    middle = rounds[3 * levels : -3 * levels]
-    assert all(a[0].reduce != b[0].reduce for a, b in pairwise(middle))
-    assert {len(round_) for round_ in middle} == {2 * (world_size - 1)}
+def test_rounds_of_a_double_tree_go_one_way_and_fill_the_ports() -> None:
+    for world_size in WORLD_SIZES[1:]:
+        rounds = double_tree.schedule(world_size, 400, segment_elements=10).rounds
+        for round_ in rounds:
+            assert len({t.reduce for t in round_}) == 1
+            for port in (Counter(t.source for t in round_), Counter(t.destination for t in round_)):
+                assert max(port.values()) <= 2
+        levels = int(log2(world_size))
+        middle = rounds[3 * levels : -3 * levels]
+        assert all(a[0].reduce != b[0].reduce for a, b in pairwise(middle))
+        assert {len(round_) for round_ in middle} == {2 * (world_size - 1)}
