@@ -13,6 +13,7 @@ from firecaffe.exchange.choose import AUTO
 from firecaffe.recipe import Recipe
 from firecaffe.training.learning_rate import batch_scale, learning_rate
 from firecaffe.training.step import Stepper
+from firecaffe.words import LARGEST
 
 
 def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
@@ -77,10 +78,21 @@ def check_validation(recipe: Recipe, data: Data) -> None:
 
 
 def check_rates(recipe: Recipe, steps: int) -> None:
-    """Raises: RecipeError where the first or the last learning rate cannot be."""
-    for step in (0, steps - 1):
-        scale = batch_scale(recipe.solver, recipe.train.global_batch_size)
-        learning_rate(recipe.solver, step, steps, scale)
+    """Raises: RecipeError where the first or the last learning rate, or a layer's share of it or of
+    the weight decay, cannot be.
+    """
+    solver = recipe.solver
+    scale = batch_scale(solver, recipe.train.global_batch_size)
+    rate = max(learning_rate(solver, step, steps, scale) for step in (0, steps - 1))
+    for what, value, mults in (
+        (f"the learning rate of solver.base_lr {solver.base_lr:g}", rate, solver.lr_mult),
+        (f"solver.weight_decay {solver.weight_decay:g}", solver.weight_decay, solver.decay_mult),
+    ):
+        most = value * max(mults.values(), default=1.0)
+        if not most <= LARGEST:
+            raise RecipeError(
+                f"{what} comes to {most:g}; it must be at most {LARGEST:.2g}, the largest float32"
+            )
 
 
 def check_hosts(recipe: Recipe, world: World) -> None:

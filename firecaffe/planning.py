@@ -25,6 +25,7 @@ from firecaffe.plan.workload import IMAGES, Workload, layers_of
 from firecaffe.recipe import Recipe, check_recipe
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import FORECAST
+from firecaffe.training.config import check_batch
 from firecaffe.training.solver import make_optimizer
 
 JPEG_BYTES = 110_000.0
@@ -59,6 +60,7 @@ def workload_of(recipe: Recipe) -> Workload:
     check_recipe(recipe)
     train = recipe.train
     samples, shape = _samples(recipe)
+    check_batch(train, samples.count)
     steps_per_epoch = -(-samples.count // train.global_batch_size)
     return _workload(
         recipe.model.name,

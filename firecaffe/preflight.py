@@ -13,7 +13,7 @@ from firecaffe.models import build_model
 from firecaffe.planning import cluster_for
 from firecaffe.recipe import Recipe, check_recipe, identity
 from firecaffe.training.checkpoint import check_identity, load_newest
-from firecaffe.training.config import check_workers
+from firecaffe.training.config import check_batch, check_workers
 from firecaffe.training.solver import groups_of
 
 
@@ -29,6 +29,7 @@ def preflight(
     check_workers(recipe.train, world_size, level_of(recipe.exchange))
     data = check_data(recipe.data)
     check_validation(recipe, data)
+    check_rates(recipe, total_steps(recipe, data))
     with torch.device("meta"):
         model = build_model(recipe.model.name, data.train.num_classes, data.train.sample_CHW[0])
     check_input(model, recipe, data.train)
@@ -39,7 +40,6 @@ def preflight(
         raise RunError(
             f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
         )
-    check_rates(recipe, total_steps(recipe, data))
     cluster_for(recipe)
     if resume is not None:
         words = identity(recipe, total_steps(recipe, data))
@@ -56,6 +56,7 @@ def total_steps(recipe: Recipe, data: Data) -> int:
 def sample_order(recipe: Recipe, data: Data) -> SampleOrder:
     """The order of the training's samples. Raises: RecipeError where it cannot be."""
     config = recipe.train
+    check_batch(config, len(data.train))
     counts = shard_counts(data.train, recipe.data)
     return SampleOrder(
         config.seed, len(data.train), config.global_batch_size, config.micro_batch_size, counts

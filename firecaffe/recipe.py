@@ -22,6 +22,7 @@ from firecaffe.training.config import (
     check_train,
 )
 from firecaffe.training.learning_rate import check_policy
+from firecaffe.words import check_kinds
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def check_recipe(recipe: Recipe) -> None:
     # Optimizers load torch, which the meaning of a recipe's words does not need.
     from firecaffe.training.solver import check_solver
 
+    check_kinds(recipe)
     check_train(recipe.train)
     check_solver(recipe.solver)
     check_policy(recipe.solver)

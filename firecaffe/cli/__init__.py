@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 
+from firecaffe.cli.plain_text import print_plainly
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.comm.report import leave_report
 from firecaffe.errors import FirecaffeError, RecipeError, RunError
@@ -33,6 +34,7 @@ INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code. docs/usage.md lists the codes."""
     argv = sys.argv[1:] if argv is None else argv
+    print_plainly()
     try:
         return _run(argv)
     except KeyboardInterrupt:

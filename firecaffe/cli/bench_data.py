@@ -21,6 +21,7 @@ from firecaffe.data.packed import LIST, PackedPart, read_list
 from firecaffe.data.packing.part import Part, Source
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.shard_files import is_remote, open_files
+from firecaffe.data.source import check_words
 from firecaffe.data.stages import (
     Sampled,
     Stage,
@@ -52,8 +53,11 @@ class Measured:
 
 def main(argv: list[str]) -> int:
     options = make_parser().parse_args(argv)
-    if options.images < 1 or options.threads < 0 or not 0 < options.crop <= options.resize:
+    if options.images < 1 or not 0 < options.crop <= options.resize:
         raise RecipeError("--images and --crop are 1 or more, --resize at least --crop")
+    check_words(DataConfig(resize=options.resize, decode_threads=options.threads))
+    if not 0 <= options.model_rate < float("inf"):
+        raise RecipeError(f"--model-rate is {options.model_rate:g}; it must be images per second")
     cluster = cluster_to_write(options)
     torch.set_num_threads(1)
     keep_freed_memory()  # as in a training

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -25,10 +26,12 @@ from firecaffe.layer_types import LayerTypes, by_layer_type
 from firecaffe.measured_step import Timed, time_steps
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
+from firecaffe.planning import workload_of
 from firecaffe.recipe import Recipe
 
 SHORT = {"convolution": "conv", "fully connected": "full", "pooling": "pool", "dropout": "drop"}
 SHORT |= {"normalization": "norm", "activation": "act"}
+MOST_SECONDS = 3600
 
 
 def main(argv: list[str]) -> int:
@@ -40,6 +43,9 @@ def main(argv: list[str]) -> int:
             raise RecipeError(f"give a recipe or --model; usage: firecaffe bench step {USAGE}")
         recipe = recipe_for(options.model)
     sizes = _sizes(options.sizes)
+    _check_memory(recipe, sizes)
+    if not 0 < options.seconds <= MOST_SECONDS:
+        raise RecipeError(f"--seconds is {options.seconds:g}; it must be up to {MOST_SECONDS}")
     cluster = cluster_to_write(options)
     with join(recipe.train.device) as world:
         rows = [_time(recipe, world, size, options.seconds) for size in sizes]
@@ -86,6 +92,17 @@ def _sizes(words: str) -> list[int]:
     if sizes[0] < 1:
         raise RecipeError(f"--sizes is {words!r}; it must be numbers from 1, as 1,2,4")
     return sizes
+
+
+def _check_memory(recipe: Recipe, sizes: Sequence[int]) -> None:
+    """Raises: RecipeError where the layers' outputs alone would fill this host."""
+    needed_bytes = max(sizes) * workload_of(recipe).activation_bytes
+    has_bytes = psutil.virtual_memory().total
+    if recipe.train.device != "cuda" and needed_bytes > has_bytes:
+        raise RecipeError(
+            f"--sizes has {max(sizes)}; the outputs of its layers would take "
+            f"{needed_bytes / 1e9:,.4g} GB, and this host has {has_bytes / 1e9:.1f} GB"
+        )
 
 
 def _time(recipe: Recipe, world: World, size: int, seconds: float) -> Timed:

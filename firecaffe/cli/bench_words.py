@@ -11,6 +11,8 @@ from firecaffe.exchange import EXCHANGES, NATIVE, find_schedule, parse_hierarchi
 from firecaffe.gradients.compressors import COMPRESSORS
 
 DEVICES = ("auto", "cpu", "cuda")
+MOST_REPETITIONS = 1_000_000
+"""Each of whose times is kept."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class Plan:
 
 def make_plan(options: Namespace) -> Plan:
     """Raises: RecipeError, with the word that is wrong."""
-    if options.iters < 1:
-        raise RecipeError(f"-n is {options.iters}; it must be at least 1")
+    if not 1 <= options.iters <= MOST_REPETITIONS:
+        raise RecipeError(f"-n is {options.iters}; it must be 1 to {MOST_REPETITIONS:,}")
     if options.device not in DEVICES:
         raise RecipeError(f"--device is {options.device!r}; it must be {', '.join(DEVICES)}")
     least, most = parse_size("-b", options.minbytes), parse_size("-e", options.maxbytes)

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from math import isqrt
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from firecaffe.cli.console import make_console
 from firecaffe.cli.options.pack import USAGE, make_parser
+from firecaffe.data.decode import MOST_PIXELS
 from firecaffe.data.decoded import cores
 from firecaffe.data.packed import PackedPart, PackedSet, read_list
 from firecaffe.data.packing.pack import Packing, PackOptions
@@ -16,6 +18,7 @@ from firecaffe.data.packing.source import open_source
 from firecaffe.data.packing.verify import verify
 from firecaffe.data.shard_files import open_files
 from firecaffe.errors import RecipeError
+from firecaffe.words import MOST_THREADS
 
 MOST_BROKEN = 20
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -32,8 +35,11 @@ def main(argv: list[str]) -> int:
         raise RecipeError(
             f"pack takes SOURCE and DEST; found {found}; usage: firecaffe pack {USAGE}"
         )
-    if not 0 <= options.quality <= 100 or options.resize < 0 or options.threads < 0:
-        raise RecipeError("--quality is from 1 to 100, --resize and --threads are 1 or more")
+    limits = {"resize": isqrt(MOST_PIXELS), "quality": 100, "threads": MOST_THREADS}
+    for word, most in limits.items():
+        if not 0 <= getattr(options, word) <= most:
+            found = getattr(options, word)
+            raise RecipeError(f"--{word} is {found}; it must be 1 to {most}, or 0")
     packing = PackOptions(options.resize, options.quality, options.raw, _bytes(options.shard_size))
     source, dest = (Path(path).expanduser() for path in options.paths)
     return _pack(source, dest, packing, options.threads or cores(), options.channel_order == "bgr")

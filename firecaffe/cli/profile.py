@@ -12,11 +12,14 @@ from firecaffe.errors import RecipeError
 from firecaffe.models import MODELS, build_model
 from firecaffe.models.profile import Profile, profile
 
+MOST_IMAGES, MOST_PIXELS = 1_000_000_000, 65_536
+"""What no batch, or side of an image, exceeds. A tensor of more than 2^63 bytes cannot be."""
+
 
 def main(argv: list[str]) -> int:
     options = make_parser().parse_args(argv)
-    if options.batch_size < 1:
-        raise RecipeError(f"--batch-size is {options.batch_size}; it must be at least 1")
+    if not 1 <= options.batch_size <= MOST_IMAGES:
+        raise RecipeError(f"--batch-size is {options.batch_size}; it must be 1 to {MOST_IMAGES:,}")
     channels = _parse_input(options.input)[0] if options.input else None
     with torch.device("meta"):
         model = build_model(options.model, in_channels=channels)
@@ -39,9 +42,10 @@ def _parse_input(text: str) -> tuple[int, int, int]:
         channels, rows, columns = (int(part) for part in text.split("x"))
     except ValueError:
         channels = rows = columns = 0
-    if min(channels, rows, columns) < 1:
+    if min(channels, rows, columns) < 1 or max(channels, rows, columns) > MOST_PIXELS:
         raise RecipeError(
-            f"--input is {text!r}; it must be channels x rows x columns, as 3x224x224"
+            f"--input is {text!r}; it must be channels x rows x columns, as 3x224x224, each 1 to "
+            f"{MOST_PIXELS:,}"
         )
     return channels, rows, columns
 

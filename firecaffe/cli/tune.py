@@ -22,6 +22,8 @@ from firecaffe.tuning.trial import Trial
 from firecaffe.tuning.tune import Asked, Tuned, recipe_file, tune
 from firecaffe.tuning.verdict import KEPT, LOST, UNDECIDED
 
+MOST_TRAININGS = 10_000
+
 
 def main(argv: list[str]) -> int:
     recipe, options = parse_recipe(make_parser(), argv)
@@ -31,8 +33,14 @@ def main(argv: list[str]) -> int:
         _check_least(word, getattr(options, word), least)
     for word in ("band", "side_by_side"):
         _check_least(word, getattr(options, word), 0)
-    if not 0 < options.budget < float("inf"):
-        raise RecipeError(f"--budget is {options.budget:g}; it must be more than 0")
+    for word, most in (("seeds", MOST_TRAININGS), ("band", 100)):
+        if getattr(options, word) > most:
+            found = getattr(options, word)
+            raise RecipeError(f"--{word} is {found}; it must be at most {most:,}")
+    if not 0 < options.budget <= MOST_TRAININGS:
+        raise RecipeError(
+            f"--budget is {options.budget:g}; it must be more than 0 and at most {MOST_TRAININGS:,}"
+        )
     stem = f"{options.recipe.stem}_b{options.global_batch_size}"
     folder = Path(options.out or f"runs/tune-{stem}")
     path = Path(options.write) if options.write else folder / f"{stem}.toml"

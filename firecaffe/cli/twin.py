@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from firecaffe.comm.launch import Hosts, launch
+from firecaffe.comm.launch import Hosts, check_memory, launch
 from firecaffe.preflight import preflight
 from firecaffe.recipe import Recipe, to_toml
 
@@ -16,6 +16,7 @@ def check_twins(recipe: Recipe, counts: Iterable[int]) -> None:
     bare = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, folder=""))
     for workers in counts:
         preflight(bare, workers)
+        check_memory(workers)
 
 
 def train_twin(recipe: Recipe, workers: int, parent: Path, digests: bool = False) -> Path:

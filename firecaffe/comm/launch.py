@@ -80,6 +80,21 @@ def parse_nodes(text: str) -> tuple[int, int]:
     return least, most
 
 
+RANK_BYTES = 200_000_000
+"""Memory of its own that a rank takes before it has a network (torch 2.13, CPU: 203 MB)."""
+
+
+def check_memory(nproc_per_node: int) -> None:
+    """Raises: RecipeError where this host cannot hold so many ranks."""
+    has_bytes = psutil.virtual_memory().total
+    most = max(1, has_bytes // RANK_BYTES)
+    if nproc_per_node > most:
+        raise RecipeError(
+            f"--nproc-per-node is {nproc_per_node}; a rank takes {RANK_BYTES / 1e9:g} GB at least "
+            f"and this host has {has_bytes / 1e9:.1f} GB, so it must be at most {most}"
+        )
+
+
 def launch(
     arguments: list[str],
     hosts: Hosts,
@@ -96,6 +111,7 @@ def launch(
     stopped as they were asked to.
     """
     check_hosts_words(hosts)
+    check_memory(hosts.nproc_per_node)
     # The agent reports in its own many-line form what we report in one line; its loggers set
     # levels of their own.
     logging.disable(logging.CRITICAL)

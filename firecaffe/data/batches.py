@@ -24,6 +24,9 @@ from firecaffe.data.prefetch import ahead, image_bytes
 from firecaffe.data.random_resized_crop import box, cut, draws, middle
 from firecaffe.errors import DataError, RecipeError
 
+SMALLEST = torch.finfo(torch.float32).tiny
+"""What is less is 0 to a division in float32."""
+
 
 def output_shape(dataset: Dataset, config: DataConfig) -> tuple[int, int, int]:
     """Shape of the images that a network is given: the data set's, cropped.
@@ -32,13 +35,16 @@ def output_shape(dataset: Dataset, config: DataConfig) -> tuple[int, int, int]:
         RecipeError: crop, pad, mean or std do not fit the data set's images.
     """
     channels, rows, columns = dataset.sample_CHW
+    side = min(rows, columns)
     try:
+        if config.pad > side:
+            raise ValueError
         rows, columns = cropped_shape((rows, columns), config.crop, config.pad)
     except ValueError:
         raise RecipeError(
             f"data.crop is {config.crop} with data.pad {config.pad} on images of "
-            f"{rows} x {columns}, expected pad from 0 and crop from 0 to the shorter side plus "
-            "twice the padding"
+            f"{rows} x {columns}, expected pad from 0 to the shorter side and crop from 0 to that "
+            "plus twice the padding"
         ) from None
     for name, values in (("mean", config.mean), ("std", config.std)):
         if len(values) not in (0, 1, channels):
@@ -46,8 +52,8 @@ def output_shape(dataset: Dataset, config: DataConfig) -> tuple[int, int, int]:
                 f"data.{name} has {len(values)} values, expected none, 1 or {channels} "
                 "(the number of channels)"
             )
-    if any(value <= 0 for value in config.std):
-        raise RecipeError(f"data.std is {config.std}, expected values above 0")
+    if any(value < SMALLEST for value in config.std):
+        raise RecipeError(f"data.std is {config.std}, expected values of {SMALLEST:.2g} and more")
     return channels, rows, columns
 
 

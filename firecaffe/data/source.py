@@ -5,6 +5,7 @@ Each `open_*` takes the Config and returns the data set's parts.
 
 import os
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from firecaffe.data.augment import AUGMENTS
 from firecaffe.data.cifar10 import ARCHIVE, open_cifar10
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Dataset, TensorDataset
+from firecaffe.data.decode import MOST_PIXELS
 from firecaffe.data.decoded import ON_ERROR, DecodedSet, Encoded
 from firecaffe.data.folder import TESTS, open_folder
 from firecaffe.data.generated import generate
@@ -22,6 +24,7 @@ from firecaffe.data.order import ORDERS, SHARDS
 from firecaffe.data.packed import HELD_BYTES, PackedPart, PackedSet, RawPart, read_list
 from firecaffe.data.shard_files import ShardFiles, is_remote, open_files
 from firecaffe.errors import DataError, RecipeError
+from firecaffe.words import INT64, MOST_THREADS
 
 
 class Parts(NamedTuple):
@@ -56,9 +59,15 @@ def check_words(config: DataConfig) -> None:
             raise RecipeError(
                 f"data.{word} is {getattr(config, word)!r}, expected one of {', '.join(known)}"
             )
-    for word, least in (("resize", 1), ("decode_threads", 0), ("cache_bytes", 0)):
-        if getattr(config, word) < least:
-            raise RecipeError(f"data.{word} is {getattr(config, word)}, expected at least {least}")
+    limits = {
+        "resize": (1, isqrt(MOST_PIXELS)),
+        "decode_threads": (0, MOST_THREADS),
+        "cache_bytes": (0, INT64),
+    }
+    for word, (least, most) in limits.items():
+        found = getattr(config, word)
+        if not least <= found <= most:
+            raise RecipeError(f"data.{word} is {found}, expected {least} to {most}")
     if not 0 <= config.hold_out < 1:
         raise RecipeError(
             f"data.hold_out is {config.hold_out:g}, expected 0 or more and less than 1"

@@ -5,8 +5,7 @@ from typing import Literal
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
-
-MOST_THREADS = 1024
+from firecaffe.words import MOST_THREADS
 
 
 @dataclass(frozen=True)
@@ -141,6 +140,17 @@ def check_train(config: TrainConfig) -> None:
         raise RecipeError(
             f"train.global_batch_size is {config.global_batch_size}, which is no multiple of "
             f"train.micro_batch_size, {config.micro_batch_size}"
+        )
+
+
+def check_batch(config: TrainConfig, num_samples: int) -> None:
+    """Raises: RecipeError where a micro-batch of every step would be empty."""
+    micro_batch = config.micro_batch_size
+    most = -(-num_samples // micro_batch) * micro_batch
+    if config.global_batch_size > most:
+        raise RecipeError(
+            f"train.global_batch_size is {config.global_batch_size}; there are {num_samples} "
+            f"training images, so it must be at most {most}"
         )
 
 

@@ -1,0 +1,37 @@
+"""What is printed where the terminal, or a pipe, takes fewer characters than Unicode has."""
+
+import codecs
+import io
+import sys
+
+PLAIN = {
+    **dict.fromkeys("─━", "-"),
+    **dict.fromkeys("═", "="),
+    **dict.fromkeys("│┃", "|"),
+    **dict.fromkeys("╪╞╡┼├┤", "+"),
+    **dict.fromkeys("►→", ">"),
+    **dict.fromkeys("◄←", "<"),
+    "…": "...",
+    "±": "+-",
+    "×": "x",
+    "µ": "u",
+    "·": "*",
+}
+"""Signs of one column stay signs of one column, so that pictures stay pictures."""
+
+HANDLER = "firecaffe-plain"
+
+
+def print_plainly() -> None:
+    """Makes the process's output show a plain sign for what its encoding does not have."""
+    codecs.register_error(HANDLER, _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=HANDLER)
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end]
+    return "".join(PLAIN.get(sign, "?") for sign in signs), error.end

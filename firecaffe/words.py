@@ -1,0 +1,85 @@
+"""What kind of value each word of a recipe takes, looked at before anything is made of it.
+
+The command line reads values by the same kinds; a recipe that was made in Python has not been read
+by anyone yet.
+"""
+
+import dataclasses
+from functools import cache
+from math import inf
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from firecaffe.errors import RecipeError
+
+INT64 = 2**63
+"""Samples, steps and bytes are counted in 64 bits."""
+
+LARGEST = 3.4028234663852886e38
+"""Of float32, in which a network computes."""
+
+MOST_THREADS = 1024
+"""Of one process."""
+
+KINDS = {
+    "int": "a whole number",
+    "float": "a finite number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list",
+    "dict": "a table: { NAME = VALUE, … }",
+}
+"""For people."""
+
+
+def check_kinds(recipe: Any) -> None:
+    """Compares every word of every section with its annotation.
+
+    Raises: RecipeError with the dotted word, what was found, and what would be right.
+    """
+    for section, kind in _hints(recipe.__class__).items():
+        config = getattr(recipe, section)
+        if not isinstance(config, kind):
+            raise RecipeError(
+                f"{section} is {config!r}; it is a section of the recipe: firecaffe."
+                f"{kind.__name__}(WORD=VALUE, …)"
+            )
+        for word, annotation in _hints(kind).items():
+            value = getattr(config, word)
+            wanted = _wanted(value, annotation)
+            if wanted:
+                raise RecipeError(f"{section}.{word} is {value!r}; it must be {wanted}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(kind)]
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in names}
+
+
+def _wanted(value: Any, annotation: Any) -> str:
+    """What the value is not; empty if it is as it should be."""
+    origin = get_origin(annotation) or annotation
+    if origin is Literal:
+        choices = get_args(annotation)
+        return "" if value in choices else f"one of {', '.join(map(repr, choices))}"
+    if isinstance(value, bool) and origin is not bool:
+        return KINDS[origin.__name__]
+    if origin is int:
+        if not isinstance(value, int):
+            return KINDS["int"]
+        return "" if -INT64 <= value < INT64 else "a whole number of 64 bits at most"
+    if origin is float:
+        if not isinstance(value, int | float) or not -inf < value < inf:
+            return KINDS["float"]
+        return "" if abs(value) <= LARGEST else f"at most {LARGEST:.2g}, the largest float32"
+    if not isinstance(value, origin):
+        return KINDS[origin.__name__]
+    parts: list[Any] = []
+    if origin is list:
+        parts = [_wanted(each, get_args(annotation)[0]) for each in value]
+    elif origin is dict:
+        kinds = get_args(annotation)
+        parts = [_wanted(key, kinds[0]) or _wanted(each, kinds[1]) for key, each in value.items()]
+    wrong = next(filter(None, parts), "")
+    return f"{KINDS[origin.__name__]}, each of its values {wrong}" if wrong else ""

@@ -1,0 +1,123 @@
+"""Every numeric option with values that cannot be: accepted, or one line, and no rank started."""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from pkgutil import ModuleInfo, iter_modules
+
+import pytest
+
+from firecaffe.cli import main, options
+from firecaffe.cli.plain_text import PLAIN
+from firecaffe.data.generated import generate
+
+HUGE = "99999999999999999999"
+VALUES = (HUGE, f"-{HUGE}", "-1", "0", "nan", "1e300")
+RECIPE = """
+model.name = "lenet"
+data.name = "generated"
+[train]
+global_batch_size = 8
+micro_batch_size = 2
+steps = 400
+"""
+LINES = {
+    "train RECIPE": ["--nproc-per-node", "--master-port", "--nnodes", "--max-restarts"],
+    "verify RECIPE": ["--nproc-per-node", "--nproc-per-node=1,", "--steps"],
+    "tune RECIPE": ["--global-batch-size"],
+    "tune RECIPE --global-batch-size 16": [
+        "--nproc-per-node",
+        "--budget",
+        "--seeds",
+        "--band",
+        "--side-by-side",
+    ],
+    "plan RECIPE": ["--workers"],
+    "plan --model lenet": ["--workers", "--global-batch-size", "--micro-batch-size"],
+    "check": ["--nproc-per-node", "--master-port", "--nnodes"],
+    "profile lenet": ["--batch-size", "--input=1x28x", "--input"],
+    "schedule tree": [""],
+    "schedule tree 8": ["--ranks-per-node", "--elements"],
+    "bench exchange": ["--nproc-per-node", "-b", "-e", "-f", "-n", "--link", "--master-port"],
+    "bench step RECIPE": ["--sizes", "--seconds"],
+    "bench data FOLDER": ["--model-rate", "--images", "--threads", "--resize", "--crop"],
+    "pack FOLDER DEST": ["--resize", "--quality", "--shard-size", "--threads"],
+    "compare FOLDER --by recipe": ["--target"],
+}
+
+
+@pytest.mark.parametrize("module", [*iter_modules(options.__path__)], ids=lambda each: each.name)
+def test_every_numeric_option_is_among_them(module: ModuleInfo) -> None:
+    make_parser = getattr(import_module(f"{options.__name__}.{module.name}"), "make_parser", None)
+    if make_parser is None:
+        return
+    command = module.name.replace("_", " ")
+    swept = {each for line in LINES if line.startswith(command) for each in LINES[line]}
+    for action in make_parser()._actions:
+        if getattr(action, "_typehint", None) in (int, float) and "." not in action.dest:
+            assert swept & {*action.option_strings} or not action.option_strings, action.dest
+
+
+class Started(BaseException):
+    """Ranks, or a training, would have been started."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise Started
+
+    monkeypatch.setattr("firecaffe.comm.agent.FaultAgent.run", refuse)
+    monkeypatch.setattr("firecaffe.tuning.tune.run_trials", refuse)
+    monkeypatch.setattr("firecaffe.cli.bench_step.time_steps", refuse)
+    monkeypatch.setattr("firecaffe.cli.pack.Packing", refuse)
+    monkeypatch.setattr("firecaffe.data.source.generate", lambda: generate(0, 60, 20))
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_no_number_ends_in_a_traceback(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("RECIPE").write_text(RECIPE)
+    for option in LINES[line]:
+        for value in VALUES:
+            words = [option + value] if option.endswith((",", "x")) else [option, value]
+            try:
+                code = main([*line.split(), *filter(None, words)])
+            except Started:
+                capsys.readouterr()
+                assert value not in ("nan", "1e300", "-1"), words
+                continue
+            said = capsys.readouterr().err
+            assert code != 1, (words, said)
+            assert len(said.splitlines()) == (1 if code else 0), (words, said)
+
+
+@pytest.mark.parametrize("line", ["check", "train RECIPE", "verify RECIPE"])
+def test_ranks_are_bounded_by_memory(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("RECIPE").write_text(RECIPE.replace("size = 8", "size = 60").replace("= 2\n", "= 1\n"))
+    monkeypatch.setattr("firecaffe.comm.launch.RANK_BYTES", 10**15)
+    counts = "1,2" if line.startswith("verify") else "2"
+    assert main([*line.split(), "--nproc-per-node", counts]) == 2
+    assert "--nproc-per-node is 2" in capsys.readouterr().err
+
+
+def test_pictures_where_only_ascii_can_be_shown() -> None:
+    pictures = [
+        subprocess.run(
+            [sys.executable, "-m", "firecaffe", "schedule", "tree", "8", "--draw"],
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            check=True,
+        ).stdout.decode(encoding)
+        for encoding in ("ascii", "utf-8")
+    ]
+    assert pictures[0] == "".join(PLAIN.get(sign, sign) for sign in pictures[1])
+    assert pictures[0] != pictures[1]
+    assert "?" not in pictures[0]
