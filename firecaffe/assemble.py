@@ -31,7 +31,14 @@ from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import leaf_share
-from firecaffe.facts import describe_training, doubts_of, facts, share_weights
+from firecaffe.facts import (
+    describe_training,
+    doubt_of_data,
+    doubts_of,
+    facts,
+    share_weights,
+    unrepeatable,
+)
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.combine import Hook
 from firecaffe.gradients.config import coding_of, level_of
@@ -39,7 +46,7 @@ from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import MODELS, classification_loss
 from firecaffe.models.config import ModelConfig
-from firecaffe.parts import Parts, build_network, open_parts
+from firecaffe.parts import Parts, build_network, check_arguments, open_parts
 from firecaffe.planning import write_forecast
 from firecaffe.preflight import sample_order, total_steps
 from firecaffe.recipe import Recipe, check_recipe, identity, to_toml, tuned_by
@@ -93,6 +100,8 @@ def train(
 
     Every rank returns the same result. Raises: FirecaffeError, one line for the user.
     """
+    parts = Parts(model, loss, train_set, test_set, validation_set, comm_hook, injections)
+    check_arguments(recipe, parts, resume)
     check_recipe(recipe)
     if model is not None:
         name = f"own {getattr(model, '__qualname__', type(model).__qualname__)}"
@@ -111,7 +120,6 @@ def train(
         check_hosts(recipe, world)
         if world.attempt == 0:  # later there may be fewer
             check_injections(injections, world.world_size)
-        parts = Parts(model, loss, train_set, test_set, validation_set, comm_hook, injections)
         return _train_in(world, recipe, parts, find_start(world, resume), found, resources)
 
 
@@ -130,7 +138,11 @@ def _train_in(
     check_validation(recipe, data)
     steps = total_steps(recipe, data)
     check_rates(recipe, steps)
-    words = {**identity(recipe, steps), "the training data": describe_training(recipe, data)}
+    unlike = unrepeatable(world, data)
+    words = {
+        **identity(recipe, steps),
+        "the training data": describe_training(recipe, data, "training" not in unlike),
+    }
     model = build_network(recipe, parts, data, world)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = list(named.values())
@@ -140,8 +152,8 @@ def _train_in(
     if coding is not None:
         check_coded(recipe, named, parts.comm_hook is not None)
     optimizer = make_optimizer(named, recipe.solver)
-    agree(world, facts(recipe, data, model, world, checkpoint))
-    doubts = share_weights(world, model)
+    agree(world, facts(recipe, data, model, world, checkpoint, unlike))
+    doubts = [*map(doubt_of_data, unlike), *share_weights(world, model)]
 
     batches = Batches(data.train, sample_order(recipe, data), recipe.data, world.device)
     level = level_of(recipe.exchange)
@@ -192,7 +204,10 @@ def _train_in(
         closing(Saver(folder / "checkpoints", recipe.checkpoint.keep_last))
     )
     first_step = checkpoint.step if checkpoint else 0
-    in_time = resources.enter_context(closing(BatchesAhead(batches, share, first_step, steps)))
+    late_doubts = None if "training" in unlike else doubts
+    in_time = resources.enter_context(
+        closing(BatchesAhead(batches, share, first_step, steps, late_doubts))
+    )
     stepper.batches = inject_into_batches(in_time, parts.injections, world)
     inject_into_saver(saver, parts.injections, world)
     notes = rate_notes(recipe.solver, config.global_batch_size, steps)
@@ -221,7 +236,7 @@ def _train_in(
         saver=saver,
         title=name,
         doubts=doubts,
-        broken=[getattr(each, "skipped", {}) for each in data.parts],
+        broken=[getattr(each, "skipped", {}) for each in data.parts.values()],
         notes=[
             data.description,
             *notes,
@@ -248,7 +263,6 @@ def _train_in(
             "data": data.description,
             "samples_seen": sample_order(recipe, data).samples_before(steps),
             "tuned": tuned_by(recipe),
-            "identity_doubts": doubts,
             "resumed_from": start.resumed_from,
             "cost_of_determinism": cost,
         }

@@ -1,6 +1,7 @@
 """What a recipe asks of its model, its data and the ranks, checked before the first step."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import AUTO
 from firecaffe.recipe import Recipe
 from firecaffe.training.learning_rate import batch_scale, learning_rate
-from firecaffe.training.step import Stepper
+from firecaffe.training.step import Loss, Stepper
 from firecaffe.words import LARGEST
 
 
@@ -38,28 +39,57 @@ def check_outputs(stepper: Stepper, recipe: Recipe, dataset: Dataset) -> None:
     """Runs one sample of evaluation, and the shortest micro-batch of an epoch, if it is of one.
 
     Raises: RecipeError where the network does not take the images, gives too few classes, or has a
-    BatchNorm that cannot be computed over one sample.
+    BatchNorm that cannot be computed over one sample; or where the loss cannot be trained on.
     """
     model, name = stepper.model, recipe.model.name
-    images, _ = stepper.batch(0, 0)
+    images, labels = stepper.batch(0, 0)
     training = model.training
     try:
+        outputs = model.eval()(images[:1])
+        model.train(training)
         with torch.no_grad():
-            outputs = model.eval()(images[:1])
-            model.train(training)
             if len(dataset) % recipe.train.micro_batch_size == 1:
                 stepper.buffers.begin_step()
                 model(images[:1])
                 stepper.buffers.begin_micro_batch()
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         raise RecipeError(
             f"model.name {name!r} does not take {'x'.join(map(str, images[:1].shape))}, which an "
-            f"epoch of {len(dataset)} samples ends with or an evaluation may: {error}"
+            f"epoch of {len(dataset)} samples ends with or an evaluation may: {_first_line(error)}"
         ) from error
     _check_logits(outputs, recipe, dataset)
+    _check_loss(stepper.loss, outputs, labels[:1])
 
 
-def _check_logits(logits: Tensor, recipe: Recipe, dataset: Dataset) -> None:
+def _check_loss(loss: Loss, outputs: Any, labels: Tensor) -> None:
+    try:
+        value = loss(outputs, labels)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise RecipeError(
+            f"loss does not take the network's outputs and labels of {tuple(labels.shape)}, "
+            f"{labels.dtype}: {_first_line(error)}"
+        ) from error
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        found = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        raise RecipeError(f"loss gave {found!s:.80}; expected one number, the mean of the samples")
+    if not value.requires_grad:
+        raise RecipeError(
+            "loss gave a number that knows no gradient; expected one that is computed from the "
+            "network's outputs by torch (without item(), detach(), no_grad or argmax)"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _check_logits(outputs: Any, recipe: Recipe, dataset: Dataset) -> None:
+    logits = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+    if not isinstance(logits, Tensor):
+        raise RecipeError(
+            f"model.name {recipe.model.name!r} gives a {type(logits).__name__}; expected logits of "
+            f"(samples, {dataset.num_classes}), or a tuple that begins with them"
+        )
     if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
         raise RecipeError(
             f"model.name {recipe.model.name!r} gives outputs of {tuple(logits.shape)}; "

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from firecaffe.comm.digest import digest
 from firecaffe.comm.exchange import is_invariant
 from firecaffe.comm.world import World
 from firecaffe.data import Data, Dataset, shard_counts
+from firecaffe.data.repeat import is_repeatable
 from firecaffe.exchange import parse_hierarchical
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.probe import Probe
@@ -20,9 +22,17 @@ from firecaffe.training.checkpoint import Checkpoint
 
 
 def facts(
-    recipe: Recipe, data: Data, model: nn.Module, world: World, checkpoint: Checkpoint | None
+    recipe: Recipe,
+    data: Data,
+    model: nn.Module,
+    world: World,
+    checkpoint: Checkpoint | None,
+    unlike: Sequence[str] = (),
 ) -> dict[str, str]:
-    """What all ranks must have in common before they train together."""
+    """What all ranks must have in common before they train together.
+
+    unlike: the parts of the data that are `unrepeatable`; of these only the size is compared.
+    """
     words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
     shapes = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in model.state_dict().items()}
     resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
@@ -34,28 +44,48 @@ def facts(
         "the code": f"torch {torch.__version__}, source {source_digest()[:12]}",
         **words,
         "the kind of device": world.device.type,
-        "the training data": describe_training(recipe, data),
-        "the test data": describe(data.test),
-        "the validation data": "none" if data.validation is None else describe(data.validation),
+        "the training data": describe_training(recipe, data, "training" not in unlike),
+        "the validation data": "none"
+        if data.validation is None
+        else describe(data.validation, "validation" not in unlike),
+        "the test data": describe(data.test, "test" not in unlike),
         "the model": json.dumps(shapes),
         "the checkpoint": resumed,
     }
 
 
-def describe(dataset: Dataset) -> str:
+def describe(dataset: Dataset, is_repeatable: bool = True) -> str:
     """Tells data sets apart: their size, and the digest of three samples with their labels."""
+    shape = "x".join(map(str, dataset.sample_CHW))
+    words = f"{len(dataset)} images of {shape}, {dataset.num_classes} classes"
+    if not is_repeatable:
+        return f"{words}, others each time"
     last = len(dataset) - 1
     images, labels = dataset.batch(torch.tensor([0, last // 2, last]))
     samples = digest([("images", images), ("labels", labels)])
-    shape = "x".join(map(str, dataset.sample_CHW))
-    return f"{len(dataset)} images of {shape}, {dataset.num_classes} classes, {samples[:12]}"
+    return f"{words}, {samples[:12]}"
 
 
-def describe_training(recipe: Recipe, data: Data) -> str:
-    """Of the training set, and of its shards where they decide the order."""
+def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) -> str:
+    """Describes the training set, and its shards where they decide the order."""
     counts = shard_counts(data.train, recipe.data)
     shards = f", shards {hashlib.sha256(repr(counts).encode()).hexdigest()[:12]}" if counts else ""
-    return describe(data.train) + shards
+    return describe(data.train, is_repeatable) + shards
+
+
+def unrepeatable(world: World, data: Data) -> list[str]:
+    """The parts of the data that gave a rank other samples when they were asked for twice."""
+    own = [name for name, part in data.parts.items() if not is_repeatable(part)]
+    stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
+    return [name for name in data.parts if any(name in names for names in stated)]
+
+
+def doubt_of_data(part: str) -> str:
+    """What is said of an unrepeatable part."""
+    return (
+        f"the {part} set draws random numbers: asked twice for the same samples, it gave others; "
+        "batch(indices) must depend on the indices alone"
+    )
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from firecaffe.runs.compare import (
     Row,
     Run,
     differing_words,
+    doubts,
     names,
     read_run,
     rows,
@@ -85,7 +86,8 @@ def main(argv: list[str]) -> int:
             if options.json:
                 print(as_group_json(table, items))
             else:
-                _print(render_groups(table, items, differing(groups), target))
+                shown = render_groups(table, items, differing(groups), target)
+                _print([*shown, *_doubts(runs)])
             return 0
     unequal = {"allow_unequal": options.allow_unequal}
     if options.json:
@@ -113,6 +115,7 @@ def as_json(runs: Sequence[Run], allow_unequal: bool = False) -> dict[str, Any]:
         "rows": [dataclasses.asdict(row) for row in rows(runs, allow_unequal)],
         "differing": differing_words(runs),
         "identical": weights_identical(runs),
+        "doubts": doubts(runs),
     }
 
 
@@ -129,7 +132,12 @@ def render(runs: Sequence[Run], allow_unequal: bool = False) -> list[RenderableT
     for row in table:
         if row.failure:
             parts.append(Text(f"{row.run} has failed: {row.failure}", style="yellow"))
-    return parts
+    return [*parts, *_doubts(runs)]
+
+
+def _doubts(runs: Sequence[Run]) -> list[RenderableType]:
+    """Why the bits of a run may not be those of another number of workers, or of another day."""
+    return [Text(f"{name}: {doubt}") for name, own in doubts(runs).items() for doubt in own]
 
 
 def _table(table: Sequence[Row]) -> Table:

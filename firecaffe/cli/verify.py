@@ -34,18 +34,19 @@ def _report(runs: dict[int, Path], steps: int) -> int:
     for number in others:
         difference = first_difference(runs[first], runs[number])
         if difference is not None:
-            doubts = [
+            doubts = dict.fromkeys(
                 doubt
                 for run in (runs[first], runs[number])
                 for doubt in read_run_file(run, "result.json")["identity_doubts"]
-            ]
+            )
             why = f"; {'; '.join(doubts)}" if doubts else ""
             raise NotIdenticalError(
                 f"{first} and {number} workers differ from step {difference.step} on, "
                 f"first in {difference.tensor}{why}"
             )
-    result = read_run_file(runs[first], "result.json")
-    for doubt in result["identity_doubts"]:
+    results = [read_run_file(run, "result.json") for run in runs.values()]
+    result = results[0]
+    for doubt in dict.fromkeys(doubt for each in results for doubt in each["identity_doubts"]):
         print(f"note: {doubt}")
     counts = ", ".join(map(str, runs))
     print(

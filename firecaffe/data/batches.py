@@ -82,6 +82,9 @@ class Batches:
     def host_batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]:
         """The same before it is moved and normalized: images as they are stored, augmented."""
         samples_B = self.order.micro_batch(step, leaf)
+        if len(samples_B) == 0:  # at an epoch's end; no data set is asked for nothing
+            shape = output_shape(self.dataset, self.config)
+            return torch.empty(0, *shape, dtype=torch.uint8), samples_B
         seed, epoch = self.order.seed, self.order.epoch(step)
         fetch = partial(FETCH[self.config.augment], self.dataset, self.config, seed, epoch)
         return _fetch(fetch, self.dataset, samples_B)

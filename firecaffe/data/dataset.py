@@ -30,7 +30,8 @@ class Dataset(Protocol):
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
         """Images (BCHW, uint8 or float32) and labels (B, int64) of these samples, on the CPU.
 
-        Any sample may be asked for at any time; the answer depends on `indices_B` (int64) alone.
+        Any sample may be asked for at any time, one or more at once; the answer depends on
+        `indices_B` (int64) alone.
         """
 
 

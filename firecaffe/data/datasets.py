@@ -67,6 +67,11 @@ def divide(parts: Parts, config: DataConfig) -> Data:
                 f"{config.name}: training images are {_by(train.sample_CHW)}, {name} images "
                 f"{_by(part.sample_CHW)}, expected the same shape"
             )
+        if part is not None and part.num_classes > train.num_classes:
+            raise DataError(
+                f"{config.name}: the {name} images have {part.num_classes} classes, the training "
+                f"images {train.num_classes}; expected no others"
+            )
     output_shape(train, config)
     choosing = "validation"
     if config.hold_out:
@@ -97,6 +102,6 @@ def check_data(config: DataConfig) -> Data:
         RecipeError, DataError: as `open_data`.
     """
     data = open_data(config)
-    for dataset in data.parts:
+    for dataset in data.parts.values():
         dataset.batch(torch.tensor([0]))
     return data

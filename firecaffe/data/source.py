@@ -46,9 +46,10 @@ class Data:
     """What to choose by: held out from training, or the data set's own."""
 
     @property
-    def parts(self) -> list[Dataset]:
+    def parts(self) -> dict[str, Dataset]:
         """Those that are there."""
-        return [part for part in (self.train, self.validation, self.test) if part is not None]
+        named = {"training": self.train, "validation": self.validation, "test": self.test}
+        return {name: part for name, part in named.items() if part is not None}
 
 
 def check_words(config: DataConfig) -> None:

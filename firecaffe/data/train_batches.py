@@ -10,6 +10,7 @@ from torch import Tensor
 from firecaffe.data.batches import Batches
 from firecaffe.data.order import SampleOrder
 from firecaffe.data.prefetch import ahead, image_bytes
+from firecaffe.data.repeat import is_asked_again, same_bits
 
 Batch = tuple[Tensor, Tensor]
 
@@ -23,6 +24,8 @@ class BatchesAhead:
     first_step: int
     last_step: int
     """One after the last one."""
+    doubts: list[str] | None = None
+    """Takes what is found by asking for a batch now and then once more; None: that is not done."""
     _next: Iterator[tuple[int, int]] = field(init=False, repr=False)
     _made: Generator[Batch, None, None] = field(init=False, repr=False)
 
@@ -46,9 +49,19 @@ class BatchesAhead:
 
     def _host_batch(self, step: int, leaf: int) -> Batch:
         images, labels = self.batches.host_batch(step, leaf)
+        if self.doubts is not None and leaf == self.share.start and is_asked_again(step):
+            self._ask_again(step, leaf, (images, labels))
         if torch.device(self.batches.device).type == "cuda":
             return images.pin_memory(), labels.pin_memory()
         return images, labels
+
+    def _ask_again(self, step: int, leaf: int, first: Batch) -> None:
+        if self.doubts is not None and not same_bits(first, self.batches.host_batch(step, leaf)):
+            self.doubts.append(
+                f"the training set draws random numbers: asked once more for samples of step "
+                f"{step + 1}, it gave others; batch(indices) must depend on the indices alone"
+            )
+            self.doubts = None  # said once
 
     def train_batch(self, step: int, leaf: int) -> Batch:
         """As `Batches.train_batch`; its errors come when the batch is asked for, not before."""

@@ -169,6 +169,14 @@ def samples_seen(run: Run) -> int:
     return int(run.result.get("samples_seen", in_whole_steps))
 
 
+def doubts(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """What the runs themselves doubt of their bits, by their names."""
+    stated = {
+        name: run.result.get("identity_doubts") for name, run in zip(names(runs), runs, strict=True)
+    }
+    return {name: list(map(str, own)) for name, own in stated.items() if own}
+
+
 def weights_identical(runs: Sequence[Run]) -> bool:
     """Whether all runs ended with the same parameters and buffers, bit for bit."""
     return len({run.result["weights_sha256"] for run in runs}) <= 1

@@ -118,6 +118,8 @@ class Result:
     """What saving has cost, on rank 0."""
     broken_images: list[str]
     """That another image stood in for, and why."""
+    identity_doubts: list[str]
+    """Why other numbers of workers, or another run, may not end in the same bits; of all ranks."""
 
 
 def train(t: Training) -> Result:
@@ -143,6 +145,7 @@ def train(t: Training) -> Result:
             metrics = stack.enter_context(Metrics(t.folder, t.run.tensorboard, after))
             if t.run.digests:
                 digests = stack.enter_context(JsonLines(t.folder / "digests.jsonl", t.goes_on))
+        known = list(t.doubts)
         for note in t.notes:
             progress.say(f"{t.title}  {note}")
         t.saver.warn = lambda line: progress.say(f"{t.title}  {line}")
@@ -189,7 +192,8 @@ def train(t: Training) -> Result:
         if t.checkpoint.every or t.checkpoint.every_s:
             progress.say(f"{t.title}  {t.saver.costs.line}")
         final = _result(t, sums, validation, evaluation, history)
-        for line in _about_data(final):
+        new = [doubt for doubt in final.identity_doubts if doubt not in known]
+        for line in [*_about_data(final), *(f"warning: {doubt}" for doubt in new)]:
             progress.say(f"{t.title}  {line}")
         for rank in final.drifted_ranks:
             progress.say(f"{t.title}  warning: rank {rank} ended with other weights than most")
@@ -298,7 +302,7 @@ def _save(t: Training, done: int, history: str) -> None:
                 identity=t.identity,
                 probe=t.probe,
                 history=history,
-                doubts=t.doubts,
+                doubts=list(t.doubts),
                 tensors={
                     **state_tensors(t.model, t.optimizer),
                     **{f"{COMPRESSOR}{key}": tensor for key, tensor in kept_back.items()},
@@ -345,6 +349,7 @@ def _result(
         "checkpoints": asdict(t.saver.costs),
         "sent": t.world.traffic.sent_bytes,
         "broken": [each for of_set in t.broken for each in of_set.values()],
+        "doubts": t.doubts,
     }
     ranks = [json.loads(text) for text in gather_text(t.world, json.dumps(stated))]
     return Result(
@@ -371,6 +376,7 @@ def _result(
         drifted_ranks=drifted,
         checkpoints=SaveCosts(**ranks[0]["checkpoints"]),
         broken_images=sorted({name for rank in ranks for name in rank["broken"]}),
+        identity_doubts=list(dict.fromkeys(doubt for rank in ranks for doubt in rank["doubts"])),
     )
 
 

@@ -223,7 +223,11 @@ def test_accepted(recipe: Recipe) -> None:
         ("exchange.silent_s", 0.0, "exchange.silent_s is 0; it must be 0.1 to 1e+06 seconds"),
         ("checkpoint.every", -1, "checkpoint.every is -1; it must be at least 0"),
         ("checkpoint.keep_last", -1, "checkpoint.keep_last is -1; it must be at least 0"),
-        ("checkpoint.every_s", float("nan"), "checkpoint.every_s is nan; it must be a finite number"),
+        (
+            "checkpoint.every_s",
+            float("nan"),
+            "checkpoint.every_s is nan; it must be a finite number",
+        ),
     ],
 )
 def test_refused(name: str, value: object, words: str) -> None:

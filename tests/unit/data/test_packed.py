@@ -24,6 +24,7 @@ from firecaffe.errors import DataError, RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.planning import workload_of
 from firecaffe.recipe import Recipe
+from firecaffe.training.config import TrainConfig
 
 CLASSES = ("cat", "dog")
 
@@ -361,6 +362,7 @@ def test_a_changed_sample_can_be_skipped_and_does_not_stop_a_forecast(packed: Pa
     recipe = Recipe(
         data=DataConfig("packed", str(packed), resize=32, on_error="skip"),
         model=ModelConfig("googlenet_small_bn"),
+        train=TrainConfig(16, 8),
     )
     assert workload_of(recipe).stored_bytes > 100
     train = open_data(recipe.data).train

@@ -281,7 +281,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two = plant(tmp_path / "two", result__steps=4, result__weights_sha256=DIGESTS["b"])
     assert firecaffe.cli.main(["compare", str(one), str(two), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["rows", "differing", "identical"]
+    assert list(found) == ["rows", "differing", "identical", "doubts"]
     assert found["identical"] is False
     assert found["differing"] == {}
     assert found["rows"][1] == {

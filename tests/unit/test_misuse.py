@@ -1,0 +1,311 @@
+"""A user's mistakes from Python: each one line, with what was found and what is right."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from torch import Tensor, nn
+
+import firecaffe
+from firecaffe import DataConfig, Recipe, RunConfig, SolverConfig, TensorDataset, TrainConfig
+from firecaffe.errors import DataError, FirecaffeError, RecipeError
+from firecaffe.models.config import ModelConfig
+
+IMAGES = torch.arange(20 * 16, dtype=torch.float32).view(20, 1, 4, 4) / 320
+LABELS = torch.arange(20) % 3
+
+
+class Own:
+    """A data set of one's own; each word of it may be made wrong."""
+
+    def __init__(self, **words: Any) -> None:
+        self.sample_CHW: Any = words.get("sample_CHW", (1, 4, 4))
+        self.num_classes: Any = words.get("num_classes", 3)
+        self._length: Any = words.get("length", 20)
+        self._images = words.get("images", IMAGES)
+        self._labels = words.get("labels", LABELS)
+        self._batch: Callable[[Tensor], Any] | None = words.get("batch")
+
+    def __len__(self) -> int:
+        length: int = self._length
+        return length
+
+    def batch(self, indices: Tensor) -> Any:
+        assert len(indices) > 0, "asked for nothing"
+        if self._batch is not None:
+            return self._batch(indices)
+        return self._images[indices], self._labels[indices]
+
+
+class TorchSet(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return IMAGES[index], LABELS[index]
+
+
+class Net(nn.Module):
+    """`head` makes something of the logits; `outputs` how many there are."""
+
+    def __init__(self, outputs: int = 3, head: Callable[[Tensor], Any] = lambda x: x) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, outputs)
+        self.head = head
+
+    def forward(self, images: Tensor) -> Any:
+        return self.head(self.linear(images.flatten(1)))
+
+
+class Needy(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+
+def frozen() -> nn.Module:
+    return Net().requires_grad_(False)
+
+
+def no_length() -> Any:
+    own = Own()
+    own._length = "20"
+    return own
+
+
+def call(folder: Path, **words: Any) -> firecaffe.Result:
+    recipe = Recipe(
+        train=TrainConfig(8, 4, steps=3), run=RunConfig(str(folder / "run"), tensorboard=False)
+    )
+    given: dict[str, Any] = {"recipe": recipe, "model": Net, "train_set": Own(), "test_set": Own()}
+    return firecaffe.train(**given | words)
+
+
+def wrong_label(indices: Tensor) -> tuple[Tensor, Tensor]:
+    """That of sample 13, which no look at the first ones finds."""
+    return IMAGES[indices], torch.where(indices == 13, 3, LABELS[indices])
+
+
+MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
+    "a torch Dataset": (
+        {"train_set": TorchSet()},
+        DataError,
+        ["train_set", "torch Dataset (TorchSet)", "firecaffe.TensorDataset"],
+    ),
+    "a torch TensorDataset": (
+        {"test_set": torch.utils.data.TensorDataset(IMAGES, LABELS)},
+        DataError,
+        ["test_set", "torch Dataset (TensorDataset)", "firecaffe.TensorDataset(images, labels)"],
+    ),
+    "a DataLoader": (
+        {"train_set": torch.utils.data.DataLoader(TorchSet())},
+        DataError,
+        ["train_set", "torch DataLoader", "batch(indices)"],
+    ),
+    "a class for a data set": (
+        {"train_set": Own},
+        DataError,
+        ["train_set", "the class Own", "batch(indices)"],
+    ),
+    "a function for a data set": (
+        {"train_set": lambda: Own()},
+        DataError,
+        ["train_set", "the function", "not what it returns"],
+    ),
+    "a pair of tensors": (
+        {"train_set": (IMAGES, LABELS)},
+        DataError,
+        ["train_set is a tuple", "sample_CHW, num_classes, batch", "TensorDataset(images, labels)"],
+    ),
+    "one data set alone": (
+        {"test_set": None},
+        DataError,
+        ["train_set and test_set come together"],
+    ),
+    "an empty set": ({"train_set": Own(length=0)}, DataError, ["train_set holds no sample"]),
+    "a set with a strange length": ({"train_set": no_length()}, DataError, ["train_set", "length"]),
+    "a shape that is none": (
+        {"train_set": Own(sample_CHW=(4, 4))},
+        DataError,
+        ["train_set.sample_CHW is (4, 4)", "(channels, rows, columns)"],
+    ),
+    "classes that are none": (
+        {"train_set": Own(num_classes=3.0)},
+        DataError,
+        ["train_set.num_classes is 3.0", "a whole number"],
+    ),
+    "images of another shape": (
+        {"train_set": Own(sample_CHW=(1, 5, 4))},
+        DataError,
+        ["train_set.batch() gave images", "(1, 1, 4, 4)", "(1, 1, 5, 4)"],
+    ),
+    "images without channels": (
+        {"train_set": Own(images=IMAGES[:, 0])},
+        DataError,
+        ["train_set.batch()", "(1, 4, 4)", "(1, 1, 4, 4)"],
+    ),
+    "images of another type": (
+        {"train_set": Own(images=IMAGES.double())},
+        DataError,
+        ["train_set.batch()", "torch.float64", "uint8 or float32"],
+    ),
+    "labels of another type": (
+        {"train_set": Own(labels=LABELS.int())},
+        DataError,
+        ["train_set.batch() gave labels of torch.int32", "int64 of (1,)"],
+    ),
+    "labels that are one hot": (
+        {"train_set": Own(labels=torch.nn.functional.one_hot(LABELS))},
+        DataError,
+        ["train_set.batch() gave labels", "(1, 3)", "int64 of (1,)"],
+    ),
+    "labels out of range": (
+        {"train_set": Own(num_classes=2, labels=LABELS + 5)},
+        DataError,
+        ["train_set.batch() gave the label 5", "0 to 1"],
+    ),
+    "one label out of range": (
+        {"train_set": Own(batch=wrong_label)},
+        DataError,
+        ["train_set.batch() gave the label 3", "0 to 2"],
+    ),
+    "images alone": (
+        {"train_set": Own(batch=lambda indices: IMAGES[indices])},
+        DataError,
+        ["train_set.batch() gave a Tensor", "the pair (images, labels)"],
+    ),
+    "arrays": (
+        {"train_set": Own(batch=lambda i: (np.zeros((len(i), 1, 4, 4)), np.zeros(len(i))))},
+        DataError,
+        ["train_set.batch() gave a ndarray", "tensors"],
+    ),
+    "fewer samples than asked for": (
+        {"train_set": Own(batch=lambda indices: (IMAGES[indices[:1]], LABELS[indices[:1]]))},
+        DataError,
+        ["samples were asked for, 1 images"],
+    ),
+    "more classes in the test": (
+        {"test_set": Own(num_classes=4)},
+        DataError,
+        ["test images have 4 classes", "training images 3"],
+    ),
+    "a network that is made": (
+        {"model": Net()},
+        RecipeError,
+        ["model is a network that is made already (Net)", "lambda: Net("],
+    ),
+    "a network's name": ({"model": "lenet"}, RecipeError, ["model is 'lenet'", "ModelConfig"]),
+    "a class that needs words": (
+        {"model": Needy},
+        RecipeError,
+        ["Needy", "'width'", "lambda: Needy("],
+    ),
+    "a function that makes no network": (
+        {"model": lambda: 3},
+        RecipeError,
+        ["model() gave 3", "torch.nn.Module"],
+    ),
+    "no parameters": ({"model": nn.Flatten}, RecipeError, ["Flatten", "no parameter to train"]),
+    "frozen parameters alone": ({"model": frozen}, RecipeError, ["no parameter to train"]),
+    "a dict of outputs": (
+        {"model": lambda: Net(head=lambda logits: {"logits": logits})},
+        RecipeError,
+        ["gives a dict", "logits of (samples, 3)"],
+    ),
+    "too few outputs": (
+        {"model": lambda: Net(outputs=2)},
+        RecipeError,
+        ["gives outputs of (1, 2)", "(samples, 3)"],
+    ),
+    "images that a network does not take": (
+        {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))},
+        RecipeError,
+        ["does not take 1x1x4x4"],
+    ),
+    "a loss of each sample": (
+        {"loss": nn.CrossEntropyLoss(reduction="none"), "model": lambda: Net(head=torch.abs)},
+        RecipeError,
+        ["loss gave torch.float32 of (2,)", "one number"],
+    ),
+    "a loss that is a number": (
+        {"loss": lambda outputs, labels: 1.5},
+        RecipeError,
+        ["loss gave 1.5", "one number"],
+    ),
+    "a loss without a gradient": (
+        {"loss": lambda outputs, labels: (outputs.argmax(1) != labels).float().mean()},
+        RecipeError,
+        ["loss", "knows no gradient"],
+    ),
+    "a loss for other labels": (
+        {"loss": nn.BCEWithLogitsLoss()},
+        RecipeError,
+        ["loss does not take", "torch.int64"],
+    ),
+    "the class of a loss": (
+        {"loss": nn.CrossEntropyLoss},
+        RecipeError,
+        ["loss is", "CrossEntropyLoss()"],
+    ),
+    "a recipe's file": (
+        {"recipe": "recipe.toml"},
+        RecipeError,
+        ["recipe is 'recipe.toml'", "firecaffe.Recipe(", "firecaffe train FILE"],
+    ),
+    "a recipe in a dict": (
+        {"recipe": {"train": {"steps": 3}}},
+        RecipeError,
+        ["recipe is {'train'", "firecaffe.Recipe("],
+    ),
+    "words of another kind": (
+        {"recipe": Recipe(solver=SolverConfig(base_lr="0.1"))},  # type: ignore[arg-type]
+        RecipeError,
+        ["solver.base_lr is '0.1'", "a finite number"],
+    ),
+    "an augmentation that is none": (
+        {"recipe": Recipe(data=DataConfig(augment="mixup"))},
+        RecipeError,
+        ["data.augment is 'mixup'", "caffe"],
+    ),
+    "a checkpoint's step": ({"resume": 100}, RecipeError, ["resume is 100", "path"]),
+    "a hook without its state": (
+        {"comm_hook": lambda state, bucket: None},
+        RecipeError,
+        ["comm_hook", "(state, hook)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_a_misuse_is_one_line(tmp_path: Path, misuse: str) -> None:
+    words, kind, parts = MISUSES[misuse]
+    if misuse == "a loss of each sample":  # one sample's is one number
+        words = {**words, "loss": lambda outputs, labels: torch.stack([outputs.mean()] * 2)}
+    with pytest.raises(kind) as caught:
+        call(tmp_path, **words)
+    said = str(caught.value)
+    assert len(said.splitlines()) == 1
+    assert all(part in said for part in parts), said
+
+
+def test_what_is_right_trains_to_the_bits_of_a_set_of_ours(tmp_path: Path) -> None:
+    """20 samples in steps of 8: the epoch's last step has an empty micro-batch."""
+    own = call(tmp_path / "own", model=lambda: Net(outputs=4))
+    ours = TensorDataset(IMAGES, LABELS, 3)
+    same = call(tmp_path / "ours", model=lambda: Net(4), train_set=ours, test_set=ours)
+    assert own.weights_sha256 == same.weights_sha256
+    assert own.identity_doubts == []
+
+
+def test_a_network_of_ours_with_own_data(tmp_path: Path) -> None:
+    images = torch.zeros(20, 1, 28, 28)
+    recipe = Recipe(
+        model=ModelConfig("lenet"),
+        train=TrainConfig(8, 4, steps=1),
+        run=RunConfig(str(tmp_path / "run"), tensorboard=False),
+    )
+    own = Own(sample_CHW=(1, 28, 28), images=images)
+    call(tmp_path, recipe=recipe, model=None, train_set=own, test_set=own)
