@@ -7,24 +7,22 @@ out depend on the number of ranks, as they do with DDP; for one result on any nu
 there is `firecaffe.train`.
 """
 
-import os
 import weakref
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, HashStore
-from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
 from firecaffe.comm.agree import agree
+from firecaffe.comm.groups import backend_for, meet, number_of, who_am_i
 from firecaffe.comm.memory import keep_freed_memory
 from firecaffe.comm.world import TIMEOUT_S, World
 from firecaffe.ddp_hook import HookState, check_encodable, exchange_bucket
-from firecaffe.errors import LaunchError, RecipeError
+from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
@@ -131,39 +129,28 @@ def _check_words(exchange: str, compressor: str) -> None:
 
 def _world(device: torch.device, timeout_s: float) -> World:
     """This rank among all, with a process group for the exchange thread alone."""
-    timeout = timedelta(seconds=timeout_s)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    try:
-        if not dist.is_initialized():
-            _join(backend, timeout)
-        world_size = dist.get_world_size()
-        if world_size == 1:
-            return World(0, 1, device)
-        exchange_group = dist.new_group(backend=backend, timeout=timeout)
-        if device.type == "cuda":
-            # NCCL wants all ranks in a group's first operation; a schedule may start with some.
-            dist.all_reduce(torch.zeros(1, device=device), group=exchange_group)
-        local_rank = int(os.environ.get("LOCAL_RANK", 0))
-        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    except (DistError, RuntimeError, ValueError) as error:
-        raise LaunchError(f"the ranks did not meet: {str(error).splitlines()[0]}") from error
+    rank, world_size = who_am_i()
+    if world_size == 1:
+        if not dist.is_initialized():  # DDP wants one
+            dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)
+            _leave_at_end()
+        return World(0, 1, device)
+    groups = meet(device, timeout_s)
+    if groups.made_world:
+        _leave_at_end()
     return World(
-        dist.get_rank(),
+        rank,
         world_size,
         device,
-        dist.group.WORLD,
-        exchange_group,
-        local_rank,
-        local_world_size,
+        groups.main,
+        groups.exchange,
+        number_of("LOCAL_RANK", 0),
+        number_of("LOCAL_WORLD_SIZE", 1),
     )
 
 
-def _join(backend: str, timeout: timedelta) -> None:
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    else:
-        dist.init_process_group(backend, timeout=timeout)
-    # At the end of the program, after the exchange threads, whose finalizers are younger.
+def _leave_at_end() -> None:
+    """At the end of the program, after the exchange threads, whose finalizers are younger."""
     weakref.finalize(_leave, _leave)
 
 

@@ -23,7 +23,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from firecaffe.comm.world import ATTEMPT, LASTING
+from firecaffe.comm.groups import ATTEMPT
+from firecaffe.comm.world import LASTING
 from firecaffe.errors import LauncherLostError, LaunchError, PreemptedError
 from firecaffe.faults import ANOTHER, Fault
 

@@ -2,7 +2,6 @@
 
 import hmac
 import ipaddress
-import json
 import os
 import secrets
 import socket
@@ -10,9 +9,11 @@ import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import psutil
-from torch._C._distributed_c10d import Store
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from firecaffe.errors import LaunchError
 
@@ -24,26 +25,40 @@ TRY_S = 2.0
 """For one address of a rank that has several."""
 
 
-def connect_ranks(
-    store: Store, rank: int, world_size: int, timeout_s: float, *, one_host: bool
-) -> dict[int, socket.socket]:
-    """A connected socket to every other rank, by its number. All ranks must call it.
+@dataclass(frozen=True)
+class Listener:
+    """Where a rank may be called, and what it wants to hear."""
 
-    Addresses and a secret go by the store; who does not know the secret is not let in. Ranks of one
-    host listen on its loopback alone.
+    host: str
+    addresses: Sequence[str]
+    port: int
+    token: bytes
+
+
+def connect_ranks(
+    group: ProcessGroup, timeout_s: float, *, one_host: bool
+) -> tuple[list[str], dict[int, socket.socket]]:
+    """The hosts by rank, and a connected socket to every other rank. All ranks must call it.
+
+    Addresses and a secret go by the group; who does not know the secret is not let in. Ranks of one
+    host listen on its loopback alone. Where several hosts call themselves the same, their addresses
+    tell them apart.
 
     Raises: LaunchError that names a rank which cannot be reached.
     """
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     deadline = time.monotonic() + timeout_s
     token = secrets.token_bytes(TOKEN_BYTES)
     with socket.create_server((LOOPBACK if one_host else "", 0), backlog=world_size) as listener:
         port = listener.getsockname()[1]
-        addresses = [LOOPBACK] if one_host else own_addresses(os.environ["MASTER_ADDR"])
-        store.set(f"watch/{rank}", json.dumps([token.hex(), port, addresses]))
+        addresses = [LOOPBACK] if one_host else own_addresses(os.environ.get("MASTER_ADDR", ""))
+        own = Listener(socket.gethostname(), addresses, port, token)
+        listeners = [own] * world_size
+        dist.all_gather_object(listeners, own, group=group)
         sockets: dict[int, socket.socket] = {}
         try:
             for other in range(rank):
-                sockets[other] = _call(store, rank, other, deadline)
+                sockets[other] = _call(listeners[other], rank, other, deadline)
             _answer(listener, token, sockets, range(rank + 1, world_size), deadline)
         except BaseException:
             for each in sockets.values():
@@ -51,14 +66,12 @@ def connect_ranks(
             raise
     for each in sockets.values():
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sockets
+    return host_names(listeners), sockets
 
 
-def host_names(store: Store, rank: int, world_size: int, *, one_host: bool) -> list[str]:
-    """By rank. Where several hosts call themselves the same, their addresses tell them apart."""
-    address = LOOPBACK if one_host else own_addresses(os.environ["MASTER_ADDR"])[0]
-    store.set(f"host/{rank}", json.dumps([socket.gethostname(), address]))
-    found = [json.loads(store.get(f"host/{each}")) for each in range(world_size)]
+def host_names(listeners: Sequence[Listener]) -> list[str]:
+    """By rank."""
+    found = [(each.host, each.addresses[0]) for each in listeners]
     unique = len({address for _, address in found}) == len({name for name, _ in found})
     return [name if unique else f"{name}/{address}" for name, address in found]
 
@@ -75,16 +88,15 @@ def own_addresses(towards: str) -> list[str]:
     return outward or [LOOPBACK]
 
 
-def _call(store: Store, rank: int, other: int, deadline: float) -> socket.socket:
-    token, port, addresses = json.loads(store.get(f"watch/{other}"))
-    reasons = []
-    for address in _in_turn(addresses):
+def _call(listener: Listener, rank: int, other: int, deadline: float) -> socket.socket:
+    port, reasons = listener.port, []
+    for address in _in_turn(listener.addresses):
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             break
         try:
             peer = socket.create_connection((address, port), min(TRY_S, left_s))
-            peer.sendall(bytes.fromhex(token) + RANK.pack(rank))
+            peer.sendall(listener.token + RANK.pack(rank))
             # Else somebody else listens there. It may be busy with calls of its own.
             peer.settimeout(left_s)
             if _read(peer, len(WELCOME)) != WELCOME:

@@ -1,28 +1,31 @@
 """The world: who this rank is, its device, and the process groups to the other ranks.
 
 torchrun's environment (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`) says
-which world to join; without it the world is this one process and no group is made.
-
-A launcher's store outlives its ranks: those that it starts again must not find what the dead ones
-have left in it. So whatever belongs to one attempt is kept under the attempt's name.
+which world to join; without it the world is this one process and no group is made. A world that the
+script has made by itself is used.
 """
 
 import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError, ProcessGroup
-from torch.distributed.rendezvous import rendezvous
 
+from firecaffe.comm.groups import (
+    attempt,
+    meet,
+    meeting,
+    number_of,
+    who_am_i,
+    without_source,
+)
 from firecaffe.comm.memory import keep_freed_memory
-from firecaffe.comm.mesh import connect_ranks, host_names
+from firecaffe.comm.mesh import connect_ranks
 from firecaffe.comm.traffic import Traffic
 from firecaffe.comm.watch import Place, Watch
 from firecaffe.errors import LaunchError, PeerLostError
@@ -39,10 +42,6 @@ FOLDER = "firecaffe/run_folder"
 
 LASTING = "FIRECAFFE_STORE"
 """In the environment: HOST:PORT of the store in which our launcher's agents meet."""
-
-ATTEMPT = "FIRECAFFE_ATTEMPT"
-"""In the environment: a number that the ranks of one start have in common, and no others; 0 is the
-first."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,8 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 def join(
     device: str = "auto", timeout_s: float = TIMEOUT_S, silent_s: float = SILENT_S
 ) -> Iterator[World]:
-    """Joins the world that the environment names, and leaves it at the end.
+    """Joins the world that is there, else the one that the environment names, and leaves it at the
+    end.
 
     timeout_s: how long a rank waits for the others. silent_s: after how long without a word one is
     given up.
@@ -96,48 +96,38 @@ def join(
     not find each other in `timeout_s` seconds.
     """
     keep_freed_memory()
-    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-    local_rank = _number("LOCAL_RANK", 0)
-    if not 0 <= rank < world_size:
-        raise LaunchError(
-            f"RANK is {rank}; with WORLD_SIZE={world_size} it must be 0..{world_size - 1}"
-        )
-    chosen = _device(device, local_rank)
-    attempt = _number(ATTEMPT, _number("TORCHELASTIC_RESTART_COUNT", 0))
+    rank, world_size = who_am_i()
+    local_rank = number_of("LOCAL_RANK", 0)
+    chosen = _device(device, local_rank, world_size)
     if world_size == 1:
-        yield World(rank, world_size, chosen, store=_lasting_store(), attempt=attempt)
+        yield World(rank, world_size, chosen, store=_lasting_store(), attempt=attempt())
         return
-    local_world_size = _number("LOCAL_WORLD_SIZE", 1)
-    timeout = timedelta(seconds=timeout_s)
-    with _meeting(world_size):
-        store = next(rendezvous("env://", timeout=timeout))[0]
-        own = PrefixStore(f"attempt-{attempt}-of-{world_size}", store)
-        group, exchange_group = _connect(own, rank, world_size, chosen, timeout)
-    one_host = local_world_size == world_size
-    with _meeting(world_size):
-        sockets = connect_ranks(own, rank, world_size, timeout_s, one_host=one_host)
-        hosts = host_names(own, rank, world_size, one_host=one_host)
-    place = Place()
-    watch = Watch(rank, hosts, sockets, silent_s, place)
+    local_world_size = number_of("LOCAL_WORLD_SIZE", 1)
+    groups = meet(chosen, timeout_s)
+    place, watch = Place(), None
     try:
-        yield World(
-            rank,
-            world_size,
-            chosen,
-            group,
-            exchange_group,
-            local_rank,
-            local_world_size,
-            watch,
-            _lasting_store(),
-            place,
-            attempt=attempt,
-        )
+        with meeting(world_size):
+            one_host = local_world_size == world_size
+            hosts, sockets = connect_ranks(groups.main, timeout_s, one_host=one_host)
+        watch = Watch(rank, hosts, sockets, silent_s, place)
+        with closing(watch):
+            yield World(
+                rank,
+                world_size,
+                chosen,
+                groups.main,
+                groups.exchange,
+                local_rank,
+                local_world_size,
+                watch,
+                _lasting_store(),
+                place,
+                attempt=attempt(),
+            )
     finally:
-        watch.close()
         # Where a rank is lost, a thread may still wait for it, and leaving would wait for that.
-        if watch.fault is None:
-            dist.destroy_process_group()
+        if watch is None or watch.fault is None:
+            groups.leave()
 
 
 @contextmanager
@@ -161,7 +151,7 @@ def peers_may_be_lost(world: World, beside_own_code: bool = False) -> Iterator[N
             raise  # named already
         if "can't allocate memory" in str(error):  # nor has the CPU allocator's
             raise
-        reason = _without_source(str(error))
+        reason = without_source(str(error))
         timed_out = re.search(r"tim(ed|e) ?out|in time", reason, re.IGNORECASE) is not None
         fault = world.watch.verdict(timed_out) if world.watch is not None else None
         if fault is not None:
@@ -187,12 +177,6 @@ def _is_of_group(error: Exception) -> bool:
     return isinstance(error, (DistError, PeerLostError)) or of_gloo is not None
 
 
-def _without_source(message: str) -> str:
-    """A process group's first sentence, without the place in its own code."""
-    first = message.splitlines()[0]
-    return re.sub(r"^\[[^]]*\] *", "", first).split(". ")[0]
-
-
 def _lasting_store() -> Store | None:
     """Our launcher's, or that of torchrun's agent."""
     place = os.environ.get(LASTING)
@@ -208,41 +192,7 @@ def _lasting_store() -> Store | None:
         raise LaunchError(f"the launcher's store at {place} does not answer: {reason}") from error
 
 
-@contextmanager
-def _meeting(world_size: int) -> Iterator[None]:
-    """Raises: LaunchError where the ranks do not find each other."""
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
-            raise LaunchError(f"WORLD_SIZE={world_size} but {name} is not set; start with torchrun")
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    try:
-        yield
-    except (DistError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
-            reason = "the port is in use; choose another MASTER_PORT (--master-port)"
-        raise LaunchError(f"{world_size} ranks did not meet at {where}: {reason}") from error
-
-
-def _connect(
-    store: Store, rank: int, world_size: int, device: torch.device, timeout: timedelta
-) -> tuple[ProcessGroup | None, ProcessGroup | None]:
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend,
-        store=PrefixStore("group", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-    )
-    exchange_group = dist.new_group(backend=backend, timeout=timeout)
-    if device.type == "cuda":
-        # NCCL wants all ranks in a group's first operation; a schedule may start with some.
-        dist.all_reduce(torch.zeros(1, device=device), group=exchange_group)
-    return dist.group.WORLD, exchange_group
-
-
-def _device(name: str, local_rank: int) -> torch.device:
+def _device(name: str, local_rank: int, world_size: int) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
@@ -250,7 +200,7 @@ def _device(name: str, local_rank: int) -> torch.device:
     if name != "cuda":
         raise LaunchError(f"device is {name!r}; it must be auto, cpu or cuda")
     count = torch.cuda.device_count()
-    if "RANK" in os.environ and "LOCAL_RANK" not in os.environ and _number("WORLD_SIZE", 1) > 1:
+    if world_size > 1 and "LOCAL_RANK" not in os.environ:
         raise LaunchError("LOCAL_RANK is not set; it says which GPU is this rank's")
     if count == 0:
         raise LaunchError("device is cuda; this host shows no GPU (use cpu or auto)")
@@ -262,11 +212,3 @@ def _device(name: str, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
-
-
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise LaunchError(f"{name} is {text!r} in the environment; it must be a number") from None

@@ -1,0 +1,83 @@
+"""Worlds one after the other in one script, in any order, and beside the script's own."""
+
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+
+import firecaffe
+from firecaffe.comm.agree import gather_text
+from firecaffe.comm.world import join
+from tests.world import Ranks
+
+AGENT, OWN_SERVER = "an agent's store", "rank 0's store"
+STORES = (AGENT, OWN_SERVER)
+
+
+def hold_store(where: str) -> None:
+    """Where the launcher has no store for its ranks, as mpirun has none, rank 0 holds it."""
+    if where == OWN_SERVER:
+        agent = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        if os.environ["RANK"] == "0":
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                agent.set("port", str(free.getsockname()[1]))
+        os.environ["MASTER_PORT"] = agent.get("port").decode()
+        del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+
+
+def meet_once(said: str) -> list[str]:
+    """What a training and a check begin and end with; both groups and the watch's sockets."""
+    with join("cpu", 20) as world:
+        assert world.watch is not None
+        total = torch.ones(3)
+        dist.all_reduce(total, group=world.exchange_group)
+        assert total.tolist() == [world.world_size] * 3
+        return gather_text(world, f"{said} {world.rank}")
+
+
+def take_step() -> float:
+    model = firecaffe.parallelize(nn.Linear(2, 1, bias=False))
+    model(torch.full((1, 2), float(os.environ["RANK"]))).sum().backward()
+    gradient = model.module.weight.grad
+    assert isinstance(gradient, torch.Tensor)
+    return float(gradient[0, 0])
+
+
+def trainings_in_any_order(where: str) -> list[object]:
+    hold_store(where)
+    told: list[object] = [meet_once("first"), meet_once("second"), take_step(), take_step()]
+    assert dist.is_initialized()  # DDP's, to the end of the script
+    told += [meet_once("beside"), take_step()]
+    assert dist.is_initialized()
+    return told
+
+
+def a_world_of_the_scripts_own(where: str) -> list[object]:
+    hold_store(where)
+    dist.init_process_group("gloo")
+    own = dist.new_group()
+    told: list[object] = [meet_once("inside"), meet_once("again"), take_step()]
+    total = torch.ones(1)
+    dist.all_reduce(total, group=own)
+    told.append(total.item())
+    dist.destroy_process_group()
+    told += [meet_once("after"), take_step()]
+    return told
+
+
+@pytest.mark.parametrize("where", STORES)
+def test_any_number_of_worlds_in_one_script(ranks: Ranks, where: str) -> None:
+    for told in ranks.run(2, trainings_in_any_order, where):
+        names = [[f"{said} {rank}" for rank in range(2)] for said in ("first", "second", "beside")]
+        assert told == [names[0], names[1], 0.5, 0.5, names[2], 0.5]
+
+
+@pytest.mark.parametrize("where", STORES)
+def test_a_world_that_is_there_is_used_and_left_alone(ranks: Ranks, where: str) -> None:
+    for told in ranks.run(2, a_world_of_the_scripts_own, where):
+        names = [[f"{said} {rank}" for rank in range(2)] for said in ("inside", "again", "after")]
+        assert told == [names[0], names[1], 0.5, 2.0, names[2], 0.5]
