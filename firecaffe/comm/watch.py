@@ -1,10 +1,12 @@
 """Watches over the other ranks, and agrees with them on who is lost.
 
 Every two ranks keep a socket beside the process group. A thread of each rank sends a beat with the
-rank's step over all of them, and judges by what it hears:
+rank's step over all of them, and judges by what it hears. A process beside the rank beats as well,
+for the thread cannot while one call holds the interpreter's lock (`comm.pulse`).
 
 - a socket closes, and the rank had not said goodbye: its process is *gone*. Seen at once.
-- no beat for `silent_s` seconds while its host acknowledges ours: the process is *frozen*.
+- no beat of either for `silent_s` seconds while its host acknowledges ours: the process is
+  *frozen*, for a signal has stopped it, or all that runs beside it.
 - neither beats nor acknowledgements: it is *unreachable*. A rank for which most other hosts are
   says so of itself: its own link is cut.
 - beats, but others waited for it until an exchange ran out of time: it is *stuck*, and known by
@@ -17,26 +19,32 @@ Sockets and not the launcher's store: they end with their process, and need no l
 """
 
 import fcntl
+import os
 import selectors
 import socket
 import struct
+import subprocess
+import sys
 import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from firecaffe.comm import pulse as beside
 from firecaffe.comm.report import end_process, leave_report
-from firecaffe.errors import PeerLostError
+from firecaffe.errors import LaunchError, PeerLostError
 from firecaffe.faults import MOST_TEXT, Fault
 
 HEADER = struct.Struct("!BIBQI")
 """Kind, step, whether it waits for others, the sender's clock in ns, bytes of text that follow."""
 
-BEAT, ECHO, GOODBYE, FAULT = range(4)
-"""An echo brings back the clock of the beat that it answers, for the time of the round trip."""
+BEAT, ECHO, GOODBYE, FAULT, PULSE = range(5)
+"""An echo brings back the clock of the beat that it answers, for the time of the round trip. A
+pulse is the beat of the process beside the rank, which knows no more than that the rank is there.
+"""
 
 BEATS = 4
 """In the time after which a silent rank is given up; one a second at least."""
@@ -55,6 +63,8 @@ MOST_BYTES = 40 * MOST_TEXT
 
 MOST_ROUND_TRIPS = 10_000
 """Kept until they are taken."""
+
+LIBRARIES = ("LD_LIBRARY_PATH",)
 
 
 @dataclass
@@ -114,7 +124,7 @@ class Watch:
         self._round_trips: deque[RoundTrip] = deque(maxlen=MOST_ROUND_TRIPS)
         self._lock = threading.Lock()
         self._end_s = float("inf")
-        self._beat_s = min(1.0, silent_s / BEATS)
+        self._beat_s = _beat_s(silent_s)
         self._selector = selectors.DefaultSelector()
         for other, peer in self._peers.items():
             peer.socket.setblocking(False)
@@ -219,13 +229,15 @@ class Watch:
         peer.received += data
         while len(peer.received) >= HEADER.size:
             kind, step, waits, clock_ns, length = HEADER.unpack_from(peer.received)
-            if length > MOST_BYTES or kind > FAULT:
+            if length > MOST_BYTES or kind > PULSE:
                 peer.received.clear()  # no rank of ours talks like this
                 return
             if len(peer.received) < HEADER.size + length:
                 return
             text = bytes(peer.received[HEADER.size : HEADER.size + length])
             del peer.received[: HEADER.size + length]
+            if kind == PULSE:
+                continue
             peer.place = Place(step, bool(waits))
             peer.has_left |= kind == GOODBYE
             if kind == BEAT:
@@ -318,6 +330,43 @@ class Watch:
 
     def _header(self, kind: int, clock_ns: int, length: int = 0) -> bytes:
         return HEADER.pack(kind, self.place.step, self.place.waits, clock_ns, length)
+
+
+@contextmanager
+def pulse(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[None]:
+    """A process that beats beside this one's watch, over the same sockets.
+
+    Raises: LaunchError where it cannot be started.
+    """
+    if not sys.platform.startswith("linux"):  # only there the kernel says who is stopped
+        yield
+        return
+    numbers = [each.fileno() for each in sockets]
+    message = HEADER.pack(PULSE, 0, False, 0, 0).hex()
+    words = [os.getpid(), _beat_s(silent_s), message, *numbers]
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", beside.__file__, *map(str, words)],
+            pass_fds=numbers,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # It is no rank. And an interpreter may need to be told where its libraries are.
+            env={name: os.environ[name] for name in LIBRARIES if name in os.environ},
+            start_new_session=True,  # a terminal's signals are for the rank
+        )
+    except OSError as error:
+        raise LaunchError(f"no process can be started beside the rank: {error}") from error
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _beat_s(silent_s: float) -> float:
+    """Between two beats."""
+    return min(1.0, silent_s / BEATS)
 
 
 def _unacknowledged(peer: socket.socket) -> bool:

@@ -27,7 +27,7 @@ from firecaffe.comm.groups import (
 from firecaffe.comm.memory import keep_freed_memory
 from firecaffe.comm.mesh import connect_ranks
 from firecaffe.comm.traffic import Traffic
-from firecaffe.comm.watch import Place, Watch
+from firecaffe.comm.watch import Place, Watch, pulse
 from firecaffe.errors import LaunchError, PeerLostError
 
 TIMEOUT_S = 300.0
@@ -110,7 +110,7 @@ def join(
             one_host = local_world_size == world_size
             hosts, sockets = connect_ranks(groups.main, timeout_s, one_host=one_host)
         watch = Watch(rank, hosts, sockets, silent_s, place)
-        with closing(watch):
+        with closing(watch), pulse(sockets.values(), silent_s):
             yield World(
                 rank,
                 world_size,

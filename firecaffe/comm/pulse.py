@@ -1,0 +1,53 @@
+"""A small process beside a rank that beats for it while the rank itself cannot.
+
+A rank's watch is a thread, which waits for the interpreter's lock; one call into C may hold that
+for minutes while the rank is well. This process waits for nothing of the rank's: it sends the same
+few bytes over the same sockets for as long as the kernel does not say that the rank is stopped. So
+a rank that falls silent is stopped, or all of its host's processes are.
+
+It is this file, run by itself: it loads nothing but four modules of the standard library.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+ASK_TO_SAVE = (signal.SIGUSR1, signal.SIGUSR2)
+"""Schedulers send them to all processes of a job. The rank has more to do; this ends after it."""
+
+DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of <linux/prctl.h>."""
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a signal has stopped it. A debugger that holds it is at work.
+
+    Source: proc_pid_stat(5): the state follows the name, which is in brackets and may hold any.
+    """
+    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+def beat(process: int, beat_s: float, message: bytes, sockets: Sequence[int]) -> None:
+    """Beats for the process that has started this one, and ends with it."""
+    for number in (*ASK_TO_END, *ASK_TO_SAVE):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    while os.getppid() == process:
+        if not is_stopped(process):
+            for each in sockets:
+                try:
+                    os.write(each, message)
+                except OSError:  # it is gone, or has not read for long
+                    continue
+        time.sleep(beat_s)
+
+
+if __name__ == "__main__":
+    beat(
+        int(sys.argv[1]), float(sys.argv[2]), bytes.fromhex(sys.argv[3]), [*map(int, sys.argv[4:])]
+    )

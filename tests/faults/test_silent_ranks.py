@@ -1,0 +1,47 @@
+"""Ranks that cannot beat: one that holds the interpreter's lock, and one that is stopped."""
+
+import ctypes
+import os
+import signal
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from firecaffe.comm.world import join
+from firecaffe.errors import PeerLostError
+from tests.world import Ranks
+
+SILENT_S = 1.5
+BUSY, STOPPED = 1, 2
+
+
+def fall_silent() -> tuple[float, str, int]:
+    with join("cpu", 60, SILENT_S) as world:
+        watch = world.watch
+        assert watch is not None
+        world.place.step = 1
+        if world.rank == BUSY:
+            # A PyDLL's function keeps the lock, as a long sum(range(...)) does.
+            ctypes.PyDLL(None).usleep(int(2 * SILENT_S * 1e6))
+        total = torch.ones(1)
+        dist.all_reduce(total, group=world.exchange_group)
+        watch.check()
+
+        world.place.step = 2
+        if world.rank == STOPPED:
+            for beside in psutil.Process().children():
+                beside.suspend()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        assert watch._known.wait(60)
+        try:
+            watch.check()
+        except PeerLostError as error:
+            return total.item(), error.kind, error.rank or 0
+        raise AssertionError("a rank was lost")
+
+
+def test_only_what_is_stopped_is_frozen(ranks: Ranks) -> None:
+    """The busy rank is waited for; the other one is stopped with all that runs beside it."""
+    told = ranks.run(3, fall_silent, lost=(STOPPED,))
+    assert told == [(3.0, "frozen", STOPPED)] * 2 + [None]
