@@ -23,7 +23,8 @@ from firecaffe.comm.agree import agree, gather_text
 from firecaffe.comm.auto import num_senders, rank_elsewhere
 from firecaffe.comm.bench_exchange import time_exchanges
 from firecaffe.comm.conditions import conditions_since, read_counters
-from firecaffe.comm.launch import Hosts, launch
+from firecaffe.comm.hosts import Hosts
+from firecaffe.comm.launch import launch
 from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.measure import Link, measure_link
 from firecaffe.comm.world import TIMEOUT_S, World, is_launched, join

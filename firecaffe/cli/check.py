@@ -23,7 +23,8 @@ from firecaffe.cli.parse import parse_recipe
 from firecaffe.comm.agree import agree, gather_text
 from firecaffe.comm.bench_exchange import time_exchanges
 from firecaffe.comm.check_cluster import links_of, look_over
-from firecaffe.comm.launch import Hosts, launch, parse_nodes
+from firecaffe.comm.hosts import Hosts, parse_nodes
+from firecaffe.comm.launch import launch
 from firecaffe.comm.local import LocalRanks, meet_local_ranks
 from firecaffe.comm.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError

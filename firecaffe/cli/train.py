@@ -7,7 +7,8 @@ from pathlib import Path
 from firecaffe.assemble import train
 from firecaffe.cli.options.train import make_parser
 from firecaffe.cli.parse import parse_recipe
-from firecaffe.comm.launch import Hosts, launch, parse_nodes
+from firecaffe.comm.hosts import Hosts, parse_nodes
+from firecaffe.comm.launch import launch
 from firecaffe.comm.world import is_launched
 from firecaffe.errors import RecipeError
 from firecaffe.preflight import preflight

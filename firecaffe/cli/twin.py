@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from firecaffe.comm.launch import Hosts, check_memory, launch
+from firecaffe.comm.hosts import Hosts, check_memory
+from firecaffe.comm.launch import launch
 from firecaffe.preflight import preflight
 from firecaffe.recipe import Recipe, to_toml
 

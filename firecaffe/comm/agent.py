@@ -12,6 +12,7 @@ a name of its own. Three things it does otherwise than its base:
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,9 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from firecaffe.comm.addresses import join_place
 from firecaffe.comm.groups import ATTEMPT
+from firecaffe.comm.hosts import SAY_EVERY_S
 from firecaffe.comm.world import LASTING
 from firecaffe.errors import LauncherLostError, LaunchError, PreemptedError
 from firecaffe.faults import ANOTHER, Fault
@@ -50,6 +53,8 @@ class FaultAgent(LocalElasticAgent):
         """Called with what has failed, and the number of the restart, from 1; None where it does
         not count, as ranks have stopped for a host that leaves.
         """
+        self.on_waiting: Callable[[float], None] = lambda _: None
+        """Called every `SAY_EVERY_S` while hosts are waited for, with the seconds so far."""
         self.is_elastic = False
         """Whether other hosts may leave, and this one goes on without them."""
         self.ended_by_us: set[int] = set()
@@ -58,11 +63,26 @@ class FaultAgent(LocalElasticAgent):
         self._processes: dict[int, psutil.Process] = {}
         self._result = RunResult(WorkerState.INIT)
 
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        begun_s, met = time.monotonic(), threading.Event()
+
+        def tell() -> None:
+            while not met.wait(SAY_EVERY_S):
+                self.on_waiting(time.monotonic() - begun_s)
+
+        teller = threading.Thread(target=tell, name="waiting", daemon=True)
+        teller.start()
+        try:
+            super()._rendezvous(worker_group)
+        finally:
+            met.set()
+            teller.join()
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         store = worker_group.store
         assert store is not None  # after the rendezvous
         lasting = store.underlying_store
-        os.environ[LASTING] = f"{lasting.host}:{lasting.port}"
+        os.environ[LASTING] = join_place(lasting.host, lasting.port)
         if worker_group.group_rank == 0:
             store.set("firecaffe/attempt", str(lasting.add("firecaffe/attempts", 1) - 1))
         os.environ[ATTEMPT] = store.get("firecaffe/attempt").decode()

@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistError, DistNetworkError, ProcessGroup
 from torch.distributed.rendezvous import rendezvous
 
+from firecaffe.comm.addresses import join_place
 from firecaffe.errors import LaunchError
 
 ATTEMPT = "FIRECAFFE_ATTEMPT"
@@ -115,7 +116,7 @@ def meeting(world_size: int) -> Iterator[None]:
                 raise LaunchError(
                     f"WORLD_SIZE={world_size} but {name} is not set; start with torchrun"
                 )
-        where = f" at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        where = f" at {join_place(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])}"
     try:
         yield
     except (DistError, RuntimeError, ValueError) as error:

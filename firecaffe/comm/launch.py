@@ -2,17 +2,14 @@
 
 import logging
 import os
-import re
 import signal
 import socket
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -20,10 +17,18 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from firecaffe.comm.addresses import LOOPBACK, interface_of, own_addresses
 from firecaffe.comm.agent import FaultAgent
-from firecaffe.comm.mesh import LOOPBACK, own_addresses
+from firecaffe.comm.hosts import (
+    Hosts,
+    check_hosts_words,
+    check_memory,
+    say,
+    wait_for_endpoint,
+)
 from firecaffe.comm.report import LAUNCHED
 from firecaffe.comm.world import FOLDER
 from firecaffe.errors import (
@@ -31,7 +36,6 @@ from firecaffe.errors import (
     FirecaffeError,
     LaunchError,
     PreemptedError,
-    RecipeError,
 )
 from firecaffe.faults import ANOTHER, Fault
 
@@ -51,48 +55,6 @@ class RankFailedError(LaunchError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """Who takes part, in torchrun's words. By default this host alone."""
-
-    nproc_per_node: int = 1
-    min_nodes: int = 1
-    max_nodes: int = 1
-    rdzv_endpoint: str = ""
-    rdzv_id: str = ""
-    master_port: int = 0
-    """Where the ranks of one host meet; 0 takes a free port."""
-
-    @property
-    def is_one(self) -> bool:
-        return self.max_nodes == 1
-
-
-def parse_nodes(text: str) -> tuple[int, int]:
-    """`N` or `MIN:MAX`. Raises: RecipeError."""
-    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    least = int(found[1]) if found else 0
-    most = int(found[2] or least) if found else 0
-    if not 1 <= least <= most:
-        raise RecipeError(f"--nnodes is {text!r}; it must be N, or MIN:MAX with 1 <= MIN <= MAX")
-    return least, most
-
-
-RANK_BYTES = 200_000_000
-"""Memory of its own that a rank takes before it has a network (torch 2.13, CPU: 203 MB)."""
-
-
-def check_memory(nproc_per_node: int) -> None:
-    """Raises: RecipeError where this host cannot hold so many ranks."""
-    has_bytes = psutil.virtual_memory().total
-    most = max(1, has_bytes // RANK_BYTES)
-    if nproc_per_node > most:
-        raise RecipeError(
-            f"--nproc-per-node is {nproc_per_node}; a rank takes {RANK_BYTES / 1e9:g} GB at least "
-            f"and this host has {has_bytes / 1e9:.1f} GB, so it must be at most {most}"
-        )
 
 
 def launch(
@@ -122,9 +84,9 @@ def launch(
         # Its agents' shared store is not told to a host that comes later (torch 2.13).
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the recipe sets the ranks' threads
-    address = LOOPBACK if hosts.is_one else own_addresses(hosts.rdzv_endpoint)[0]
+    address = LOOPBACK if hosts.is_one else own_addresses(hosts.endpoint[0])[0]
     if sys.platform.startswith("linux"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(address))
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
     try:
         with tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as log_folder:
             _Launch(arguments, hosts, max_restarts, address, log_folder, advice, settle).run()
@@ -150,22 +112,8 @@ class _Launch:
         self.hosts, self.max_restarts = hosts, max_restarts
         self.advice, self.settle = advice, settle
         self.killed_before = _kills_for_memory()
-        parameters = RendezvousParameters(
-            backend="c10d",
-            endpoint=f"{LOOPBACK}:{hosts.master_port}" if hosts.is_one else hosts.rdzv_endpoint,
-            run_id=hosts.rdzv_id or uuid.uuid4().hex,
-            min_nodes=hosts.min_nodes,
-            max_nodes=hosts.max_nodes,
-            local_addr=address,
-            # By itself torch looks for the endpoint among the names of this host alone.
-            is_host=hosts.is_one or _is_here(hosts.rdzv_endpoint),
-            # How long to wait for more hosts than are needed, once those are there.
-            last_call_timeout=1 if hosts.is_one else 5,
-            # A host that has left, or is gone, is forgotten after three of these.
-            keep_alive_interval=2,
-        )
         try:
-            handler = get_rendezvous_handler(parameters)
+            handler = _meeting_place(hosts, address)
         except (*MEETING_ERRORS, ValueError) as error:
             raise self._not_started(error) from error
         spec = WorkerSpec(
@@ -181,6 +129,7 @@ class _Launch:
         self.agent = FaultAgent(spec, DefaultLogsSpecs(log_dir=log_folder))
         self.agent.is_elastic = hosts.min_nodes < hosts.max_nodes
         self.agent.on_restart = self._tell_restart
+        self.agent.on_waiting = self._tell_waiting
         self.handler = handler
 
     def run(self) -> None:
@@ -212,7 +161,15 @@ class _Launch:
         if number is None:
             then = "the hosts that stay go on"
         told = self._told(result.failures, then)
-        print(f"firecaffe: {told}; {then}", file=sys.stderr, flush=True)
+        say(f"{told}; {then}")
+
+    def _tell_waiting(self, waited_s: float) -> None:
+        """Says who is there, of how many."""
+        there = sorted(str(each.addr) for each in self.handler._state_holder.state.participants)
+        say(
+            f"waiting for hosts at {self.hosts.rdzv_endpoint}, {waited_s:.0f} s so far: "
+            f"{len(there)} of {self.hosts.counted} there ({', '.join(there)})"
+        )
 
     def _asked(self, error: SignalException) -> FirecaffeError:
         """After a signal to this process, which its ranks have had too."""
@@ -277,36 +234,33 @@ class _Launch:
             return None
 
 
-def check_hosts_words(hosts: Hosts) -> None:
-    """Raises: RecipeError where hosts have nowhere to meet; LaunchError where a port is taken."""
-    if hosts.is_one and (hosts.rdzv_endpoint or hosts.rdzv_id):
-        raise RecipeError(
-            "--rdzv-endpoint and --rdzv-id are for several hosts; say how many (--nnodes), or "
-            "leave them out"
+def _meeting_place(hosts: Hosts, address: str) -> DynamicRendezvousHandler:
+    """Where the launchers meet; on the host of the endpoint the first of them holds it."""
+    holds_it = hosts.is_one or wait_for_endpoint(hosts)
+    while True:
+        parameters = RendezvousParameters(
+            backend="c10d",
+            endpoint=f"{LOOPBACK}:{hosts.master_port}" if hosts.is_one else hosts.rdzv_endpoint,
+            run_id=hosts.rdzv_id or uuid.uuid4().hex,
+            min_nodes=hosts.min_nodes,
+            max_nodes=hosts.max_nodes,
+            local_addr=address,
+            # By itself torch looks for the endpoint among the names of this host alone.
+            is_host=holds_it,
+            # How long to wait for more hosts than are needed, once those are there.
+            last_call_timeout=1 if hosts.is_one else 5,
+            # A host that has left, or is gone, is forgotten after three of these.
+            keep_alive_interval=2,
         )
-    found = re.fullmatch(r"[^:\s]+:(\d{1,5})", hosts.rdzv_endpoint)
-    if not hosts.is_one and not (found and 0 < int(found[1]) < 1 << 16):
-        raise RecipeError(
-            f"--rdzv-endpoint is {hosts.rdzv_endpoint!r}; several hosts need HOST:PORT, the same "
-            "on all, on a host that stays to the end"
-        )
-    if not hosts.is_one and not hosts.rdzv_id:
-        raise RecipeError("--rdzv-id is missing; several hosts need one name for their run")
-    if hosts.is_one:
-        check_port(hosts.master_port)
-
-
-def check_port(port: int) -> None:
-    """Raises: LaunchError where somebody listens on the port already."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((LOOPBACK, port))
-        except (OSError, OverflowError) as error:
-            raise LaunchError(
-                f"--master-port {port} on {LOOPBACK} cannot be used ({error}); "
-                "give another, or 0 for a free one"
-            ) from error
+            handler = get_rendezvous_handler(parameters)
+        except MEETING_ERRORS:
+            if hosts.is_one or not holds_it:
+                raise
+            holds_it = False  # another launcher on this host was quicker
+        else:
+            assert isinstance(handler, DynamicRendezvousHandler)
+            return handler
 
 
 def _message(failure: ProcessFailure) -> str:
@@ -321,24 +275,6 @@ def _time_s(failure: ProcessFailure) -> float:
     if isinstance(message, dict):
         return float(message["extraInfo"]["time_s"])
     return float(failure.timestamp)
-
-
-def _is_here(endpoint: str) -> bool:
-    """Whether HOST of HOST:PORT is this host."""
-    host = endpoint.rpartition(":")[0]
-    own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
-    try:
-        return any(found[4][0] in own for found in socket.getaddrinfo(host, None))
-    except (OSError, UnicodeError):
-        return False
-
-
-def _interface(address: str) -> str:
-    """The name of the network interface that has the address."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            return name
-    return "lo"
 
 
 def _kills_for_memory() -> int:

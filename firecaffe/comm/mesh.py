@@ -1,23 +1,20 @@
 """Connects every two ranks of a world by a TCP socket of their own, beside the process group."""
 
 import hmac
-import ipaddress
 import os
 import secrets
 import socket
 import struct
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-import psutil
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from firecaffe.comm.addresses import LOOPBACK, join_place, listen_to_all, own_addresses
 from firecaffe.errors import LaunchError
 
-LOOPBACK = "127.0.0.1"
 TOKEN_BYTES = 16
 RANK = struct.Struct("!I")
 WELCOME = b"firecaffe"
@@ -49,7 +46,7 @@ def connect_ranks(
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     deadline = time.monotonic() + timeout_s
     token = secrets.token_bytes(TOKEN_BYTES)
-    with socket.create_server((LOOPBACK if one_host else "", 0), backlog=world_size) as listener:
+    with _listen(world_size, one_host) as listener:
         port = listener.getsockname()[1]
         addresses = [LOOPBACK] if one_host else own_addresses(os.environ.get("MASTER_ADDR", ""))
         own = Listener(socket.gethostname(), addresses, port, token)
@@ -76,16 +73,10 @@ def host_names(listeners: Sequence[Listener]) -> list[str]:
     return [name if unique else f"{name}/{address}" for name, address in found]
 
 
-def own_addresses(towards: str) -> list[str]:
-    """Where other hosts may reach this one: first the address on the way to HOST[:PORT]."""
-    found: list[str] = []
-    with suppress(OSError, UnicodeError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((towards.split(":")[0], 9))  # sends nothing
-        found.append(probe.getsockname()[0])
-    for each in psutil.net_if_addrs().values():
-        found += [address.address for address in each if address.family == socket.AF_INET]
-    outward = [a for a in dict.fromkeys(found) if not ipaddress.ip_address(a).is_loopback]
-    return outward or [LOOPBACK]
+def _listen(backlog: int, one_host: bool) -> socket.socket:
+    if one_host:
+        return socket.create_server((LOOPBACK, 0), backlog=backlog)
+    return listen_to_all(backlog)
 
 
 def _call(listener: Listener, rank: int, other: int, deadline: float) -> socket.socket:
@@ -103,7 +94,7 @@ def _call(listener: Listener, rank: int, other: int, deadline: float) -> socket.
                 raise OSError("no rank of this run listens there")
             return peer
         except OSError as error:
-            reasons.append(f"{address}:{port}: {error}")
+            reasons.append(f"{join_place(address, port)}: {error}")
     raise LaunchError(f"rank {rank} cannot reach rank {other}: {'; '.join(reasons)}")
 
 

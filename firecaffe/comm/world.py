@@ -16,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError, ProcessGroup
 
+from firecaffe.comm.addresses import join_place, split_place
 from firecaffe.comm.groups import (
     attempt,
     meet,
@@ -181,12 +182,11 @@ def _lasting_store() -> Store | None:
     """Our launcher's, or that of torchrun's agent."""
     place = os.environ.get(LASTING)
     if place is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        place = join_place(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
     if place is None:
         return None
-    host, _, port = place.rpartition(":")
     try:
-        return TCPStore(host, int(port), is_master=False)
+        return TCPStore(*split_place(place), is_master=False)
     except (DistError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise LaunchError(f"the launcher's store at {place} does not answer: {reason}") from error

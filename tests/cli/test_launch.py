@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -95,6 +96,18 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
         "round-trips-1.jsonl",
         "round-trips-2.jsonl",
     }
+
+
+def test_two_launchers_on_one_host_meet(recipe: Path, tmp_path: Path) -> None:
+    host = "[::1]" if socket.has_dualstack_ipv6() else "127.0.0.1"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"{host}:{free.getsockname()[1]}"
+    words = ["--nnodes", "2", "--rdzv-endpoint", place, "--rdzv-id", "a run"]
+    command = [*FIRECAFFE, "train", recipe, "--run.folder", tmp_path / "run", *words]
+    with ThreadPoolExecutor() as pool:
+        both = [each.result() for each in [pool.submit(call, *command) for _ in range(2)]]
+    assert [done.returncode for done in both] == [0, 0], [done.stderr for done in both]
+    assert result_of(tmp_path / "run")["world_size"] == 2
 
 
 def test_verify_says_identical(recipe: Path) -> None:

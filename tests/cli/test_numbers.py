@@ -102,7 +102,7 @@ def test_ranks_are_bounded_by_memory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("RECIPE").write_text(RECIPE.replace("size = 8", "size = 60").replace("= 2\n", "= 1\n"))
-    monkeypatch.setattr("firecaffe.comm.launch.RANK_BYTES", 10**15)
+    monkeypatch.setattr("firecaffe.comm.hosts.RANK_BYTES", 10**15)
     counts = "1,2" if line.startswith("verify") else "2"
     assert main([*line.split(), "--nproc-per-node", counts]) == 2
     assert "--nproc-per-node is 2" in capsys.readouterr().err

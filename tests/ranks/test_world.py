@@ -10,23 +10,35 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
 import firecaffe
+from firecaffe.comm import mesh
 from firecaffe.comm.agree import gather_text
 from firecaffe.comm.world import join
 from tests.world import Ranks
 
-AGENT, OWN_SERVER = "an agent's store", "rank 0's store"
-STORES = (AGENT, OWN_SERVER)
+AGENT, OWN_SERVER, IPV6 = "an agent's store", "rank 0's store", "rank 0's store, IPv6 alone"
+STORES = (
+    AGENT,
+    OWN_SERVER,
+    pytest.param(
+        IPV6,
+        marks=pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6"),
+    ),
+)
 
 
 def hold_store(where: str) -> None:
     """Where the launcher has no store for its ranks, as mpirun has none, rank 0 holds it."""
-    if where == OWN_SERVER:
+    if where != AGENT:
         agent = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         if os.environ["RANK"] == "0":
             with socket.create_server(("127.0.0.1", 0)) as free:
                 agent.set("port", str(free.getsockname()[1]))
         os.environ["MASTER_PORT"] = agent.get("port").decode()
         del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+    if where == IPV6:
+        os.environ["MASTER_ADDR"] = "::1"
+        os.environ["LOCAL_WORLD_SIZE"] = "1"  # two hosts, for all they know
+        vars(mesh)["own_addresses"] = lambda _: ["::1"]
 
 
 def meet_once(said: str) -> list[str]:

@@ -1,0 +1,73 @@
+"""Addresses of hosts, IPv4 and IPv6 alike: HOST:PORT as text, and which of them are this host's."""
+
+import ipaddress
+import re
+import socket
+from contextlib import suppress
+
+import psutil
+
+LOOPBACK = "127.0.0.1"
+
+
+def split_place(text: str) -> tuple[str, int]:
+    """HOST:PORT, or [IPv6]:PORT. Raises: ValueError where it is neither."""
+    found = re.fullmatch(r"(?:\[([^\[\]\s]+)\]|([^:\[\]\s]+)):(\d{1,5})", text)
+    port = int(found[3]) if found else 0
+    if found is None or not 0 < port < 1 << 16:
+        raise ValueError(f"{text!r} is not HOST:PORT, or [IPv6]:PORT")
+    return found[1] or found[2], port
+
+
+def join_place(host: str, port: int | str) -> str:
+    """What `split_place` takes apart."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listen_to_all(backlog: int) -> socket.socket:
+    """A listener on a free port of all of this host's addresses."""
+    if socket.has_dualstack_ipv6():
+        everywhere = "", 0
+        family = socket.AF_INET6
+        return socket.create_server(everywhere, family=family, backlog=backlog, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=backlog)
+
+
+def own_addresses(towards: str) -> list[str]:
+    """Where other hosts may reach this one: first the address on the way to a host, the one of IPv4
+    if both kinds lead there.
+    """
+    found: list[str] = []
+    with suppress(OSError, UnicodeError):
+        ways = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
+        for family, kind, _, _, there in sorted(ways, key=lambda way: way[0] != socket.AF_INET):
+            with suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(there)  # sends nothing
+                found.append(probe.getsockname()[0])
+    for each in psutil.net_if_addrs().values():
+        known = (socket.AF_INET, socket.AF_INET6)
+        found += [address.address for address in each if address.family in known]
+    return [each for each in dict.fromkeys(found) if _is_outward(each)] or [LOOPBACK]
+
+
+def is_here(host: str) -> bool:
+    """Whether a name or address is this host's."""
+    own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
+    try:
+        return any(found[4][0] in own for found in socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):
+        return False
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has the address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return name
+    return "lo"
+
+
+def _is_outward(address: str) -> bool:
+    # An IPv6 address of one link alone means nothing without the name of an interface.
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return not parsed.is_loopback and not (parsed.version == 6 and parsed.is_link_local)
