@@ -46,7 +46,7 @@ REPETITIONS = 5
 def main(argv: list[str]) -> int:
     recipe, options = _parse(argv)
     check_cluster_file(options)
-    if is_launched():
+    if is_launched(options.nnodes):
         run_rank(recipe, options)
         return 0
     if options.nproc_per_node < 1:

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
         return 0
     resume = Path(options.resume) if options.resume else None
     injections = [parse_injection(text) for text in options.inject]
-    if is_launched():
+    if is_launched(options.nnodes):
         if options.nproc_per_node not in (1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
             raise RecipeError(
                 f"--nproc-per-node is {options.nproc_per_node}, but RANK and WORLD_SIZE in the "

@@ -25,6 +25,7 @@ from torch.distributed import DistError, DistNetworkError, ProcessGroup
 from torch.distributed.rendezvous import rendezvous
 
 from firecaffe.comm.addresses import join_place
+from firecaffe.comm.launched_by import take_over
 from firecaffe.errors import LaunchError
 
 ATTEMPT = "FIRECAFFE_ATTEMPT"
@@ -61,12 +62,13 @@ class Groups:
 
 
 def who_am_i() -> tuple[int, int]:
-    """(rank, world_size), of the world that is there, else of torchrun's environment.
+    """(rank, world_size), of the world that is there, else of the launcher's environment.
 
     Raises: LaunchError where the environment says what cannot be.
     """
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
+    take_over()
     rank, world_size = number_of("RANK", 0), number_of("WORLD_SIZE", 1)
     if not 0 <= rank < world_size:
         raise LaunchError(

@@ -1,14 +1,14 @@
 """The world: who this rank is, its device, and the process groups to the other ranks.
 
 torchrun's environment (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`) says
-which world to join; without it the world is this one process and no group is made. A world that the
-script has made by itself is used.
+which world to join, or what mpirun and srun say (`comm.launched_by`); without them the world is
+this one process and no group is made. A world that the script has made by itself is used.
 """
 
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
@@ -25,6 +25,7 @@ from firecaffe.comm.groups import (
     who_am_i,
     without_source,
 )
+from firecaffe.comm.launched_by import take_over
 from firecaffe.comm.memory import keep_freed_memory
 from firecaffe.comm.mesh import connect_ranks
 from firecaffe.comm.traffic import Traffic
@@ -78,9 +79,17 @@ class World:
         return socket.gethostname() if self.watch is None else self.watch.hosts[self.rank]
 
 
-def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher such as torchrun has started this process as one of its ranks."""
-    return "RANK" in environment and "WORLD_SIZE" in environment
+def is_launched(nnodes: str = "1") -> bool:
+    """Whether a launcher such as torchrun has started this process as one of its ranks.
+
+    nnodes: the hosts that the user wants ranks started on, as he says it. Where it is more than
+    this one, what mpirun or srun has started is a launcher of each host, and no rank.
+
+    Raises: LaunchError where this is one of several ranks, and not all of it can be known.
+    """
+    if nnodes == "1":
+        take_over()
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 @contextmanager

@@ -25,6 +25,8 @@ STORES = (
     ),
 )
 
+MPIRUN = "rank 0's store, by Open MPI's words"
+
 
 def hold_store(where: str) -> None:
     """Where the launcher has no store for its ranks, as mpirun has none, rank 0 holds it."""
@@ -35,6 +37,13 @@ def hold_store(where: str) -> None:
                 agent.set("port", str(free.getsockname()[1]))
         os.environ["MASTER_PORT"] = agent.get("port").decode()
         del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+    if where == MPIRUN:
+        # A shell's variables, as mpirun adds its own to them.
+        for name in ("RANK", "LOCAL_RANK"):
+            os.environ[f"OMPI_COMM_WORLD_{name}"] = os.environ.pop(name)
+        for name, theirs in (("WORLD_SIZE", "SIZE"), ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")):
+            os.environ[f"OMPI_COMM_WORLD_{theirs}"] = os.environ.pop(name)
+        del os.environ["MASTER_ADDR"]
     if where == IPV6:
         os.environ["MASTER_ADDR"] = "::1"
         os.environ["LOCAL_WORLD_SIZE"] = "1"  # two hosts, for all they know
@@ -81,7 +90,7 @@ def a_world_of_the_scripts_own(where: str) -> list[object]:
     return told
 
 
-@pytest.mark.parametrize("where", STORES)
+@pytest.mark.parametrize("where", [*STORES, MPIRUN])
 def test_any_number_of_worlds_in_one_script(ranks: Ranks, where: str) -> None:
     for told in ranks.run(2, trainings_in_any_order, where):
         names = [[f"{said} {rank}" for rank in range(2)] for said in ("first", "second", "beside")]
