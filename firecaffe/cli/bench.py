@@ -60,9 +60,9 @@ def main(argv: list[str]) -> int:
     if is_launched():
         if options.nproc_per_node not in (None, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
             raise RecipeError(
-                f"--nproc-per-node is {options.nproc_per_node}, but RANK and WORLD_SIZE in the "
-                "environment say that another launcher has started this rank; unset them or leave "
-                "the option out"
+                f"--nproc-per-node is {options.nproc_per_node}, but a launcher (torchrun, mpirun, "
+                f"srun) has started this process as rank {os.environ['RANK']} of "
+                f"{os.environ['WORLD_SIZE']}; leave the option out"
             )
         run_rank(plan, options.json)
         return 0
