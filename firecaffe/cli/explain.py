@@ -77,7 +77,7 @@ def lines(explanation: Explanation) -> list[str]:
     """What is to be said of the table, one thing a line."""
     said = [_sentence(slow) for slow in explanation.slow]
     if not said and not explanation.not_tested:
-        said.append("no rank is slow beyond the noise")
+        said.append("no rank is shown to be slow: none beyond the noise")
     return [*said, *(f"not tested: {reason}" for reason in explanation.not_tested)]
 
 

@@ -80,13 +80,16 @@ class Ratio:
         return not self.low <= 1 <= self.high
 
 
-def mean_of(values: Sequence[float]) -> Mean:
-    """Raises: ValueError where there is no value."""
+def mean_of(values: Sequence[float], tests: int = 1) -> Mean:
+    """tests: as one of so many means, for which the intervals hold together (Bonferroni).
+
+    Raises: ValueError where there is no value.
+    """
     if not values:
         raise ValueError("no value has no mean")
     half = inf
     if len(values) > 1:
-        quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+        quantile = float(t.ppf(1 - (1 - CONFIDENCE) / 2 / tests, len(values) - 1))
         half = quantile * stdev(values) / sqrt(len(values))
     return Mean(fmean(values), half, len(values), tuple(sorted(values)))
 
