@@ -198,8 +198,8 @@ def _train_in(
             parts.comm_hook,
         )
     )
-    if checkpoint is not None and reducer.compressor is not None:
-        reducer.compressor.load_state(compressor_state(checkpoint))
+    if checkpoint is not None:
+        reducer.load_kept_back(compressor_state(checkpoint))
     saver = resources.enter_context(
         closing(Saver(folder / "checkpoints", recipe.checkpoint.keep_last))
     )

@@ -149,7 +149,7 @@ class RankMean:
         layout = layout_of(bucket, names)
         compressor = make_compressor(self._compressor, [layout])
         own = [key for key in self._memory if key.partition(".")[2] in names]
-        compressor.load_state({key: self._memory.pop(key) for key in own})
+        compressor.load_state({key: self._memory.pop(key) for key in own}, [self._world.rank])
         coded = CodedBucket(task.parameters, bucket.flat, layout.spans, compressor)
         self._coded[task.index] = coded
         return coded

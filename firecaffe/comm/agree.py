@@ -1,11 +1,10 @@
-"""Ranks tell each other texts and tensors, and find out who differs before training starts."""
+"""Ranks tell each other texts, and find out who differs before training starts."""
 
 import json
 from collections import Counter
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load, save
 from torch import Tensor
 
 from firecaffe.comm.world import World, peers_may_be_lost, waiting
@@ -15,14 +14,6 @@ from firecaffe.errors import AgreementError
 def gather_text(world: World, text: str) -> list[str]:
     """The texts of all ranks, in rank order."""
     return [data.decode() for data in gather_bytes(world, text.encode())]
-
-
-def gather_tensors(world: World, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The named tensors of all ranks, on the CPU. What several have is taken from the last."""
-    gathered: dict[str, Tensor] = {}
-    for data in gather_bytes(world, save({k: t.cpu().contiguous() for k, t in tensors.items()})):
-        gathered |= load(data)
-    return gathered
 
 
 def gather_bytes(world: World, data: bytes) -> list[bytes]:

@@ -37,6 +37,11 @@ class NodeWire:
             for rank in range(world.world_size)
         ]
 
+    @property
+    def own_nodes(self) -> list[int]:
+        """This rank's."""
+        return [node.index for node in self._nodes_of_rank[self.world.rank]]
+
     def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
         """The sum over all nodes of all ranks, in tree order. vectors: this rank's nodes'."""
         return self._sum(vectors, 1, PLAIN)

@@ -7,7 +7,7 @@ finds this worker's last node in the bucket itself and the others beside it, and
 there, of which the gradients are divided by the step's weight.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -98,6 +98,10 @@ class Compressed:
         self.top_level = level
         self.num_parameters = num_parameters
         self.wire = NodeWire(world, num_nodes(num_leaves, level))
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes this rank's part of what was kept back. Raises: CheckpointError."""
+        self.compressor.load_state(state, self.wire.own_nodes)
 
     def __call__(
         self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float

@@ -140,6 +140,14 @@ class GradientReducer:
         self._stream = torch.cuda.Stream(counts.device) if counts.is_cuda else None  # type: ignore[no-untyped-call]
         self._closing = False
 
+    def load_kept_back(self, state: Mapping[str, Tensor]) -> None:
+        """Takes this rank's part of what compressors had kept back, where there is one.
+
+        Raises: CheckpointError.
+        """
+        if isinstance(self._combine, Compressed):
+            self._combine.load_state(state)
+
     def __enter__(self) -> Self:
         return self
 

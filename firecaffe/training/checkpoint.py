@@ -1,10 +1,10 @@
 """Checkpoints: the whole state of a training, for any number of workers.
 
-    checkpoints/step-00000100/state.safetensors   parameters, buffers, optimizer state,
-                                                  and what a compressor has kept back
-    checkpoints/step-00000100/meta.json           step, recipe identity, scalars
-    checkpoints/step-00000100/SHA256SUMS          as sha256sum writes it; `sha256sum -c` checks it
-    checkpoints/latest                            the name of the newest whole one
+    checkpoints/step-00000100/state.safetensors       parameters, buffers, optimizer state
+    checkpoints/step-00000100/compressor.safetensors  what a compressor has kept back, by node
+    checkpoints/step-00000100/meta.json               step, recipe identity, scalars
+    checkpoints/step-00000100/SHA256SUMS              `sha256sum -c` checks it
+    checkpoints/latest                                the name of the newest whole one
 
 A checkpoint is written under another name, synced, digested, renamed, and only then named by
 `latest`. Nothing in it belongs to a worker: no generator state (random numbers are keyed), no
@@ -16,6 +16,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from torch import Tensor, nn, optim
 
 from firecaffe.errors import CheckpointError
 from firecaffe.runs.files import read_small, sync_file, sync_folder, write_atomically
+from firecaffe.training.tensor_file import TensorFile
 
-COMPRESSOR = "compressor/"
-"""Before the names of what a compressor has kept back; see `compressor_state`."""
+KEPT_BACK = "compressor.safetensors"
+"""Only there if the training has a compressor. Its tensors are never all in memory."""
 
 STATE, META, SUMS, LATEST = "state.safetensors", "meta.json", "SHA256SUMS", "latest"
 
@@ -50,6 +52,8 @@ class Checkpoint:
     """State of the float16 loss scale; empty without one."""
     doubts: list[str] = field(default_factory=list)
     """Why the training so far may not be the bits of other numbers of workers."""
+    kept_back: Path | None = None
+    """The file of what the compressors of all ranks have kept back. Saving moves it."""
     digest: str = ""
     """Of its SHA256SUMS, once it was read: tells checkpoints apart."""
     folder: Path | None = None
@@ -106,9 +110,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             "scaler": checkpoint.scaler,
         }
         (aside / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-        sums = "".join(f"{_sha256(aside / file)}  {file}\n" for file in (STATE, META))
+        files = [STATE, META]
+        if checkpoint.kept_back is not None:
+            os.rename(checkpoint.kept_back, aside / KEPT_BACK)
+            files.append(KEPT_BACK)
+        sums = "".join(f"{_sha256(aside / file)}  {file}\n" for file in files)
         (aside / SUMS).write_text(sums, encoding="utf-8")
-        for file in (STATE, META, SUMS):
+        for file in (*files, SUMS):
             sync_file(aside / file)
         sync_folder(aside)
         final, before = folder / name, folder / f".{name}.before.partial"
@@ -167,7 +175,7 @@ def load_checkpoint(where: Path) -> Checkpoint:
 
     Raises: CheckpointError where a file is missing, was changed, or is no checkpoint.
     """
-    verify_checkpoint(where)
+    files = verify_checkpoint(where)
     try:
         meta = json.loads(read_small(where / META))
         with safe_open(where / STATE, framework="pt") as file:
@@ -181,6 +189,7 @@ def load_checkpoint(where: Path) -> Checkpoint:
             tensors=tensors,
             scalars=dict(meta["scalars"]),
             scaler=dict(meta["scaler"]),
+            kept_back=where / KEPT_BACK if KEPT_BACK in files else None,
             digest=_sha256(where / SUMS),
             folder=where,
         )
@@ -188,14 +197,17 @@ def load_checkpoint(where: Path) -> Checkpoint:
         raise CheckpointError(f"{where}: is no checkpoint of this program ({error})") from error
 
 
-def verify_checkpoint(where: Path) -> None:
-    """Raises: CheckpointError where a file's SHA-256 is not the one in SHA256SUMS."""
+def verify_checkpoint(where: Path) -> list[str]:
+    """The names of its files. Raises: CheckpointError where a file's SHA-256 is not the one in
+    SHA256SUMS.
+    """
     try:
         lines = read_small(where / SUMS).removesuffix("\n").split("\n")
         expected = {name: sha for sha, name in (line.split("  ", 1) for line in lines)}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{where / SUMS}: cannot be read ({error})") from error
-    for name in (STATE, META):
+    files = [STATE, META, *({KEPT_BACK} & expected.keys())]
+    for name in files:
         if not (where / name).is_file():
             raise CheckpointError(f"{where / name}: is missing")
         found = _sha256(where / name)
@@ -204,6 +216,7 @@ def verify_checkpoint(where: Path) -> None:
                 f"{where / name}: damaged; its SHA-256 is {found[:12]}…, "
                 f"SHA256SUMS says {expected.get(name, 'nothing')[:12]}…"
             )
+    return files
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: optim.Optimizer) -> None:
@@ -211,7 +224,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: optim.Optimizer
 
     Raises: CheckpointError where names or shapes are not the model's.
     """
-    rest = {k: t for k, t in checkpoint.tensors.items() if not k.startswith(COMPRESSOR)}
+    rest = dict(checkpoint.tensors)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _copy(parameter, rest.pop(f"parameter/{name}", None), name)
@@ -233,13 +246,9 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: optim.Optimizer
         optimizer.state[parameters[name]][word] = scalar
 
 
-def compressor_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """What the compressors of all ranks had kept back; empty where there was none."""
-    return {
-        key.removeprefix(COMPRESSOR): tensor
-        for key, tensor in checkpoint.tensors.items()
-        if key.startswith(COMPRESSOR)
-    }
+def compressor_state(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+    """What the compressors of all ranks had kept back, read as it is asked for."""
+    return {} if checkpoint.kept_back is None else TensorFile(checkpoint.kept_back)
 
 
 def check_identity(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:

@@ -4,15 +4,17 @@ import hashlib
 import json
 import statistics
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn, optim
+from torch import nn, optim
 
-from firecaffe.comm.agree import differing_ranks, gather_tensors, gather_text
+from firecaffe.comm.agree import differing_ranks, gather_text
+from firecaffe.comm.collect import collect, list_tensors
 from firecaffe.comm.digest import digest, digest_each
 from firecaffe.comm.world import World
 from firecaffe.data import DataConfig, Dataset
@@ -26,7 +28,6 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.runs.folder import RunConfig
 from firecaffe.runs.record import JsonLines, Metrics
 from firecaffe.training.checkpoint import (
-    COMPRESSOR,
     Checkpoint,
     extend_history,
     state_scalars,
@@ -292,9 +293,14 @@ def _about_data(result: Result) -> list[str]:
 
 def _save(t: Training, done: int, history: str) -> None:
     """Rank 0 saves, beside what all go on with."""
-    kept_back: dict[str, Tensor] = {}
     if t.reducer.compressor is not None:
-        kept_back = gather_tensors(t.world, t.reducer.compressor.state())
+        own = t.reducer.compressor.state()
+        listed = list_tensors(t.world, own)
+        tensors = collect(t.world, listed, own)
+        if t.world.is_first:
+            t.saver.keep_back(listed, tensors)
+        else:
+            deque(tensors, 0)  # gives them
     if t.world.is_first:
         t.saver.save(
             Checkpoint(
@@ -303,10 +309,7 @@ def _save(t: Training, done: int, history: str) -> None:
                 probe=t.probe,
                 history=history,
                 doubts=list(t.doubts),
-                tensors={
-                    **state_tensors(t.model, t.optimizer),
-                    **{f"{COMPRESSOR}{key}": tensor for key, tensor in kept_back.items()},
-                },
+                tensors=state_tensors(t.model, t.optimizer),
                 scalars=state_scalars(t.model, t.optimizer),
                 scaler=t.stepper.scaler.state_dict(),
             )

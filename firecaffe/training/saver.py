@@ -1,13 +1,14 @@
 """Saves checkpoints beside the training: copied in its time, written in a thread's.
 
 A step waits for the copy alone, or where the checkpoint before is still being written, for that
-too. Where the disk does not take one, the run goes on and says so; older ones stay whole. Whether
-the last one is on the disk is told when the saver is finished.
+too. What a compressor keeps back is not copied, for it may be many times the weights: it is written
+in the step's time, tensor by tensor. Where the disk does not take one, the run goes on and says so;
+older ones stay whole. Whether the last one is on the disk is told when the saver is finished.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from firecaffe.comm.collect import Held
 from firecaffe.errors import CheckpointError
 from firecaffe.training.checkpoint import Checkpoint, remove_old, save_checkpoint
+from firecaffe.training.tensor_file import write_tensors
+
+KEPT_BACK_PARTIAL = ".compressor.partial"
+"""In the checkpoints' folder, until the checkpoint takes it."""
 
 Write = Callable[[Path, Checkpoint], Path]
 """(folder, checkpoint) -> where it is now."""
@@ -56,6 +62,18 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._last: Future[CheckpointError | None] | None = None
         self._copies: dict[str, Tensor] = {}
+        self._kept_back: Path | None = None
+        self._problem: OSError | None = None
+
+    def keep_back(self, listed: Sequence[Held], tensors: Iterable[Tensor]) -> None:
+        """Writes what the compressors of all ranks keep back, for the checkpoint that is saved
+        next. Goes through all tensors also where the disk is full, which that one then says.
+        """
+        self._wait()
+        start = time.perf_counter()
+        self._kept_back = self._folder / KEPT_BACK_PARTIAL
+        self._problem = write_tensors(self._kept_back, listed, tensors)
+        self.costs.copy_s += time.perf_counter() - start
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Copies the state and returns; its tensors may change from here on."""
@@ -64,9 +82,9 @@ class Saver:
         copies = {name: self._copy(name, tensor) for name, tensor in checkpoint.tensors.items()}
         self._copies = copies
         self.costs.copy_s += time.perf_counter() - start
-        self._last = self._thread.submit(
-            self._save, dataclasses.replace(checkpoint, tensors=copies)
-        )
+        copied = dataclasses.replace(checkpoint, tensors=copies, kept_back=self._kept_back)
+        self._last = self._thread.submit(self._save, copied, self._problem)
+        self._kept_back = self._problem = None
 
     def finish(self) -> None:
         """Waits until the last checkpoint is on the disk.
@@ -95,10 +113,12 @@ class Saver:
             old = torch.empty(tensor.shape, dtype=tensor.dtype)
         return old.copy_(tensor)
 
-    def _save(self, checkpoint: Checkpoint) -> CheckpointError | None:
-        """In the thread. Returns what went wrong."""
+    def _save(self, checkpoint: Checkpoint, problem: OSError | None) -> CheckpointError | None:
+        """In the thread. Returns what went wrong. problem: with what the compressors keep back."""
         start = time.perf_counter()
         try:
+            if problem is not None:
+                raise CheckpointError(f"checkpoint of step {checkpoint.step} not saved: {problem}")
             self.write(self._folder, checkpoint)
             remove_old(self._folder, self._keep_last)
             self.costs.saved += 1
@@ -111,5 +131,7 @@ class Saver:
             self.warn(f"warning: {error}; the run goes on, older checkpoints are whole")
             return error
         finally:
+            if checkpoint.kept_back is not None:
+                checkpoint.kept_back.unlink(missing_ok=True)
             self.costs.write_s += time.perf_counter() - start
         return None

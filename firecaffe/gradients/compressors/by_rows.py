@@ -5,7 +5,7 @@ memory: what an int8 row's total loses in rounding is lost. For elements of less
 largest in their row's total that may be all of a step's gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -37,5 +37,5 @@ class RowCompressor:
     def state(self) -> dict[str, Tensor]:
         return self._memory.state()
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._memory.load_state(state)
+    def load_state(self, state: Mapping[str, Tensor], nodes: Collection[int]) -> None:
+        self._memory.load_state(state, nodes)

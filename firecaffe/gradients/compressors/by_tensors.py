@@ -4,7 +4,7 @@ A sum of such payloads is no payload, so nothing can be added on the way: every 
 nodes', decodes them and adds them itself, in tree order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -60,8 +60,8 @@ class TensorCompressor:
     def state(self) -> dict[str, Tensor]:
         return self._memory.state()
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._memory.load_state(state)
+    def load_state(self, state: Mapping[str, Tensor], nodes: Collection[int]) -> None:
+        self._memory.load_state(state, nodes)
 
 
 def join(parts: list[Tensor], device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ Source: Seide et al. 2014, section 2.2 (as "quantization error"); Karimireddy et
 Feedback Fixes SignSGD", which proves it for every codec that sends part of its input.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class NodeMemory:
         return [self._vectors[bucket, node] for node, _ in nodes]
 
     def _take_loaded(self, bucket: int, nodes: list[int]) -> None:
-        """Copies what belongs to this rank's nodes and lets go of the other ranks'."""
+        """Copies a bucket's part and lets go of it."""
         layout = self._layouts[bucket]
         for name, (start, stop) in zip(layout.names, layout.spans, strict=True):
             by_node = self._loaded.pop(name, {})
@@ -67,13 +67,9 @@ class NodeMemory:
                 self._vectors[bucket, node][start:stop] = by_node[node]
 
     def state(self) -> dict[str, Tensor]:
-        """A copy by "node.parameter", each of shape (elements,); see `Compressor.state`.
-
-        Before the first step after loading it is not known which nodes are this rank's: then all
-        that was loaded.
-        """
+        """By "node.parameter", each of shape (elements,); see `Compressor.state`."""
         state = {
-            f"{node}.{name}": memory.clone()
+            f"{node}.{name}": memory
             for name, by_node in self._loaded.items()
             for node, memory in by_node.items()
         }
@@ -81,19 +77,27 @@ class NodeMemory:
             layout = self._layouts[bucket]
             for name, (start, stop) in zip(layout.names, layout.spans, strict=True):
                 if name in self._sizes:
-                    state[f"{node}.{name}"] = vector[start:stop].clone()
+                    state[f"{node}.{name}"] = vector[start:stop]
         return state
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """See `Compressor.load_state`."""
+    def load_state(
+        self,
+        state: Mapping[str, Tensor],
+        nodes: Collection[int],
+        keys: Iterable[str] | None = None,
+    ) -> None:
+        """See `Compressor.load_state`. keys: of the memory, where the state has others too."""
         loaded: dict[str, dict[int, Tensor]] = {}
-        for key, memory in state.items():
+        for key in state if keys is None else keys:
             node, _, name = key.partition(".")
             if not node.isdecimal() or name not in self._sizes:
                 raise CheckpointError(
                     f"the checkpoint has compressor memory {key!r}, "
                     "which this model and exchange.compressor do not keep"
                 )
+            if int(node) not in nodes:
+                continue
+            memory = state[key]
             if memory.shape != (self._sizes[name],):
                 raise CheckpointError(
                     f"compressor memory {key!r} has shape {tuple(memory.shape)}; "

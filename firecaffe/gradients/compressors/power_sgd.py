@@ -23,7 +23,7 @@ Source: Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient 
 Distributed Optimization", NeurIPS, algorithms 1 and 2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -137,17 +137,15 @@ class PowerSGD:
         return query.to(device)
 
     def state(self) -> dict[str, Tensor]:
-        queries = {QUERY + name: query.clone() for name, query in self._queries.items()}
+        queries = {QUERY + name: query for name, query in self._queries.items()}
         return {**queries, **self._memory.state()}
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
+    def load_state(self, state: Mapping[str, Tensor], nodes: Collection[int]) -> None:
         queries: dict[str, Tensor] = {}
-        memories: dict[str, Tensor] = {}
-        for key, value in state.items():
+        for key in state:
             if not key.startswith(QUERY):
-                memories[key] = value
                 continue
-            name = key.removeprefix(QUERY)
+            name, value = key.removeprefix(QUERY), state[key]
             needed = (self._rank, self._columns.get(name))
             if value.shape != needed:
                 raise CheckpointError(
@@ -155,7 +153,8 @@ class PowerSGD:
                     f"this model needs {needed if name in self._columns else 'none'}"
                 )
             queries[name] = value.clone()
-        self._memory.load_state(memories)
+        memories = [key for key in state if not key.startswith(QUERY)]
+        self._memory.load_state(state, nodes, memories)
         self._queries = queries
 
 

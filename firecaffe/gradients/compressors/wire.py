@@ -1,6 +1,6 @@
 """Between a compressor and the ranks: what each is told, may ask for, and promises."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,13 +61,15 @@ class Compressor(Protocol):
         """
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the memory of this rank's nodes, by "node.parameter", for the checkpoint.
+        """The memory of this rank's nodes, by "node.parameter", for the checkpoint: no copy, so it
+        changes with the next step.
 
         What all ranks hold alike is there on each of them, by "q.parameter".
         """
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Takes all ranks' states in one; a node that is not in it begins with no memory.
+    def load_state(self, state: Mapping[str, Tensor], nodes: Collection[int]) -> None:
+        """Takes from all ranks' states in one what is of `nodes`, this rank's, and reads no more
+        of it; a node that is not in it begins with no memory.
 
         Raises: CheckpointError where the state is that of another model or compressor.
         """

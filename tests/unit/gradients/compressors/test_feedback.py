@@ -102,7 +102,7 @@ def test_a_cast_remembers_nothing(name: str) -> None:
     again = step(compressor, [gradient(0)])
     assert all(torch.equal(first[key], again[key]) for key in SHAPES)
     with pytest.raises(CheckpointError, match=r"compressor memory '0\.w', which"):
-        compressor.load_state({"0.w": torch.zeros(480)})
+        compressor.load_state({"0.w": torch.zeros(480)}, [0])
 
 
 @EVERY
@@ -142,9 +142,7 @@ def test_one_infinity_of_each_sign_is_not_nothing() -> None:
 
 
 @REMEMBERING
-def test_a_state_is_a_copy_by_node_and_parameter(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_is_by_node_and_parameter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMPRESSORS, "power_sgd", LowRank(4))  # matrices here are small
     compressor = make_compressor(name, LAYOUTS)
     step(compressor, [gradient(0), gradient(1), gradient(2)])
@@ -152,26 +150,42 @@ def test_a_state_is_a_copy_by_node_and_parameter(
     compressed = ["w"] if name == "power_sgd" else list(SHAPES)
     keys = {f"{node}.{key}" for node in range(3) for key in compressed}
     assert {key for key in state if not key.startswith("q.")} == keys
-    before = {key: value.clone() for key, value in state.items()}
+    memories = {key: value for key, value in state.items() if not key.startswith("q.")}
+    before = {key: value.clone() for key, value in memories.items()}
     step(compressor, [gradient(3), gradient(4), gradient(5)])
-    assert all(torch.equal(state[key], before[key]) for key in state)
-    assert all(value.untyped_storage().nbytes() == value.nbytes for value in state.values())
+    # No copy, which might be many times the weights: it goes on with the training.
+    assert not all(torch.equal(memories[key], before[key]) for key in memories)
 
 
 def flat_layout(*names: str) -> Layout:
     return make_layouts(dict.fromkeys(names, (3,)), [list(names)])[0]
 
 
-def test_a_rank_takes_its_own_nodes_memory_and_lets_go_of_the_others() -> None:
+class Reads(dict[str, Tensor]):
+    """A state that notes what of it is read."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self.read: list[str] = []
+
+    def __getitem__(self, key: str) -> Tensor:
+        self.read.append(key)
+        return super().__getitem__(key)
+
+
+def test_a_rank_reads_its_own_nodes_memory_alone() -> None:
     layouts = [flat_layout("a"), flat_layout("b", "c")]
     memory = NodeMemory(layouts, ["a", "b"])
-    loaded = {
-        f"{node}.{name}": torch.full((3,), 10.0 * node + place)
-        for node in range(4)
-        for place, name in enumerate("ab", start=1)
-    }
-    memory.load_state(loaded)
-    assert memory.state().keys() == loaded.keys()  # before anybody knows whose nodes they are
+    loaded = Reads(
+        {
+            f"{node}.{name}": torch.full((3,), 10.0 * node + place)
+            for node in range(4)
+            for place, name in enumerate("ab", start=1)
+        }
+    )
+    memory.load_state(loaded, [2, 7])
+    assert loaded.read == ["2.a", "2.b"]
+    assert memory.state().keys() == {"2.a", "2.b"}  # before it was asked for
     zeros = [(2, torch.zeros(512)), (7, torch.zeros(512))]
     two, seven = memory.vectors(1, zeros)
     assert two.tolist() == [22.0] * 3 + [0.0] * 509
@@ -180,7 +194,7 @@ def test_a_rank_takes_its_own_nodes_memory_and_lets_go_of_the_others() -> None:
     assert a_of_two.tolist() == [21.0] * 3 + [0.0] * 253
     assert memory.state().keys() == {"2.a", "2.b", "7.a", "7.b"}
     assert memory.vectors(1, zeros)[0] is two
-    memory.load_state({})
+    memory.load_state({}, [2, 7])
     assert memory.state() == {}
     assert not memory.vectors(1, zeros)[0].any()
 
@@ -196,7 +210,7 @@ def test_a_rank_takes_its_own_nodes_memory_and_lets_go_of_the_others() -> None:
 )
 def test_memory_of_another_model_is_refused(key: str, length: int, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        NodeMemory([flat_layout("a")], ["a"]).load_state({key: torch.zeros(length)})
+        NodeMemory([flat_layout("a")], ["a"]).load_state({key: torch.zeros(length)}, [0, 12])
 
 
 def test_an_unknown_compressor_is_named_with_those_there_are() -> None:

@@ -59,7 +59,7 @@ def run(
     def on_rank(wire: LocalWire) -> Result:
         compressor = make_compressor(name, layouts)
         if start is not None:
-            compressor.load_state(start)
+            compressor.load_state(start, wire.own_nodes)
         totals: list[dict[str, Tensor]] = []
         for step in steps:
             totals.append({})

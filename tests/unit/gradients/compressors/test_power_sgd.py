@@ -136,4 +136,4 @@ def test_what_is_not_finite_is_seen_once(number: float) -> None:
 )
 def test_another_models_state_is_refused(key: str, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        PowerSGD(RANK, [LAYOUT]).load_state({key: torch.zeros(shape)})
+        PowerSGD(RANK, [LAYOUT]).load_state({key: torch.zeros(shape)}, [0])

@@ -1,0 +1,52 @@
+"""Tensors of all ranks on their way to rank 0: one at a time, in nobody's memory all at once."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from firecaffe.comm.collect import collect, list_tensors
+from firecaffe.comm.world import join
+from tests.world import Ranks
+
+ELEMENTS = 2_000_000
+BYTES = 4 * ELEMENTS
+EACH = 6
+"""Tensors of a rank."""
+
+
+def peak_bytes() -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return 1024 * int(found[1])
+
+
+def give(rank: int) -> dict[str, torch.Tensor]:
+    own = {f"{rank}.{n}": torch.full((ELEMENTS,), float(10 * rank + n)) for n in range(EACH)}
+    return {**own, "alike": torch.ones(3, dtype=torch.bfloat16)}
+
+
+def gathered() -> tuple[list[tuple[str, int]], list[float], int]:
+    """The list, the first element of each tensor that came, and the growth of memory's peak."""
+    with join("cpu") as world:
+        own = give(world.rank)
+        listed = list_tensors(world, own)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+        before = peak_bytes()
+        came = []
+        for held, tensor in zip(listed, collect(world, listed, own), strict=False):
+            assert (held.shape, held.dtype) == (tensor.shape, tensor.dtype)
+            assert torch.equal(tensor, tensor[:1].expand_as(tensor))
+            came.append(float(tensor[0]))
+        return [(held.name, held.rank) for held in listed], came, peak_bytes() - before
+
+
+def test_rank_0_sees_all_and_holds_one(ranks: Ranks) -> None:
+    (listed, came, _), *others = results = ranks.run(3, gathered)
+    names = [(f"{rank}.{n}", rank) for rank in range(3) for n in range(EACH)]
+    assert sorted(listed) == sorted([*names, ("alike", 0)])
+    first = {f"{r}.{n}": 10.0 * r + n for r in range(3) for n in range(EACH)} | {"alike": 1.0}
+    assert came == [first[name] for name, _ in listed]
+    assert all((each, of_rank) == (listed, []) for each, of_rank, _ in others)
+    # All of the others' would be twelve of them, all that there are eighteen.
+    assert all(grown < 4 * BYTES for _, _, grown in results)
