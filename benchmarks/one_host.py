@@ -14,6 +14,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,20 +32,30 @@ from firecaffe.exchange.schedule import fold
 from firecaffe.runs.environment import commit, cpu_name
 
 SHARED, GLOO, SOCKETS = "shared memory", "Gloo's all_reduce", "tree over sockets"
+COPY = "copy of one's own"
 INTERPRETED_ELEMENTS = 100_003
 TIMEOUT_S = 60.0
-COLUMNS = ("ranks", "MB", "way", "ms, median", "min", "max", "/ shared memory", "ratios", "n")
+COLUMNS = (
+    *("ranks", "MB", "way", "ms, median", "min", "max", "/ shared memory", "ratios", "n"),
+    *("GB/s", "of a copy's"),
+)
 
 HEAD = """# Ranks of one host
 
     python -m benchmarks.one_host{arguments}
 
 {cpu}, {cores} cores, torch {torch}, commit {commit}; one thread for each rank. Float32 vectors. A
-time is that of the slowest rank. The three take turns, forth and back; the ratio is the median over
+time is that of the slowest rank. The ways take turns, forth and back; the ratio is the median over
 repetitions of a way's time over that of shared memory in the same repetition (ratios: the least and
 the largest). The sum in shared memory and the tree over sockets were the same bits in every
 repetition: those of the tree over random numbers. Shared memory is in place: the vector lies in it
 from the start, as a gradient does in training.
+
+*Copy of one's own*: every rank copies such a vector at the same time, which is what the machine's
+memory gives to so many processes. GB/s: what all ranks together read and write of their vectors,
+2 bytes for each byte of a vector in a copy and in the sum in shared memory, in the median time;
+what a write costs besides (lines that are read before) is in neither. *Of a copy's*: the share of
+it, the median over repetitions.
 """
 
 
@@ -125,31 +137,46 @@ def _time(
         name: exchange.empty(num_elements, torch.float32, world.device)
         for name, exchange in exchanges.items()
     }
-    samples_s: dict[str, list[float]] = {name: [] for name in exchanges}
+    ways: dict[str, Callable[[], object]] = {
+        name: partial(exchange.all_reduce, vectors[name]) for name, exchange in exchanges.items()
+    }
+    vectors[COPY] = torch.zeros(num_elements)
+    ways[COPY] = partial(vectors[COPY].copy_, own)
+    samples_s: dict[str, list[float]] = {name: [] for name in ways}
     faults = []
     for repetition in range(-1, repetitions):
-        for name in list(exchanges) if repetition % 2 == 0 else reversed(exchanges):
+        for name in list(ways) if repetition % 2 == 0 else reversed(ways):
             vectors[name].copy_(own)
             # Not only all here, but none still reading what another writes.
             dist.barrier(world.group)
             start_s = time.perf_counter()
-            exchanges[name].all_reduce(vectors[name])
+            ways[name]()
             taken_s = time.perf_counter() - start_s
             if repetition >= 0:
                 samples_s[name].append(taken_s)
-            faults.append(_fault(name, vectors[name], expected))
+            faults.append(_fault(name, vectors[name], own if name == COPY else expected))
             dist.barrier(world.group)
     stop_at_fault(world, next(filter(None, faults), ""))
     stated = [json.loads(text) for text in gather_text(world, json.dumps(samples_s))]
     slowest = {
         name: [max(of_turn) for of_turn in zip(*(by_rank[name] for by_rank in stated), strict=True)]
-        for name in exchanges
+        for name in ways
     }
+    moved_bytes = 2 * num_elements * BYTES_PER_ELEMENT * world.world_size
     size = f"{num_elements * BYTES_PER_ELEMENT / 1e6:g}"
     return [
-        [str(world.world_size), size, name, *_cells(of_way, slowest[SHARED])]
+        [
+            *(str(world.world_size), size, name, *_cells(of_way, slowest[SHARED])),
+            *(_moved(of_way, slowest[COPY], moved_bytes) if name in (SHARED, COPY) else ("", "")),
+        ]
         for name, of_way in slowest.items()
     ]
+
+
+def _moved(samples_s: list[float], copies_s: list[float], moved_bytes: int) -> tuple[str, str]:
+    shares = [copy / taken for copy, taken in zip(copies_s, samples_s, strict=True)]
+    per_s = moved_bytes / statistics.median(samples_s)
+    return f"{per_s / 1e9:.0f}", f"{statistics.median(shares):.0%}"
 
 
 def _cells(samples_s: list[float], control_s: list[float]) -> list[str]:

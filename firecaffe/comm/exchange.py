@@ -9,7 +9,7 @@ from torch import Tensor
 from firecaffe.comm.execute import Piece, execute, in_one_call, one_by_one
 from firecaffe.comm.local import LocalRanks
 from firecaffe.comm.rounds import RankRound, rounds_of_rank, scratch_elements, sent_elements
-from firecaffe.comm.shared_sum import sum_in_place
+from firecaffe.comm.shared_sum import Block, own_blocks, sum_in_place
 from firecaffe.comm.world import World, peers_may_be_lost
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.leaves import shares_are_subtrees
@@ -77,7 +77,7 @@ class Exchange:
         self.algorithm = algorithm
         self._outer = outer_algorithm(algorithm, world) if local is not None else None
         self._local = local
-        self._shared: dict[int, list[Tensor]] = {}
+        self._shared: dict[int, tuple[list[Tensor], list[Block]]] = {}
         self._plans: dict[tuple[str, int, int, torch.dtype], list[Part]] = {}
         self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
 
@@ -102,7 +102,7 @@ class Exchange:
             return torch.zeros(num_elements, dtype=dtype, device=device)
         vectors = self._local.share(num_elements, dtype)
         own = vectors[self._local.own]
-        self._shared[own.data_ptr()] = vectors
+        self._shared[own.data_ptr()] = vectors, own_blocks(self._local, vectors)
         return own
 
     def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
@@ -115,9 +115,9 @@ class Exchange:
             return
         shared = self._shared.get(vector.data_ptr())
         # A part of a vector from `empty` may begin where it does.
-        is_whole = shared is not None and shared[0].numel() == vector.numel()
+        is_whole = shared is not None and shared[0][0].numel() == vector.numel()
         if shared is not None and is_whole and self._local is not None:
-            self._sum_shared(shared, self._local)
+            self._sum_shared(*shared, self._local)
         elif self.algorithm == NATIVE:
             self.world.traffic.add_unknown()
             with peers_may_be_lost(self.world):
@@ -131,12 +131,12 @@ class Exchange:
         if self._local is not None:
             self._local.close()
 
-    def _sum_shared(self, vectors: list[Tensor], local: LocalRanks) -> None:
+    def _sum_shared(self, vectors: list[Tensor], blocks: list[Block], local: LocalRanks) -> None:
         hosts = range(0, self.world.world_size, local.size)
         if len(hosts) == 1:
-            sum_in_place(local, vectors, into=range(local.size))
+            sum_in_place(local, blocks, into=range(local.size))
             return
-        sum_in_place(local, vectors, into=[0])
+        sum_in_place(local, blocks, into=[0])
         if local.own == 0:
             assert self._outer is not None
             self._send(self._outer, vectors[0], hosts, lane=0)

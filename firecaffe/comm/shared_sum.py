@@ -5,40 +5,48 @@ into all of them. Each element is read p times and written p times in all, never
 and no message carries any of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from firecaffe.comm.local import LocalRanks
 from firecaffe.exchange.schedule import fold, shards
 
-BLOCK_ELEMENTS = 32_768
-"""Additions of a block find it in the cache where the copies then take it from."""
+BLOCK_ELEMENTS = 65_536
+"""Additions of a block find it in the cache where the copies then take it from. In shorter
+ones the calls take more than the memory does: LOG.md."""
 
 LINE_ELEMENTS = 16
 """Owners do not share a cache line."""
 
+Block = list[Tensor]
+"""The same elements of each local rank's vector."""
 
-def sum_in_place(local: LocalRanks, vectors: Sequence[Tensor], into: Sequence[int]) -> None:
-    """The sum of the local ranks' vectors, in those whose numbers are in `into`.
 
-    vectors: by local rank, as `LocalRanks.share` gave them; those not in `into` may be changed.
-    When this returns on one rank it is done on all.
+def own_blocks(local: LocalRanks, vectors: Sequence[Tensor]) -> list[Block]:
+    """This rank's shard of vectors by local rank, as `LocalRanks.share` gave them, in blocks.
+
+    Cut once for all sums: it took a quarter of a sum's time (LOG.md).
     """
-    local.barrier()
     lines = -(-vectors[0].numel() // LINE_ELEMENTS)
     first, last = shards(lines, local.size)[local.own]
     stop = min(last * LINE_ELEMENTS, vectors[0].numel())
-    for start in range(first * LINE_ELEMENTS, stop, BLOCK_ELEMENTS):
-        end = min(start + BLOCK_ELEMENTS, stop)
-        parts = [vector[start:end] for vector in vectors]
-        total = fold(parts, _add_in_place)
+    return [
+        [vector[start : min(start + BLOCK_ELEMENTS, stop)] for vector in vectors]
+        for start in range(first * LINE_ELEMENTS, stop, BLOCK_ELEMENTS)
+    ]
+
+
+def sum_in_place(local: LocalRanks, blocks: Iterable[Block], into: Sequence[int]) -> None:
+    """The sum of the local ranks' vectors, in those whose numbers are in `into`.
+
+    blocks: `own_blocks` of them; vectors that are not in `into` may be changed. When this returns
+    on one rank it is done on all.
+    """
+    local.barrier()
+    for parts in blocks:
+        total = fold(parts, Tensor.add_)
         for target in into:
             if parts[target] is not total:
                 parts[target].copy_(total)
     local.barrier()
-
-
-def _add_in_place(left: Tensor, right: Tensor) -> Tensor:
-    return torch.add(left, right, out=left)
