@@ -1,4 +1,4 @@
-"""firecaffe: train deep networks on N workers, near N times as fast and to the same bits.
+"""firecaffe: train deep networks on N workers, faster, and to the same bits as on one.
 
     import firecaffe
 

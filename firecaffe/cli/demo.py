@@ -5,6 +5,8 @@ import os
 import tempfile
 from pathlib import Path
 
+import torch
+
 from firecaffe.cli import data as data_command
 from firecaffe.cli.compare import show
 from firecaffe.cli.options.demo import make_parser
@@ -13,6 +15,7 @@ from firecaffe.cli.twin import check_twins, train_twin
 from firecaffe.errors import DataError, NotIdenticalError
 from firecaffe.recipe import Recipe
 from firecaffe.runs.compare import read_run
+from firecaffe.runs.environment import cpu_name
 
 MOST_WORKERS = 4
 
@@ -29,6 +32,11 @@ def main(argv: list[str]) -> int:
             runs.append(read_run(train_twin(recipe, workers, Path(parent))))
         show(runs)
         print(f"data: {runs[0].result['data']}")
+        print(
+            f"the digest is that of {cpu_name()} ({torch.backends.cpu.get_cpu_capability()}) with "
+            f"torch {torch.__version__}; another kind of processor may come to another one, again "
+            "the same on any number of workers"
+        )
         if len({run.result["weights_sha256"] for run in runs}) > 1:
             raise NotIdenticalError("the runs ended with different weights; `verify` says where")
     return 0
