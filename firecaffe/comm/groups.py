@@ -145,7 +145,7 @@ def number_of(name: str, default: int) -> int:
 def without_source(message: str) -> str:
     """A process group's first sentence, without the place in its own code."""
     first = message.splitlines()[0]
-    return re.sub(r"\[[^]]*\] *", "", first).split(". ")[0]
+    return re.sub(r"\[[^]]*/[^]]*\] *", "", first).split(". ")[0]
 
 
 @cache
