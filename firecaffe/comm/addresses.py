@@ -7,6 +7,8 @@ from contextlib import suppress
 
 import psutil
 
+from firecaffe.errors import LaunchError
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -22,6 +24,16 @@ def split_place(text: str) -> tuple[str, int]:
 def join_place(host: str, port: int | str) -> str:
     """What `split_place` takes apart."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_known(host: str, word: str) -> None:
+    """word: where the user has said the name. Raises: LaunchError where it stands for no host."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        raise LaunchError(
+            f"{word} names {host!r}, and no such host is known here: {error}"
+        ) from error
 
 
 def listen_to_all(backlog: int) -> socket.socket:

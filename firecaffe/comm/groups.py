@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistError, DistNetworkError, ProcessGroup
 from torch.distributed.rendezvous import rendezvous
 
-from firecaffe.comm.addresses import join_place
+from firecaffe.comm.addresses import check_known, join_place
 from firecaffe.comm.launched_by import take_over
 from firecaffe.errors import LaunchError
 
@@ -118,6 +118,7 @@ def meeting(world_size: int) -> Iterator[None]:
                 raise LaunchError(
                     f"WORLD_SIZE={world_size} but {name} is not set; start with torchrun"
                 )
+        check_known(os.environ["MASTER_ADDR"], "MASTER_ADDR")  # torch would try for its whole time
         where = f" at {join_place(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])}"
     try:
         yield

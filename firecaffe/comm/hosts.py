@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from firecaffe.comm.addresses import LOOPBACK, is_here, split_place
+from firecaffe.comm.addresses import LOOPBACK, check_known, is_here, split_place
 from firecaffe.errors import LaunchError, RecipeError
 
 RANK_BYTES = 200_000_000
@@ -82,12 +82,7 @@ def check_hosts_words(hosts: Hosts) -> None:
         ) from None
     if not hosts.rdzv_id:
         raise RecipeError("--rdzv-id is missing; several hosts need one name for their run")
-    try:
-        socket.getaddrinfo(host, None)
-    except (OSError, UnicodeError) as error:
-        raise LaunchError(
-            f"--rdzv-endpoint is {hosts.rdzv_endpoint}, and no host {host!r} is known here: {error}"
-        ) from error
+    check_known(host, f"--rdzv-endpoint {hosts.rdzv_endpoint}")
 
 
 def check_memory(nproc_per_node: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from firecaffe.comm import agent, hosts
 from firecaffe.comm.addresses import LOOPBACK, join_place
+from firecaffe.comm.groups import meeting
 from firecaffe.comm.hosts import Hosts, check_hosts_words, wait_for_endpoint
 from firecaffe.comm.launch import _Launch
 from firecaffe.errors import LaunchError, RecipeError
@@ -29,9 +30,14 @@ def test_where_hosts_may_meet() -> None:
         check_hosts_words(two("::1:29400"))
 
 
-def test_a_name_that_nobody_knows_is_told_at_once() -> None:
-    with pytest.raises(LaunchError, match=r"nowhere\.invalid:29400"):  # RFC 6761: never resolves
-        check_hosts_words(two("nowhere.invalid:29400"))
+def test_a_name_that_nobody_knows_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = "nowhere.invalid"  # RFC 6761: never resolves
+    with pytest.raises(LaunchError, match=f"--rdzv-endpoint {nowhere}:29400"):
+        check_hosts_words(two(f"{nowhere}:29400"))
+    monkeypatch.setenv("MASTER_ADDR", nowhere)
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    with pytest.raises(LaunchError, match=f"MASTER_ADDR names '{nowhere}'"), meeting(2):
+        pass
 
 
 def test_who_listens_where_hosts_meet() -> None:
