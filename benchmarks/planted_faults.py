@@ -28,8 +28,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
-HANGS_S = 900.0
-"""The longest area takes a third of it."""
+HANGS_S = 3600.0
+"""The longest area takes minutes."""
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 import gzip
 import socket
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from firecaffe.cli import main
+from firecaffe.data.generated import generate
 
 GOOD = """
 [data]
@@ -19,6 +21,10 @@ steps = 1
 """
 INT8 = ["--exchange.compressor", "int8"]
 PAIRS = ["--exchange.compressor_level", "1"]
+
+
+generate_once = cache(generate)
+"""Half a second, which most of the commands here would take anew."""
 
 
 @pytest.fixture
@@ -36,6 +42,7 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("ranks were started")
 
     monkeypatch.setattr("firecaffe.comm.agent.FaultAgent.run", refuse)
+    monkeypatch.setattr("firecaffe.data.source.generate", generate_once)
 
 
 def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[int, str]:

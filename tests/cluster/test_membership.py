@@ -20,7 +20,7 @@ TIMEOUT_S = 600.0
 
 WORDS = (
     *("--train.steps", str(STEPS), "--checkpoint.every", "200"),
-    *("--train.global_batch_size", "16", "--train.micro_batch_size", "2"),
+    *("--train.global_batch_size", "8", "--train.micro_batch_size", "2"),
 )
 
 

@@ -41,16 +41,16 @@ def test_all_ranks_get_the_bits_of_the_interpreter(
     by_rank = ranks.shared(world_size, all_reduce, algorithm)
     for index, num_elements in enumerate(SIZES):
         vectors = [vector_of(rank, num_elements) for rank in range(world_size)]
-        for rank in range(world_size):
-            result = by_rank[rank][index]
-            assert torch.equal(result, by_rank[0][index])
-            torch.testing.assert_close(result, torch.stack(vectors).sum(0))
-            if algorithm in ALGORITHMS:
-                # Each piece goes through a schedule of its own.
-                for start, stop in pieces(ALGORITHMS[algorithm](world_size, num_elements), 4):
-                    schedule = ALGORITHMS[algorithm](world_size, stop - start)
-                    parts = [vector[start:stop] for vector in vectors]
-                    assert torch.equal(result[start:stop], interpret(schedule, parts)[rank])
+        results = [of_rank[index] for of_rank in by_rank]
+        assert all(torch.equal(result, results[0]) for result in results)
+        torch.testing.assert_close(results[0], torch.stack(vectors).sum(0))
+        if algorithm in ALGORITHMS:
+            # Each piece goes through a schedule of its own.
+            for start, stop in pieces(ALGORITHMS[algorithm](world_size, num_elements), 4):
+                schedule = ALGORITHMS[algorithm](world_size, stop - start)
+                parts = [vector[start:stop] for vector in vectors]
+                for result, expected in zip(results, interpret(schedule, parts), strict=True):
+                    assert torch.equal(result[start:stop], expected)
 
 
 def compare_with_torch(num_elements: int) -> bool:

@@ -2,6 +2,7 @@
 
 import threading
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -40,9 +41,11 @@ def sums_beside(failing_rank: int | None, in_memory: bool) -> tuple[str, int]:
             raise RecipeError("this rank cannot")
         return "timed"
 
-    Exchange.all_reduce = counted  # type: ignore[method-assign]
-    measured_step.time_steps = compute  # type: ignore[assignment]
-    with join("cpu") as world:
+    with (
+        patch.object(Exchange, "all_reduce", counted),
+        patch.object(measured_step, "time_steps", compute),
+        join("cpu") as world,
+    ):
         local = meet_local_ranks(world, WAIT_S) if in_memory else None
         assert (local is not None) == in_memory
         try:
@@ -60,7 +63,7 @@ def sums_beside(failing_rank: int | None, in_memory: bool) -> tuple[str, int]:
 def test_sums_go_on_until_the_last_rank_has_computed(
     ranks: Ranks, world_size: int, in_memory: bool
 ) -> None:
-    found = ranks.run(world_size, sums_beside, None, in_memory)
+    found = ranks.shared(world_size, sums_beside, None, in_memory)
     (sums,) = {each for _, each in found}
     assert sums > 2 * world_size
     assert {said for said, _ in found} == {"timed"}

@@ -1,8 +1,7 @@
 """Where shards are read from: far away, from a cache that processes share, by many threads."""
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from firecaffe.data.packed import PackedPart, read_list
 from firecaffe.data.shard_files import CachedFiles, open_files
 from firecaffe.errors import DataError
+from tests.typed import Typed
 from tests.unit.data.test_packed import make_folder, pack, part_of
 
 
@@ -70,15 +70,14 @@ def test_processes_may_share_a_cache_at_its_limit(packed: Path, tmp_path: Path) 
         "for number in range(90): part.read(number * int(seed) % 30)\n"
     )
     cache = tmp_path / "cache"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(packed), str(cache), str(limit), seed],
-            stderr=subprocess.PIPE,
-        )
-        for seed in ("7", "11", "13")
-    ]
-    ends = [process.communicate(timeout=300)[1].decode() for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], ends
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(Typed("-c", script, packed, cache, limit, seed))
+            for seed in (7, 11, 13)
+        ]
+        assert [(*process.communicate(), process.wait()) for process in started] == 3 * [
+            ("", "", 0)
+        ]
     assert sum(path.stat().st_size for path in cache.glob("*.shard")) <= limit
     assert not list(cache.glob("*.partial"))
 

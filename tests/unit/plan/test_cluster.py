@@ -52,7 +52,7 @@ def test_the_clusters_that_people_ask_for_are_there() -> None:
     asked |= {f"ethernet-{rate}g" for rate in (1, 10, 25, 100)}
     asked |= {f"infiniband-{rate}" for rate in ("fdr", "edr", "hdr", "ndr")}
     asked |= {f"ec2-{name}" for name in ("p2", "p3", "p4d", "p5")}
-    assert asked == set(shipped())
+    assert asked <= set(shipped())
 
 
 def without(section: str, word: str) -> Callable[[Words], Any]:
