@@ -129,6 +129,8 @@ def render(runs: Sequence[Run], allow_unequal: bool = False) -> list[RenderableT
         parts.append(Text(_identity(table, weights_identical(runs))))
     if any(row.other_work for row in table):
         parts.append(Text(_warning(table), style="yellow"))
+    if any(row.speedup is not None for row in table[1:]):
+        parts.append(Text("speedups are of single runs, without intervals; --by recipe has them"))
     for row in table:
         if row.failure:
             parts.append(Text(f"{row.run} has failed: {row.failure}", style="yellow"))

@@ -114,6 +114,8 @@ def test_equal_work(tmp_path: Path) -> None:
     assert "no hyperparameter differs" in shown
     assert "weights identical in all 2 runs: 5f59c6bf0087" in shown
     assert "*" not in shown
+    assert "single runs, without intervals" in shown
+    assert "single runs" not in text([one])
 
 
 def test_the_speedup_is_against_the_first_run_given(tmp_path: Path) -> None:
