@@ -58,7 +58,7 @@ def recipe_at(rate: float, batch: int, rule: str, seed: int) -> Recipe:
     before = recipe.train.global_batch_size
     recipe = with_batch(recipe, batch, SAMPLES)
     solver = recipe.solver
-    steps = recipe.train.epochs * -(-SAMPLES // batch)
+    steps = recipe.train.num_steps(-(-SAMPLES // batch))
     if rule.startswith(("square root", "linear")):
         scale = "linear" if rule.startswith("linear") else "sqrt"
         solver = replace(solver, scale=scale, reference_batch_size=before)

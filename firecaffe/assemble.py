@@ -44,6 +44,7 @@ from firecaffe.gradients.combine import Hook
 from firecaffe.gradients.config import coding_of, level_of
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.idle import idle_words
 from firecaffe.models import MODELS, classification_loss
 from firecaffe.models.config import ModelConfig
 from firecaffe.parts import Parts, build_network, check_arguments, open_parts
@@ -211,6 +212,7 @@ def _train_in(
     stepper.batches = inject_into_batches(in_time, parts.injections, world)
     inject_into_saver(saver, parts.injections, world)
     notes = rate_notes(recipe.solver, config.global_batch_size, steps)
+    notes += idle_words(recipe).values()
     if recipe.run.tuned and not tuned_by(recipe):
         notes.append("run.tuned is left out: its search has ended in another recipe")
     training = Training(

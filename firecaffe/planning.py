@@ -75,7 +75,7 @@ def workload_of(recipe: Recipe) -> Workload:
             global_batch_size=train.global_batch_size,
             micro_batch_size=train.micro_batch_size,
             samples=samples.count,
-            steps=train.steps or train.epochs * steps_per_epoch,
+            steps=train.num_steps(steps_per_epoch),
             optimizer_vectors=_optimizer_vectors(recipe),
             autocast=train.autocast,
             bucket_bytes=recipe.exchange.bucket_bytes,

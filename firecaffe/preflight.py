@@ -50,7 +50,7 @@ def preflight(
 def total_steps(recipe: Recipe, data: Data) -> int:
     """The steps of the whole training."""
     order = sample_order(recipe, data)
-    return recipe.train.steps or recipe.train.epochs * order.steps_per_epoch
+    return recipe.train.num_steps(order.steps_per_epoch)
 
 
 def sample_order(recipe: Recipe, data: Data) -> SampleOrder:

@@ -105,6 +105,8 @@ def search_id(recipe: Recipe) -> str:
     """
     deciding = {*identity(recipe, recipe.train.steps), "train.steps", "train.epochs"}
     defaults, found = flatten(Recipe()), flatten(recipe)
+    if found["train.steps"] or found["train.epochs"] == 1:
+        found["train.epochs"] = 0  # one epoch is what is meant where nothing is said
     words = {
         word: found[word] for word in deciding - {"train.seed"} if found[word] != defaults[word]
     }

@@ -17,6 +17,7 @@ from firecaffe.cli.bench_compressors import make_encoders
 from firecaffe.cli.bench_report import make_report, show
 from firecaffe.cli.bench_words import Plan, make_plan
 from firecaffe.cli.console import make_console
+from firecaffe.cli.launched import check_launched
 from firecaffe.cli.options.bench_exchange import make_parser
 from firecaffe.cli.schedule import MAX_WORLD_SIZE
 from firecaffe.comm.agree import agree, gather_text
@@ -58,12 +59,7 @@ def main(argv: list[str]) -> int:
     options = make_parser().parse_args(argv[1:])
     plan = make_plan(options)
     if is_launched():
-        if options.nproc_per_node not in (None, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
-            raise RecipeError(
-                f"--nproc-per-node is {options.nproc_per_node}, but a launcher (torchrun, mpirun, "
-                f"srun) has started this process as rank {os.environ['RANK']} of "
-                f"{os.environ['WORLD_SIZE']}; leave the option out"
-            )
+        check_launched(make_parser(), argv[1:], options.nproc_per_node)
         run_rank(plan, options.json)
         return 0
     ranks = RANKS if options.nproc_per_node is None else options.nproc_per_node

@@ -18,6 +18,7 @@ from firecaffe.cli.bench_step import recipe_for
 from firecaffe.cli.cluster_file import check_cluster_file, write_cluster
 from firecaffe.cli.console import make_console
 from firecaffe.cli.found_cluster import Found, cluster_of, findings
+from firecaffe.cli.launched import check_launched
 from firecaffe.cli.options.check import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.comm.agree import agree, gather_text
@@ -47,6 +48,7 @@ def main(argv: list[str]) -> int:
     recipe, options = _parse(argv)
     check_cluster_file(options)
     if is_launched(options.nnodes):
+        check_launched(make_parser(), argv, options.nproc_per_node)
         run_rank(recipe, options)
         return 0
     if options.nproc_per_node < 1:

@@ -25,10 +25,11 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def main(argv: list[str]) -> int:
-    options = make_parser().parse_args(argv)
+    parser = make_parser()
+    options = parser.parse_args(argv)
     if options.verify or options.info:
-        if options.paths or (options.verify and options.info):
-            raise RecipeError("pack takes SOURCE and DEST, or --verify DEST, or --info DEST")
+        if options.paths or len(parser.read(argv).options) > 1:
+            raise RecipeError("pack takes SOURCE and DEST; or --verify DEST alone; or --info DEST")
         return _verify(options.verify) if options.verify else _info(options.info)
     if len(options.paths) != 2:
         found = " ".join(options.paths) or "nothing"

@@ -1,6 +1,9 @@
 """A recipe from its file and the command line."""
 
+import os
+import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ from jsonargparse import Namespace
 
 from firecaffe.cli.parser import Parser
 from firecaffe.errors import RecipeError
+from firecaffe.idle import idle_words
 from firecaffe.recipe import Recipe, check_recipe
 from firecaffe.runs.files import read_small
 
@@ -23,14 +27,17 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
         found = f"{' and '.join(line.positionals)}" or "none"
         raise RecipeError(f"{parser.command} takes one recipe, found {found}; {_usage(parser)}")
     path = Path(line.positionals[0])
-    _load(path)
+    sections = _load(path)
     parser.add_argument("--recipe", action="config")
     parser.add_class_arguments(Recipe)
     options = parser.parse_args(["--recipe", str(path), *line.options])
     built = parser.instantiate(options)
     words: dict[str, Any] = {name: built[name] for name in Recipe.__dataclass_fields__}
-    recipe = Recipe(**words)
+    recipe, note = _with_length(Recipe(**words), set(line.words), set(sections.get("train", ())))
     check_recipe(recipe)
+    _check_typed(parser, recipe, line.words)
+    if note and "RANK" not in os.environ:
+        print(f"note: {note} of {path}", file=sys.stderr)
     options.recipe = path
     return recipe, options
 
@@ -38,6 +45,43 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
 def read_recipe(path: Path) -> Recipe:
     """The recipe of a file. Raises: RecipeError in one line, with the word that is wrong."""
     return parse_recipe(Parser("train", "RECIPE.toml", "", takes_recipe=True), [str(path)])[0]
+
+
+LENGTHS = (("steps", "epochs"), ("epochs", "steps"))
+"""Both say how long a training is."""
+
+
+def _with_length(recipe: Recipe, typed: set[str], in_file: set[str]) -> tuple[Recipe, str]:
+    """The recipe with the length that was typed, if its file says another; and a line of it.
+
+    Raises: RecipeError where no length was typed, but none.
+    """
+    for word, other in LENGTHS:
+        value, before = getattr(recipe.train, word), getattr(recipe.train, other)
+        if f"train.{word}" not in typed or f"train.{other}" in typed:
+            continue
+        if not value and not before:
+            raise RecipeError(f"train.{word} is 0; it must be at least 1")
+        if value and before and other in in_file:
+            found = {other: 0, word: value}
+            train = replace(recipe.train, steps=found["steps"], epochs=found["epochs"])
+            line = f"--train.{word} {value} takes the place of train.{other} {before}"
+            return replace(recipe, train=train), line
+    return recipe, ""
+
+
+TRAINS = ("train", "verify", "demo", "tune")
+"""Of others a recipe's words are a description, from which each takes what it needs."""
+
+
+def _check_typed(parser: Parser, recipe: Recipe, typed: list[str]) -> None:
+    """Raises: RecipeError where a word that was typed has no effect."""
+    idle = idle_words(recipe) if parser.command in TRAINS else {}
+    for word in typed:
+        if word in parser.instead:
+            raise RecipeError(f"--{word} has no effect on {parser.command}: {parser.instead[word]}")
+        if word in idle:
+            raise RecipeError(f"--{idle[word]}")
 
 
 def _usage(parser: Parser) -> str:

@@ -33,9 +33,16 @@ class Parser(ArgumentParser):
     """The options of a command. Its errors are RecipeErrors."""
 
     def __init__(
-        self, command: str, usage: str, description: str, takes_recipe: bool = False
+        self,
+        command: str,
+        usage: str,
+        description: str,
+        takes_recipe: bool = False,
+        instead: Mapping[str, str] | None = None,
     ) -> None:
-        """takes_recipe: every word of a recipe is an option too, after a recipe's file."""
+        """takes_recipe: every word of a recipe is an option too, after a recipe's file. instead:
+        words of a recipe that have no effect on the command, each with the reason.
+        """
         super().__init__(
             prog=f"firecaffe {command}",
             usage=f"firecaffe {command} {usage}",
@@ -48,6 +55,7 @@ class Parser(ArgumentParser):
         )
         self.command = command
         self.takes_recipe = takes_recipe
+        self.instead = dict(instead or {})
 
     def read(self, argv: list[str]) -> Line:
         """Raises: RecipeError for an option that is not there."""

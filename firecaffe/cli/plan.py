@@ -41,6 +41,8 @@ def main(argv: list[str]) -> int:
         options = make_parser().parse_args(argv)
         works = _works(options)
         compressors = _compressors(options.compressors)
+    if options.all and options.json:
+        raise RecipeError("--all shows every exchange in a table; --json has all of them without")
     check_target("--plot", options.plot, options.overwrite, SUFFIXES)
     check_cluster_file(options)
     clusters = [load_cluster(name) for name in options.cluster.split(",")]

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from firecaffe.cli.options.schedule import ELEMENTS_PER_RANK, make_parser
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import find_schedule
+from firecaffe.exchange import find_schedule, parse_hierarchical
 from firecaffe.exchange.draw import draw
 from firecaffe.exchange.order import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule, Transfer, lower_bound_elements
@@ -22,6 +22,13 @@ MAX_ROWS = 64
 def main(argv: list[str]) -> int:
     options = make_parser().parse_args(argv)
     ranks_per_node = options.ranks_per_node
+    if ranks_per_node != 1 and parse_hierarchical(options.exchange) is None:
+        raise RecipeError(
+            f"--ranks-per-node is {ranks_per_node}, and {options.exchange} does not tell nodes "
+            "apart; it goes with hierarchical(INNER,OUTER)"
+        )
+    if options.draw and options.json:
+        raise RecipeError("--draw is a picture and --json none; leave one out")
     schedule = _schedule(options.exchange, options.workers, ranks_per_node, options.elements)
     found = facts(schedule, ranks_per_node)
     if options.json:

@@ -1,10 +1,10 @@
 """`firecaffe train RECIPE.toml`: train, on N local ranks or in the world that torchrun made."""
 
-import os
 import sys
 from pathlib import Path
 
 from firecaffe.assemble import train
+from firecaffe.cli.launched import check_launched
 from firecaffe.cli.options.train import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.comm.hosts import Hosts, parse_nodes
@@ -29,12 +29,7 @@ def main(argv: list[str]) -> int:
     resume = Path(options.resume) if options.resume else None
     injections = [parse_injection(text) for text in options.inject]
     if is_launched(options.nnodes):
-        if options.nproc_per_node not in (1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
-            raise RecipeError(
-                f"--nproc-per-node is {options.nproc_per_node}, but a launcher (torchrun, mpirun, "
-                f"srun) has started this process as rank {os.environ['RANK']} of "
-                f"{os.environ['WORLD_SIZE']}; leave the option out"
-            )
+        check_launched(parser, argv, options.nproc_per_node)
         train(recipe, resume=resume, injections=injections)
         return 0
     for name in ("nproc_per_node", "max_restarts"):

@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     if options.steps < 1:
         raise RecipeError(f"--steps is {options.steps}; it must be at least 1")
     recipe = dataclasses.replace(
-        recipe, train=dataclasses.replace(recipe.train, steps=options.steps)
+        recipe, train=dataclasses.replace(recipe.train, steps=options.steps, epochs=0)
     )
     check_twins(recipe, workers)
     with tempfile.TemporaryDirectory(prefix="firecaffe-verify-") as folder:

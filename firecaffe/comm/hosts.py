@@ -73,6 +73,11 @@ def check_hosts_words(hosts: Hosts) -> None:
             )
         check_port(hosts.master_port)
         return
+    if hosts.master_port:
+        raise RecipeError(
+            f"--master-port is {hosts.master_port}, which is for one host; several meet at "
+            "--rdzv-endpoint"
+        )
     try:
         host, _ = hosts.endpoint
     except ValueError:

@@ -212,13 +212,17 @@ def _read_recipe(path: Path) -> dict[str, Any]:
         sections = tomllib.loads(read_small(path))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read ({error})") from error
-    return {
+    found = {
         f"{section}.{word}": value
         for section, words in sections.items()
         if isinstance(words, dict) and section != "run"
         for word, value in words.items()
         if word != "path"
     }
+    # Older runs say one epoch beside their steps, which meant nothing.
+    if "train.epochs" in found:
+        found["train.epochs"] = 0 if found.get("train.steps") else found["train.epochs"] or 1
+    return found
 
 
 def _check(path: Path, found: dict[str, Any], needed: dict[str, type | tuple[type, ...]]) -> None:

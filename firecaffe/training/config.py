@@ -17,8 +17,8 @@ class TrainConfig:
         micro_batch_size: Samples that go through the network at once: the leaves of the summation
             tree, and what BatchNorm takes its statistics over. The number of workers never
             changes it.
-        steps: Optimizer updates. 0 takes `epochs`.
-        epochs: Passes over the training data, where `steps` is 0.
+        steps: Optimizer updates; or say `epochs`.
+        epochs: Passes over the training data; or say `steps`. One, if neither is said.
         seed: Decides initial weights, the order of samples, augmentation and dropout.
         device: auto, cpu or cuda.
         threads: Intra-op threads of each worker on a CPU. They change bits; use 1 and more workers.
@@ -33,7 +33,7 @@ class TrainConfig:
     global_batch_size: int = 128
     micro_batch_size: int = 16
     steps: int = 0
-    epochs: int = 1
+    epochs: int = 0
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1
@@ -47,10 +47,14 @@ class TrainConfig:
     def num_micro_batches(self) -> int:
         return self.global_batch_size // self.micro_batch_size
 
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Of the whole training."""
+        return self.steps or (self.epochs or 1) * steps_per_epoch
+
 
 @dataclass(frozen=True)
 class SolverConfig:
-    """The optimizer and its learning rate. A word that a solver does not use is ignored by it.
+    """The optimizer and its learning rate.
 
     Args:
         type: sgd, nesterov, adagrad, adadelta, rmsprop, adam, lars or lamb.
@@ -134,8 +138,11 @@ def check_train(config: TrainConfig) -> None:
         raise RecipeError(f"train.threads is {config.threads}; it must be at most {MOST_THREADS}")
     for name in ("steps", "epochs", "eval_every"):
         _at_least(f"train.{name}", getattr(config, name), 0)
-    if config.steps == 0 and config.epochs == 0:
-        raise RecipeError("train.steps and train.epochs are both 0; one must say how long to train")
+    if config.steps and config.epochs:
+        raise RecipeError(
+            f"train.steps is {config.steps} and train.epochs {config.epochs}; one of them says how "
+            "long to train, leave the other out"
+        )
     if config.global_batch_size % config.micro_batch_size:
         raise RecipeError(
             f"train.global_batch_size is {config.global_batch_size}, which is no multiple of "

@@ -33,7 +33,7 @@ def with_batch(recipe: Recipe, global_batch_size: int, num_samples: int) -> Reci
         base_lr=rate,
         scale="none",
         reference_batch_size=0,
-        **_stretched(recipe.solver, ratio, train.steps or train.epochs * before.steps_per_epoch),
+        **_stretched(recipe.solver, ratio, train.num_steps(before.steps_per_epoch)),
     )
     eval_every = train.eval_every and max(1, round(train.eval_every * ratio))
     changed = replace(

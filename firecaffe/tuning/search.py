@@ -88,7 +88,9 @@ class Search:
     def trial_recipe(self, candidate: Candidate) -> Recipe:
         """A candidate's training, with tests on held-out images on its way."""
         recipe = apply(self.recipe, candidate, self.steps)
-        train = replace(recipe.train, steps=self.steps, eval_every=-(-self.steps // TESTS))
+        train = replace(
+            recipe.train, steps=self.steps, epochs=0, eval_every=-(-self.steps // TESTS)
+        )
         data = replace(recipe.data, hold_out=HELD_OUT, order="samples")
         checkpoint = replace(recipe.checkpoint, every=0, every_s=0.0, keep_last=1)
         return replace(recipe, train=train, data=data, checkpoint=checkpoint)

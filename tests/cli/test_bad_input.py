@@ -108,6 +108,13 @@ def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[
         (["--nnodes", "2", "--rdzv-endpoint", "a:99999"], 2, ["'a:99999'", "HOST:PORT"]),
         (["--nnodes", "2", "--rdzv-endpoint", "a:29500"], 2, ["--rdzv-id is missing"]),
         (["--rdzv-endpoint", "a:29500"], 2, ["--rdzv-endpoint", "--nnodes"]),
+        (
+            ["--nnodes=2", "--rdzv-endpoint=a:29500", "--rdzv-id=x", "--master-port=29501"],
+            2,
+            ["--master-port is 29501", "one host"],
+        ),
+        (["--train.steps", "3", "--train.epochs", "2"], 2, ["train.steps is 3", "epochs 2"]),
+        (["--solver.gamma", "0.5"], 2, ["--solver.gamma 0.5", "solver.lr_policy is 'fixed'"]),
         (["--inject", "nap"], 2, ["no kind 'nap'", "kill, freeze"]),
         (["--inject", "kill:rank=x"], 2, ["rank is 'x'", "must be a int"]),
         (["--inject", "kill:when=3"], 2, ["no word 'when'", "rank, step"]),
@@ -183,6 +190,28 @@ def test_run_folder_exists(
 ) -> None:
     code, line = error_of(capsys, ["train", str(recipe), "--run.folder", str(tmp_path)])
     assert (code, str(tmp_path) in line, "exists already" in line) == (8, True, True)
+
+
+@pytest.mark.parametrize("command", ["train", "check", "bench exchange"])
+@pytest.mark.parametrize(
+    "words", [["--nproc-per-node", "3"], ["--master-port", "29501"], ["--max-restarts", "1"]]
+)
+def test_options_of_our_launcher_under_another(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: Path,
+    command: str,
+    words: list[str],
+) -> None:
+    """But for `train --nproc-per-node 3`, they had no effect."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    argv = [*command.split(), *([str(recipe)] if command == "train" else []), *words]
+    code = main(argv)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (code, words[0] in line) == (2, True)
+    known = words[0] != "--max-restarts" or command == "train"
+    assert ("as rank 0 of 2" if known else "has no option") in line
 
 
 @pytest.fixture
@@ -326,8 +355,8 @@ def test_verify_leaves_the_folder_of_a_finished_run_alone(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run").mkdir()
-    words = ["--run.folder", str(tmp_path / "run"), "--nproc-per-node", "1,2"]
-    main(["verify", str(recipe), *words])
+    recipe.write_text(f'{GOOD}[run]\nfolder = "{tmp_path / "run"}"\n')
+    main(["verify", str(recipe), "--nproc-per-node", "1,2"])
     assert capsys.readouterr().err.splitlines()[-1].endswith("ranks were started")
 
 

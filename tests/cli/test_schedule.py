@@ -155,7 +155,12 @@ REFUSED = {
         ("hierarchical(tree,ring)", "7", "--ranks-per-node", "2"),
         "7 ranks do not fill nodes of 2; .* multiple",
     ),
-    "empty nodes": (("tree", "4", "--ranks-per-node", "0"), "ranks_per_node is 0; .* at least 1"),
+    "empty nodes": (
+        ("hierarchical(tree,tree)", "4", "--ranks-per-node", "0"),
+        "ranks_per_node is 0; .* at least 1",
+    ),
+    "no nodes": (("tree", "4", "--ranks-per-node", "2"), "--ranks-per-node is 2, .*hierarchical"),
+    "two forms": (("tree", "4", "--draw", "--json"), "--draw .*--json"),
     "no rank": (("tree", "0"), "WORLD_SIZE is 0; it must be 1 to 1024"),
     "negative world": (("tree", "-2"), "WORLD_SIZE is -2; it must be 1 to 1024"),
     "too large": (("tree", "1025"), "WORLD_SIZE is 1025; it must be 1 to 1024"),

@@ -42,7 +42,6 @@ OTHER = Recipe(
         global_batch_size=96,
         micro_batch_size=8,
         steps=70,
-        epochs=3,
         seed=9,
         device="cpu",
         threads=2,
@@ -104,7 +103,8 @@ def changed(recipe: Recipe, name: str, value: Any) -> Recipe:
 def test_the_example_changes_every_word() -> None:
     default, other = flatten(Recipe()), flatten(OTHER)
     assert default.keys() == other.keys()
-    assert [name for name in default if default[name] == other[name]] == []
+    # The one length beside which there is no other.
+    assert [name for name in default if default[name] == other[name]] == ["train.epochs"]
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), OTHER], ids=["default", "other"])
@@ -128,6 +128,47 @@ def test_a_word_of_the_command_line_wins(tmp_path: Path) -> None:
     path.write_text("[train]\nsteps = 5\nseed = 3\n")
     recipe = parsed(path, "--train.steps", "8", "--solver.base_lr", "0.2")
     assert (recipe.train.steps, recipe.train.seed, recipe.solver.base_lr) == (8, 3, 0.2)
+
+
+@pytest.mark.parametrize(("word", "other"), [("steps", "epochs"), ("epochs", "steps")])
+def test_a_typed_length_takes_the_place_of_the_file_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, other: str
+) -> None:
+    """`--train.epochs 5` over a file with `steps` had no effect."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(f"[train]\n{other} = 70\n")
+    train = parsed(path, f"--train.{word}", "5").train
+    assert (getattr(train, word), getattr(train, other)) == (5, 0)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(part in line for part in (f"train.{word} 5", f"train.{other} 70", str(path)))
+    assert getattr(parsed(path, f"--train.{word}", "0").train, other) == 70
+    assert getattr(parsed(path, f"--train.{other}", "6").train, other) == 6
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("steps = 5\nepochs = 1", []),
+        ("", ["--train.steps", "5", "--train.epochs", "1"]),
+        ("steps = 5", ["--train.steps", "6", "--train.epochs", "1"]),
+    ],
+)
+def test_two_lengths_of_one_source_are_refused(
+    tmp_path: Path, text: str, options: list[str]
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f"[train]\n{text}\n")
+    with pytest.raises(RecipeError, match=r"train\.steps is [56] and train\.epochs 1"):
+        parsed(path, *options)
+
+
+def test_no_length_is_one_epoch_unless_it_was_typed(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("[train]\nseed = 1\n")
+    assert parsed(path).train.num_steps(7) == 7
+    with pytest.raises(RecipeError, match=r"train\.epochs is 0; it must be at least 1"):
+        parsed(path, "--train.epochs", "0")
 
 
 # --- identity -------------------------------------------------------------------------------------

@@ -11,11 +11,18 @@ ABOUT = (
     "layer, memory. With --write, a cluster file with what was measured, for `firecaffe plan`."
 )
 DEFAULT_SIZES = "1,2,4,8,16,32"
+INSTEAD = {"train.micro_batch_size": "--sizes says which are measured"}
 
 
 def make_parser(has_recipe: bool = False) -> Parser:
     """has_recipe: nothing stands in for a recipe, for there is one."""
-    parser = Parser("bench step", USAGE, ABOUT, takes_recipe=True)
+    parser = Parser(
+        "bench step",
+        USAGE,
+        ABOUT,
+        takes_recipe=True,
+        instead=INSTEAD,
+    )
     add = parser.add_argument
     add("--sizes", type=str, default=DEFAULT_SIZES, metavar="N,N", help="micro-batch sizes")
     add("--seconds", type=float, default=2.0, metavar="S", help="of each size, at least")

@@ -1,5 +1,6 @@
 """The options of `firecaffe demo`."""
 
+from firecaffe.cli.options.verify import OF_TWINS
 from firecaffe.cli.parser import Parser
 
 
@@ -10,4 +11,5 @@ def make_parser() -> Parser:
         "Train a recipe on one worker and on as many as there are cores (2 to 4), and compare. "
         "Exit code 0 only if both end with the same weights.",
         takes_recipe=True,
+        instead=OF_TWINS,
     )

@@ -9,11 +9,18 @@ ABOUT = (
     "memory, hours and cost; and what to change first. Starts no process."
 )
 DEFAULT_CLUSTER = "cpu-host"
+INSTEAD = {"exchange.algorithm": "--exchanges says which are planned"}
 
 
 def make_parser(has_recipe: bool = False) -> Parser:
     """has_recipe: nothing stands in for a recipe, for there is one."""
-    parser = Parser("plan", USAGE, ABOUT, takes_recipe=True)
+    parser = Parser(
+        "plan",
+        USAGE,
+        ABOUT,
+        takes_recipe=True,
+        instead=INSTEAD,
+    )
     add = parser.add_argument
     add(
         "--cluster",

@@ -17,6 +17,10 @@ def make_parser() -> Parser:
         "rules' rates, the best with several seeds, a verdict, a recipe. "
         "Exit code 0 only if the accuracy is kept, 16 if it is lost, 17 if more seeds are needed.",
         takes_recipe=True,
+        instead={
+            "run.folder": "--out says where the search is",
+            "run.tuned": "the search says it of what it finds",
+        },
     )
     add = parser.add_argument
     add("--global-batch-size", type=int, default=0, metavar="N", help="that is tuned for")

@@ -3,6 +3,10 @@
 from firecaffe.cli.parser import Parser
 
 USAGE = "RECIPE.toml [--nproc-per-node 1,2] [--steps 20] [--section.word value …]"
+STEPS = "--steps says how long each training is"
+FOLDER = "each training has a folder of its own, which is removed"
+OF_TWINS = {"run.folder": FOLDER, "run.tensorboard": FOLDER, "run.digests": FOLDER}
+"""Of trainings that are only compared."""
 
 
 def make_parser() -> Parser:
@@ -12,6 +16,7 @@ def make_parser() -> Parser:
         "Train the same recipe on several numbers of workers and compare all weights, buffers, "
         "optimizer state and losses after every step.",
         takes_recipe=True,
+        instead={"train.steps": STEPS, "train.epochs": STEPS, **OF_TWINS},
     )
     add = parser.add_argument
     add("--nproc-per-node", type=str, default="1,2", metavar="N,N", help="numbers of workers")

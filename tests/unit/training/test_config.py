@@ -32,7 +32,7 @@ def test_accepted(words: dict[str, Any]) -> None:
         ({"steps": -1}, r"train\.steps is -1; it must be at least 0"),
         ({"epochs": -1}, r"train\.epochs is -1"),
         ({"eval_every": -5}, r"train\.eval_every is -5"),
-        ({"steps": 0, "epochs": 0}, r"train\.steps and train\.epochs are both 0"),
+        ({"steps": 5, "epochs": 1}, r"train\.steps is 5 and train\.epochs 1"),
         (
             {"global_batch_size": 100, "micro_batch_size": 16},
             r"train\.global_batch_size is 100, which is no multiple of train\.micro_batch_size, 16",

@@ -58,7 +58,7 @@ def test_the_rate_is_that_of_its_own_batch() -> None:
     large = with_batch(Recipe(train=TrainConfig(64, 16), solver=solver), 256, 1000)
     assert large.solver.base_lr == pytest.approx(0.2)
     assert (large.solver.scale, large.solver.reference_batch_size) == ("none", 0)
-    assert (large.train.epochs, large.train.steps, large.train.micro_batch_size) == (1, 0, 16)
+    assert (large.train.epochs, large.train.steps, large.train.micro_batch_size) == (0, 0, 16)
 
 
 def test_many_even_drops_do_not_move() -> None:
