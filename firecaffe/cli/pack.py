@@ -13,7 +13,9 @@ from firecaffe.cli.options.pack import USAGE, make_parser
 from firecaffe.data.decode import MOST_PIXELS
 from firecaffe.data.decoded import cores
 from firecaffe.data.packed import PackedPart, PackedSet, read_list
+from firecaffe.data.packing.divide import with_test_part
 from firecaffe.data.packing.pack import Packing, PackOptions
+from firecaffe.data.packing.part import Source
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.packing.verify import verify
 from firecaffe.data.shard_files import open_files
@@ -42,8 +44,13 @@ def main(argv: list[str]) -> int:
             found = getattr(options, word)
             raise RecipeError(f"--{word} is {found}; it must be 1 to {most}, or 0")
     packing = PackOptions(options.resize, options.quality, options.raw, _bytes(options.shard_size))
-    source, dest = (Path(path).expanduser() for path in options.paths)
-    return _pack(source, dest, packing, options.threads or cores(), options.channel_order == "bgr")
+    path, dest = (Path(path).expanduser() for path in options.paths)
+    if options.hold_out is not None and not 0 <= options.hold_out < 1:
+        raise RecipeError(
+            f"--hold-out is {options.hold_out:g}; it must be a share, from 0 up to 1, as 0.1"
+        )
+    source, said = with_test_part(open_source(path, options.channel_order), options.hold_out)
+    return _pack(source, dest, packing, options.threads or cores(), said)
 
 
 def _bytes(words: str) -> int:
@@ -54,9 +61,9 @@ def _bytes(words: str) -> int:
     return size
 
 
-def _pack(path: Path, dest: Path, options: PackOptions, threads: int, bgr: bool) -> int:
+def _pack(source: Source, dest: Path, options: PackOptions, threads: int, said: str) -> int:
+    """said: of the source; empty for nothing."""
     torch.set_num_threads(1)  # each thread has one of its own
-    source = open_source(path, bgr)
     total = sum(len(part) for part in source.parts.values())
     with _progress("packing") as progress:
         task = progress.add_task("packing", total=total)
@@ -67,7 +74,7 @@ def _pack(path: Path, dest: Path, options: PackOptions, threads: int, bgr: bool)
         packing = Packing(source, dest, options, threads, done)
         packed = packing.run()
     console = make_console()
-    for line in describe(packed, str(dest)):
+    for line in [*([said] if said else []), *describe(packed, str(dest))]:
         console.print(line, markup=False, soft_wrap=True)
     least, most = packing.sizes.least, packing.sizes.most
     if most[0]:

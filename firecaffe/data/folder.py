@@ -121,6 +121,11 @@ def open_folder(path: Path) -> list[ImageFolder]:
     Raises:
         DataError: as `class_names` and `ImageFolder`.
     """
+    if path.is_dir() and not (path / "train").is_dir():
+        raise DataError(
+            f"{path}: holds no folder train; expected train and test, each with a folder per class "
+            "(`firecaffe pack` takes a folder of classes alone, and holds test images out)"
+        )
     classes = class_names(path / "train")
     tests = [path / name for name in TESTS if (path / name).is_dir()]
     if not tests:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from firecaffe.cli import main
+from firecaffe.data import DataConfig, open_data
 from firecaffe.plan.cluster import load_cluster
-from tests.unit.data.test_packed import make_folder
+from tests.unit.data.test_packed import make_folder, photo
 
 
 def typed(*words: object) -> tuple[int, str, str]:
@@ -64,6 +65,50 @@ def test_mistakes_get_one_line(words: list[str], code: int, said: str) -> None:
     assert found == code
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_folder_of_classes_has_a_test_part_held_out(tmp_path: Path) -> None:
+    """It was refused: "nothing in it can be packed"."""
+    folder, dest = tmp_path / "classes", tmp_path / "packed"
+    for label, count in {"cat": 30, "dog": 12, "emu": 2}.items():
+        for number in range(count):
+            path = folder / label / f"{number:03d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(photo(100 * len(label) + number))
+    code, out, err = typed("pack", folder, dest)
+    assert code == 0, err
+    first = out.splitlines()[0]
+    assert "no test part: 5 of its 44 images" in first
+    assert "--hold-out" in first
+    code, out, err = typed("pack", "--info", dest)
+    assert "train: cat 27, dog 11, emu 1" in out
+    assert "test: cat 3, dog 1, emu 1" in out
+    opened = open_data(DataConfig("packed", str(dest)))
+    assert (len(opened.train), len(opened.test)) == (39, 5)
+    assert typed("pack", folder, tmp_path / "again")[0] == 0
+    for name in ("train-00000.shard", "test-00000.shard"):
+        assert (dest / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    code, out, err = typed("pack", folder, tmp_path / "none", "--hold-out", "0")
+    assert "no test part, which a training needs" in out
+    assert "train: 44 images" in out
+    code, out, err = typed("pack", folder, tmp_path / "half", "--hold-out", "0.5")
+    assert "test: 22 images" in out
+
+
+def test_what_cannot_be_held_out(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "photos")
+    code, _, err = typed("pack", folder, tmp_path / "x", "--hold-out", "0.1")
+    assert (code, "has a part test already" in err) == (2, True)
+    code, _, err = typed("pack", folder, tmp_path / "x", "--hold-out", "1")
+    assert (code, "--hold-out is 1" in err) == (2, True)
+    code, _, err = typed("pack", folder, tmp_path / "x", "--channel-order", "rgb")
+    assert (code, "--channel-order is of Caffe's LMDBs" in err) == (2, True)
+    single = tmp_path / "single" / "cat" / "0.jpg"
+    single.parent.mkdir(parents=True)
+    single.write_bytes(photo(0))
+    code, _, err = typed("pack", tmp_path / "single", tmp_path / "x")
+    assert (code, "no class has two images" in err) == (3, True)
+    assert not (tmp_path / "x").exists()
 
 
 def test_bench_data_of_each_format(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from firecaffe.cli.parser import Parser
 
-USAGE = "SOURCE DEST [--resize S] [--quality Q] [--raw] [--shard-size 256MB] [--threads N]"
+USAGE = (
+    "SOURCE DEST [--resize S] [--quality Q] [--raw] [--hold-out SHARE] [--shard-size 256MB] "
+    "[--threads N]"
+)
 
 
 def make_parser() -> Parser:
@@ -30,6 +33,13 @@ def make_parser() -> Parser:
     )
     add("--raw", action="store_true", help="keep pixels: all of one size, or --resize x --resize")
     add(
+        "--hold-out",
+        type=float,
+        default=None,
+        metavar="SHARE",
+        help="of the images of a source without a test part, that become one; else 0.1",
+    )
+    add(
         "--shard-size",
         type=str,
         default="256MB",
@@ -37,7 +47,7 @@ def make_parser() -> Parser:
         help="of the source's bytes in a shard",
     )
     add("--threads", type=int, default=0, metavar="N", help="0: one for each core")
-    add("--channel-order", choices=["bgr", "rgb"], default="bgr", help="of raw color LMDBs")
+    add("--channel-order", choices=["bgr", "rgb"], help="of raw color LMDBs; else bgr")
     add(
         "--verify",
         type=str,

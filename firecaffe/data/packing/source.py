@@ -12,35 +12,42 @@ import numpy as np
 
 from firecaffe.data.cifar10 import ARCHIVE, TRAIN_FILES, open_cifar10
 from firecaffe.data.dataset import TensorDataset
-from firecaffe.data.folder import TESTS, ImageFolder, class_names
+from firecaffe.data.folder import SUFFIXES, TESTS, ImageFolder, class_names
 from firecaffe.data.idx import open_idx
 from firecaffe.data.packing.caffe_lmdb import is_lmdb, open_lmdbs
 from firecaffe.data.packing.part import Part, Source
 from firecaffe.data.packing.tar import open_tars
-from firecaffe.errors import DataError
+from firecaffe.errors import DataError, RecipeError
 
 PARTS = ("train", *TESTS)
 PART_WORDS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 """In the name of a file or folder, whole."""
 
 
-def open_source(path: Path, bgr: bool = True) -> Source:
-    """bgr: whether raw color images of an LMDB have blue first, as `convert_imageset` writes them.
+def open_source(path: Path, channel_order: str | None = None) -> Source:
+    """channel_order: bgr or rgb, of an LMDB's raw color images; None for bgr, as `convert_imageset`
+    writes them.
 
-    Raises: DataError where nothing that can be packed is at the path.
+    Raises: DataError where nothing that can be packed is at the path; RecipeError where an order of
+    channels is given and there is no LMDB.
     """
     try:
         for is_there, opened in _FORMATS:
             if is_there(path):
+                if channel_order is not None:
+                    raise RecipeError(
+                        f"--channel-order is of Caffe's LMDBs, and {path} is none; leave it out"
+                    )
                 return opened(path)
         if found := _lmdbs(path):
-            return open_lmdbs(found, path, bgr)
+            return open_lmdbs(found, path, channel_order != "rgb")
     except OSError as error:
         raise DataError(f"{path}: cannot be read, {error.strerror or error}") from error
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
     raise DataError(
-        f"{path}: nothing in it can be packed; expected a folder of images (train/CLASS/*.jpg), "
+        f"{path}: nothing in it can be packed; expected a folder of images (train/CLASS/*.jpg, or "
+        "CLASS/*.jpg), "
         "tar files, idx files, CIFAR-10's binary files, or Caffe's LMDBs"
     )
 
@@ -70,6 +77,25 @@ def _open_folder(path: Path) -> Source:
             names = [f"{name}/{file}" for file in images.files]
             parts[part_of(name)] = Part(names, images.labels_N.tolist(), sizes, images.read)
     return Source("jpeg", (), classes, parts, f"the folder {path.name}")
+
+
+def _is_classes(path: Path) -> bool:
+    """CLASS/*.jpg, with nothing that says what is for training and what is a test."""
+    return path.is_dir() and any(
+        file.suffix.lower() in SUFFIXES
+        for folder in path.iterdir()
+        if folder.is_dir() and not folder.name.startswith(".")
+        for file in folder.iterdir()
+    )
+
+
+def _open_classes(path: Path) -> Source:
+    """All of it as one part, train."""
+    classes = class_names(path)
+    images = ImageFolder(path, classes)
+    sizes = [images.size(number) for number in range(len(images))]
+    part = Part(images.files, images.labels_N.tolist(), sizes, images.read)
+    return Source("jpeg", (), classes, {"train": part}, f"the folder {path.name}")
 
 
 def _tars(path: Path) -> list[Path]:
@@ -145,4 +171,5 @@ _FORMATS: tuple[tuple[Callable[[Path], object], Callable[[Path], Source]], ...] 
     (_is_idx, _open_idx),
     (_is_folder, _open_folder),
     (_tars, _open_tars),
+    (_is_classes, _open_classes),
 )

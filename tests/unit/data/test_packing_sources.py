@@ -190,7 +190,7 @@ def test_caffes_lmdb_of_pixels_has_blue_first(tmp_path: Path) -> None:
     assert (source.kind, source.shape) == ("raw", (3, 2, 5))
     assert contents(source, "train") == [(pixels.flip(0).contiguous().numpy().tobytes(), "1")]
     del source  # a database is opened once in a process
-    as_it_is = open_source(tmp_path, bgr=False)
+    as_it_is = open_source(tmp_path, "rgb")
     assert contents(as_it_is, "test") == [(pixels.numpy().tobytes(), "0")]
 
 

@@ -1,0 +1,74 @@
+"""A test part for a source that has none: some images of each class.
+
+Which ones is a pure function of the order of the images: of each class those with the smallest
+`hash64(Stream.HOLD_OUT, number)`. So the same folder gives the same parts.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from firecaffe.data.folder import TESTS
+from firecaffe.data.hash import Stream, hash64
+from firecaffe.data.packing.part import Part, Source
+from firecaffe.errors import DataError, RecipeError
+
+TENTH = 0.1
+
+
+def with_test_part(source: Source, share: float | None) -> tuple[Source, str]:
+    """The source, with a part of its training images as a test part if it has none; and a line
+    that says so.
+
+    share: of each class, at least one image of two or more; None for a tenth if there is no test
+    part, 0 for none.
+
+    Raises: RecipeError where a share is given and there is a test part already; DataError where no
+    class has two images.
+    """
+    tests = [name for name in TESTS if name in source.parts]
+    if tests:
+        if share is not None:
+            raise RecipeError(
+                f"--hold-out is {share:g}, and {source.about} has a part {tests[0]} already; "
+                "leave it out"
+            )
+        return source, ""
+    if share == 0:
+        return source, f"{source.about} has no test part, which a training needs"
+    whole = source.parts["train"]
+    held = _held_out(whole.labels, TENTH if share is None else share)
+    if not held:
+        raise DataError(
+            f"{source.about}: has no test part, and no class has two images to hold one out of"
+        )
+    rest = sorted(set(range(len(whole))) - held)
+    parts = {"train": _some(whole, rest), "test": _some(whole, sorted(held))}
+    line = (
+        f"{source.about} has no test part: {len(held):,} of its {len(whole):,} images are held "
+        "out as one, of every class alike (--hold-out SHARE; 0 for none)"
+    )
+    return replace(source, parts=parts), line
+
+
+def _held_out(labels: Sequence[int], share: float) -> set[int]:
+    by_class: dict[int, list[int]] = defaultdict(list)
+    for number, label in enumerate(labels):
+        by_class[label].append(number)
+    hashes = hash64(int(Stream.HOLD_OUT), torch.arange(len(labels))).tolist()
+    held: set[int] = set()
+    for numbers in by_class.values():
+        count = min(len(numbers) - 1, max(1, round(share * len(numbers))))
+        held |= set(sorted(numbers, key=hashes.__getitem__)[:count])
+    return held
+
+
+def _some(part: Part, numbers: Sequence[int]) -> Part:
+    return Part(
+        [part.names[number] for number in numbers],
+        [part.labels[number] for number in numbers],
+        [part.sizes[number] for number in numbers],
+        lambda number: part.read(numbers[number]),
+    )
