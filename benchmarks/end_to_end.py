@@ -34,7 +34,7 @@ from firecaffe.runs.environment import commit, cpu_name
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
     data = commands.add_parser("data")

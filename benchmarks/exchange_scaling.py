@@ -125,7 +125,7 @@ def _run(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
     add("--hosts", nargs="+", type=int, default=[2, 4, 8, 16, 32])

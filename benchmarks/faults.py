@@ -99,7 +99,7 @@ class Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--page", type=Path, help="where the result page goes")
     parser.add_argument("--faults", nargs="+", choices=[*CASES, *GOES_ON, "link_cut", "link_slow"])
     given = parser.parse_args()

@@ -94,7 +94,7 @@ class Row:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--hosts", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--page", type=Path, default=None)

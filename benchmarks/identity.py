@@ -74,7 +74,7 @@ all messages go through sockets.
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--photos", type=Path, help="a folder with train/CLASS and test/CLASS")
     photos: Path | None = parser.parse_args().photos

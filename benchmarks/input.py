@@ -299,7 +299,7 @@ ours to uint8 goes as far as it does.
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("photos", type=Path)
     parser.add_argument("--count", type=int, default=1700)

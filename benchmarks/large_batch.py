@@ -162,7 +162,9 @@ def control_record(search: Path, folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     parser.add_argument("--out", type=Path, help="where the rules are trained; else they are not")
     parser.add_argument("--tuned", type=Path, nargs="+", required=True, help="searches' folders")
     parser.add_argument("--seeds", type=int, default=3)

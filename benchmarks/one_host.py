@@ -61,7 +61,7 @@ it, the median over repetitions.
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--sizes", nargs="+", type=int, default=[27_000_000, 230_000_000])

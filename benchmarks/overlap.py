@@ -114,7 +114,7 @@ def _row(algorithm: str, with_it: list[StepResult], without: list[StepResult]) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", type=parse_rate, default="200mbit")

@@ -65,7 +65,7 @@ class Run:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600, help="of each run")

@@ -48,7 +48,7 @@ COLUMNS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
         "--models", nargs="+", default=["nin_small", "nin_cifar", "googlenet_small_bn"]

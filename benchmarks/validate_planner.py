@@ -87,7 +87,7 @@ are counted among the others, and marked in [scaling.toml](../benchmarks/publish
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--families", type=Path, default=FAMILIES)
     parser.add_argument("--page", type=Path, default=None)
     options = parser.parse_args(argv)

@@ -340,7 +340,7 @@ def parse_rate(text: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", type=parse_rate, default="200mbit")

@@ -10,6 +10,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from firecaffe.cli.parser import Parser
+from firecaffe.comm.report import LAUNCHED
 from firecaffe.errors import RecipeError
 from firecaffe.idle import idle_words
 from firecaffe.recipe import Recipe, check_recipe
@@ -36,7 +37,7 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
     recipe, note = _with_length(Recipe(**words), set(line.words), set(sections.get("train", ())))
     check_recipe(recipe)
     _check_typed(parser, recipe, line.words)
-    if note and "RANK" not in os.environ:
+    if note and LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0":
         print(f"note: {note} of {path}", file=sys.stderr)
     options.recipe = path
     return recipe, options
