@@ -52,7 +52,7 @@ def test_pack_info_and_verify(tmp_path: Path) -> None:
             2,
             "--shard-size is 'big'; it must be as 256MB",
         ),
-        (["pack", "a", "b", "--quality", "200"], 2, "--quality is from 1 to 100"),
+        (["pack", "a", "b", "--quality", "200"], 2, "--quality is 200; it must be 1 to 100"),
         (["pack", "a", "--verify", "b"], 2, "pack takes SOURCE and DEST; or --verify DEST"),
         (["pack", "--info", "nowhere"], 3, "nowhere/dataset.json: cannot be read, No such file"),
         (["bench", "data", "nowhere"], 3, "nowhere: there is no such file or folder"),
