@@ -105,3 +105,9 @@ def test_where_one_rank_of_each_host_sends_it_is_predicted_for_them() -> None:
     # And the other way round: over the 12 ranks, but not over 5 that send.
     assert adds_in_tree_order("recursive_doubling", 12)
     assert "recursive_doubling" not in choose(12, [SIZE], ALPHA_S, BANDWIDTH, 5).by_algorithm
+
+
+def test_bytes_that_do_not_fill_an_element_count_as_one() -> None:
+    for part, whole in ((1, 4), (5, 8), (4001, 4004)):
+        of_part = choose(4, [part], ALPHA_S, BANDWIDTH)
+        assert of_part.by_algorithm == choose(4, [whole], ALPHA_S, BANDWIDTH).by_algorithm
