@@ -1,4 +1,4 @@
-"""The files of a Debian package, with root's rights or without."""
+"""The files of a Debian package, unpacked aside: nothing is installed, root's rights or not."""
 
 import os
 import shutil
@@ -10,13 +10,15 @@ from firecaffe.errors import DataError
 
 _COMMAND_TIMEOUT_S = 300
 _NETWORK = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10")
+_SANDBOX = ("-o", "APT::Sandbox::User=root")
+"""As root, apt would download as another user, who may not write into our folder."""
 
 
 def fetch_package(package: str, work: Path, report: Callable[[str], None]) -> Path:
-    """Install the package if we are root; else, or if that fails, unpack it in `work`.
+    """Downloads the package and unpacks it in `work`.
 
-    Returns the folder that stands for `/`: the root itself, or the folder that it was unpacked in.
-    `report` is given a line for what did not work.
+    Returns the folder that it was unpacked in, which stands for `/`. `report` is given a line for
+    what did not work.
 
     Raises:
         DataError: apt-get or dpkg is not on this machine, or the package cannot be had.
@@ -24,14 +26,6 @@ def fetch_package(package: str, work: Path, report: Callable[[str], None]) -> Pa
     for command in ("apt-get", "dpkg"):
         if shutil.which(command) is None:
             raise DataError(f"there is no {command} on this machine")
-    if os.geteuid() == 0:
-        try:
-            _run(
-                ["apt-get", *_NETWORK, "install", "--yes", "--no-install-recommends", package], work
-            )
-            return Path("/")
-        except DataError as error:
-            report(f"  {error}; unpacking it without installing it")
     archive = _download(package, work, report)
     unpacked = work / "unpacked"
     _run(["dpkg", "-x", str(archive), str(unpacked)], work)
@@ -40,15 +34,15 @@ def fetch_package(package: str, work: Path, report: Callable[[str], None]) -> Pa
 
 def _download(package: str, work: Path, report: Callable[[str], None]) -> Path:
     try:
-        _run(["apt-get", *_NETWORK, "download", package], work)
+        _run(["apt-get", *_NETWORK, *_SANDBOX, "download", package], work)
     except DataError as error:
         report(f"  {error}; again with fresh package lists")
         # Lists of our own: the machine's may be missing or old, and only root may renew them.
         (work / "lists" / "partial").mkdir(parents=True)
         (work / "cache" / "archives" / "partial").mkdir(parents=True)
         own = ("-o", f"Dir::State::lists={work}/lists", "-o", f"Dir::Cache={work}/cache")
-        _run(["apt-get", *_NETWORK, *own, "update"], work)
-        _run(["apt-get", *_NETWORK, *own, "download", package], work)
+        _run(["apt-get", *_NETWORK, *_SANDBOX, *own, "update"], work)
+        _run(["apt-get", *_NETWORK, *_SANDBOX, *own, "download", package], work)
     archives = list(work.glob(f"{package}_*.deb"))
     if len(archives) != 1:
         raise DataError(f"apt-get download {package} left {len(archives)} packages, expected one")

@@ -94,7 +94,10 @@ def get_fashion_mnist(destination: Path, report: Callable[[str], None]) -> Path:
             else:
                 report(f"  yes: four files checked and moved to {destination}")
                 return destination
-    raise DataError("fashion-mnist cannot be had; tried " + "; ".join(tried))
+    raise DataError(
+        f"fashion-mnist cannot be had; tried {'; '.join(tried)}. Where apt-get can fetch it, "
+        f"`sudo apt-get install {PACKAGE}` puts it where it is looked for first"
+    )
 
 
 def _check(path: Path, file: IdxFile) -> None:
