@@ -6,11 +6,19 @@ is decoded: that is faster and costs 8 dB.
 """
 
 import io
+import struct
 
 import numpy as np
 import simplejpeg
 import torch
-from PIL import Image
+from PIL import (
+    BmpImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -27,16 +35,24 @@ JPEG = b"\xff\xd8"
 INKS = ("CMYK", "YCCK")
 """Color spaces that Pillow turns into RGB."""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
-"""That Pillow may take a file for; others would start programs."""
-
-# MOST_PIXELS is the limit, for all formats.
-Image.MAX_IMAGE_PIXELS = None
+FORMATS = {
+    "JPEG": JpegImagePlugin,
+    "PNG": PngImagePlugin,
+    "WEBP": WebPImagePlugin,
+    "BMP": BmpImagePlugin,
+}
+"""That Pillow may take a file for, and who enters them into `Image.OPEN`; others would start
+programs.
+"""
 
 PILLOW_ERRORS = (
     OSError,
     SyntaxError,  # a broken PNG
     ValueError,
+    IndexError,
+    TypeError,
+    struct.error,
+    Image.DecompressionBombError,  # of its WebP alone
 )
 
 
@@ -56,7 +72,7 @@ def decode(content: bytes) -> Tensor:
         except ValueError:
             pass  # Pillow has the last word
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with _open(content) as image:
             columns, rows = image.size
             _check_size(rows, columns)
             pixels = torch.frombuffer(bytearray(_rgb(image).tobytes()), dtype=torch.uint8)
@@ -64,6 +80,17 @@ def decode(content: bytes) -> Tensor:
         reason = str(error).split(" <_io")[0]
         raise BrokenSampleError(f"not a whole image: {reason}") from error
     return pixels.view(rows, columns, 3).permute(2, 0, 1)
+
+
+def _open(content: bytes) -> Image.Image:
+    """Reads the header, as `Image.open` does without its limit of 179 million pixels: that one is
+    the whole process's, and stays as it is for whoever else uses Pillow. MOST_PIXELS is ours.
+    """
+    for name in FORMATS:
+        factory, accept = Image.OPEN[name]
+        if accept is None or accept(content[:16]):
+            return factory(io.BytesIO(content), "")
+    raise UnidentifiedImageError(f"no {', '.join(FORMATS)}")
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -110,6 +110,19 @@ def test_what_is_cut_is_no_whole_image(cut: int) -> None:
         decode(content[: len(content) // 2])
 
 
+@pytest.mark.parametrize("name", ["PNG", "BMP", "JPEG"])
+def test_pillow_s_own_limit_stays_and_is_not_ours(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Image.MAX_IMAGE_PIXELS == 1024**3 // 4 // 3  # as Pillow sets it
+    content = encoded(picture(40, 50, "CMYK" if name == "JPEG" else "RGB"), name)
+    expected = by_pillow(content)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(Image.DecompressionBombError):
+        Image.open(io.BytesIO(content))
+    assert torch.equal(decode(content), expected)
+
+
 @pytest.mark.parametrize("name", ["JPEG", "PNG"])
 def test_a_bomb_is_refused_by_its_header(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_module, "MOST_PIXELS", 1000)
