@@ -28,7 +28,7 @@ from firecaffe.data import (
     Dataset,
 )
 from firecaffe.data.train_batches import BatchesAhead
-from firecaffe.errors import CheckpointError, RecipeError
+from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import leaf_share
 from firecaffe.facts import (
@@ -71,6 +71,7 @@ from firecaffe.training.inject import (
 from firecaffe.training.learning_rate import batch_scale, rate_notes
 from firecaffe.training.loop import Result, Training
 from firecaffe.training.loop import train as run_training
+from firecaffe.training.progress import say
 from firecaffe.training.saver import Saver
 from firecaffe.training.solver import make_optimizer
 from firecaffe.training.start import FaultTeller, Start, find_start, remember_folder, tell_faults
@@ -241,6 +242,7 @@ def _train_in(
         broken=[getattr(each, "skipped", {}) for each in data.parts.values()],
         notes=[
             data.description,
+            *data.notes,
             *notes,
             *start.notes,
             *(f"warning: {doubt}" for doubt in doubts),
@@ -269,6 +271,7 @@ def _train_in(
             "cost_of_determinism": cost,
         }
         write_json(folder / "result.json", record)
+        say(f"{name}  run folder: {folder}")
     return result
 
 
@@ -311,12 +314,7 @@ def _resume(
     stepper: Stepper,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    check_identity(checkpoint, words)
-    if checkpoint.step > steps:
-        raise CheckpointError(
-            f"the checkpoint is at step {checkpoint.step}, the recipe ends at step {steps}; "
-            "raise train.steps or train.epochs"
-        )
+    check_identity(checkpoint, words, steps)
     restore(checkpoint, stepper.model, optimizer)
     if checkpoint.scaler:
         stepper.scaler.load_state_dict(checkpoint.scaler)

@@ -42,9 +42,10 @@ def preflight(
         )
     cluster_for(recipe)
     if resume is not None:
-        words = identity(recipe, total_steps(recipe, data))
+        steps = total_steps(recipe, data)
+        words = identity(recipe, steps)
         words["the training data"] = describe_training(recipe, data)
-        check_identity(load_newest(resume)[0], words)
+        check_identity(load_newest(resume)[0], words, steps)
 
 
 def total_steps(recipe: Recipe, data: Data) -> int:

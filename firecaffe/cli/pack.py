@@ -74,7 +74,7 @@ def _pack(source: Source, dest: Path, options: PackOptions, threads: int, said: 
         packing = Packing(source, dest, options, threads, done)
         packed = packing.run()
     console = make_console()
-    for line in [*([said] if said else []), *describe(packed, str(dest))]:
+    for line in [*([said] if said else []), *describe(packed, str(dest)), *source.notes]:
         console.print(line, markup=False, soft_wrap=True)
     least, most = packing.sizes.least, packing.sizes.most
     if most[0]:

@@ -60,7 +60,7 @@ def divide(parts: Parts, config: DataConfig) -> Data:
         RecipeError: the recipe's crop, mean, std or hold_out do not fit the images.
         DataError: the parts have images of several shapes.
     """
-    train, test, validation = parts
+    train, test, validation, notes = parts
     for name, part in (("test", test), ("validation", validation)):
         if part is not None and part.sample_CHW != train.sample_CHW:
             raise DataError(
@@ -84,7 +84,7 @@ def divide(parts: Parts, config: DataConfig) -> Data:
         f"{config.name}: {', '.join(counts[:-1])} and {counts[-1]} images, "
         f"{train.num_classes} classes, {_by(train.sample_CHW)}"
     )
-    return Data(train, test, description, validation)
+    return Data(train, test, description, validation, notes)
 
 
 def _by(shape: tuple[int, ...]) -> str:

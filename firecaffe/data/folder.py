@@ -1,6 +1,8 @@
 """A folder of images, one folder per class, read when they are asked for."""
 
 import os
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -10,6 +12,8 @@ from firecaffe.errors import DataError
 
 MEAN_OF = 64
 """Images whose mean size stands for all."""
+
+NO_SUFFIX, FOLDER = "without a suffix", "folder"
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -50,7 +54,9 @@ class ImageFolder:
 
     def __init__(self, folder: Path, classes: list[str]) -> None:
         labels = {name: label for label, name in enumerate(classes)}
-        self._folder = folder
+        self.folder = folder
+        self.unread: Counter[str] = Counter()
+        """What lies beside the images and is left out, by its kind."""
         self.files: list[str] = []
         label_of_file: list[int] = []
         for name in class_names(folder):
@@ -60,18 +66,19 @@ class ImageFolder:
                     "classes, expected the same folder names as in train"
                 )
             try:
-                files = sorted(
-                    entry.name
-                    for entry in os.scandir(folder / name)
-                    if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")
-                )
+                entries = [each for each in os.scandir(folder / name) if each.name[0] != "."]
             except OSError as error:
                 raise DataError(f"{folder / name}: cannot be read, {error.strerror}") from error
+            files = sorted(each.name for each in entries if each.name.lower().endswith(SUFFIXES))
+            others = (each for each in entries if not each.name.lower().endswith(SUFFIXES))
+            unread = Counter(map(_kind, others))
             if not files:
+                found = f" ({_listed(unread)})" if unread else ""
                 raise DataError(
-                    f"{folder / name}: holds no images, expected files ending in "
+                    f"{folder / name}: holds no images{found}, expected files ending in "
                     f"{', '.join(SUFFIXES)}"
                 )
+            self.unread += unread
             self.files += [os.path.join(name, file) for file in files]
             label_of_file += [labels[name]] * len(files)
         self.labels_N = torch.tensor(label_of_file)
@@ -81,7 +88,7 @@ class ImageFolder:
         return len(self.files)
 
     def name(self, sample: int) -> str:
-        return str(self._folder / self.files[sample])
+        return str(self.folder / self.files[sample])
 
     def labels(self, samples_B: Tensor) -> Tensor:
         return self.labels_N[samples_B]
@@ -105,6 +112,30 @@ class ImageFolder:
             return Path(self.name(sample)).read_bytes()
         except OSError as error:
             raise DataError(f"{self.name(sample)}: cannot be read, {error.strerror}") from error
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    return FOLDER if entry.is_dir() else kind_of(entry.name)
+
+
+def kind_of(name: str) -> str:
+    """The suffix of a file's name, in small letters."""
+    return os.path.splitext(name)[1].lower() or NO_SUFFIX
+
+
+def notes_of(unread: Mapping[str, Counter[str]]) -> list[str]:
+    """What is said of files that are left out, a line for each part; unread: by its name."""
+    return [
+        f"{part}: {counts.total():,} files are left out ({_listed(counts)}); what is read ends in "
+        f"{', '.join(SUFFIXES)}"
+        for part, counts in unread.items()
+        if counts
+    ]
+
+
+def _listed(counts: Counter[str]) -> str:
+    by_count = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    return ", ".join(f"{count:,} {kind}" for kind, count in by_count)
 
 
 TESTS = ("test", "val", "validation")

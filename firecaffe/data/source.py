@@ -17,7 +17,7 @@ from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Dataset, TensorDataset
 from firecaffe.data.decode import MOST_PIXELS
 from firecaffe.data.decoded import ON_ERROR, DecodedSet, Encoded
-from firecaffe.data.folder import TESTS, open_folder
+from firecaffe.data.folder import TESTS, notes_of, open_folder
 from firecaffe.data.generated import generate
 from firecaffe.data.idx import open_idx
 from firecaffe.data.order import ORDERS, SHARDS
@@ -33,6 +33,8 @@ class Parts(NamedTuple):
     train: Dataset
     test: Dataset
     validation: Dataset | None = None
+    notes: tuple[str, ...] = ()
+    """What is to be said of them, in lines."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Data:
     description: str
     validation: Dataset | None = None
     """What to choose by: held out from training, or the data set's own."""
+    notes: tuple[str, ...] = ()
+    """What else is to be said of them, in lines."""
 
     @property
     def parts(self) -> dict[str, Dataset]:
@@ -131,7 +135,9 @@ def open_image_folder(config: DataConfig) -> Parts:
     and val will do.
     """
     parts = open_folder(_existing_path(config, "set data.path to your folder"))
-    return Parts(*(_decoded(part, config) for part in parts))
+    train, test, *validation = [_decoded(part, config) for part in parts]
+    notes = notes_of({part.folder.name: part.unread for part in parts})
+    return Parts(train, test, validation[0] if validation else None, tuple(notes))
 
 
 def open_packed(config: DataConfig) -> Parts:
@@ -146,7 +152,8 @@ def open_packed(config: DataConfig) -> Parts:
         found = ", ".join(packed.parts) or "nothing"
         raise DataError(f"{root}: holds {found}; expected train and test (or validation)")
     names = ("train", *tests[:2])
-    return Parts(*(_packed_part(packed, name, files, config) for name in names))
+    train, *others = [_packed_part(packed, name, files, config) for name in names]
+    return Parts(train, others[0], others[1] if others[1:] else None)
 
 
 def _packed_part(packed: PackedSet, name: str, files: ShardFiles, config: DataConfig) -> Dataset:

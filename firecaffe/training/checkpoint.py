@@ -251,8 +251,17 @@ def compressor_state(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
     return {} if checkpoint.kept_back is None else TensorFile(checkpoint.kept_back)
 
 
-def check_identity(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
-    """Raises: CheckpointError, naming the first word of the recipe that differs."""
+def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None:
+    """steps: at which the recipe ends.
+
+    Raises: CheckpointError where the checkpoint is beyond; else naming the first word of the recipe
+    that differs.
+    """
+    if checkpoint.step > steps:
+        raise CheckpointError(
+            f"the checkpoint is at step {checkpoint.step}, the recipe ends at step {steps}; "
+            "raise train.steps or train.epochs, or resume an earlier one"
+        )
     for word in sorted(identity.keys() | checkpoint.identity.keys()):
         saved, asked = checkpoint.identity.get(word), identity.get(word)
         if saved != asked:

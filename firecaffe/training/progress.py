@@ -15,6 +15,11 @@ LINES = 10
 """How many lines a run prints where there is no terminal."""
 
 
+def say(line: str) -> None:
+    """A plain line, where no live one is shown any more."""
+    Console(file=sys.stdout, soft_wrap=True).print(line, markup=False, highlight=False)
+
+
 class RunProgress:
     """Shows steps, loss, learning rate, images/s and the time left. Silent on other ranks."""
 

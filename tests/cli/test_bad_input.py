@@ -279,6 +279,17 @@ def test_resume_with_another_recipe(
     assert (code, "solver.momentum is 0.5" in line) == (4, True)
 
 
+@pytest.mark.parametrize("policy", ["fixed", "cosine"])
+def test_resume_with_fewer_steps(
+    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path, policy: str
+) -> None:
+    words = ["--solver.lr_policy", policy]
+    run = finished_run(capsys, recipe, tmp_path, [*words, "--train.steps", "2"])
+    words += ["--resume", str(run), "--train.steps", "1"]
+    code, line = error_of(capsys, ["train", str(recipe), *words])
+    assert (code, "at step 2" in line, "ends at step 1" in line) == (4, True, True), line
+
+
 @pytest.mark.parametrize(
     ("saved", "asked", "word", "values"),
     [

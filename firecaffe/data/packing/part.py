@@ -1,7 +1,7 @@
 """What a source of images is made of."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MOST_CLASSES = 1_000_000
 
@@ -33,3 +33,5 @@ class Source:
     parts: dict[str, Part]
     about: str
     """For people."""
+    notes: list[str] = field(default_factory=list)
+    """What is to be said of it besides, in lines."""

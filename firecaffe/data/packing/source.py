@@ -5,6 +5,7 @@ Caffe's LMDB.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from firecaffe.data.cifar10 import ARCHIVE, TRAIN_FILES, open_cifar10
 from firecaffe.data.dataset import TensorDataset
-from firecaffe.data.folder import SUFFIXES, TESTS, ImageFolder, class_names
+from firecaffe.data.folder import SUFFIXES, TESTS, ImageFolder, class_names, notes_of
 from firecaffe.data.idx import open_idx
 from firecaffe.data.packing.caffe_lmdb import is_lmdb, open_lmdbs
 from firecaffe.data.packing.part import Part, Source
@@ -68,6 +69,7 @@ def _open_folder(path: Path) -> Source:
     first = "train" if (path / "train").is_dir() else next(n for n in PARTS if (path / n).is_dir())
     classes = class_names(path / first)
     parts: dict[str, Part] = {}
+    unread: dict[str, Counter[str]] = {}
     for name in PARTS:
         if (path / name).is_dir():
             if part_of(name) in parts:
@@ -76,7 +78,8 @@ def _open_folder(path: Path) -> Source:
             sizes = [images.size(number) for number in range(len(images))]
             names = [f"{name}/{file}" for file in images.files]
             parts[part_of(name)] = Part(names, images.labels_N.tolist(), sizes, images.read)
-    return Source("jpeg", (), classes, parts, f"the folder {path.name}")
+            unread[name] = images.unread
+    return Source("jpeg", (), classes, parts, f"the folder {path.name}", notes_of(unread))
 
 
 def _is_classes(path: Path) -> bool:
@@ -95,7 +98,8 @@ def _open_classes(path: Path) -> Source:
     images = ImageFolder(path, classes)
     sizes = [images.size(number) for number in range(len(images))]
     part = Part(images.files, images.labels_N.tolist(), sizes, images.read)
-    return Source("jpeg", (), classes, {"train": part}, f"the folder {path.name}")
+    notes = notes_of({path.name: images.unread})
+    return Source("jpeg", (), classes, {"train": part}, f"the folder {path.name}", notes)
 
 
 def _tars(path: Path) -> list[Path]:

@@ -5,12 +5,13 @@ A tar is listed once, member by member; an image is then read by its place in th
 
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from firecaffe.data.folder import SUFFIXES
+from firecaffe.data.folder import SUFFIXES, kind_of, notes_of
 from firecaffe.data.packing.part import MOST_CLASSES, Part, Source
 from firecaffe.errors import DataError
 
@@ -30,9 +31,11 @@ class _Member:
 def open_tars(by_part: Mapping[str, Sequence[Path]], about: str) -> Source:
     """Raises: DataError where a tar is damaged, or an image has no label."""
     images: dict[str, list[tuple[_Member, str | int]]] = {}
+    unread: dict[str, Counter[str]] = {}
     for part, files in by_part.items():
         for file in files:
-            for own_part, member, label in _labeled(file, part):
+            own_unread = unread.setdefault(file.name, Counter())
+            for own_part, member, label in _labeled(file, part, own_unread):
                 images.setdefault(own_part, []).append((member, label))
     if not images:
         raise DataError(f"{about}: the tar files hold no images ({', '.join(SUFFIXES)})")
@@ -53,12 +56,12 @@ def open_tars(by_part: Mapping[str, Sequence[Path]], about: str) -> Source:
             [member.length for member in members],
             partial(_read_one, members),
         )
-    return Source("jpeg", (), names, parts, f"the tar files of {about}")
+    return Source("jpeg", (), names, parts, f"the tar files of {about}", notes_of(unread))
 
 
-def _labeled(file: Path, part: str) -> list[tuple[str, _Member, str | int]]:
+def _labeled(file: Path, part: str, unread: Counter[str]) -> list[tuple[str, _Member, str | int]]:
     """(part, image, label) of one tar."""
-    images, labels = _listed(file)
+    images, labels = _listed(file, unread)
     found: list[tuple[str, _Member, str | int]] = []
     for key, member in images.items():
         folders = PurePosixPath(member.name).parts[:-1]
@@ -77,7 +80,7 @@ def _labeled(file: Path, part: str) -> list[tuple[str, _Member, str | int]]:
     return found
 
 
-def _listed(file: Path) -> tuple[dict[str, _Member], dict[str, _Member]]:
+def _listed(file: Path, unread: Counter[str]) -> tuple[dict[str, _Member], dict[str, _Member]]:
     """Images and labels by key: the name up to its first dot."""
     images: dict[str, _Member] = {}
     labels: dict[str, _Member] = {}
@@ -93,6 +96,8 @@ def _listed(file: Path) -> tuple[dict[str, _Member], dict[str, _Member]]:
                     images[key if key not in images else entry.name] = member
                 elif path.name.endswith(LABEL):
                     labels[key] = member
+                else:
+                    unread[kind_of(path.name)] += 1
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"{file}: not a whole tar file, {error}") from error
     return images, labels

@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from firecaffe.data import Dataset
+from firecaffe.data import Dataset, open_data
 from firecaffe.data.config import DataConfig
+from firecaffe.data.packing.source import open_source
 from firecaffe.data.source import open_image_folder
 from firecaffe.errors import DataError
 
@@ -18,13 +19,29 @@ RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
 def open_folder(path: Path, resize: int) -> tuple[Dataset, Dataset]:
-    train, test, _ = open_image_folder(DataConfig("folder", str(path), resize=resize))
+    train, test, *_ = open_image_folder(DataConfig("folder", str(path), resize=resize))
     return train, test
 
 
 def draw(path: Path, color: tuple[int, int, int], size: tuple[int, int] = (5, 9)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, color).save(path)
+
+
+def test_what_is_left_out_is_counted_and_said(images: Path) -> None:
+    for name in ("1.HEIC", "2.heic", "3.gif"):
+        (images / "train" / "b" / name).write_bytes(b"")
+    (images / "train" / "a" / "more").mkdir()
+    (note,) = open_image_folder(DataConfig("folder", str(images))).notes
+    assert note.startswith("train: 5 files are left out")
+    assert "2 .heic" in note
+    assert all(part in note for part in ("1 .gif", "1 .txt", "1 folder", ".webp"))
+    assert note in open_data(DataConfig("folder", str(images))).notes
+    assert note in open_source(images).notes
+    for path in (images / "train" / "a").glob("*.png"):
+        path.rename(path.with_suffix(".tiff"))
+    with pytest.raises(DataError, match=r"a: holds no images \(1 .tiff, 1 folder\), expected"):
+        open_folder(images, 8)
 
 
 @pytest.fixture

@@ -78,6 +78,8 @@ def test_a_folder_of_images_in_a_tar(tmp_path: Path) -> None:
     assert source.classes == ["cat", "dog"]
     assert contents(source, "train") == [(photos[0], "dog"), (photos[1], "cat")]
     assert contents(source, "test") == [(photos[2], "cat")]
+    (note,) = source.notes
+    assert note.startswith("photos.tar: 1 files are left out (1 without a suffix)")
 
 
 @pytest.mark.parametrize(

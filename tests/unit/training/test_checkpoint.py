@@ -184,7 +184,17 @@ def test_scalars_of_another_model() -> None:
 )
 def test_identity_names_the_word(changes: dict[str, Any], words: str) -> None:
     checkpoint = taken(*build(1, "sgd", False))
-    check_identity(checkpoint, dict(checkpoint.identity))
+    check_identity(checkpoint, dict(checkpoint.identity), checkpoint.step)
     asked = {k: v for k, v in {**checkpoint.identity, **changes}.items() if v is not None}
     with pytest.raises(CheckpointError, match=words):
-        check_identity(checkpoint, asked)
+        check_identity(checkpoint, asked, checkpoint.step)
+
+
+def test_fewer_steps_than_the_checkpoint_s_are_the_cause_that_is_told() -> None:
+    """Not the word train.steps, which may differ besides (cosine)."""
+    checkpoint = taken(*build(1, "sgd", False))
+    steps = checkpoint.step - 1
+    with pytest.raises(
+        CheckpointError, match=rf"at step {steps + 1}, the recipe ends at .* {steps};"
+    ):
+        check_identity(checkpoint, {**checkpoint.identity, "train.steps": steps}, steps)

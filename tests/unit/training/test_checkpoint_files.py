@@ -201,4 +201,4 @@ def test_identity_survives_the_file(tmp_path: Path) -> None:
     checkpoint = small()
     checkpoint.identity = identity
     save_checkpoint(tmp_path, checkpoint)
-    check_identity(load_newest(tmp_path)[0], identity)
+    check_identity(load_newest(tmp_path)[0], identity, checkpoint.step)

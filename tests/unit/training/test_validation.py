@@ -63,9 +63,10 @@ def test_evaluations_on_the_way_see_held_out_images_and_change_no_bit(tmp_path: 
     assert time_to(run, 1.1) is None
 
 
-def test_one_s_own_validation_set(tmp_path: Path) -> None:
+def test_one_s_own_validation_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, rows = trained(tmp_path / "own", 3, 0.0, validation_set=images(12, 2))
     assert [(row["step"], row["samples"]) for row in rows["validation"]] == [(3, 12), (5, 12)]
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"run folder: {tmp_path / 'own'}")
     held, _ = trained(tmp_path / "without", 0, 0.0)
     assert held.validation_top1 is None
 
