@@ -91,7 +91,9 @@ def _at_once(train: TrainConfig, workers: int) -> int:
 def _line(trial: Trial) -> str:
     solver = trial.recipe.solver
     rate = f"{solver.type}, rate {solver.base_lr:.3g}, warm-up {solver.warmup_steps} steps"
-    if not trial.recipe.data.hold_out:  # all training images, and the test set at the end
+    if (
+        not trial.recipe.data.hold_out and not trial.ended_early
+    ):  # all training images, and the test set at the end
         result = read_run_file(trial.folder, "result.json")
         steps, top1 = result["steps"], result["top1"]
         return f"{trial.name}: {rate}: test top-1 {top1:.2%} after {steps} steps"

@@ -28,7 +28,7 @@ from firecaffe.runs.record import read_json_lines
 from firecaffe.tuning.candidates import apply
 from firecaffe.tuning.larger_batch import with_batch
 from firecaffe.tuning.search import FINALISTS, SEEDS_OF_FINALISTS, TESTS, Search, Searched, ranked
-from firecaffe.tuning.trial import Trial, run_trials, working_in
+from firecaffe.tuning.trial import Score, Trial, run_trials, working_in
 from firecaffe.tuning.verdict import Verdict, judge
 
 
@@ -217,10 +217,15 @@ def tune(asked: Asked, say: Callable[[Trial], None], say_cost: Callable[[Cost], 
             recipe = apply(search.recipe, winner.candidate, search.steps)
             recipe = replace(recipe, run=replace(recipe.run, tuned=""))
             number = winner.folder.name.removeprefix("candidate-")
-            after = _over_seeds(asked, recipe, f"after-{number}")
+            after = _over_seeds(asked, recipe, f"after-{number}", has_diverged)
             train([*([] if place else before), *after])  # side by side
-            if all(_has_learned(trial.folder, winner) for trial in after):
+            if all(not t.ended_early and _has_learned(t.folder, winner) for t in after):
                 break
+        if any(trial.ended_early for trial in after):
+            raise RecipeError(
+                f"none of {len(finalists)} finalists came to its end under every new seed; take a "
+                "smaller batch, or a longer warm-up"
+            )
         earlier = asked.against or [read_run(trial.folder) for trial in before]
         verdict = judge(
             [run.result for run in earlier],
@@ -245,13 +250,24 @@ def tune(asked: Asked, say: Callable[[Trial], None], say_cost: Callable[[Cost], 
         return tuned
 
 
-def _over_seeds(asked: Asked, recipe: Recipe, name: str) -> list[Trial]:
+def has_diverged(scores: Sequence[Score]) -> bool:
+    """Ends what has no finite loss any more; its candidate is passed over."""
+    return not scores[-1].is_finite
+
+
+def _over_seeds(
+    asked: Asked,
+    recipe: Recipe,
+    name: str,
+    end: Callable[[Sequence[Score]], bool] = lambda _: False,
+) -> list[Trial]:
     """The recipe on all training images, under seeds that the search has not seen."""
     found = []
     first = recipe.train.seed + SEEDS_OF_FINALISTS + 1
     for seed in range(first, first + asked.seeds):
         train = replace(recipe.train, seed=seed)
-        found.append(Trial(f"{name}-seed-{seed}", replace(recipe, train=train), asked.folder))
+        other = replace(recipe, train=train)
+        found.append(Trial(f"{name}-seed-{seed}", other, asked.folder, end=end))
     return found
 
 
