@@ -21,6 +21,7 @@ from firecaffe.comm.agree import agree, gather_text
 from firecaffe.comm.auto import AutoChoice, choose_exchange
 from firecaffe.comm.exchange import FOLD, Exchange, route
 from firecaffe.comm.local import meet_local_ranks
+from firecaffe.comm.report import tell_uncaught
 from firecaffe.comm.world import World, join
 from firecaffe.data import (
     DATASETS,
@@ -100,8 +101,10 @@ def train(
     docs/faults.md. validation_set: what `train.eval_every` evaluates on; of one's own data,
     `data.hold_out` holds out a share of train_set instead.
 
-    Every rank returns the same result. Raises: FirecaffeError, one line for the user.
+    Every rank returns the same result. Raises: FirecaffeError, one line for the user; a script that
+    lets it through ends with that line and the error's exit code.
     """
+    tell_uncaught()
     parts = Parts(model, loss, train_set, test_set, validation_set, comm_hook, injections)
     check_arguments(recipe, parts, resume)
     check_recipe(recipe)

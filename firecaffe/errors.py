@@ -4,7 +4,7 @@ A message is one line for the user: what is wrong, what was found, what would be
 the dotted recipe name where there is one. docs/usage.md lists the codes.
 """
 
-from firecaffe.faults import Fault
+from firecaffe.faults import SAVED, Fault
 
 
 class FirecaffeError(Exception):
@@ -13,6 +13,13 @@ class FirecaffeError(Exception):
     exit_code = 1
     fault: Fault | None = None
     """What has happened to which rank, where that is known."""
+    goes_along = False
+    """Whether it is another rank that tells of it."""
+
+    @property
+    def last_word(self) -> str:
+        """What to tell the user in the end: the fault, where that is not said better here."""
+        return str(self) if self.fault is None or self.fault.kind in SAVED else self.fault.line
 
 
 class RecipeError(FirecaffeError):
@@ -116,9 +123,13 @@ class NotEnoughError(FirecaffeError):
     exit_code = 17
 
 
+class NotFiniteError(FirecaffeError):
+    """The loss, a gradient or a weight is infinite or not a number. All ranks find it together."""
+
+    exit_code = 18
+
+
 class PreemptedError(FirecaffeError):
     """The run was asked to stop, and has saved where it stands."""
 
     exit_code = 75
-    goes_along = False
-    """Whether it was another rank that was asked."""

@@ -19,26 +19,36 @@ class Kind:
     advice: str
 
 
-RESUME = "resume from the newest checkpoint (--resume), or let --max-restarts do so"
+RESUME = "resume from the newest checkpoint (--resume)"
+AGAIN = f"{RESUME}, or let --max-restarts do so"
+"""Of what a restart can mend: the launcher restarts nothing else."""
 
 KINDS = {
     "exception": Kind(1, "failed", "its traceback is above"),
     "other": Kind(8, "cannot go on", "mend what it says"),
     "data": Kind(3, "has no data to go on with", "mend the data, then " + RESUME),
     "checkpoint": Kind(4, "cannot read or save a checkpoint", "see what the disk says"),
-    "gone": Kind(9, "went away", RESUME),
-    "killed": Kind(10, "was killed", RESUME),
-    "frozen": Kind(11, "froze", "look for a stopped process or a stalled host, then " + RESUME),
-    "unreachable": Kind(12, "cannot be reached", "look at its host's network, then " + RESUME),
-    "stuck": Kind(13, "is alive but does not get on", "look at what it waits for, then " + RESUME),
+    "gone": Kind(9, "went away", AGAIN),
+    "killed": Kind(10, "was killed", AGAIN),
+    "frozen": Kind(11, "froze", "look for a stopped process or a stalled host, then " + AGAIN),
+    "unreachable": Kind(12, "cannot be reached", "look at its host's network, then " + AGAIN),
+    "stuck": Kind(13, "is alive but does not get on", "look at what it waits for, then " + AGAIN),
     "out_of_memory": Kind(
         14, "ran out of memory", "take smaller micro-batches, or fewer ranks on a host"
     ),
     "launcher_killed": Kind(15, "lost its launcher", RESUME),
+    "not_finite": Kind(
+        18,
+        "met, as all ranks did, a number that is not finite",
+        "take a lower solver.base_lr, a longer solver.warmup_steps, or solver.clip_gradients",
+    ),
     "preempted": Kind(75, "was asked to stop", RESUME),
 }
 
-TOGETHER = ("preempted", "launcher_killed")
+SAVED = ("preempted", "launcher_killed")
+"""Told in their own words, which say where the checkpoint is."""
+
+TOGETHER = (*SAVED, "not_finite")
 """What ranks agree on at the end of a step: it happens to all, so none need be told."""
 
 ANOTHER = "another rank"

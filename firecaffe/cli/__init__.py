@@ -10,7 +10,7 @@ from firecaffe.cli.plain_text import print_plainly
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.comm.report import leave_report
 from firecaffe.errors import FirecaffeError, RecipeError, RunError
-from firecaffe.faults import TOGETHER, Fault
+from firecaffe.faults import Fault
 
 COMMANDS = {
     "plan": "forecast a training on a cluster: time, memory, cost, and what to change",
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except FirecaffeError as error:
-        return _fail(str(error), error.exit_code, error.fault)
+        return _fail(error.last_word, error.exit_code, error.fault)
     except OSError as error:  # a full disk, a folder without permission
         if isinstance(error, BrokenPipeError) and "RANK" not in os.environ:
             # Whoever read our output has seen enough. A rank's broken pipe may be a lost peer.
@@ -83,16 +83,16 @@ def _run(argv: list[str]) -> int:
 
 def _fail(message: str, exit_code: int, fault: Fault | None = None) -> int:
     """One line for the user. A rank leaves it to its launcher, which says it once for all ranks."""
-    told = fault is not None and fault.kind not in TOGETHER
-    leave_report(fault.line if told and fault is not None else message, fault)
+    leave_report(message, fault)
     return exit_code
 
 
 def _fail_with_traceback(error: Exception) -> int:
     """Of an error that is nobody's mistake that we know of."""
     traceback.print_exc()
-    line = f"{type(error).__name__}: {error}"
-    return _fail(line, FirecaffeError.exit_code, getattr(error, "fault", None))
+    fault: Fault | None = getattr(error, "fault", None)
+    line = f"{type(error).__name__}: {error}" if fault is None else fault.line
+    return _fail(line, FirecaffeError.exit_code, fault)
 
 
 def _overview() -> str:

@@ -28,7 +28,12 @@ from firecaffe.comm.addresses import join_place
 from firecaffe.comm.groups import ATTEMPT
 from firecaffe.comm.hosts import SAY_EVERY_S
 from firecaffe.comm.world import LASTING
-from firecaffe.errors import LauncherLostError, LaunchError, PreemptedError
+from firecaffe.errors import (
+    LauncherLostError,
+    LaunchError,
+    NotFiniteError,
+    PreemptedError,
+)
 from firecaffe.faults import ANOTHER, Fault
 
 SURVIVORS_S = 5.0
@@ -40,8 +45,8 @@ HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
 time cannot be at all; later, another one may have been lost meanwhile.
 """
 
-SAVED = {PreemptedError.exit_code, LauncherLostError.exit_code}
-"""Of ranks that have stopped together, with a checkpoint on the disk."""
+TOGETHER = {each.exit_code for each in (PreemptedError, LauncherLostError, NotFiniteError)}
+"""Of ranks that have stopped together: nobody has to be ended, and none of it is restarted."""
 
 
 class FaultAgent(LocalElasticAgent):
@@ -96,7 +101,7 @@ class FaultAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         codes = self._exit_codes() - {None, 0}
-        if codes and codes <= SAVED:
+        if codes and codes <= TOGETHER:
             self._end_ranks(None, STOP_S)  # the others are on their way
         elif codes:
             self._end_ranks(signal.SIGTERM, SURVIVORS_S)
@@ -110,7 +115,7 @@ class FaultAgent(LocalElasticAgent):
             if self._is_left:
                 # Another host leaves. All have saved and go on with those that stay.
                 self._remaining_restarts += 1
-            elif codes & {*HOPELESS, *SAVED} or (is_first and LaunchError.exit_code in codes):
+            elif codes & {*HOPELESS, *TOGETHER} or (is_first and LaunchError.exit_code in codes):
                 self._remaining_restarts = 0
         return result
 

@@ -39,7 +39,7 @@ from firecaffe.errors import (
 )
 from firecaffe.faults import ANOTHER, Fault
 
-ENDED = (-signal.SIGTERM, -signal.SIGUSR1)
+ENDED = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
 """Exit codes of ranks that had stopped already when a signal ended them."""
 
 MEETING_ERRORS = (DistError, RendezvousError, RuntimeError, OSError)

@@ -4,8 +4,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from types import TracebackType
 from typing import NoReturn
 
+from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import Fault
 
 LAUNCHED = "FIRECAFFE_LAUNCHED"
@@ -34,6 +37,32 @@ def leave_report(message: str, fault: Fault | None = None) -> None:
     if not report or os.environ.get(LAUNCHED) != str(os.getppid()):
         rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
         print(f"firecaffe: {rank}{line}", file=sys.stderr)
+
+
+def tell_uncaught() -> None:
+    """From here on, an error of ours that a script lets through ends it with one line and the
+    error's own exit code, as the command line does, not with a traceback and 1.
+    """
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook(sys.excepthook)
+
+
+class _Hook:
+    """What the interpreter calls with an error that nobody caught."""
+
+    def __init__(self, before: Callable[..., object]) -> None:
+        self.before = before
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, FirecaffeError):
+            self.before(kind, error, trace)
+            return
+        leave_report(error.last_word, error.fault)
+        if isinstance(error, PeerLostError):
+            end_process(error.exit_code)  # a thread may wait for that rank still
+        raise SystemExit(error.exit_code)
 
 
 def end_process(exit_code: int) -> NoReturn:

@@ -29,7 +29,15 @@ from firecaffe.comm.world import waiting
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, TreeSum
 from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
-from firecaffe.gradients.combine import AllReduce, Combine, Compressed, Fold, Hook, Hooked
+from firecaffe.gradients.combine import (
+    AllReduce,
+    Combine,
+    Compressed,
+    Fold,
+    Hook,
+    Hooked,
+    gradients_of,
+)
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.compressors.wire import Compressor
@@ -82,6 +90,7 @@ class GradientReducer:
         coding: the compressor, in place of the route. hook: (state, hook) of DDP's kind, likewise.
         """
         self.parameters = list(parameters.values())
+        self.names = list(parameters)
         self.num_leaves = num_leaves
         self.exchange = exchange
         num_parameters = len(self.parameters)
@@ -233,6 +242,18 @@ class GradientReducer:
             self.parameters[index].grad = self._view_of[index] if has_any else None
         tail = tuple(self._view_of[member] for member in self._tail_members)
         return Totals(tail, counts, exposed_s, exchange_s)
+
+    def first_not_finite(self) -> str:
+        """The first parameter, in network order, whose mean gradient is infinite or not a number;
+        empty where there is none. Then it costs one reading of the gradients.
+        """
+        parts = [gradients_of(bucket, len(self.parameters)) for bucket in self.buckets]
+        ends = [end for part in parts if part.numel() for end in torch.aminmax(part)]
+        if bool(torch.stack(ends).isfinite().all()):
+            return ""
+        views = (self._view_of[index] for index in range(len(self.parameters)))
+        named = zip(self.names, views, strict=True)
+        return next((name for name, view in named if not bool(view.isfinite().all())), "")
 
     def _wait_for_threads(self) -> None:
         """Returns when all that was submitted is done. A thread may never come to its end: for one

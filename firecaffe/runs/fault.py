@@ -18,6 +18,7 @@ from firecaffe.errors import (
     FirecaffeError,
     LauncherLostError,
     MemoryFullError,
+    NotFiniteError,
     PeerLostError,
     PreemptedError,
 )
@@ -37,6 +38,7 @@ KIND_OF = {
     MemoryError: "out_of_memory",
     torch.OutOfMemoryError: "out_of_memory",
     LauncherLostError: "launcher_killed",
+    NotFiniteError: "not_finite",
     PreemptedError: "preempted",
 }
 
@@ -58,24 +60,29 @@ def fault_of(error: Exception, rank: int, host: str, step: int) -> Fault | None:
     if kind == "exception" and isinstance(error, FirecaffeError):
         return Fault("other", rank, host, step, "itself", str(error), error.exit_code)
     name = f"{type(error).__name__}: " if kind == "exception" else ""
-    goes_along = isinstance(error, PreemptedError) and error.goes_along
+    goes_along = isinstance(error, FirecaffeError) and error.goes_along
     seen = ANOTHER if goes_along else "itself"
     return Fault(kind, rank, host, step, seen, " ".join(f"{name}{error}".split()))
 
 
-def write_fault(folder: Path, fault: Fault, then: str = UNTOLD) -> None:
-    """Puts a fault before those that the run has met already; a full disk keeps it out.
+def write_fault(folder: Path, fault: Fault, then: str = UNTOLD) -> str:
+    """Puts a fault before those that the run has met already. Returns why it could not be, as on a
+    full disk; empty where it is there.
 
     The same fault again, as several ranks and the launcher may write it, stays one.
     """
-    with suppress(OSError, ValueError), _alone_in(folder):
-        earlier = _read(folder / NAME)
-        if earlier and is_same(earlier[0], fault):
-            if fault.kind in TOGETHER:
-                return  # the first to say it said it
-            earlier = earlier[1:]
-        row = {**fault.as_json(), "then": then, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        write_json(folder / NAME, {**row, "earlier": earlier})
+    try:
+        with _alone_in(folder):
+            earlier = _read(folder / NAME)
+            if earlier and is_same(earlier[0], fault):
+                if fault.kind in TOGETHER:
+                    return ""  # the first to say it said it
+                earlier = earlier[1:]
+            row = {**fault.as_json(), "then": then, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            write_json(folder / NAME, {**row, "earlier": earlier})
+    except (OSError, ValueError) as error:
+        return f"{folder / NAME} could not be written: {getattr(error, 'strerror', None) or error}"
+    return ""
 
 
 def settle_fault(folder: Path | None, fault: Fault, then: str) -> Fault:
@@ -86,7 +93,9 @@ def settle_fault(folder: Path | None, fault: Fault, then: str) -> Fault:
         return fault
     if fault.step == 0:
         fault = dataclasses.replace(fault, step=_step_under_way(folder, fault.rank))
-    write_fault(folder, fault, then)
+    problem = write_fault(folder, fault, then)
+    if problem and problem not in fault.detail:
+        fault = dataclasses.replace(fault, detail=f"{fault.detail}; {problem}")
     return fault
 
 

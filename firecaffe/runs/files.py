@@ -1,13 +1,40 @@
 """Files that are whole or not there: written aside, synced, then renamed."""
 
+import errno
 import json
 import math
 import os
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 16_000_000
 """Of a recipe, or one of a run's JSON files."""
+
+
+class GrowingFile:
+    """Bytes at the end of a file, in it as soon as they are written.
+
+    Where the disk is full they wait until there is room, for what goes on does not end for that.
+    """
+
+    def __init__(self, path: Path, goes_on: bool = False) -> None:
+        """goes_on: whether the file is there, and what it holds stays."""
+        self._file = FileIO(path, "a" if goes_on else "x")
+        self._waiting = b""
+
+    def write(self, data: bytes) -> None:
+        self._waiting += data
+        try:
+            while self._waiting:
+                written = self._file.write(self._waiting)
+                self._waiting = self._waiting[written:]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def write_atomically(path: Path, text: str) -> None:

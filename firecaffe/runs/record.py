@@ -1,14 +1,11 @@
 """The records that a run writes while it goes on."""
 
-import errno
 import json
-from contextlib import suppress
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from firecaffe.runs.files import finite
+from firecaffe.runs.files import GrowingFile, finite
 
 
 class JsonLines:
@@ -19,18 +16,10 @@ class JsonLines:
 
     def __init__(self, path: Path, goes_on: bool = False) -> None:
         """goes_on: whether rows follow those of an earlier attempt at this run."""
-        self._file = FileIO(path, "a" if goes_on else "x")
-        self._waiting = b""
+        self._file = GrowingFile(path, goes_on)
 
     def write(self, row: dict[str, Any]) -> None:
-        self._waiting += json.dumps(finite(row), allow_nan=False).encode() + b"\n"
-        try:
-            while self._waiting:
-                written = self._file.write(self._waiting)
-                self._waiting = self._waiting[written:]
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
+        self._file.write(json.dumps(finite(row), allow_nan=False).encode() + b"\n")
 
     def __enter__(self) -> Self:
         return self
@@ -52,24 +41,16 @@ class Metrics:
         self._lines = JsonLines(folder / "metrics.jsonl", goes_on=after_step is not None)
         self._curves = None
         if tensorboard:
-            # Here, for it takes a tenth of a second from every command that writes no curves.
-            from torch.utils.tensorboard import SummaryWriter
+            # Here, for it takes time from every command that writes no curves.
+            from firecaffe.runs.tensorboard import Curves
 
-            purge = None if after_step is None else after_step + 1
-            self._curves = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+            self._curves = Curves(folder / "tensorboard", after_step)
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
-        """One row of a kind (train, validation or test) at a step, counted from 1."""
+        """One row of a kind ("train", "validation" or "test") at a step, counted from 1."""
         self._lines.write({"kind": kind, "step": step, **values})
         if self._curves is not None:
-            with suppress(OSError):  # a full disk: the lines have the same numbers
-                for name, value in values.items():
-                    self._curves.add_scalar(f"{kind}/{name}", value, step)
-
-    def flush(self) -> None:
-        if self._curves is not None:
-            with suppress(OSError):
-                self._curves.flush()
+            self._curves.write(step, {f"{kind}/{name}": each for name, each in values.items()})
 
     def __enter__(self) -> Self:
         return self
@@ -82,8 +63,7 @@ class Metrics:
     ) -> None:
         self._lines.__exit__(kind, error, trace)
         if self._curves is not None:
-            with suppress(OSError):
-                self._curves.close()
+            self._curves.close()
 
 
 def read_json_lines(path: Path, holding: str = "") -> list[dict[str, Any]]:

@@ -164,6 +164,11 @@ def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
     raise CheckpointError(f"{where}: no checkpoint there (a folder with {SUMS})")
 
 
+def newest_name(folder: Path) -> str:
+    """The path of the newest checkpoint in a folder; empty where there is none."""
+    return next((str(path) for path in _by_step(folder)), "")
+
+
 def _by_step(folder: Path) -> list[Path]:
     """The checkpoints in a folder, whole or not, the newest first."""
     found = [path for path in folder.glob("step-*") if path.is_dir() and not path.is_symlink()]

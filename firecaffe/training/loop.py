@@ -35,6 +35,7 @@ from firecaffe.training.checkpoint import (
 )
 from firecaffe.training.config import CheckpointConfig, SolverConfig, TrainConfig
 from firecaffe.training.evaluate import Evaluation, evaluate
+from firecaffe.training.finite import check_finite, explained
 from firecaffe.training.learning_rate import batch_scale, learning_rate
 from firecaffe.training.progress import RunProgress
 from firecaffe.training.saver import SaveCosts, Saver
@@ -127,7 +128,7 @@ def train(t: Training) -> Result:
     """Trains from `first_step` to `steps`; all ranks return the same result.
 
     Raises: PreemptedError where the run was asked to stop, LauncherLostError where its launcher is
-    gone; its checkpoint is saved then.
+    gone; its checkpoint is saved then. NotFiniteError on all ranks.
     """
     with ExitStack() as stack:
         progress = stack.enter_context(
@@ -153,6 +154,12 @@ def train(t: Training) -> Result:
         history, sums = t.history, Sums()
         scale = batch_scale(t.solver, t.config.global_batch_size)
         saved_s = time.monotonic()
+
+        def rate_under_way() -> float:
+            return learning_rate(t.solver, t.world.place.step - 1, t.steps, scale)
+
+        checkpoints = t.folder / "checkpoints"
+        stack.enter_context(explained(t.world, t.saver, checkpoints, rate_under_way))
 
         def vote() -> Votes:
             is_due = t.checkpoint.every_s and time.monotonic() - saved_s >= t.checkpoint.every_s
@@ -214,7 +221,9 @@ def _finish_saving(t: Training) -> None:
         problem = str(error)
     said = gather_text(t.world, problem)
     if said[0]:
-        raise CheckpointError(said[0])
+        unsaved = CheckpointError(said[0])
+        unsaved.goes_along = not t.world.is_first  # which alone writes
+        raise unsaved
 
 
 def _stopped(reason: str, done: int, folder: Path) -> FirecaffeError:
@@ -268,7 +277,6 @@ def _evaluate(
     progress.evaluation(split, done, evaluation)
     if metrics is not None:
         metrics.write(split, done, asdict(evaluation))
-        metrics.flush()
     return evaluation
 
 
@@ -292,7 +300,12 @@ def _about_data(result: Result) -> list[str]:
 
 
 def _save(t: Training, done: int, history: str) -> None:
-    """Rank 0 saves, beside what all go on with."""
+    """Rank 0 saves, beside what all go on with.
+
+    Raises: NotFiniteError on all ranks where there is nothing worth saving.
+    """
+    state = state_tensors(t.model, t.optimizer)
+    check_finite(t.world, state)
     if t.reducer.compressor is not None:
         own = t.reducer.compressor.state()
         listed = list_tensors(t.world, own)
@@ -309,7 +322,7 @@ def _save(t: Training, done: int, history: str) -> None:
                 probe=t.probe,
                 history=history,
                 doubts=list(t.doubts),
-                tensors=state_tensors(t.model, t.optimizer),
+                tensors=state,
                 scalars=state_scalars(t.model, t.optimizer),
                 scaler=t.stepper.scaler.state_dict(),
             )

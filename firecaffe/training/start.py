@@ -3,6 +3,7 @@
 And how an attempt that is lost tells of it: to the other ranks, and in its run folder.
 """
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +75,9 @@ def _load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
     if problem is not None:
         raise problem
     if not chosen:
-        raise CheckpointError(f"{where}: rank 0 found no checkpoint there")
+        none = CheckpointError(f"{where}: rank 0 found no checkpoint there")
+        none.goes_along = True
+        raise none
     if found is not None:
         return found
     until = time.monotonic() + SHARED_S
@@ -114,11 +117,15 @@ class FaultTeller:
         """From here on there is a run folder."""
         self._folder = folder
         if self._world.watch is not None:
-            self._world.watch.on_fault = self.write
+            self._world.watch.on_fault = self._note
 
-    def write(self, fault: Fault) -> None:
-        if self._folder is not None:
-            write_fault(self._folder, fault)
+    def _note(self, fault: Fault) -> None:
+        self.write(fault)
+
+    def write(self, fault: Fault) -> Fault:
+        """Into the run folder, if there is one; a fault that is not there says so."""
+        problem = "" if self._folder is None else write_fault(self._folder, fault)
+        return dataclasses.replace(fault, detail=f"{fault.detail}; {problem}") if problem else fault
 
 
 @contextmanager
@@ -134,12 +141,13 @@ def tell_faults(world: World) -> Iterator[FaultTeller]:
         fault = fault_of(error, world.rank, world.host, world.place.step)
         watch = world.watch
         # All stop together where they were asked to; and what another has told is told.
-        if watch is not None and watch.fault is None and fault and fault.kind not in TOGETHER:
+        is_new = fault is not None and fault.kind not in TOGETHER and fault.seen != ANOTHER
+        if watch is not None and watch.fault is None and fault is not None and is_new:
             watch.tell(fault)
         if fault is None or fault.kind == "other":
             raise  # a wrong recipe, ranks that differ: it has words and a code of its own
         if fault.seen != ANOTHER:
-            teller.write(fault)
+            fault = teller.write(fault)
         if fault.kind == "out_of_memory" and not isinstance(error, FirecaffeError):
             full = MemoryFullError(fault.line)
             full.fault = fault

@@ -1,5 +1,6 @@
 """One step: this worker's micro-batches forward and backward, the exchange, the update."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.data import SampleOrder
+from firecaffe.errors import NotFiniteError
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.training.arithmetic import seed_random
@@ -99,7 +101,8 @@ class Stepper:
     ) -> StepResult:
         """Trains step `step`, counted from 0, and leaves every rank with the same weights.
 
-        vote: asked before the last backward.
+        vote: asked before the last backward. Raises: PeerLostError; NotFiniteError on all ranks,
+        whose weights are those of before the step then.
         """
         start = time.perf_counter()
         samples = self.batches.order.samples_in_step(step)
@@ -119,10 +122,12 @@ class Stepper:
         before_wait = time.perf_counter()
         totals = reducer.finish_step()
         before_update = time.perf_counter()
-        self._update(learning_rate, optimizer, clip_gradients)
         loss_sums, *buffer_sums = totals.tail
+        mean_loss = loss_sums.item() / total_weight
+        self._check_finite(mean_loss, reducer)
+        self._update(learning_rate, optimizer, clip_gradients)
         self.buffers.finish_step(buffer_sums, total_weight)
-        loss_sum, (top1, top5, stop, save) = loss_sums.item(), totals.counts.tolist()
+        top1, top5, stop, save = totals.counts.tolist()
         end = time.perf_counter()
         timings = Timings(
             step=step + 1,
@@ -135,7 +140,7 @@ class Stepper:
         )
         return StepResult(
             samples,
-            loss_sum / total_weight,
+            mean_loss,
             top1 / samples,
             top5 / samples,
             timings,
@@ -196,13 +201,30 @@ class Stepper:
             counts[:2] = count_correct(logits, labels)
         return counts
 
+    def _check_finite(self, loss: float, reducer: GradientReducer) -> None:
+        """By the sums over all ranks, so that all decide alike. Raises: NotFiniteError."""
+        is_finite = math.isfinite(loss)
+        if is_finite and self.scaler.is_enabled():
+            return  # gradients that overflow by their scale are the scaler's to skip
+        layer = reducer.first_not_finite()
+        if layer:
+            raise NotFiniteError(
+                f"the loss is {loss:.4g}; the first gradient in network order that is not finite "
+                f"is that of {layer}"
+            )
+        if not is_finite:
+            raise NotFiniteError(f"the loss is {loss:.4g}, though all gradients are finite")
+
     def _update(
         self, learning_rate: float, optimizer: optim.Optimizer, clip_gradients: float
     ) -> None:
         set_rate(optimizer, learning_rate)
         self.scaler.unscale_(optimizer)
         if clip_gradients:
-            nn.utils.clip_grad_norm_(self.model.parameters(), clip_gradients, foreach=True)
+            parameters = self.model.parameters()
+            norm = nn.utils.clip_grad_norm_(parameters, clip_gradients, foreach=True)
+            if not self.scaler.is_enabled() and not bool(norm.isfinite()):
+                raise NotFiniteError("the norm of the gradient is beyond float32")
         self.scaler.step(optimizer)
         self.scaler.update()
 

@@ -9,13 +9,16 @@ from typing import Any, Self
 
 from firecaffe.comm.report import LAUNCHED
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""What schedulers send before they take the machine away. A second one ends the process at once."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""What schedulers send before they take the machine away, and Ctrl-C. A second one ends the process
+at once."""
 
 SAME_S = 2.0
 """Within so long, signals are one: a scheduler signals the launcher and its ranks, and the launcher
-its ranks.
+its ranks. Not of Ctrl-C without a launcher: a person presses it twice.
 """
+
+CTRL_C = b"\nfirecaffe: stops after this step, with a checkpoint; Ctrl-C again ends it at once\n"
 
 LAUNCHER = "its launcher is gone"
 
@@ -41,11 +44,14 @@ class StopRequest:
 
     def _hear(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
-        if self._asked and now - self._heard_s > SAME_S:
+        is_person = number == signal.SIGINT and "RANK" not in os.environ
+        if self._asked and (is_person or now - self._heard_s > SAME_S):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if not self._asked:
             self._asked, self._heard_s = signal.Signals(number).name, now
+            if is_person:
+                os.write(2, CTRL_C)  # not by print, which may be at work
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

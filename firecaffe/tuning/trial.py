@@ -1,6 +1,7 @@
 """Trainings side by side: each an ordinary `firecaffe train` with a run folder of its own."""
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import torch
 from firecaffe.comm.launch import RankFailedError
 from firecaffe.errors import PreemptedError, RunError
 from firecaffe.recipe import Recipe, to_toml
+from firecaffe.runs.fault import NAME as FAULT
 from firecaffe.runs.files import read_small, write_atomically
 from firecaffe.runs.record import read_json_lines
 
@@ -78,7 +80,8 @@ class Trial:
         found = scores(self.folder)
         while not self.ended_early and len(self.told) < len(found):
             self.told.append(found[len(self.told)])
-            is_last = self.told[-1].step >= self.recipe.train.steps > 0
+            last = self.told[-1]
+            is_last = last.is_finite and last.step >= self.recipe.train.steps > 0
             self.ended_early = not is_last and self.end(self.told)
         return self.ended_early
 
@@ -89,11 +92,23 @@ def scores(folder: Path) -> list[Score]:
     try:
         lines = read_json_lines(path, holding='"validation"')
         rows = [row for row in lines if row["kind"] == "validation"]
-        return [Score(row["step"], row["top1"], row["loss"] is not None) for row in rows]
+        found = [Score(row["step"], row["top1"], row["loss"] is not None) for row in rows]
+        return [*found, *_diverged(folder, found)]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _diverged(folder: Path, found: Sequence[Score]) -> list[Score]:
+    """What a run that a number which is not finite has ended would have scored."""
+    try:
+        fault = json.loads(read_small(folder / FAULT))
+    except FileNotFoundError:
+        return []
+    if fault["kind"] != "not_finite":
+        return []
+    return [Score(fault["step"], found[-1].top1 if found else 0.0, False)]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.small_run import RECIPE, command, state_of
+from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.record import JsonLines, read_json_lines
 from firecaffe.training.checkpoint import load_newest
 from tests.typed import python
@@ -53,6 +54,22 @@ def test_a_run_on_a_disk_that_fills_up(small_disk: Path, tmp_path: Path) -> None
     for where, words in ((whole, []), (resumed, ["--resume", str(folder)])):
         python(*command(recipe, where, 1, *WORDS, *words)[1:]).check_returncode()
     assert state_of(whole) == state_of(resumed)
+
+
+def test_the_rank_that_writes_is_blamed(small_disk: Path, tmp_path: Path) -> None:
+    """Of two ranks, with curves; and no thread prints a traceback."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE.replace("tensorboard = false", "tensorboard = true"))
+    folder = small_disk / "run"
+    done = python(*command(recipe, folder, 2, *WORDS)[1:])
+    assert done.returncode == 4, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "rank 0 on" in line
+    assert "checkpoint of step 9 not saved" in line
+    if (folder / "fault.json").exists():
+        assert read_run_file(folder, "fault.json")["rank"] == 0
+    else:
+        assert f"{folder / 'fault.json'} could not be written" in line
 
 
 def test_rows_wait_until_there_is_room_again(small_disk: Path) -> None:

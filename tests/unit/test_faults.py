@@ -1,5 +1,6 @@
 """Faults are told in one line, survive their way as JSON, and docs/faults.md lists every kind."""
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firecaffe import errors
+from firecaffe.comm.agent import HOPELESS, TOGETHER
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import KINDS, MOST_TEXT, Fault
 from firecaffe.runs.fault import NAME, fault_of, settle_fault, write_fault
@@ -142,3 +144,26 @@ def test_a_launcher_takes_the_step_from_the_ranks_own_record(tmp_path: Path) -> 
     assert settle_fault(tmp_path, fault, "the run ended").step == 3
     assert read(tmp_path)["step"] == 3
     assert settle_fault(None, fault, "the run ended") == fault
+
+
+def test_a_restart_is_offered_for_what_is_restarted() -> None:
+    """A launcher restarts nothing that would end so again; see comm.agent."""
+    offered = {kind for kind, row in KINDS.items() if "--max-restarts" in row.advice}
+    hopeless = {kind for kind, row in KINDS.items() if row.exit_code in HOPELESS | TOGETHER}
+    assert offered
+    assert {"data", "checkpoint", "preempted", "not_finite"} <= hopeless
+    assert not offered & hopeless
+
+
+def test_a_fault_that_cannot_be_written_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    fault = Fault("checkpoint", 0, "a", 5, "itself", "not saved")
+    monkeypatch.setattr("firecaffe.runs.fault.write_json", full)
+    told = settle_fault(tmp_path, fault, "the run ended")
+    assert str(tmp_path / NAME) in told.line
+    assert "No space left" in told.line
+    assert settle_fault(tmp_path, told, "the run ended") == told  # once

@@ -1,14 +1,18 @@
 """Records of a run that goes on: JSON lines and TensorBoard curves."""
 
+import errno
 import json
 import math
+import threading
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
+from firecaffe.runs import files
 from firecaffe.runs.record import JsonLines, Metrics, read_json_lines
 
 
@@ -61,12 +65,52 @@ def test_a_last_line_cut_anywhere_is_left_out(tmp_path: Path) -> None:
         assert read_json_lines(tmp_path / "a.jsonl") == rows[:whole]
 
 
+def test_a_full_disk_is_nothing_that_a_thread_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither is a curve lost that had no room when it was drawn."""
+    is_full = True
+
+    class Disk(FileIO):
+        def write(self, data: Any, /) -> int:
+            if is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data[:100])  # as much as there is room for
+
+    monkeypatch.setattr(files, "FileIO", Disk)
+    before = threading.active_count()
+    with Metrics(tmp_path, tensorboard=True) as metrics:
+        metrics.write("train", 1, {"loss": 0.5})
+        assert threading.active_count() == before
+        is_full = False
+        metrics.write("train", 2, {"loss": 0.25})
+    curves = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    curves.Reload()
+    assert [event.value for event in curves.Scalars("train/loss")] == [0.5, 0.25]
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_lost_attempt_has_drawn_goes(tmp_path: Path) -> None:
+    with Metrics(tmp_path, tensorboard=True) as metrics:
+        for step in (1, 2, 3):
+            metrics.write("train", step, {"loss": float(step)})
+    (first,) = (tmp_path / "tensorboard").iterdir()
+    # As of an attempt that began earlier, in another process.
+    first.rename(first.with_name(first.name.replace(".tfevents.", ".tfevents.0")))
+    with Metrics(tmp_path, tensorboard=True, after_step=1) as metrics:
+        for step in (2, 3, 4):
+            metrics.write("train", step, {"loss": step + 0.5})
+    curves = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    curves.Reload()
+    drawn = [(event.step, event.value) for event in curves.Scalars("train/loss")]
+    assert drawn == [(1, 1.0), (2, 2.5), (3, 3.5), (4, 4.5)]
+
+
 def test_metrics_are_curves_as_well(tmp_path: Path) -> None:
     with Metrics(tmp_path, tensorboard=True) as metrics:
         for step in (1, 2, 3):
             metrics.write("train", step, {"loss": 1 / step, "samples": 8})
         metrics.write("test", 3, {"top1": 0.5})
-        metrics.flush()
         assert len(read_json_lines(tmp_path / "metrics.jsonl")) == 4
     curves = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     curves.Reload()

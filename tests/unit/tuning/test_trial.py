@@ -41,6 +41,9 @@ test(1, 0.1)
 if mode == "fails":
     print("firecaffe: rank 0 ran out of luck")
     sys.exit(9)
+if mode == "diverges":
+    (folder / "fault.json").write_text('{"kind": "not_finite", "step": 2}')
+    sys.exit(18)
 if mode == "waits":
     (folder / "waits").touch()
     time.sleep(600)
@@ -88,6 +91,16 @@ def test_a_training_that_is_given_up_is_ended(parent: Path) -> None:
     again = trial(parent, "a", "waits", end=lambda told: len(told) == 1)
     assert run([again], parent) == ["a"]  # at once, from what is there
     assert again.told == hopeless.told
+
+
+def test_a_training_whose_loss_is_not_finite_has_lost(parent: Path) -> None:
+    """It ends by itself; the search goes on."""
+    diverging = trial(parent, "a", "diverges", end=lambda told: not told[-1].is_finite)
+    run([diverging, trial(parent, "b")], parent)
+    assert diverging.ended_early
+    assert diverging.told == [Score(1, 0.1, True), Score(2, 0.1, False)]
+    with pytest.raises(RankFailedError):  # where nobody is to give it up, as of a finalist's seed
+        run([trial(parent, "c", "diverges")], parent)
 
 
 def test_finished_trainings_are_taken_and_left_ones_begun_anew(parent: Path) -> None:
