@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from firecaffe.assemble import train
-    from firecaffe.attached import attach
     from firecaffe.data import DataConfig, TensorDataset
-    from firecaffe.data_parallel import comm_hook, parallelize
     from firecaffe.errors import FirecaffeError
     from firecaffe.gradients.config import ExchangeConfig
     from firecaffe.models.config import ModelConfig
     from firecaffe.recipe import Recipe
     from firecaffe.runs.folder import RunConfig
+    from firecaffe.script.attach import attach
+    from firecaffe.script.hook import comm_hook
+    from firecaffe.script.parallelize import parallelize
     from firecaffe.training.config import CheckpointConfig, SolverConfig, TrainConfig
     from firecaffe.training.loop import Result
 
@@ -38,9 +39,9 @@ _PLACES = {
     "SolverConfig": "training.config",
     "TensorDataset": "data",
     "TrainConfig": "training.config",
-    "attach": "attached",
-    "comm_hook": "data_parallel",
-    "parallelize": "data_parallel",
+    "attach": "script.attach",
+    "comm_hook": "script.hook",
+    "parallelize": "script.parallelize",
     "train": "assemble",
 }
 """Where each name is. Imported when it is asked for: a plan needs nothing that trains."""

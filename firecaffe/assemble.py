@@ -20,6 +20,7 @@ from firecaffe.checks import (
 from firecaffe.comm.agree import agree, gather_text
 from firecaffe.comm.auto import AutoChoice, choose_exchange
 from firecaffe.comm.exchange import FOLD, Exchange, route
+from firecaffe.comm.groups import group_of_one
 from firecaffe.comm.local import meet_local_ranks
 from firecaffe.comm.report import tell_uncaught
 from firecaffe.comm.world import World, join
@@ -188,6 +189,8 @@ def _train_in(
         local = meet_local_ranks(world, recipe.exchange.timeout_s)
     if local is not None:
         resources.callback(local.close)
+    if parts.comm_hook is not None and world.group is None:
+        resources.enter_context(group_of_one(world.device))
     exchange = resources.enter_context(closing(Exchange(world, algorithm, local)))
     reducer = resources.enter_context(
         GradientReducer(

@@ -22,8 +22,8 @@ class FirecaffeError(Exception):
         return str(self) if self.fault is None or self.fault.kind in SAVED else self.fault.line
 
 
-class RecipeError(FirecaffeError):
-    """The recipe or the command line asks for something that cannot be."""
+class RecipeError(FirecaffeError, ValueError):
+    """The recipe, the command line or an argument asks for something that cannot be."""
 
     exit_code = 2
 
@@ -40,13 +40,13 @@ class CheckpointError(FirecaffeError):
     exit_code = 4
 
 
-class AgreementError(FirecaffeError):
+class AgreementError(FirecaffeError, RuntimeError):
     """The ranks do not run the same recipe, code or model."""
 
     exit_code = 5
 
 
-class LaunchError(FirecaffeError):
+class LaunchError(FirecaffeError, RuntimeError):
     """The ranks could not be started or could not find each other."""
 
     exit_code = 6
@@ -64,7 +64,7 @@ class RunError(FirecaffeError):
     exit_code = 8
 
 
-class PeerLostError(FirecaffeError):
+class PeerLostError(FirecaffeError, RuntimeError):
     """Another rank is gone, frozen, cut off or behind; or told that it has failed.
 
     `fault` says who and how, and the exit code is that of its kind; None where nobody knows.

@@ -105,20 +105,38 @@ class Exchange:
         self._shared[own.data_ptr()] = vectors, own_blocks(self._local, vectors)
         return own
 
-    def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
+    def place_for(self, vector: Tensor) -> Tensor:
+        """Memory that local ranks share for such a vector: the vector itself, moved there with all
+        its views, or another one. All ranks must ask for the same, in the same order.
+        """
+        assert self._local is not None
+        vectors = self._local.share(vector.numel(), vector.dtype, vector)
+        own = vectors[self._local.own]
+        self._shared[own.data_ptr()] = vectors, own_blocks(self._local, vectors)
+        return own
+
+    def forget(self, vector: Tensor) -> None:
+        """Lets go of a vector from `empty` or `place_for`."""
+        self._shared.pop(vector.data_ptr(), None)
+
+    def all_reduce(self, vector: Tensor, lane: int = 0, divide_by: int = 1) -> None:
         """vector, shape (num_elements,), becomes the sum of all ranks' vectors.
 
         lane: 0 to `lanes` - 1, the same on all ranks; vectors of one lane go one after the other.
+        divide_by: each vector is divided by this before the sum.
         Raises: PeerLostError.
         """
-        if self.world.exchange_group is None:
-            return
         shared = self._shared.get(vector.data_ptr())
         # A part of a vector from `empty` may begin where it does.
         is_whole = shared is not None and shared[0][0].numel() == vector.numel()
         if shared is not None and is_whole and self._local is not None:
-            self._sum_shared(*shared, self._local)
-        elif self.algorithm == NATIVE:
+            self._sum_shared(*shared, self._local, divide_by)
+            return
+        if divide_by != 1:
+            vector.div_(divide_by)
+        if self.world.exchange_group is None:
+            return
+        if self.algorithm == NATIVE:
             self.world.traffic.add_unknown()
             with peers_may_be_lost(self.world):
                 dist.all_reduce(vector, group=self.world.exchange_group)
@@ -131,12 +149,14 @@ class Exchange:
         if self._local is not None:
             self._local.close()
 
-    def _sum_shared(self, vectors: list[Tensor], blocks: list[Block], local: LocalRanks) -> None:
+    def _sum_shared(
+        self, vectors: list[Tensor], blocks: list[Block], local: LocalRanks, divide_by: int
+    ) -> None:
         hosts = range(0, self.world.world_size, local.size)
         if len(hosts) == 1:
-            sum_in_place(local, blocks, into=range(local.size))
+            sum_in_place(local, blocks, into=range(local.size), divide_by=divide_by)
             return
-        sum_in_place(local, blocks, into=[0])
+        sum_in_place(local, blocks, into=[0], divide_by=divide_by)
         if local.own == 0:
             assert self._outer is not None
             self._send(self._outer, vectors[0], hosts, lane=0)

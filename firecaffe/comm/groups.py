@@ -20,7 +20,7 @@ from itertools import count
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import DistError, DistNetworkError, ProcessGroup
 from torch.distributed.rendezvous import rendezvous
 
@@ -87,20 +87,47 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
     backend = backend_for(device)
     rank, world_size = who_am_i()
     makes_world = not dist.is_initialized()
+    if makes_world:
+        make_world(device, timeout_s)
     with meeting(world_size):
-        if makes_world:
-            name = f"firecaffe/attempt-{attempt()}-of-{world_size}/world-{next(_worlds)}"
-            place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-            store = PrefixStore(name, _store(place, rank, world_size, timeout))
-            dist.init_process_group(
-                backend, store=store, rank=rank, world_size=world_size, timeout=timeout
-            )
         main = dist.new_group(backend=backend, timeout=timeout)
         exchange = dist.new_group(backend=backend, timeout=timeout)
         if device.type == "cuda":
             # NCCL wants all ranks in a group's first operation; a schedule may start with some.
             dist.all_reduce(torch.zeros(1, device=device), group=exchange)
     return Groups(rank, world_size, main, exchange, makes_world)
+
+
+def make_world(device: torch.device, timeout_s: float) -> None:
+    """Initializes torch.distributed with the ranks that the environment names, or with this one.
+
+    Raises: LaunchError where the ranks do not find each other.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    rank, world_size = who_am_i()
+    if world_size == 1:
+        dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)
+        return
+    with meeting(world_size):
+        name = f"firecaffe/attempt-{attempt()}-of-{world_size}/world-{next(_worlds)}"
+        place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        store = PrefixStore(name, _store(place, rank, world_size, timeout))
+        dist.init_process_group(
+            backend_for(device), store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
+
+
+@contextmanager
+def group_of_one(device: torch.device) -> Iterator[None]:
+    """A world of this rank alone, for code that takes a process group for granted."""
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def backend_for(device: torch.device) -> str:

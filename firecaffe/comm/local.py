@@ -65,14 +65,24 @@ class LocalRanks:
                 peer = waiting.pop(descriptor)
                 self._receive(self.sockets.index(peer), peer, 0)
 
-    def share(self, num_elements: int, dtype: torch.dtype) -> list[Tensor]:
-        """One vector of zeros for each local rank, which all of them can read and write.
+    def share(
+        self, num_elements: int, dtype: torch.dtype, own: Tensor | None = None
+    ) -> list[Tensor]:
+        """One vector for each local rank, which all of them can read and write.
 
-        Every local rank must call it, in the same order. Raises: PeerLostError.
+        Every local rank must call it, in the same order. own: this rank's vector, which moves into
+        shared memory with all its views; without it, or without room for it, one of zeros.
+
+        Raises: PeerLostError.
         """
         num_bytes = max(1, num_elements * dtype.itemsize)
-        descriptor = os.memfd_create("firecaffe", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, num_bytes)
+        moved = None if own is None else _move(own)
+        if moved is None:
+            own = None
+            descriptor = os.memfd_create("firecaffe", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, num_bytes)
+        else:
+            descriptor = os.dup(moved)
         by_rank = {self.own: descriptor}
         try:
             with peers_may_be_lost(self.world):
@@ -83,7 +93,10 @@ class LocalRanks:
             # By its path, for then no descriptor stays open; there may be many vectors.
             paths = [f"/proc/self/fd/{by_rank[local_rank]}" for local_rank in range(self.size)]
             return [
-                torch.from_file(path, shared=True, size=num_elements, dtype=dtype) for path in paths
+                own
+                if own is not None and local_rank == self.own
+                else torch.from_file(path, shared=True, size=num_elements, dtype=dtype)
+                for local_rank, path in enumerate(paths)
             ]
         finally:
             for each in by_rank.values():
@@ -149,6 +162,21 @@ class LocalRanks:
             while message := peer.recv(1):
                 last = message[0]
         return last
+
+
+def _move(vector: Tensor) -> int | None:
+    """Moves a vector's storage, with whatever else lies in it, into shared memory; its descriptor,
+    which the storage keeps. None if it cannot be, or /dev/shm has no room.
+    """
+    storage = vector.untyped_storage()
+    try:
+        room = os.statvfs("/dev/shm")
+        if storage.nbytes() > room.f_bavail * room.f_frsize or vector.storage_offset():
+            return None
+        descriptor: int = storage._share_fd_cpu_()[0]
+    except (OSError, RuntimeError):
+        return None
+    return descriptor
 
 
 def meet_local_ranks(world: World, timeout_s: float) -> LocalRanks | None:

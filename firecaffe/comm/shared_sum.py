@@ -7,6 +7,7 @@ and no message carries any of it.
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from firecaffe.comm.local import LocalRanks
@@ -37,14 +38,18 @@ def own_blocks(local: LocalRanks, vectors: Sequence[Tensor]) -> list[Block]:
     ]
 
 
-def sum_in_place(local: LocalRanks, blocks: Iterable[Block], into: Sequence[int]) -> None:
+def sum_in_place(
+    local: LocalRanks, blocks: Iterable[Block], into: Sequence[int], divide_by: int = 1
+) -> None:
     """The sum of the local ranks' vectors, in those whose numbers are in `into`.
 
-    blocks: `own_blocks` of them; vectors that are not in `into` may be changed. When this returns
-    on one rank it is done on all.
+    blocks: `own_blocks` of them; vectors that are not in `into` may be changed. divide_by: each is
+    divided by this before the sum. When this returns on one rank it is done on all.
     """
     local.barrier()
     for parts in blocks:
+        if divide_by != 1:
+            torch._foreach_div_(parts, divide_by)
         total = fold(parts, Tensor.add_)
         for target in into:
             if parts[target] is not total:

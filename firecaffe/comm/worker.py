@@ -6,7 +6,7 @@ would hold the process up until the process group's time is over.
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -25,20 +25,30 @@ class Worker:
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self.failure: BaseException | None = None
         """What has failed, if anything has."""
-        self._thread = threading.Thread(target=self._run, args=(begin,), name=name, daemon=True)
-        self._thread.start()
+        self._last: Future[Any] | None = None
+        self.thread = threading.Thread(target=self._run, args=(begin,), name=name, daemon=True)
+        self.thread.start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
         """Its result, or its exception, or that of what failed before it, once it was its turn."""
-        future: Future[T] = Future()
+        self._last = future = Future[T]()
         self._tasks.put((future, task))
+        return future
+
+    def run_here(self, task: Callable[[], T]) -> Future[T]:
+        """As `submit`, but in the calling thread, after all that this one has submitted."""
+        if self._last is not None:
+            wait([self._last])
+            self._last = None
+        future = Future[T]()
+        self._do(future, task)
         return future
 
     def close(self, wait: bool = True) -> None:
         """Ends the thread after what was submitted. wait: for that."""
         self._tasks.put(None)
         if wait:
-            self._thread.join()
+            self.thread.join()
 
     def _run(self, begin: Callable[[], None]) -> None:
         try:
@@ -46,13 +56,15 @@ class Worker:
         except BaseException as error:
             self.failure = error
         while (item := self._tasks.get()) is not None:
-            future, task = item
-            try:
-                if self.failure is not None:
-                    raise self.failure
-                future.set_result(task())
-            except BaseException as error:
-                self.failure = error
-                future.set_exception(error)
+            self._do(*item)
             # Not until the next one: it may hold a step's tensors.
-            del future, task, item
+            del item
+
+    def _do(self, future: Future[T], task: Callable[[], T]) -> None:
+        try:
+            if self.failure is not None:
+                raise self.failure
+            future.set_result(task())
+        except BaseException as error:
+            self.failure = error
+            future.set_exception(error)

@@ -110,7 +110,7 @@ def join(
     local_rank = number_of("LOCAL_RANK", 0)
     chosen = _device(device, local_rank, world_size)
     if world_size == 1:
-        yield World(rank, world_size, chosen, store=_lasting_store(), attempt=attempt())
+        yield World(rank, world_size, chosen, store=lasting_store(), attempt=attempt())
         return
     local_world_size = number_of("LOCAL_WORLD_SIZE", 1)
     groups = meet(chosen, timeout_s)
@@ -130,7 +130,7 @@ def join(
                 local_rank,
                 local_world_size,
                 watch,
-                _lasting_store(),
+                lasting_store(),
                 place,
                 attempt=attempt(),
             )
@@ -187,8 +187,8 @@ def _is_of_group(error: Exception) -> bool:
     return isinstance(error, (DistError, PeerLostError)) or of_gloo is not None
 
 
-def _lasting_store() -> Store | None:
-    """Our launcher's, or that of torchrun's agent."""
+def lasting_store() -> Store | None:
+    """One that outlives the ranks: our launcher's, or that of torchrun's agent."""
     place = os.environ.get(LASTING)
     if place is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         place = join_place(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))

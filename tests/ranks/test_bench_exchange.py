@@ -105,8 +105,8 @@ class WrongLater(Exchange):
 
     calls = 0
 
-    def all_reduce(self, vector: torch.Tensor, lane: int = 0) -> None:
-        super().all_reduce(vector, lane)
+    def all_reduce(self, vector: torch.Tensor, lane: int = 0, divide_by: int = 1) -> None:
+        super().all_reduce(vector, lane, divide_by)
         # One for the check, another while it is timed.
         WrongLater.calls += self.algorithm == "ring"
         if WrongLater.calls > 2 and self.world.rank == self.world.world_size - 1:
@@ -234,7 +234,7 @@ class Encoded(OneNodeEach):
 
 
 class HalfTheSum(Encoded):
-    def all_reduce(self, vector: torch.Tensor, lane: int = 0) -> None:
+    def all_reduce(self, vector: torch.Tensor, lane: int = 0, divide_by: int = 1) -> None:
         super().all_reduce(vector)
         vector.mul_(0.5)
 
@@ -248,7 +248,7 @@ class OtherBitsOnOneRank(Encoded):
         super().__init__(world, name, num_elements)
         self.sums, self.is_last = 0, world.rank == world.world_size - 1
 
-    def all_reduce(self, vector: torch.Tensor, lane: int = 0) -> None:
+    def all_reduce(self, vector: torch.Tensor, lane: int = 0, divide_by: int = 1) -> None:
         super().all_reduce(vector)
         if self.sums >= self.first and self.is_last:
             vector[0] = torch.nextafter(vector[0], torch.tensor(torch.inf))
@@ -260,7 +260,7 @@ class OtherBitsLater(OtherBitsOnOneRank):
 
 
 class OtherBitsThanOneProcess(Encoded):
-    def all_reduce(self, vector: torch.Tensor, lane: int = 0) -> None:
+    def all_reduce(self, vector: torch.Tensor, lane: int = 0, divide_by: int = 1) -> None:
         super().all_reduce(vector)
         vector[0] = torch.nextafter(vector[0], torch.tensor(torch.inf))
 

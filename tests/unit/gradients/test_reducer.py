@@ -25,13 +25,13 @@ class RecordingExchange(Exchange):
         self.lengths: list[int] = []
         self.happened = threading.Event()
 
-    def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
+    def all_reduce(self, vector: Tensor, lane: int = 0, divide_by: int = 1) -> None:
         self.lengths.append(vector.numel())
         self.happened.set()
 
 
 class FailingExchange(RecordingExchange):
-    def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
+    def all_reduce(self, vector: Tensor, lane: int = 0, divide_by: int = 1) -> None:
         raise ConnectionError("the cable is out")
 
 
@@ -104,7 +104,7 @@ def test_a_failed_exchange_fails_the_step() -> None:
 class OneLaneFails(RecordingExchange):
     """One lane waits for a rank that will not come, the other one meets an error."""
 
-    def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
+    def all_reduce(self, vector: Tensor, lane: int = 0, divide_by: int = 1) -> None:
         if lane == 0:
             self.happened.wait()
         raise ConnectionError("the cable is out")

@@ -10,7 +10,6 @@ compute; from then until the optimizer's step is waiting for the exchange, which
 takes from the overlap of steps; detach for a run that is to be timed.
 """
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,33 +17,41 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn, optim
+from torch._C._distributed_c10d import Store
 
+from firecaffe.comm.groups import attempt, number_of
+from firecaffe.comm.world import lasting_store
 from firecaffe.errors import RunError
-from firecaffe.runs.record import JsonLines
+from firecaffe.runs.record import JsonLines, read_json_lines
 
 
 class Attached:
     """Writes FOLDER/timings/rank-R.jsonl, a row a step, until `detach`."""
 
     def __init__(self, model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> None:
-        """Raises: RunError where the folder already has this rank's timings."""
-        rank = int(os.environ.get("RANK", "0"))
-        path = Path(folder) / "timings" / f"rank-{rank}.jsonl"
+        """Raises: RunError if the folder has this rank's timings of another run."""
+        rank = dist.get_rank() if dist.is_initialized() else number_of("RANK", 0)
+        path = Path(folder).absolute() / "timings" / f"rank-{rank}.jsonl"
+        store, key = lasting_store(), f"firecaffe/attached/{path}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lines = JsonLines(path)
+            goes_on = store is not None and _is_of_earlier_attempt(store, key)
+            self._step = _last_step(path.parent) if goes_on else 0
+            self._lines = JsonLines(path, goes_on)
         except FileExistsError:
             raise RunError(f"{path} exists already; two runs never write into one folder") from None
         except OSError as error:
             raise RunError(f"{folder}: {error.strerror}") from error
+        if store is not None:
+            store.set(key, str(attempt()))
         parameters = [p for p in model.parameters() if p.requires_grad]
         is_gpu = bool(parameters) and parameters[0].is_cuda
         self._finish: Callable[[], None] = torch.cuda.synchronize if is_gpu else lambda: None
         # Backward runs ahead of a GPU; what that has done is timed by its own events.
         make: Any = torch.cuda.Event
         self._events = [make(enable_timing=True) for _ in range(2)] if is_gpu else []
-        self._step = 0
         self._ended_s = time.perf_counter()
         self._forward_s = self._ready_s = self._waited_s = 0.0
         self._handles = ExitStack()
@@ -101,6 +108,19 @@ class Attached:
 def attach(model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> Attached:
     """Records where the time of each step goes, for `firecaffe explain FOLDER`.
 
-    Every rank calls it, with the same folder; RANK in the environment says which it is.
+    Every rank calls it, with the same folder, after `torch.distributed` was initialized; without
+    that, RANK in the environment says which it is. Started again by its launcher, a script goes on
+    in the files of its last attempt.
     """
     return Attached(model, optimizer, folder)
+
+
+def _is_of_earlier_attempt(store: Store, key: str) -> bool:
+    """Whether this script wrote there before its launcher started it again."""
+    return store.check([key]) and int(store.get(key)) < attempt()
+
+
+def _last_step(folder: Path) -> int:
+    """The last step that any rank has written, so that all go on with the same number."""
+    rows = [row for path in folder.glob("rank-*.jsonl") for row in read_json_lines(path)[-1:]]
+    return max((row["step"] for row in rows), default=0)

@@ -1,0 +1,105 @@
+"""The ranks of a script's process group, met once more over a group of the exchange's own."""
+
+import os
+import platform
+import sys
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import groupby
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from firecaffe.comm.agree import gather_text
+from firecaffe.comm.groups import backend_for, make_world, meeting, number_of
+from firecaffe.comm.world import TIMEOUT_S, World
+from firecaffe.errors import LaunchError
+
+
+def join_launched_world(device: torch.device, timeout_s: float | None) -> None:
+    """Initializes `torch.distributed` as the launcher's environment says, until the program ends.
+
+    Raises: LaunchError if the ranks do not find each other.
+    """
+    make_world(device, TIMEOUT_S if timeout_s is None else timeout_s)
+    # At the end of the program, after the exchange threads, whose finalizers are younger.
+    weakref.finalize(_leave, _leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def meet(
+    group: ProcessGroup | None, device: torch.device, timeout_s: float | None
+) -> tuple[World, list[int]]:
+    """This rank among those of a group, by their order in it, and how many ranks each host has.
+
+    All ranks of the group must call it, and only they. group: None is that of all ranks. timeout_s:
+    None is the group's own.
+
+    Raises: LaunchError if the ranks do not find each other.
+    """
+    group = group or dist.group.WORLD
+    if group is None:
+        raise LaunchError("torch.distributed is not initialized, which the first bucket needs")
+    if group.size() == 1:
+        return World(0, 1, device), [1]
+    with meeting(group.size()):
+        ranks = dist.get_process_group_ranks(group)
+        backend = backend_for(device)
+        timeout = timeout_of(group, device)
+        if timeout_s is not None:
+            timeout = timedelta(seconds=timeout_s)
+        exchange_group = dist.new_group(
+            ranks,
+            timeout=timeout,
+            backend=backend,
+            # Ranks that are not of the group know nothing of this.
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+            sort_ranks=False,
+        )
+        if device.type == "cuda":
+            # NCCL wants all ranks in a group's first operation; a schedule may start with some.
+            dist.all_reduce(torch.zeros(1, device=device), group=exchange_group)
+    world = World(group.rank(), group.size(), device, exchange_group, exchange_group)
+    keys = gather_text(world, host_key())
+    per_host = ranks_per_host(keys)
+    size = per_host[0] if len(set(per_host)) == 1 else 1
+    return World(
+        world.rank,
+        world.world_size,
+        device,
+        exchange_group,
+        exchange_group,
+        local_rank=world.rank % size,
+        local_world_size=size,
+    ), per_host
+
+
+def timeout_of(group: ProcessGroup, device: torch.device) -> timedelta:
+    """How long a group's ranks wait for each other."""
+    timeout: timedelta = group._get_backend(device).options._timeout
+    return timeout
+
+
+def ranks_per_host(keys: Sequence[str]) -> list[int]:
+    """Lengths of the runs of ranks with one host, in rank order. keys: each rank's host."""
+    return [len(list(run)) for _, run in groupby(keys)]
+
+
+def host_key() -> str:
+    """What ranks that can share memory have in common: a kernel, its network, and one place in the
+    launcher's count of hosts.
+    """
+    place = ""
+    if "LOCAL_RANK" in os.environ:
+        place = str(number_of("RANK", 0) - number_of("LOCAL_RANK", 0))
+    if not sys.platform.startswith("linux"):
+        return f"{platform.node()} {place}"
+    kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{kernel} {os.stat('/proc/self/ns/net').st_ino} {place}"

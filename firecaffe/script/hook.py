@@ -1,0 +1,225 @@
+"""Our exchange as a communication hook of DistributedDataParallel, in a thread beside backward.
+
+DDP calls the hook in the thread that runs backward; the hook queues the bucket and returns. One
+thread takes buckets in the order in which DDP hands them out, which is the same on all ranks. The
+last bucket of a step has no backward to hide behind: the thread that brings it does it itself. What
+goes wrong comes out of `backward()` as it is: a callback at the end of backward, before DDP's own,
+looks at every bucket, for DDP would make any error of a future an unreadable one.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed import ProcessGroup
+from torch.futures import Future
+
+from firecaffe.comm.agree import agree
+from firecaffe.comm.auto import AutoChoice, choose_exchange
+from firecaffe.comm.exchange import Exchange
+from firecaffe.comm.local import meet_local_ranks
+from firecaffe.comm.worker import Worker
+from firecaffe.comm.world import World
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
+from firecaffe.exchange.choose import AUTO
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.gradients.reducer import begin_thread
+from firecaffe.script.group import meet, timeout_of
+from firecaffe.script.rank_mean import Bucket, RankMean
+from firecaffe.script.words import check_words
+
+BUCKET_BYTES = 25 * 1024 * 1024
+"""Of DDP's buckets, unless it is told otherwise (bucket_cap_mb)."""
+
+PATIENCE_S = 1.0
+"""How long the end of a program waits for a bucket that is still under way."""
+
+GradHook = Callable[["HookState", GradBucket], Future[Tensor]]
+
+
+class HookState:
+    """The state of `exchange_bucket`: the exchange, and the thread that it runs in.
+
+    It meets the other ranks with the first bucket, for a launcher may start them, and initialize
+    `torch.distributed`, long after the hook was made. A copy, by `copy.deepcopy` or `pickle`, has
+    met nobody: it does so with its own first bucket, and begins with no memory of a compressor's.
+
+    The thread ends with the program or with the last reference, and lets go of its process group
+    then: one that outlives the interpreter would abort the program.
+    """
+
+    def __init__(
+        self,
+        exchange: str,
+        compressor: str,
+        timeout_s: float | None = None,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        self.exchange = exchange
+        self.compressor = compressor
+        self.timeout_s = timeout_s
+        self.counts_ranks = False
+        """Whether the mean is over the ranks that still have inputs (`torch…algorithms.Join`)."""
+        self.choice: AutoChoice | None = None
+        """What exchange "auto" came to, and why."""
+        self._process_group = process_group
+        self._world: World | None = None
+        self._mean: RankMean | None = None
+        self._worker: Worker | None = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "exchange": self.exchange,
+            "compressor": self.compressor,
+            "timeout_s": self.timeout_s,
+        }
+
+    def __setstate__(self, words: dict[str, Any]) -> None:
+        HookState.__init__(self, **words)
+
+    def meet(self, device: torch.device, sizes_bytes: Sequence[int]) -> World:
+        """Meets the other ranks of the group; all must call it.
+
+        sizes_bytes: of a step's buckets, for exchange "auto".
+
+        Raises: LaunchError, AgreementError, RecipeError if the exchange does not fit the hosts.
+        """
+        if self._world is not None:
+            return self._world
+        world, per_host = meet(self._process_group, device, self.timeout_s)
+        agree(world, {"exchange": self.exchange, "compressor": self.compressor})
+        algorithm = self.exchange
+        if world.exchange_group is not None:
+            _check_hosts(algorithm, world, per_host)
+            local = None
+            if device.type == "cpu":
+                # The processes' own sockets, which keep to the time of the group's.
+                patience = timeout_of(world.exchange_group, device)
+                local = meet_local_ranks(world, patience.total_seconds())
+            if algorithm == AUTO:
+                self.choice = choose_exchange(
+                    world,
+                    sizes_bytes,
+                    world.world_size,
+                    shared_memory=local is not None,
+                    instead=self.compressor if self.compressor != NO_COMPRESSOR else "",
+                )
+                algorithm = self.choice.algorithm
+            torch.get_num_threads()  # fixes this thread's number, before the other sets its own
+            self._mean = RankMean(Exchange(world, algorithm, local), self.compressor)
+            self._worker = Worker("exchange", partial(begin_thread, device))
+            if device.type == "cuda":
+                self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            weakref.finalize(self, _close, self._worker, self._mean, world)
+        self._world = world
+        return world
+
+    def send(self, grad_bucket: GradBucket) -> Future[Tensor]:
+        """Takes a bucket, inside backward or, from a rank without inputs, outside."""
+        buffer = grad_bucket.buffer()
+        self.meet(buffer.device, bucket_sizes(buffer.numel() * buffer.itemsize))
+        result: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+        if self._worker is None:
+            result.set_result(buffer)
+            return result
+        is_active = torch._C._current_graph_task_id() >= 0
+        bucket = Bucket(
+            grad_bucket.index(),
+            grad_bucket.is_last(),
+            buffer,
+            grad_bucket.parameters(),
+            is_active,
+            self.counts_ranks,
+        )
+        task = self._task(bucket, result)
+        is_last = bucket.is_last or not is_active
+        done = (
+            self._worker.run_here(task)
+            if is_last and not buffer.is_cuda
+            else self._worker.submit(task)
+        )
+        if is_active:
+            torch.autograd.Variable._execution_engine.queue_callback(done.result)
+        else:
+            done.result()
+        return result
+
+    def _task(self, bucket: Bucket, result: Future[Tensor]) -> Callable[[], None]:
+        mean, stream, device = self._mean, self._stream, bucket.buffer.device
+        assert mean is not None
+        if stream is None:
+            return lambda: result.set_result(mean(bucket))
+        ready = torch.cuda.current_stream(device).record_event()
+
+        def on_stream() -> None:
+            with torch.cuda.stream(stream):
+                stream.wait_event(ready)
+                result.set_result(mean(bucket))
+
+        return on_stream
+
+
+def exchange_bucket(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The hook. DDP asks for a plain function with a parameter of this name."""
+    return state.send(bucket)
+
+
+def comm_hook(
+    exchange: str = "tree",
+    compressor: str = NO_COMPRESSOR,
+    *,
+    timeout_s: float | None = None,
+    process_group: ProcessGroup | None = None,
+) -> tuple[HookState, GradHook]:
+    """(state, hook) for `DistributedDataParallel.register_comm_hook`; each DDP needs its own pair.
+
+    Joins nothing: the ranks meet with the first bucket. process_group: the one that DDP was given,
+    if it was given one. Otherwise as `parallelize`, the errors too; those of meeting come out of
+    `backward()`.
+    """
+    check_words(exchange, compressor, timeout_s)
+    return HookState(exchange, compressor, timeout_s, process_group), exchange_bucket
+
+
+def bucket_sizes(num_bytes: int, largest: int = BUCKET_BYTES) -> list[int]:
+    """Bytes of each bucket that DDP will cut so many bytes into."""
+    whole, rest = divmod(num_bytes, largest)
+    return [largest] * whole + [rest] * (rest > 0)
+
+
+def _check_hosts(exchange: str, world: World, per_host: Sequence[int]) -> None:
+    """Raises: RecipeError if an exchange does not fit the ranks of the hosts."""
+    if exchange in (NATIVE, AUTO):
+        return
+    if parse_hierarchical(exchange) is not None and len(set(per_host)) > 1:
+        found = ", ".join(map(str, per_host))
+        raise RecipeError(
+            f"exchange: {exchange} needs as many ranks on each host; there are {found}"
+        )
+    try:
+        find_schedule(exchange, world.local_world_size)(world.world_size, 1)
+    except ValueError as error:
+        raise RecipeError(f"exchange: {error}") from None
+
+
+def _close(worker: Worker, mean: RankMean, world: World) -> None:
+    """Ends the thread and its process group; leaves both if a bucket waits for a lost rank."""
+    worker.close(wait=False)
+    if worker.thread is not threading.current_thread():
+        worker.thread.join(PATIENCE_S)
+    if not worker.thread.is_alive():
+        mean.close()
+        # The names of subgroups go by how many groups a process has: one less on a rank that is
+        # early, and the next would not find each other.
+        if dist.is_initialized() and world.world_size == dist.get_world_size():
+            with suppress(ValueError):  # destroyed already
+                dist.destroy_process_group(world.exchange_group)
