@@ -44,8 +44,8 @@ def main(argv: list[str]) -> int:
         recipe = recipe_for(options.model)
     sizes = _sizes(options.sizes)
     _check_memory(recipe, sizes)
-    if not 0 < options.seconds <= MOST_SECONDS:
-        raise RecipeError(f"--seconds is {options.seconds:g}; it must be up to {MOST_SECONDS}")
+    if not 0 <= options.seconds <= MOST_SECONDS:
+        raise RecipeError(f"--seconds is {options.seconds:g}; it must be 0 to {MOST_SECONDS}")
     cluster = cluster_to_write(options)
     with join(recipe.train.device) as world:
         rows = [_time(recipe, world, size, options.seconds) for size in sizes]
