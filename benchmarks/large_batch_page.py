@@ -29,7 +29,8 @@ intervals. Differences with Welch's, which hold at 95 % for all rows of a table 
 (Bonferroni). Every row's runs are of the same work, on one worker each; by the invariance, any
 number of workers ends in the same bits.
 
-This page is made from [its records](large_batch.json), by `python -m benchmarks.large_batch_page`.
+This page is made from [its records](large_batch.json), by
+`python -m benchmarks.large_batch_page benchmarks/results/large_batch.json`.
 {kept}"""
 
 BY_RULES = """

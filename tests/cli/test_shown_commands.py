@@ -1,0 +1,225 @@
+"""Every command that README and docs show is run, as it stands, in the order of its page.
+
+In a folder with stand-ins for the data sets, the photos and the runs that a page names. Words that
+make it short are added (`SHORTER`); the launcher is `Ranks`, which starts a rank in 0.1 s. What
+cannot be run here is in `NOT_RUN`, with the reason.
+"""
+
+import argparse
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import firecaffe
+from firecaffe.cli import bench as bench_command
+from firecaffe.cli import check, main, train, twin
+from firecaffe.comm.hosts import Hosts
+from firecaffe.data.cifar10 import open_cifar10
+from firecaffe.runs.environment import cpu_name
+from tests.cli.shown_commands import GROUPS, NOT_RUN, PREPARED, ROOT, SHORT, Shown, shown, snippets
+from tests.world import Ranks
+
+CIFAR10_IMAGES = 16
+ALL = [found for pages in GROUPS.values() for page in pages for found in shown(page)]
+BENCHMARKS = sorted(
+    {
+        found[1]
+        for page in [*ROOT.glob("benchmarks/results/*.md"), *ROOT.glob("docs/*.md")]
+        for found in re.finditer(r"python -m (benchmarks\.[^\n`>|]+)", page.read_text("utf-8"))
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data home with little Fashion-MNIST and CIFAR-10."""
+    home = tmp_path_factory.mktemp("data")
+    fashion, cifar10 = home / "fashion-mnist", home / "cifar10"
+    fashion.mkdir()
+    cifar10.mkdir()
+    for part, count in (("train", 64), ("t10k", 16)):
+        images = bytes(range(256)) * 4 * count
+        labels = bytes(i % 10 for i in range(count))
+        sizes = [count, 28, 28]
+        for kind, shape, content in (
+            ("images-idx3", sizes, images[: count * 28 * 28]),
+            ("labels-idx1", sizes[:1], labels),
+        ):
+            head = [0x800 + len(shape), *shape]
+            header = b"".join(number.to_bytes(4, "big") for number in head)
+            (fashion / f"{part}-{kind}-ubyte").write_bytes(header + content)
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        (cifar10 / f"{name}.bin").write_bytes(bytes(3073 * CIFAR10_IMAGES))
+    return home
+
+
+@pytest.fixture
+def here(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Ranks) -> Path:
+    """A folder with what the pages name; commands are run there."""
+    for name in ("recipes", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for folder in ("photos", "imagenet"):
+        for part in ("train", "test"):
+            for kind in ("dress", "shirt"):
+                (tmp_path / folder / part / kind).mkdir(parents=True)
+                for i in range(8):
+                    noise = np.random.default_rng(i).integers(0, 256, (48, 64, 3), np.uint8)
+                    Image.fromarray(noise).save(tmp_path / folder / part / kind / f"{i}.jpg")
+    recipe = (ROOT / "recipes" / "lenet_fashion.toml").read_text("utf-8")
+    (tmp_path / "RECIPE.toml").write_text(recipe)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FIRECAFFE_DATA", str(data))
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(open_cifar10, "__defaults__", (CIFAR10_IMAGES,))
+
+    def launch(arguments: list[str], hosts: Hosts, *_: object, **__: object) -> None:
+        ranks.run(hosts.nproc_per_node, _run_rank, arguments, tmp_path, data)
+
+    for module in (bench_command, check, train, twin):
+        monkeypatch.setattr(module, "launch", launch)
+    return tmp_path
+
+
+def _run_rank(arguments: list[str], folder: Path, data: Path) -> None:
+    os.chdir(folder)
+    os.environ["FIRECAFFE_DATA"] = str(data)
+    open_cifar10.__defaults__ = (CIFAR10_IMAGES,)
+    assert main(arguments) == 0, arguments
+
+
+def _run(command: str) -> None:
+    """As the shell would split it."""
+    split = ["bash", "-c", f"printf '%s\\0' {command.partition(' ')[2]}"]
+    words = subprocess.run(split, capture_output=True, text=True, check=True).stdout
+    code = main(words.split("\0")[:-1])
+    assert code == 0, f"{command}: exit code {code}"
+
+
+def _run_all(commands: Iterable[Shown]) -> None:
+    for found in commands:
+        if found.text.startswith("firecaffe ") and not found.reason_not_run:
+            _run(found.shortened)
+
+
+def _is_new(found: Shown) -> bool:
+    """Whether no page before shows it too."""
+    return found.page == next(each.page for each in ALL if each.text == found.text)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_shown_command_is_run(group: str, here: Path) -> None:
+    for command in PREPARED.get(group, ()):
+        _run(command)
+    pages = [found for page in GROUPS[group] for found in shown(page)]
+    _run_all(found for found in pages if not found.is_slow and _is_new(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_long_command_is_run(group: str, here: Path) -> None:
+    pages = [found for page in GROUPS[group] for found in shown(page)]
+    makes = ("firecaffe pack", "firecaffe check")  # what later ones read
+    _run_all(found for found in pages if found.is_slow or found.text.startswith(makes))
+
+
+def test_every_shown_command_is_run_or_has_a_reason() -> None:
+    programs = {found.text.split()[0] for found in ALL}
+    assert "firecaffe" in programs
+    open_commands = [
+        found
+        for found in ALL
+        if not found.text.startswith(("firecaffe ", "python -m benchmarks."))
+        and not found.reason_not_run
+    ]
+    assert open_commands == []
+    for begin in NOT_RUN:
+        assert any(found.text.startswith(begin) for found in ALL), f"no page shows {begin!r}"
+    assert not [found for found in ALL if "…" in found.text and not found.reason_not_run]
+
+
+class ParsedError(Exception):
+    """A program has understood its words."""
+
+
+@pytest.mark.parametrize("command", BENCHMARKS)
+def test_a_benchmark_understands_its_shown_words(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not run: it takes minutes, and some need root."""
+    parse = argparse.ArgumentParser.parse_known_args
+
+    def stop(self: argparse.ArgumentParser, *arguments: Any) -> NoReturn:
+        _, unknown = parse(self, *arguments)
+        assert unknown == []
+        raise ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
+    module, *words = command.split()
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    monkeypatch.delitem(sys.modules, module, raising=False)  # an import by another test
+    with pytest.raises(ParsedError):
+        runpy.run_module(module, run_name="__main__")
+
+
+def test_the_demo_says_what_its_digest_depends_on(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `make demo` types, beside the data's download."""
+    assert "firecaffe demo recipes/nin_small.toml\n" in (ROOT / "Makefile").read_text("utf-8")
+    monkeypatch.setattr("firecaffe.cli.data.get", lambda name: here)
+    _run(f"firecaffe demo recipes/nin_small.toml {SHORT}")
+    said = capsys.readouterr().out
+    assert cpu_name() in said
+    assert torch.__version__ in said
+    assert "identical in all 2 runs" in said
+
+
+def _numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d[\d,.]*\d|\d", text))
+
+
+def test_the_plan_that_readme_shows_is_what_plan_says(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = (found for found in shown("README.md") if "--model googlenet" in found.text)
+    _run(found.text)
+    said = _numbers(capsys.readouterr().out)
+    assert len(found.output) > 5
+    assert _numbers("\n".join(found.output)) <= said
+
+
+def test_every_whole_snippet_of_python_is_run(here: Path, ranks: Ranks) -> None:
+    whole = [
+        code
+        for page in ("README.md", "docs/usage.md")
+        for code in snippets(page)
+        if "…" not in code
+    ]
+    assert len(whole) >= 3
+    ranks.run(1, _run_snippets, whole, here)
+
+
+def _run_snippets(snippets: list[str], folder: Path) -> None:
+    """Each with the names that its page has talked of."""
+    os.chdir(folder)
+    own = runpy.run_path("examples/own_model.py")
+    for code in snippets:
+        network = torch.nn.Linear(4, 2)
+        names = {"firecaffe": firecaffe, "model": network, "network": network, "ddp": None}
+        if "firecaffe.train(" in code:
+            code = code.replace("steps=40", "steps=2")
+            names["network"] = own["network"]
+            names["train_set"], names["test_set"] = own["bars"](64, 1), own["bars"](16, 2)
+        if "ddp." in code:
+            names["ddp"] = torch.nn.parallel.DistributedDataParallel(network)
+        exec(code, names)
