@@ -129,7 +129,8 @@ class _Launch:
         self.agent = FaultAgent(spec, DefaultLogsSpecs(log_dir=log_folder))
         self.agent.is_elastic = hosts.min_nodes < hosts.max_nodes
         self.agent.on_restart = self._tell_restart
-        self.agent.on_waiting = self._tell_waiting
+        if not hosts.is_one:
+            self.agent.on_waiting = self._tell_waiting
         self.handler = handler
 
     def run(self) -> None:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -67,9 +66,7 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
     assert any("top-1" in line for line in lines)
     assert not any("\x1b" in line for line in lines)  # plain where there is no terminal
 
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    module = ["-m", "firecaffe", "train", recipe, "--run.folder", theirs]
-    done = call(*torchrun, "--nproc-per-node", "2", *module)
+    done = torchrun(2, "-m", "firecaffe", "train", recipe, "--run.folder", theirs)
     assert done.returncode == 0, done.stderr
     assert result_of(ours)["world_size"] == 3
     assert result_of(theirs)["world_size"] == 2
@@ -103,10 +100,10 @@ def test_two_launchers_on_one_host_meet(recipe: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"{host}:{free.getsockname()[1]}"
     words = ["--nnodes", "2", "--rdzv-endpoint", place, "--rdzv-id", "a run"]
-    command = [*FIRECAFFE, "train", recipe, "--run.folder", tmp_path / "run", *words]
-    with ThreadPoolExecutor() as pool:
-        both = [each.result() for each in [pool.submit(call, *command) for _ in range(2)]]
-    assert [done.returncode for done in both] == [0, 0], [done.stderr for done in both]
+    command = ["-m", "firecaffe", "train", recipe, "--run.folder", tmp_path / "run", *words]
+    with Typed(*command) as first, Typed(*command) as second:
+        said = [first.communicate(), second.communicate()]
+        assert [first.wait(), second.wait()] == [0, 0], said
     assert result_of(tmp_path / "run")["world_size"] == 2
 
 
