@@ -190,7 +190,7 @@ def test_sums_in_shared_memory_are_checked_and_timed_too(
 
 
 def memory_summed_to_a_wrong_total() -> str:
-    def sum_in_place(local: object, blocks: object, into: object) -> None:
+    def sum_in_place(*_: object, **__: object) -> None:
         """Nobody adds anything."""
 
     with pytest.MonkeyPatch.context() as patch:
