@@ -154,7 +154,7 @@ def test_impossible_input_gets_one_line(words: list[str], said: str) -> None:
 
 
 def test_a_link_without_bandwidth_is_refused(tmp_path: Path) -> None:
-    done = firecaffe("bench", "step", "--model", "lenet", "--sizes", "1", "--seconds", "0",
+    done = firecaffe("bench", "step", "--model", "lenet", "--sizes", "1", "--seconds", "0.01",
                      "--write", str(tmp_path / "c.toml"))  # fmt: skip
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "c.toml").read_text()
