@@ -24,6 +24,7 @@ import firecaffe
 from firecaffe.cli import bench as bench_command
 from firecaffe.cli import check, main, train, twin
 from firecaffe.comm.hosts import Hosts
+from firecaffe.comm.report import LAUNCHED
 from firecaffe.data.cifar10 import open_cifar10
 from firecaffe.runs.environment import cpu_name
 from tests.cli.shown_commands import GROUPS, NOT_RUN, PREPARED, ROOT, SHORT, Shown, shown, snippets
@@ -47,7 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fashion, cifar10 = home / "fashion-mnist", home / "cifar10"
     fashion.mkdir()
     cifar10.mkdir()
-    for part, count in (("train", 64), ("t10k", 16)):
+    for part, count in (("train", 1024), ("t10k", 16)):
         images = bytes(range(256)) * 4 * count
         labels = bytes(i % 10 for i in range(count))
         sizes = [count, 28, 28]
@@ -93,6 +94,7 @@ def here(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Ran
 def _run_rank(arguments: list[str], folder: Path, data: Path) -> None:
     os.chdir(folder)
     os.environ["FIRECAFFE_DATA"] = str(data)
+    os.environ[LAUNCHED] = str(os.getppid())  # by ours, not by torchrun
     open_cifar10.__defaults__ = (CIFAR10_IMAGES,)
     assert main(arguments) == 0, arguments
 
