@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn, optim
 from torch._C._distributed_c10d import Store
 
-from firecaffe.comm.groups import attempt, number_of
+from firecaffe.comm.groups import attempt, who_am_i
 from firecaffe.comm.world import lasting_store
 from firecaffe.errors import RunError
 from firecaffe.runs.record import JsonLines, read_json_lines
@@ -32,7 +31,7 @@ class Attached:
 
     def __init__(self, model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> None:
         """Raises: RunError if the folder has this rank's timings of another run."""
-        rank = dist.get_rank() if dist.is_initialized() else number_of("RANK", 0)
+        rank, _ = who_am_i()
         path = Path(folder).absolute() / "timings" / f"rank-{rank}.jsonl"
         store, key = lasting_store(), f"firecaffe/attached/{path}"
         try:

@@ -108,5 +108,7 @@ def test_ranks_that_share_memory(ranks: Ranks, stage: str, tmp_path: Path) -> No
     ):
         assert told == ("PeerLostError" if rank else "StageError")
         assert after[:2] == before[:2]
-        if rank == 0:  # the other may hold what it was summing until its next backward
+        # Rank 1 loses its peer in its first step and sometimes keeps what it was summing to the
+        # process's end; by what is not known.
+        if rank == 0:
             assert after[2] == before[2]
