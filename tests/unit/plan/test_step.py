@@ -7,11 +7,11 @@ import pytest
 
 from firecaffe.plan.advice import changes
 from firecaffe.plan.cluster import Cluster, Device, Link, Measured, Storage
-from firecaffe.plan.compute import correction, micro_batch, update_s
+from firecaffe.plan.compute import MicroBatch, correction, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.memory import memory_bytes
-from firecaffe.plan.timeline import Bucket, overlap, slowest_of
-from firecaffe.plan.workload import IMAGES, Workload, layers_of
+from firecaffe.plan.timeline import Bucket, buckets_of, overlap, slowest_of
+from firecaffe.plan.workload import IMAGES, LayerWork, Workload, layers_of
 from firecaffe.planning import workload_of_model
 
 DEVICE = Device("d", 1e12, 1e15, {"float32": 1e12}, efficiency=1.0, overhead_s=0.0)
@@ -55,6 +55,17 @@ def test_layers_hold_every_parameter_and_every_flop() -> None:
     layers, found = layers_of("googlenet", None, None)
     assert sum(sum(layer.parameters_bytes) for layer in layers) == found.weight_bytes
     assert sum(layer.flops for layer in layers) * 3 == found.forward_backward_flops / IMAGES
+
+
+def test_a_bucket_is_ready_with_its_last_gradient() -> None:
+    """Three layers of 400 bytes, from the last to the first; a bucket is full at 800, the first at
+    a fourth of it.
+    """
+    layers = tuple(LayerWork("linear", 0.0, 0.0, 400.0, ((10, 10),)) for _ in range(3))
+    work = dataclasses.replace(WORK, layers=layers, bucket_bytes=800)
+    found = buckets_of(work, MicroBatch(1.0, (0.1, 0.2, 0.4)))
+    assert [each.num_elements for each in found] == [100, 200]
+    assert [each.ready_s for each in found] == pytest.approx([0.1, 0.1 + 0.2 + 0.4])
 
 
 def test_what_backward_does_not_hide_is_exposed() -> None:
