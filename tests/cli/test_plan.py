@@ -234,8 +234,9 @@ def test_a_ddp_script_with_two_more_lines(tmp_path: Path) -> None:
         "attached.detach()\n"
         "model(torch.randn(1, 300)).sum().backward()\n"
         "optimizer.step()\n"
-        "dist.destroy_process_group()\n"
     )
+    # The group is not destroyed: torch 2.13 may then wait for its own thread, which wants the
+    # interpreter's lock to let go of the last Work.
     torchrun(2, script, tmp_path / "run").check_returncode()
     done = firecaffe("explain", str(tmp_path / "run"), "--json")
     assert done.returncode == 0, done.stderr
