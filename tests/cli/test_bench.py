@@ -224,7 +224,7 @@ REFUSED = {
         2,
         ["--stepfactor is 1.5; it must be a whole number"],
     ),
-    "no repetition": (["exchange", "-n", "0"], 2, ["-n is 0", "at least 1"]),
+    "no repetition": (["exchange", "-n", "0"], 2, ["-n is 0", "1 to"]),
     "rate in bytes": (["exchange", "--link", "25GB"], 2, ["--link is '25GB'", "bits per second"]),
     "empty rate": (["exchange", "--link", ""], 2, ["--link is ''", "bits per second"]),
     "device": (["exchange", "--device", "tpu"], 2, ["--device is 'tpu'", "auto, cpu, cuda"]),
