@@ -22,7 +22,7 @@ class FirecaffeError(Exception):
         return str(self) if self.fault is None or self.fault.kind in SAVED else self.fault.line
 
 
-class RecipeError(FirecaffeError, ValueError):
+class RecipeError(FirecaffeError):
     """The recipe, the command line or an argument asks for something that cannot be."""
 
     exit_code = 2
@@ -40,13 +40,13 @@ class CheckpointError(FirecaffeError):
     exit_code = 4
 
 
-class AgreementError(FirecaffeError, RuntimeError):
+class AgreementError(FirecaffeError):
     """The ranks do not run the same recipe, code or model."""
 
     exit_code = 5
 
 
-class LaunchError(FirecaffeError, RuntimeError):
+class LaunchError(FirecaffeError):
     """The ranks could not be started or could not find each other."""
 
     exit_code = 6
@@ -65,7 +65,8 @@ class RunError(FirecaffeError):
 
 
 class PeerLostError(FirecaffeError, RuntimeError):
-    """Another rank is gone, frozen, cut off or behind; or told that it has failed.
+    """Another rank is gone, frozen, cut off or behind; or told that it has failed. A RuntimeError,
+    as `backward()` raises it of a process group.
 
     `fault` says who and how, and the exit code is that of its kind; None where nobody knows.
     """

@@ -1,6 +1,7 @@
 """What may be asked of an exchange in a script, and with which models and options of DDP's."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,10 +23,28 @@ REFUSED = {
 """Options of DDP's that go past any communication hook: they would do so in silence."""
 
 
+class ArgumentError(RecipeError, ValueError):
+    """An argument cannot be. A ValueError, as DDP raises it. (Not every RecipeError is one: whoever
+    reads a file takes a ValueError for a damaged one.)
+    """
+
+
 class NothingToTrainError(RecipeError, RuntimeError):
     """A model has no parameter to train; DDP raises a RuntimeError of it."""
 
 
+@contextmanager
+def _of_arguments() -> Iterator[None]:
+    """Raises: ArgumentError for a RecipeError that is none of DDP's kinds yet."""
+    try:
+        yield
+    except RecipeError as error:
+        if isinstance(error, ValueError | RuntimeError):
+            raise
+        raise ArgumentError(str(error)) from None
+
+
+@_of_arguments()
 def check_words(exchange: str, compressor: str, timeout_s: float | None) -> None:
     """Raises: RecipeError if a word cannot be, or two cannot be together."""
     if exchange not in (NATIVE, AUTO):
@@ -46,6 +65,7 @@ def check_words(exchange: str, compressor: str, timeout_s: float | None) -> None
         check_timeout("timeout_s", timeout_s)
 
 
+@_of_arguments()
 def check_model(module: nn.Module, compressor: str, options: Mapping[str, Any]) -> None:
     """Raises: RecipeError if gradients of a model, or of an option of DDP's, would not go through
     the exchange.

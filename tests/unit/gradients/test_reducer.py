@@ -95,9 +95,14 @@ def test_a_failed_exchange_fails_the_step() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     reducer = make_reducer(model, FailingExchange(), [1, 0])
     reducer.begin_step(1.0)
-    reducer.add(0, model(torch.ones(1, 2)).sum(), [], torch.zeros(1))
-    with pytest.raises(ConnectionError, match="the cable is out"):
+
+    def step() -> None:
+        """It fails in whichever of the two meets the failure first."""
+        reducer.add(0, model(torch.ones(1, 2)).sum(), [], torch.zeros(1))
         reducer.finish_step()
+
+    with pytest.raises(ConnectionError, match="the cable is out"):
+        step()
     reducer.close()
 
 
