@@ -99,6 +99,8 @@ class _World:
     def __init__(self, world_size: int, once: bool) -> None:
         context = fork_server()
         self._processes, self._pipes = [], []
+        self._stores: list[TCPStore] = []
+        """Kept to the end: a rank knows a store by its port, so none may come again."""
         for _ in range(world_size):
             own, other = context.Pipe()
             process = context.Process(target=_main, args=(other, once))
@@ -116,6 +118,7 @@ class _World:
     ) -> list[Any]:
         world_size = len(self._pipes)
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._stores.append(store)
         for rank, pipe in enumerate(self._pipes):
             environment = {
                 "RANK": str(rank),
