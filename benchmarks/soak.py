@@ -26,9 +26,6 @@ import torch
 from benchmarks.small_run import RECIPE, command, state_of, steps_of
 from firecaffe.runs.environment import commit, cpu_name
 
-LONGEST_PAUSE_S = 9.0
-"""Between two kills, at most: a start takes about half of that."""
-
 PATIENCE_S = 300.0
 """For a run that is left alone."""
 
@@ -70,6 +67,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600, help="of each run")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=9.0,
+        help="seconds between two kills, at most: a start takes about half of that",
+    )
     parser.add_argument("--page", type=Path, help="where the result page goes")
     given = parser.parse_args()
     drawn = random.Random(given.seed)
@@ -88,7 +91,11 @@ def main() -> int:
             left = given.kills - sum(each.kills for each in runs)
             restarts = ("--max-restarts", str(left))
             said = fire(
-                run, command(recipe, run.folder, given.workers, *words, *restarts), left, drawn
+                run,
+                command(recipe, run.folder, given.workers, *words, *restarts),
+                left,
+                drawn,
+                given.pause,
             )
             is_right = said == 0 and state_of(run.folder) == state
             right += is_right
@@ -102,7 +109,7 @@ def main() -> int:
     return 0 if right == in_order == len(runs) else 1
 
 
-def fire(run: Run, training: list[str], most: int, drawn: random.Random) -> int:
+def fire(run: Run, training: list[str], most: int, drawn: random.Random, pause_s: float) -> int:
     """Trains and kills; returns the exit code, -1 where the run had to be given up."""
     with subprocess.Popen(
         training,
@@ -112,7 +119,7 @@ def fire(run: Run, training: list[str], most: int, drawn: random.Random) -> int:
     ) as launcher:
         while run.kills < most:
             try:
-                launcher.wait(drawn.uniform(0.0, LONGEST_PAUSE_S))
+                launcher.wait(drawn.uniform(0.0, pause_s))
                 break
             except subprocess.TimeoutExpired:
                 pass
@@ -181,7 +188,7 @@ def page(given: argparse.Namespace, runs: list[Run], right: int, in_order: int, 
         command=" ".join(["python", "-m", "benchmarks.soak", *sys.argv[1:]]),
         kills=sum(run.kills for run in runs),
         workers=given.workers,
-        pause=LONGEST_PAUSE_S,
+        pause=given.pause,
         seed=given.seed,
         steps=given.steps,
         cpu=cpu_name(),
