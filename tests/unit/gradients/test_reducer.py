@@ -36,14 +36,18 @@ class FailingExchange(RecordingExchange):
 
 
 def make_reducer(
-    model: nn.Sequential, exchange: Exchange, order: list[int], coding: Coding | None = None
+    model: nn.Sequential,
+    exchange: Exchange,
+    order: list[int],
+    coding: Coding | None = None,
+    num_leaves: int = 2,
 ) -> GradientReducer:
     return GradientReducer(
         dict(model.named_parameters()),
         order,
         [],
         torch.zeros(1),
-        2,
+        num_leaves,
         exchange,
         "tree",
         bucket_bytes=1,
@@ -89,6 +93,22 @@ def test_a_tail_of_its_own_goes_before_the_last_gradients() -> None:
     counts = 2
     assert [bucket.members for bucket in reducer.buckets] == [(1,), (counts,), (0,)]
     reducer.close()
+
+
+def test_a_share_that_is_no_subtree_is_summed_in_tree_order() -> None:
+    """Leaves 1 to 4 of 8, which a ring's worker may hold: 1 + ((2 + 3) + 4)."""
+    big = 2.0**25  # one less or one more is no float32
+    layer = nn.Linear(1, 1, bias=False)
+    model = nn.Sequential(layer)
+    reducer = make_reducer(model, RecordingExchange(), [0], num_leaves=8)
+    reducer.begin_step(1.0)
+    for leaf, gradient in {1: 1.0, 2: big, 3: 0.0, 4: -big}.items():
+        counts = torch.zeros(1) if leaf == 4 else None
+        reducer.add(leaf, model(torch.full((1, 1), gradient)).sum(), [], counts)
+    reducer.finish_step()
+    reducer.close()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.item() == 1.0
 
 
 def test_a_failed_exchange_fails_the_step() -> None:
