@@ -30,10 +30,10 @@ from benchmarks.training import (
     make_network,
     make_ours,
 )
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.runs.environment import cpu_name
-from firecaffe.training.config import TrainConfig
 
 NUM_MICRO_BATCHES = 8
 WORKERS = 2

@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 import firecaffe
-from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, TrainConfig, assemble
+from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.data import TensorDataset
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.training import loop
+from firecaffe.training import build, loop
 
 WORKERS, NODES, WIDTH, STEPS, EVERY = 2, 8, 2048, 10, 2
 
@@ -112,7 +112,7 @@ def network() -> nn.Module:
 
 def train_rank(folder: Path, resume: str | None) -> None:
     found: dict[str, Any] = {"saves": []}
-    save, run = loop._save, vars(assemble)["run_training"]
+    save, run = loop._save, vars(build)["run_training"]
 
     def measured(t: loop.Training, done: int, history: str) -> None:
         before = status_bytes("VmRSS")
@@ -130,7 +130,7 @@ def train_rank(folder: Path, resume: str | None) -> None:
         result: loop.Result = run(t)
         return result
 
-    vars(loop)["_save"], vars(assemble)["run_training"] = measured, begun
+    vars(loop)["_save"], vars(build)["run_training"] = measured, begun
     images = (torch.arange(64 * 784) * 37 % 251).to(torch.uint8).view(64, 1, 28, 28)
     data = partial(TensorDataset, images, torch.arange(64) % 10, 10)
     recipe = Recipe(

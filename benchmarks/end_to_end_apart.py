@@ -17,7 +17,7 @@ from benchmarks import raw_lines
 from benchmarks.end_to_end_recipe import BASE_LR, DDP, HOSTS, RING, UNCOMPRESSED, open_images
 from benchmarks.end_to_end_speed import make_step, time_block
 from benchmarks.virtual_cluster import VirtualCluster
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 
 VARIANTS = (DDP, RING, UNCOMPRESSED)
 

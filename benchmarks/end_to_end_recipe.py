@@ -12,9 +12,10 @@ from firecaffe.data import DataConfig, TensorDataset
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig
 from firecaffe.models import build_model, fillers
-from firecaffe.recipe import Recipe
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.folder import RunConfig
-from firecaffe.training.config import SolverConfig, TrainConfig
+from firecaffe.solvers.config import SolverConfig
 
 HOSTS = 4
 

@@ -28,14 +28,14 @@ from benchmarks.end_to_end_recipe import (
     make_recipe,
 )
 from benchmarks.our_step import OurStep
-from firecaffe.comm.conditions import conditions_since, read_counters
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, SampleOrder, TensorDataset
 from firecaffe.exchange.leaves import leaf_share
+from firecaffe.measure.conditions import conditions_since, read_counters
 from firecaffe.models import classification_loss
-from firecaffe.recipe import Recipe
-from firecaffe.training.solver import make_optimizer
+from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.transport.exchange import Exchange
 
 LARGEST_DIFFERENCE = 1e-4
 """Of two gradients that only rounding may part, relative to the norm."""

@@ -16,8 +16,11 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from firecaffe.comm.agree import gather_text
-from firecaffe.comm.check_exchange import (
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import World, join
+from firecaffe.exchange import EXCHANGES
+from firecaffe.measure.conditions import conditions_since, read_counters
+from firecaffe.measure.known_sum import (
     BYTES_PER_ELEMENT,
     check_exchanges,
     difference,
@@ -25,11 +28,8 @@ from firecaffe.comm.check_exchange import (
     summand,
     true_sum,
 )
-from firecaffe.comm.conditions import conditions_since, read_counters
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.measure import measure_link
-from firecaffe.comm.world import World, join
-from firecaffe.exchange import EXCHANGES
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.link import measure_link
 
 CHECKED_ELEMENTS = (1, 97, 8191)
 """Lengths at which random numbers must come out with the bits of the tree."""

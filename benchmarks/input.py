@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from firecaffe.comm.memory import keep_freed_memory
+from firecaffe.cluster.memory import keep_freed_memory
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.data.decode import decode
 from firecaffe.data.decoded import DecodedSet

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from firecaffe.cli.parse import read_recipe
-from firecaffe.recipe import Recipe
+from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import Run, differing_words, read_run
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.folder import read_run_file

@@ -21,15 +21,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from firecaffe.comm.agree import gather_text
-from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT, difference, stop_at_fault
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.interpret import interpret
-from firecaffe.comm.local import meet_local_ranks
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import World, join
 from firecaffe.exchange import NATIVE, tree
 from firecaffe.exchange.schedule import fold
+from firecaffe.measure.known_sum import BYTES_PER_ELEMENT, difference, stop_at_fault
 from firecaffe.runs.environment import commit, cpu_name
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.interpret import interpret
+from firecaffe.transport.local import meet_local_ranks
 
 SHARED, GLOO, SOCKETS = "shared memory", "Gloo's all_reduce", "tree over sockets"
 COPY = "copy of one's own"

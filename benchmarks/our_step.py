@@ -1,15 +1,15 @@
-"""One training of ours, step by step: the same parts as `firecaffe.assemble` puts together."""
+"""One training of ours, step by step: the same parts as `training.build` puts together."""
 
 from torch import Tensor, nn, optim
 
-from firecaffe.comm.exchange import Exchange, route
 from firecaffe.data import Batches
 from firecaffe.exchange.leaves import leaf_share
 from firecaffe.gradients.config import ExchangeConfig, coding_of, level_of
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.training.config import TrainConfig
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.training.step import Loss, Stepper, StepResult
+from firecaffe.transport.exchange import Exchange, route
 
 
 class OurStep:

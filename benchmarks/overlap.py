@@ -19,12 +19,12 @@ from torch import Tensor, nn, optim
 
 from benchmarks.our_step import OurStep
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.training.config import TrainConfig
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.training.step import StepResult
+from firecaffe.transport.exchange import Exchange
 
 LAYERS, ELEMENTS = 6, 350_000
 """8.4 MB of gradients."""

@@ -17,7 +17,7 @@ from firecaffe.models import MODELS
 from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast
-from firecaffe.planning import workload_of_model
+from firecaffe.plan.of_recipe import workload_of_model
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,14 @@ from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.our_step import OurStep
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.local import meet_local_ranks
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models import MODELS, build_model, classification_loss
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.runs.environment import cpu_name
-from firecaffe.training.config import TrainConfig
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.local import meet_local_ranks
 
 LEARNING_RATE = 0.01
 NUM_SAMPLES = 4096

@@ -14,35 +14,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firecaffe.assemble import train
     from firecaffe.data import DataConfig, TensorDataset
     from firecaffe.errors import FirecaffeError
     from firecaffe.gradients.config import ExchangeConfig
     from firecaffe.models.config import ModelConfig
-    from firecaffe.recipe import Recipe
+    from firecaffe.recipe.config import CheckpointConfig, TrainConfig
+    from firecaffe.recipe.sections import Recipe
     from firecaffe.runs.folder import RunConfig
     from firecaffe.script.attach import attach
     from firecaffe.script.hook import comm_hook
     from firecaffe.script.parallelize import parallelize
-    from firecaffe.training.config import CheckpointConfig, SolverConfig, TrainConfig
+    from firecaffe.solvers.config import SolverConfig
+    from firecaffe.training.build import train
     from firecaffe.training.loop import Result
 
 _PLACES = {
-    "CheckpointConfig": "training.config",
+    "CheckpointConfig": "recipe.config",
     "DataConfig": "data",
     "ExchangeConfig": "gradients.config",
     "FirecaffeError": "errors",
     "ModelConfig": "models.config",
-    "Recipe": "recipe",
+    "Recipe": "recipe.sections",
     "Result": "training.loop",
     "RunConfig": "runs.folder",
-    "SolverConfig": "training.config",
+    "SolverConfig": "solvers.config",
     "TensorDataset": "data",
-    "TrainConfig": "training.config",
+    "TrainConfig": "recipe.config",
     "attach": "script.attach",
     "comm_hook": "script.hook",
     "parallelize": "script.parallelize",
-    "train": "assemble",
+    "train": "training.build",
 }
 """Where each name is. Imported when it is asked for: a plan needs nothing that trains."""
 

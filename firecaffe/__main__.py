@@ -5,7 +5,7 @@ import sys
 from typing import NoReturn
 
 from firecaffe.cli import main
-from firecaffe.comm.report import end_process
+from firecaffe.cluster.last_word import end_process
 
 
 def run() -> NoReturn:

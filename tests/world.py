@@ -24,7 +24,12 @@ class RankError(Exception):
 
 PRELOADED = (
     *("torch", "torch.distributed", "torch._dynamo", "torch.distributed.launcher"),
-    *("firecaffe.assemble", "firecaffe.cli.train", "firecaffe.cli.plan", "firecaffe.cli.bench"),
+    *(
+        "firecaffe.training.build",
+        "firecaffe.cli.train",
+        "firecaffe.cli.plan",
+        "firecaffe.cli.bench",
+    ),
 )
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from firecaffe.cli.plain_text import print_plainly
 from firecaffe.cli.suggest import did_you_mean
-from firecaffe.comm.report import leave_report
+from firecaffe.cluster.last_word import leave_report
 from firecaffe.errors import FirecaffeError, RecipeError, RunError
 from firecaffe.faults import Fault
 

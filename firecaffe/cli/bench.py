@@ -13,26 +13,26 @@ import torch
 from rich.console import Console
 
 from firecaffe.cli import bench_data, bench_step
-from firecaffe.cli.bench_compressors import make_encoders
 from firecaffe.cli.bench_report import make_report, show
 from firecaffe.cli.bench_words import Plan, make_plan
 from firecaffe.cli.console import make_console
 from firecaffe.cli.launched import check_launched
 from firecaffe.cli.options.bench_exchange import make_parser
 from firecaffe.cli.schedule import MAX_WORLD_SIZE
-from firecaffe.comm.agree import agree, gather_text
-from firecaffe.comm.auto import num_senders, rank_elsewhere
-from firecaffe.comm.bench_exchange import time_exchanges
-from firecaffe.comm.conditions import conditions_since, read_counters
-from firecaffe.comm.hosts import Hosts
-from firecaffe.comm.launch import launch
-from firecaffe.comm.local import meet_local_ranks
-from firecaffe.comm.measure import Link, measure_link
-from firecaffe.comm.world import TIMEOUT_S, World, is_launched, join
+from firecaffe.cluster.agree import agree, gather_text
+from firecaffe.cluster.hosts import Hosts
+from firecaffe.cluster.launch import launch
+from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import Choice, choose
+from firecaffe.measure.conditions import conditions_since, read_counters
+from firecaffe.measure.encoded_sum import make_encoders
+from firecaffe.measure.exchange import time_exchanges
 from firecaffe.runs.environment import describe_environment
+from firecaffe.transport.auto import num_senders, rank_elsewhere
+from firecaffe.transport.link import Link, measure_link
+from firecaffe.transport.local import meet_local_ranks
 
 RANKS = 2
 """Started where neither --nproc-per-node nor a launcher says how many."""

@@ -8,12 +8,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.comm.auto import SHARED_MEMORY
-from firecaffe.comm.bench_exchange import WARM_UP, Timing
-from firecaffe.comm.check_exchange import BYTES_PER_ELEMENT, is_small
-from firecaffe.comm.measure import Link
 from firecaffe.exchange import NATIVE
 from firecaffe.exchange.choose import Choice
+from firecaffe.measure.exchange import WARM_UP, Timing
+from firecaffe.measure.known_sum import BYTES_PER_ELEMENT, is_small
+from firecaffe.transport.auto import SHARED_MEMORY
+from firecaffe.transport.link import Link
 
 MIN_WIDTH = 140
 """A narrower terminal breaks lines itself, which reads better than cells folded to shreds."""

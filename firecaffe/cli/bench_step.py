@@ -17,17 +17,17 @@ from rich.table import Table
 
 from firecaffe.cli.cluster_file import cluster_to_write, write_cluster
 from firecaffe.cli.console import make_console
-from firecaffe.cli.measured_device import calibrated
 from firecaffe.cli.options.bench_step import USAGE, make_parser
 from firecaffe.cli.parse import parse_recipe
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 from firecaffe.errors import MemoryFullError, RecipeError
-from firecaffe.layer_types import LayerTypes, by_layer_type
-from firecaffe.measured_step import Timed, time_steps
+from firecaffe.measure.device import calibrated
+from firecaffe.measure.layers import LayerTypes, by_layer_type
+from firecaffe.measure.step import Timed, time_steps
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
-from firecaffe.planning import workload_of
-from firecaffe.recipe import Recipe
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.sections import Recipe
 
 SHORT = {"convolution": "conv", "fully connected": "full", "pooling": "pool", "dropout": "drop"}
 SHORT |= {"normalization": "norm", "activation": "act"}

@@ -17,27 +17,27 @@ from rich.table import Table
 from firecaffe.cli.bench_step import recipe_for
 from firecaffe.cli.cluster_file import check_cluster_file, write_cluster
 from firecaffe.cli.console import make_console
-from firecaffe.cli.found_cluster import Found, cluster_of, findings
 from firecaffe.cli.launched import check_launched
 from firecaffe.cli.options.check import make_parser
 from firecaffe.cli.parse import parse_recipe
-from firecaffe.comm.agree import agree, gather_text
-from firecaffe.comm.bench_exchange import time_exchanges
-from firecaffe.comm.check_cluster import links_of, look_over
-from firecaffe.comm.hosts import Hosts, parse_nodes
-from firecaffe.comm.launch import launch
-from firecaffe.comm.local import LocalRanks, meet_local_ranks
-from firecaffe.comm.world import TIMEOUT_S, World, is_launched, join
+from firecaffe.cluster.agree import agree, gather_text
+from firecaffe.cluster.hosts import Hosts, parse_nodes
+from firecaffe.cluster.launch import launch
+from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
-from firecaffe.measured_step import (
+from firecaffe.measure.cluster import links_of, look_over
+from firecaffe.measure.exchange import time_exchanges
+from firecaffe.measure.found_cluster import Found, cluster_of, findings
+from firecaffe.measure.step import (
     MOST_MICRO_BATCHES,
     Timed,
     time_steps,
     time_steps_beside_exchange,
 )
-from firecaffe.recipe import Recipe
+from firecaffe.recipe.config import check_workers
+from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import cpu_name
-from firecaffe.training.config import check_workers
+from firecaffe.transport.local import LocalRanks, meet_local_ranks
 
 EXCHANGES = ("tree", "ring", "halving_doubling", "native")
 STEP_S = 1.5

@@ -13,7 +13,7 @@ from firecaffe.cli.options.demo import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.twin import check_twins, train_twin
 from firecaffe.errors import DataError, NotIdenticalError
-from firecaffe.recipe import Recipe
+from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import read_run
 from firecaffe.runs.environment import cpu_name
 

@@ -11,7 +11,7 @@ from docstring_parser import parse as parse_docstring
 from firecaffe.cli.parser import Parser
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.errors import RecipeError
-from firecaffe.recipe import Recipe
+from firecaffe.recipe.sections import Recipe
 
 PARTS = {"bench": ("exchange", "step", "data")}
 """Commands of commands."""

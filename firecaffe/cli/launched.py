@@ -3,7 +3,7 @@
 import os
 
 from firecaffe.cli.parser import Parser
-from firecaffe.comm.report import LAUNCHED
+from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.errors import RecipeError
 
 OF_OUR_LAUNCHER = ("--nnodes", "--rdzv-endpoint", "--rdzv-id", "--master-port", "--max-restarts")

@@ -10,10 +10,10 @@ from typing import Any
 from jsonargparse import Namespace
 
 from firecaffe.cli.parser import Parser
-from firecaffe.comm.report import LAUNCHED
+from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.errors import RecipeError
-from firecaffe.idle import idle_words
-from firecaffe.recipe import Recipe, check_recipe
+from firecaffe.recipe.idle import idle_words
+from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.runs.files import read_small
 
 

@@ -61,7 +61,8 @@ class Parser(ArgumentParser):
         """Raises: RecipeError for an option that is not there."""
         words: list[str] = []
         if self.takes_recipe:
-            from firecaffe.recipe import Recipe, flatten
+            from firecaffe.recipe.identity import flatten
+            from firecaffe.recipe.sections import Recipe
 
             words = list(flatten(Recipe()))
         return read_line(f"firecaffe {self.command}", argv, self._option_string_actions, words)

@@ -23,8 +23,8 @@ from firecaffe.plan.advice import paragraph
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import NO_COMPRESSOR, Forecast, fastest, forecasts, spread
+from firecaffe.plan.of_recipe import workload_of, workload_of_model
 from firecaffe.plan.workload import Workload
-from firecaffe.planning import workload_of, workload_of_model
 
 MOST_WORKERS = 1_000_000
 MICRO_BATCH_SIZE = 8
@@ -111,9 +111,9 @@ def _learn(
     if len(clusters) > 1 or not folders:
         what = f"{len(clusters)} clusters" if folders else "--write without --runs"
         raise RecipeError(f"--runs corrects one cluster and --write keeps it; found {what}")
-    from firecaffe.cli.learned import learn
+    from firecaffe.plan.from_runs import learn
 
-    cluster, said = learn(clusters[0], [Path(folder) for folder in folders])
+    cluster, said = learn(clusters[0], [Path(folder) for folder in folders], read_recipe)
     said = [f"learned from {len(folders)} run{'s' * (len(folders) > 1)}:", *said]
     if written:
         write_cluster(Path(written), replace(cluster, name=Path(written).stem))

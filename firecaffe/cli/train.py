@@ -3,19 +3,19 @@
 import sys
 from pathlib import Path
 
-from firecaffe.assemble import train
 from firecaffe.cli.launched import check_launched
 from firecaffe.cli.options.train import make_parser
 from firecaffe.cli.parse import parse_recipe
-from firecaffe.comm.hosts import Hosts, parse_nodes
-from firecaffe.comm.launch import launch
-from firecaffe.comm.world import is_launched
+from firecaffe.cluster.hosts import Hosts, parse_nodes
+from firecaffe.cluster.launch import launch
+from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
-from firecaffe.preflight import preflight
-from firecaffe.recipe import to_toml
+from firecaffe.recipe.identity import to_toml
 from firecaffe.runs.fault import settle_fault
+from firecaffe.solvers.policy import rate_notes
+from firecaffe.training.build import train
 from firecaffe.training.inject import check_injections, parse_injection
-from firecaffe.training.learning_rate import rate_notes
+from firecaffe.training.preflight import preflight
 
 
 def main(argv: list[str]) -> int:

@@ -14,10 +14,10 @@ from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.written import check_target
 from firecaffe.data.decoded import cores
 from firecaffe.errors import NotEnoughError, NotKeptError, RecipeError
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.runs.compare import read_run
 from firecaffe.runs.files import finite, write_atomically
 from firecaffe.runs.folder import read_run_file
-from firecaffe.training.config import TrainConfig
 from firecaffe.tuning.trial import Trial
 from firecaffe.tuning.tune import Asked, Tuned, recipe_file, tune
 from firecaffe.tuning.verdict import KEPT, LOST, UNDECIDED

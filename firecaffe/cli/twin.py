@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from firecaffe.comm.hosts import Hosts, check_memory
-from firecaffe.comm.launch import launch
-from firecaffe.preflight import preflight
-from firecaffe.recipe import Recipe, to_toml
+from firecaffe.cluster.hosts import Hosts, check_memory
+from firecaffe.cluster.launch import launch
+from firecaffe.recipe.identity import to_toml
+from firecaffe.recipe.sections import Recipe
+from firecaffe.training.preflight import preflight
 
 
 def check_twins(recipe: Recipe, counts: Iterable[int]) -> None:

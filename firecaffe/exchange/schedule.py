@@ -1,8 +1,8 @@
 """A gradient exchange as a value: rounds of transfers between ranks.
 
 A `Schedule` says who sends which slice to whom, and nothing about how. The same value is
-executed over a process group (`comm.execute`), interpreted in one process (`comm.interpret`),
-proved (`exchange.proof`) and drawn (`exchange.draw`).
+executed over a process group (`transport.execute`), interpreted in one process
+(`transport.interpret`), proved (`exchange.proof`) and drawn (`exchange.draw`).
 
 What a round means: all its transfers read the vectors as they were when the round began. A
 transfer that does not reduce overwrites the destination's slice. The transfers of one round

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.fold import fold_nodes
-from firecaffe.comm.wire import NodeWire
-from firecaffe.comm.world import World, peers_may_be_lost
+from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.exchange.leaves import Node, largest_nodes, leaf_share, num_nodes
 from firecaffe.gradients.buckets import Bucket
 from firecaffe.gradients.compressors.wire import Compressor
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.fold import fold_nodes
+from firecaffe.transport.node_wire import NodeWire
 
 
 class Combine(Protocol):

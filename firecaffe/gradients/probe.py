@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from firecaffe.comm.agree import differing_ranks, gather_text
-from firecaffe.comm.digest import digest
-from firecaffe.comm.world import World
+from firecaffe.cluster.agree import differing_ranks, gather_text
+from firecaffe.cluster.digest import digest
+from firecaffe.cluster.world import World
 from firecaffe.gradients.buffers import BufferChanges
 
 

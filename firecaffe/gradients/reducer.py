@@ -23,9 +23,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from firecaffe.comm.exchange import FOLD, Exchange
-from firecaffe.comm.worker import Worker
-from firecaffe.comm.world import waiting
+from firecaffe.cluster.world import waiting
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, TreeSum
 from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
@@ -42,6 +40,8 @@ from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.compressors.wire import Compressor
 from firecaffe.gradients.config import Coding
+from firecaffe.transport.exchange import FOLD, Exchange
+from firecaffe.transport.worker import Worker
 
 Leaf = list[Tensor]
 """One tensor for each parameter, then the tail's."""
@@ -86,7 +86,7 @@ class GradientReducer:
         hook: tuple[object, Hook] | None = None,
     ) -> None:
         """parameters: those that need gradients, by name. ready_order: their indices in the order
-        in which backward finishes them. tail, counts: examples. route: see `comm.exchange.route`.
+        in which backward finishes them. tail, counts: examples. route: `transport.exchange.route`.
         coding: the compressor, in place of the route. hook: (state, hook) of DDP's kind, likewise.
         """
         self.parameters = list(parameters.values())

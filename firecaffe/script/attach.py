@@ -20,8 +20,8 @@ import torch
 from torch import nn, optim
 from torch._C._distributed_c10d import Store
 
-from firecaffe.comm.groups import attempt, who_am_i
-from firecaffe.comm.world import lasting_store
+from firecaffe.cluster.groups import attempt, who_am_i
+from firecaffe.cluster.world import lasting_store
 from firecaffe.errors import RunError
 from firecaffe.runs.record import JsonLines, read_json_lines
 

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from firecaffe.comm.agree import gather_text
-from firecaffe.comm.groups import backend_for, make_world, meeting, number_of
-from firecaffe.comm.world import TIMEOUT_S, World
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.groups import backend_for, make_world, meeting, number_of
+from firecaffe.cluster.world import TIMEOUT_S, World
 from firecaffe.errors import LaunchError
 
 

@@ -21,12 +21,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
-from firecaffe.comm.agree import agree
-from firecaffe.comm.auto import AutoChoice, choose_exchange
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.local import meet_local_ranks
-from firecaffe.comm.worker import Worker
-from firecaffe.comm.world import World
+from firecaffe.cluster.agree import agree
+from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.choose import AUTO
@@ -35,6 +31,10 @@ from firecaffe.gradients.reducer import begin_thread
 from firecaffe.script.group import meet, timeout_of
 from firecaffe.script.rank_mean import Bucket, RankMean
 from firecaffe.script.words import check_words
+from firecaffe.transport.auto import AutoChoice, choose_exchange
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.local import meet_local_ranks
+from firecaffe.transport.worker import Worker
 
 BUCKET_BYTES = 25 * 1024 * 1024
 """Of DDP's buckets, unless it is told otherwise (bucket_cap_mb)."""

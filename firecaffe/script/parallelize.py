@@ -16,7 +16,7 @@ from torch import nn
 # Its own module's: a script may have put `parallelize` in the place of any other name of it.
 from torch.nn.parallel.distributed import DistributedDataParallel
 
-from firecaffe.comm.memory import keep_freed_memory
+from firecaffe.cluster.memory import keep_freed_memory
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.script.group import join_launched_world
 from firecaffe.script.hook import BUCKET_BYTES, HookState, bucket_sizes, exchange_bucket
@@ -60,7 +60,7 @@ def parallelize(
     alone has nothing to exchange: it is DDP as it comes, and no gradient is encoded. Ranks of one
     host add in the memory that they share; sparse gradients go through torch's own all_reduce.
 
-    The process keeps the memory that it frees (`comm.memory`), which makes training on CPUs faster.
+    The process keeps the memory that it frees (`cluster.memory`): training on CPUs is faster so.
 
     Args:
         ddp_arguments: DistributedDataParallel's own by position, as device_ids.

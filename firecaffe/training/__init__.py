@@ -1,1 +1,1 @@
-"""Training: the loop, the step, learning rates, optimizers, checkpoints."""
+"""A training: built, run step by step, saved and resumed."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from firecaffe.training.config import TrainConfig
+from firecaffe.recipe.config import TrainConfig
 
 
 def set_arithmetic(config: TrainConfig, device: torch.device) -> None:

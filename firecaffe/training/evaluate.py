@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from firecaffe.comm.agree import gather_text
-from firecaffe.comm.world import World
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, Dataset, eval_batches
-from firecaffe.training.config import TrainConfig
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.training.step import AUTOCAST, Loss, count_correct
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from firecaffe.comm.agree import gather_text
-from firecaffe.comm.world import World
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, NotFiniteError
 from firecaffe.training.checkpoint import newest_name
 from firecaffe.training.saver import Saver

@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from firecaffe.comm.world import World
+from firecaffe.cluster.world import World
 from firecaffe.data import Dataset, SampleOrder
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.packed import PackedPart

@@ -13,34 +13,30 @@ from typing import Any
 
 from torch import nn, optim
 
-from firecaffe.comm.agree import differing_ranks, gather_text
-from firecaffe.comm.collect import collect, list_tensors
-from firecaffe.comm.digest import digest, digest_each
-from firecaffe.comm.world import World
+from firecaffe.cluster.agree import differing_ranks, gather_text
+from firecaffe.cluster.digest import digest, digest_each
+from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, Dataset
-from firecaffe.errors import (
-    CheckpointError,
-    FirecaffeError,
-    LauncherLostError,
-    PreemptedError,
-)
+from firecaffe.errors import CheckpointError, FirecaffeError, LauncherLostError, PreemptedError
 from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.recipe.config import CheckpointConfig, TrainConfig
 from firecaffe.runs.folder import RunConfig
 from firecaffe.runs.record import JsonLines, Metrics
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.policy import batch_scale, learning_rate
 from firecaffe.training.checkpoint import (
     Checkpoint,
     extend_history,
     state_scalars,
     state_tensors,
 )
-from firecaffe.training.config import CheckpointConfig, SolverConfig, TrainConfig
 from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.finite import check_finite, explained
-from firecaffe.training.learning_rate import batch_scale, learning_rate
 from firecaffe.training.progress import RunProgress
 from firecaffe.training.saver import SaveCosts, Saver
 from firecaffe.training.step import Stepper, StepResult, Votes
 from firecaffe.training.stop import LAUNCHER, StopRequest
+from firecaffe.transport.collect import collect, list_tensors
 
 FEW_RANKS = 8
 """Each of which is told of by itself."""
@@ -77,7 +73,7 @@ class Training:
     saver: Saver
     title: str
     doubts: list[str]
-    """Why other numbers of workers may not end in the same bits; see assemble."""
+    """Why other numbers of workers may not end in the same bits."""
     notes: list[str]
     """What the run tells before it starts."""
     broken: Sequence[Mapping[int, str]]

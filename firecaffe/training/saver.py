@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from firecaffe.comm.collect import Held
 from firecaffe.errors import CheckpointError
 from firecaffe.training.checkpoint import Checkpoint, remove_old, save_checkpoint
 from firecaffe.training.tensor_file import write_tensors
+from firecaffe.transport.collect import Held
 
 KEPT_BACK_PARTIAL = ".compressor.partial"
 """In the checkpoints' folder, until the checkpoint takes it."""

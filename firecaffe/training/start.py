@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from firecaffe.comm.agree import gather_text
-from firecaffe.comm.world import FOLDER, World
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import FOLDER, World
 from firecaffe.errors import CheckpointError, FirecaffeError, MemoryFullError
 from firecaffe.faults import ANOTHER, TOGETHER, Fault
 from firecaffe.runs.fault import fault_of, write_fault

@@ -13,9 +13,9 @@ from firecaffe.data import SampleOrder
 from firecaffe.errors import NotFiniteError
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.solvers.optimizer import set_rate
 from firecaffe.training.arithmetic import seed_random
-from firecaffe.training.config import TrainConfig
-from firecaffe.training.solver import set_rate
 
 Loss = Callable[[Any, Tensor], Tensor]
 """(the network's outputs, labels) -> the mean loss of the samples, a scalar."""

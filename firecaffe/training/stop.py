@@ -7,7 +7,7 @@ import time
 from types import FrameType
 from typing import Any, Self
 
-from firecaffe.comm.report import LAUNCHED
+from firecaffe.cluster.last_word import LAUNCHED
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """What schedulers send before they take the machine away, and Ctrl-C. A second one ends the process

@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from firecaffe.comm.collect import Held
 from firecaffe.errors import CheckpointError
+from firecaffe.transport.collect import Held
 
 DTYPES = {
     torch.float64: "F64",

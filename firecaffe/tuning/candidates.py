@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from firecaffe.errors import RecipeError
-from firecaffe.recipe import Recipe
-from firecaffe.training.solver import SOLVERS
+from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.optimizer import SOLVERS
 
 SWEEP = {
     "linear": 1.0,

@@ -5,9 +5,9 @@ from typing import Any
 
 from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
-from firecaffe.recipe import Recipe
-from firecaffe.training.config import SolverConfig
-from firecaffe.training.learning_rate import batch_scale
+from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.policy import batch_scale
 
 
 def with_batch(recipe: Recipe, global_batch_size: int, num_samples: int) -> Recipe:

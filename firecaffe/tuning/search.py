@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from firecaffe.errors import RecipeError
-from firecaffe.recipe import Recipe
+from firecaffe.recipe.sections import Recipe
 from firecaffe.tuning.candidates import Candidate, apply, rules
 from firecaffe.tuning.trial import Score, Trial
 

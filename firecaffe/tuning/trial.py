@@ -15,9 +15,10 @@ from types import FrameType
 
 import torch
 
-from firecaffe.comm.launch import RankFailedError
+from firecaffe.cluster.launch import RankFailedError
 from firecaffe.errors import PreemptedError, RunError
-from firecaffe.recipe import Recipe, to_toml
+from firecaffe.recipe.identity import to_toml
+from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.fault import NAME as FAULT
 from firecaffe.runs.files import read_small, write_atomically
 from firecaffe.runs.record import read_json_lines

@@ -41,7 +41,7 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr("firecaffe.comm.agent.FaultAgent.run", refuse)
+    monkeypatch.setattr("firecaffe.cluster.agent.FaultAgent.run", refuse)
     monkeypatch.setattr("firecaffe.data.source.generate", generate_once)
 
 

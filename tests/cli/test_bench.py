@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from firecaffe.cli import main
-from firecaffe.comm.measure import measure_link
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, ring
 from firecaffe.exchange.schedule import Schedule
+from firecaffe.transport.link import measure_link
 from tests.typed import firecaffe
 from tests.world import Ranks
 
@@ -249,7 +249,7 @@ def test_refuses_in_one_line_before_any_rank_is_started(
     def refuse(*_: object) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr("firecaffe.comm.agent.FaultAgent.run", refuse)
+    monkeypatch.setattr("firecaffe.cluster.agent.FaultAgent.run", refuse)
     assert main(["bench", *argv]) == code
     captured = capsys.readouterr()
     assert captured.out == ""

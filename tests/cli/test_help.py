@@ -8,7 +8,8 @@ from importlib.metadata import version
 import pytest
 
 from firecaffe.cli import COMMANDS, main
-from firecaffe.recipe import Recipe, flatten
+from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.sections import Recipe
 
 ASKED = [
     ["--help"],

@@ -69,7 +69,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise Started
 
-    monkeypatch.setattr("firecaffe.comm.agent.FaultAgent.run", refuse)
+    monkeypatch.setattr("firecaffe.cluster.agent.FaultAgent.run", refuse)
     monkeypatch.setattr("firecaffe.tuning.tune.run_trials", refuse)
     monkeypatch.setattr("firecaffe.cli.bench_step.time_steps", refuse)
     monkeypatch.setattr("firecaffe.cli.pack.Packing", refuse)
@@ -103,7 +103,7 @@ def test_ranks_are_bounded_by_memory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("RECIPE").write_text(RECIPE.replace("size = 8", "size = 60").replace("= 2\n", "= 1\n"))
-    monkeypatch.setattr("firecaffe.comm.hosts.RANK_BYTES", 10**15)
+    monkeypatch.setattr("firecaffe.cluster.hosts.RANK_BYTES", 10**15)
     counts = "1,2" if line.startswith("verify") else "2"
     assert main([*line.split(), "--nproc-per-node", counts]) == 2
     assert "--nproc-per-node is 2" in capsys.readouterr().err

@@ -91,9 +91,10 @@ def test_a_plan_starts_no_process_and_loads_nothing_that_trains() -> None:
         "from firecaffe.cli.plan import main\n"
         "import os; os.fork = os.posix_spawn = None\n"
         "main(['--model', 'googlenet', '--cluster', 'dgx-a100', '--workers', '1,2,16'])\n"
-        "loaded = [m for m in sys.modules if m.startswith('firecaffe.comm')]\n"
-        "assert not set(loaded) - {'firecaffe.comm', 'firecaffe.comm.report'}, loaded\n"
-        "assert 'firecaffe.assemble' not in sys.modules\n"
+        "loaded = [m for m in sys.modules if m.startswith('firecaffe.cluster')]\n"
+        "assert not set(loaded) - {'firecaffe.cluster', 'firecaffe.cluster.last_word'}, loaded\n"
+        "assert 'firecaffe.transport' not in sys.modules\n"
+        "assert 'firecaffe.training.build' not in sys.modules\n"
         "import torch.distributed as dist\n"
         "assert not dist.is_initialized()\n"
     )

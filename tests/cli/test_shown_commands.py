@@ -23,8 +23,8 @@ from PIL import Image
 import firecaffe
 from firecaffe.cli import bench as bench_command
 from firecaffe.cli import check, main, train, twin
-from firecaffe.comm.hosts import Hosts
-from firecaffe.comm.report import LAUNCHED
+from firecaffe.cluster.hosts import Hosts
+from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.data.cifar10 import open_cifar10
 from firecaffe.runs.environment import cpu_name
 from tests.cli.shown_commands import GROUPS, NOT_RUN, PREPARED, ROOT, SHORT, Shown, shown, snippets

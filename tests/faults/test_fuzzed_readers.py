@@ -27,7 +27,8 @@ from firecaffe.data.config import DataConfig
 from firecaffe.data.idx import read_idx_pair
 from firecaffe.data.source import open_image_folder
 from firecaffe.errors import FirecaffeError
-from firecaffe.recipe import Recipe, to_toml
+from firecaffe.recipe.identity import to_toml
+from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import read_run
 from firecaffe.runs.explain import explain
 from firecaffe.training import checkpoint as checkpoints

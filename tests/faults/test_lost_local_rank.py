@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from firecaffe.comm import shared_sum
-from firecaffe.comm.agree import gather_text
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.local import LocalRanks, meet_local_ranks
-from firecaffe.comm.world import join
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import join
 from firecaffe.errors import PeerLostError
+from firecaffe.transport import shared_sum
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.local import LocalRanks, meet_local_ranks
 from tests.faults.test_ranks_that_differ import lose_a_rank
 from tests.world import Ranks
 

@@ -10,9 +10,10 @@ import psutil
 import pytest
 
 import firecaffe
-from firecaffe import ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfig, assemble
+from firecaffe import ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.data import DataConfig
 from firecaffe.errors import PeerLostError
+from firecaffe.training import build
 from tests.world import Ranks
 
 STAGES = (
@@ -33,7 +34,7 @@ STAGES = (
     "run_training",
     "write_json",
 )
-"""What `assemble` calls, in its order; each is made to fail."""
+"""What `build` calls, in its order; each is made to fail."""
 
 
 class StageError(Exception):
@@ -74,7 +75,7 @@ def test_one_worker_with_every_kind_of_thread(
     met = []
     for stage in STAGES:
         with monkeypatch.context() as patch:
-            patch.setattr(assemble, stage, fail)
+            patch.setattr(build, stage, fail)
             try:
                 firecaffe.train(recipe_in(tmp_path / stage, "int8"))
             except StageError:
@@ -96,7 +97,7 @@ def fail_on_first(stage: str, folder: str) -> tuple[str, Any, Any]:
 
     before = left()
     if os.environ["RANK"] == "0":
-        setattr(assemble, stage, fail)
+        setattr(build, stage, fail)
     train()
     return told, before, left()
 

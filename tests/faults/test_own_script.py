@@ -11,7 +11,7 @@ from torch import Tensor
 
 import firecaffe
 from firecaffe import Recipe, RunConfig, TrainConfig
-from firecaffe.comm import report
+from firecaffe.cluster import last_word as report
 from firecaffe.errors import PeerLostError, PreemptedError, RecipeError
 from firecaffe.faults import Fault
 from firecaffe.training.checkpoint import load_newest

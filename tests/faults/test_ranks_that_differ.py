@@ -10,8 +10,8 @@ import torch
 
 import firecaffe
 from firecaffe import ExchangeConfig, Recipe, RunConfig, TrainConfig
-from firecaffe.comm.agree import agree
-from firecaffe.comm.world import join
+from firecaffe.cluster.agree import agree
+from firecaffe.cluster.world import join
 from firecaffe.errors import AgreementError, PeerLostError
 from firecaffe.runs.folder import read_run_file
 from tests.ranks.networks import Everything, small_data

@@ -8,7 +8,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from firecaffe.comm.world import join
+from firecaffe.cluster.world import join
 from firecaffe.errors import PeerLostError
 from tests.world import Ranks
 

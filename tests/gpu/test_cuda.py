@@ -8,15 +8,15 @@ import torch
 
 import firecaffe
 from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.interpret import interpret
-from firecaffe.comm.world import join
+from firecaffe.cluster.world import join
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.models import build_model
 from firecaffe.runs.folder import read_run_file
 from firecaffe.training.arithmetic import cost_of_determinism
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.interpret import interpret
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from firecaffe.comm.wire import NodeWire
-from firecaffe.comm.world import World
+from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.leaves import leaf_share, num_nodes
@@ -18,7 +17,8 @@ from firecaffe.gradients.compressors import COMPRESSORS, make_compressor
 from firecaffe.gradients.compressors.codec import ROW, LowRank, RowCodec, TensorCodec
 from firecaffe.gradients.compressors.wire import Layout
 from firecaffe.gradients.config import ExchangeConfig, check_exchange
-from firecaffe.training.config import TrainConfig, check_workers
+from firecaffe.recipe.config import TrainConfig, check_workers
+from firecaffe.transport.node_wire import NodeWire
 from tests.habits.test_exchange_page import cells, evaluate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text(encoding="utf-8")

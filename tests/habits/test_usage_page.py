@@ -5,7 +5,8 @@ from pathlib import Path
 
 from firecaffe import errors
 from firecaffe.cli import COMMANDS, INTERRUPTED
-from firecaffe.recipe import Recipe, flatten
+from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.sections import Recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "usage.md").read_text()
 

@@ -218,7 +218,7 @@ def test_resume_needs_what_was_kept_back(
     run = Path(half.run.folder)
     same_bits(ours(net, train_set, recipe_for(tmp_path / "resumed", compressor), run), whole)
 
-    monkeypatch.setattr("firecaffe.assemble.compressor_state", lambda _: {})
+    monkeypatch.setattr("firecaffe.training.build.compressor_state", lambda _: {})
     forgetful = ours(net, train_set, recipe_for(tmp_path / "forgetful", compressor), run)
     assert any(not torch.equal(value, whole[name]) for name, value in forgetful.items())
 

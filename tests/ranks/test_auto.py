@@ -11,11 +11,11 @@ import pytest
 
 import firecaffe
 from firecaffe import ExchangeConfig, Recipe, RunConfig, TrainConfig
-from firecaffe.comm.auto import AutoChoice, choose_exchange, num_senders, rank_elsewhere
-from firecaffe.comm.measure import Link
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 from firecaffe.exchange.choose import choose
 from firecaffe.runs.folder import read_run_file
+from firecaffe.transport.auto import AutoChoice, choose_exchange, num_senders, rank_elsewhere
+from firecaffe.transport.link import Link
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
@@ -47,7 +47,7 @@ def chosen(
         return LINK if world.is_first else Link(first, second, (1.0,), (1.0,))
 
     with pytest.MonkeyPatch.context() as patch, join("cpu") as world:
-        patch.setattr("firecaffe.comm.auto.measure_link", measure_link)
+        patch.setattr("firecaffe.transport.auto.measure_link", measure_link)
         found = choose_exchange(
             world, SIZES, num_leaves, shared_memory=shared_memory, instead=instead
         )

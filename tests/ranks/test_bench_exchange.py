@@ -6,16 +6,16 @@ import os
 import pytest
 import torch
 
-from firecaffe.cli.bench_compressors import OneNodeEach, make_encoders
-from firecaffe.comm.bench_exchange import Timing, time_exchanges
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.local import meet_local_ranks
-from firecaffe.comm.measure import Link, measure_link
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, ring
 from firecaffe.exchange.schedule import Schedule
 from firecaffe.gradients.compressors import COMPRESSORS
+from firecaffe.measure.encoded_sum import OneNodeEach, make_encoders
+from firecaffe.measure.exchange import Timing, time_exchanges
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.link import Link, measure_link
+from firecaffe.transport.local import meet_local_ranks
 from tests.world import Ranks
 
 
@@ -71,7 +71,7 @@ def turns_and_times() -> tuple[list[str], list[Timing]]:
         return world.rank + 1.0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.comm.bench_exchange._time_once", time_once)
+        patch.setattr("firecaffe.measure.exchange._time_once", time_once)
         found = timings(["native", "tree", "ring"], [8, 64], 3)
     return turns, found
 
@@ -96,7 +96,7 @@ def refusal_of_a_wrong_sum() -> str:
 
 def refusal_of_another_order() -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.comm.check_exchange.adds_in_tree_order", lambda *_: True)
+        patch.setattr("firecaffe.measure.known_sum.adds_in_tree_order", lambda *_: True)
         return refusal(["tree", "ring"])
 
 
@@ -115,7 +115,7 @@ class WrongLater(Exchange):
 
 def refusal_of_a_sum_that_goes_wrong_later() -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.comm.bench_exchange.Exchange", WrongLater)
+        patch.setattr("firecaffe.measure.exchange.Exchange", WrongLater)
         return refusal(["native", "ring"])
 
 
@@ -194,7 +194,7 @@ def memory_summed_to_a_wrong_total() -> str:
         """Nobody adds anything."""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.comm.exchange.sum_in_place", sum_in_place)
+        patch.setattr("firecaffe.transport.exchange.sum_in_place", sum_in_place)
         with pytest.raises(NotIdenticalError) as caught:
             timings_in_memory(2, ["native", "tree"], 40000)
     return str(caught.value)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from firecaffe.comm.collect import collect, list_tensors
-from firecaffe.comm.world import join
+from firecaffe.cluster.world import join
+from firecaffe.transport.collect import collect, list_tensors
 from tests.world import Ranks
 
 ELEMENTS = 2_000_000

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import firecaffe
 from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
-from firecaffe.comm.digest import digest_each
-from firecaffe.comm.world import join
+from firecaffe.cluster.digest import digest_each
+from firecaffe.cluster.world import join
 from firecaffe.data import TensorDataset
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank
@@ -115,7 +115,7 @@ def fit_all(folder: Path, world_size: int, resume_from: Path | None) -> dict[str
     ends = {}
     with (
         join("cpu", 300) as world,
-        patch("firecaffe.assemble.join", lambda *_: contextlib.nullcontext(world)),
+        patch("firecaffe.training.build.join", lambda *_: contextlib.nullcontext(world)),
         patch.dict(COMPRESSORS, power_sgd=LowRank(RANK)),
     ):
         for name, recipe in recipes().items():

@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.fold import fold_nodes
-from firecaffe.comm.interpret import interpret
-from firecaffe.comm.world import join
+from firecaffe.cluster.world import join
 from firecaffe.exchange import ALGORITHMS, EXCHANGES
 from firecaffe.exchange.leaves import Node, TreeSum, largest_nodes, leaf_share
 from firecaffe.exchange.pieces import pieces
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.fold import fold_nodes
+from firecaffe.transport.interpret import interpret
 from tests.world import Ranks
 
 SIZES = (0, 1, 5, 1009, 300_001)

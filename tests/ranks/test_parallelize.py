@@ -20,11 +20,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import firecaffe
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError, PeerLostError, RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.script.rank_mean import Bucket, RankMean
+from firecaffe.transport.exchange import Exchange
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
@@ -358,7 +358,7 @@ def use_torch_hooks_in_one_world(folder: str) -> dict[str, firecaffe.Result]:
     """One start of the ranks for all trainings."""
     with (
         join("cpu", 300) as world,
-        patch("firecaffe.assemble.join", lambda *_: nullcontext(world)),
+        patch("firecaffe.training.build.join", lambda *_: nullcontext(world)),
     ):
         return use_torch_hooks(folder)
 

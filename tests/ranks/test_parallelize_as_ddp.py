@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import firecaffe
-from firecaffe.comm.exchange import Exchange
 from firecaffe.script.group import timeout_of
 from firecaffe.script.hook import HookState
+from firecaffe.transport.exchange import Exchange
 from tests.world import Ranks
 
 Wrap = Callable[..., DistributedDataParallel]

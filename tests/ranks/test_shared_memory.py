@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.interpret import interpret
-from firecaffe.comm.local import meet_local_ranks
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 from firecaffe.exchange import ring, tree
 from firecaffe.exchange.pieces import pieces
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.interpret import interpret
+from firecaffe.transport.local import meet_local_ranks
 from tests.world import Ranks
 
 SIZES = (0, 1, 15, 16, 17, 1009, 200_003)

@@ -7,14 +7,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from firecaffe import measured_step
 from firecaffe.cli import check
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.local import meet_local_ranks
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 from firecaffe.errors import RecipeError
-from firecaffe.measured_step import Timed, time_steps_beside_exchange
-from firecaffe.recipe import Recipe
+from firecaffe.measure import step as measured_step
+from firecaffe.measure.step import Timed, time_steps_beside_exchange
+from firecaffe.recipe.sections import Recipe
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.local import meet_local_ranks
 from tests.world import Ranks
 
 WAIT_S = 300.0

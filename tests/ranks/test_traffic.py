@@ -8,9 +8,9 @@ import torch
 
 import firecaffe
 from firecaffe import DataConfig, ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfig
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.world import join
+from firecaffe.cluster.world import join
 from firecaffe.exchange import ALGORITHMS
+from firecaffe.transport.exchange import Exchange
 from tests.world import Ranks
 
 ELEMENTS = 1200

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from firecaffe.comm.wire import NodeWire
-from firecaffe.comm.world import World, join
+from firecaffe.cluster.world import World, join
 from firecaffe.exchange.leaves import leaf_share
 from firecaffe.exchange.schedule import fold
+from firecaffe.transport.node_wire import NodeWire
 from tests.world import Ranks
 
 NODES = 8

@@ -10,9 +10,9 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
 import firecaffe
-from firecaffe.comm import mesh
-from firecaffe.comm.agree import gather_text
-from firecaffe.comm.world import join
+from firecaffe.cluster import mesh
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import join
 from tests.world import Ranks
 
 AGENT, OWN_SERVER, IPV6 = "an agent's store", "rank 0's store", "rank 0's store, IPv6 alone"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firecaffe import errors
-from firecaffe.comm.agent import HOPELESS, TOGETHER
+from firecaffe.cluster.agent import HOPELESS, TOGETHER
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import KINDS, MOST_TEXT, Fault
 from firecaffe.runs.fault import NAME, fault_of, settle_fault, write_fault
@@ -147,7 +147,7 @@ def test_a_launcher_takes_the_step_from_the_ranks_own_record(tmp_path: Path) -> 
 
 
 def test_a_restart_is_offered_for_what_is_restarted() -> None:
-    """A launcher restarts nothing that would end so again; see comm.agent."""
+    """A launcher restarts nothing that would end so again; see cluster.agent."""
     offered = {kind for kind, row in KINDS.items() if "--max-restarts" in row.advice}
     hopeless = {kind for kind, row in KINDS.items() if row.exit_code in HOPELESS | TOGETHER}
     assert offered

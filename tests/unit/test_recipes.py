@@ -10,10 +10,10 @@ from firecaffe.cli.parse import read_recipe
 from firecaffe.models import build_model
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast
-from firecaffe.planning import workload_of
-from firecaffe.recipe import Recipe, check_recipe
-from firecaffe.training.learning_rate import learning_rate
-from firecaffe.training.solver import groups_of
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.solvers.optimizer import groups_of
+from firecaffe.solvers.policy import learning_rate
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

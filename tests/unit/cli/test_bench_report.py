@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from firecaffe.cli.bench_report import make_report, show
-from firecaffe.comm.bench_exchange import Timing
-from firecaffe.comm.measure import Link
 from firecaffe.exchange.choose import Choice, choose
+from firecaffe.measure.exchange import Timing
+from firecaffe.transport.link import Link
 
 ENVIRONMENT = {"cpu": "A processor", "gpus": [], "cores": 2, "torch": "2.13.0"}
 CONDITIONS = {

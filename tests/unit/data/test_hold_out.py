@@ -12,8 +12,8 @@ from firecaffe.data.hold_out import hold_out, num_held_out
 from firecaffe.data.packed import RawPart
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.planning import workload_of
-from firecaffe.recipe import Recipe
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.sections import Recipe
 from tests.unit.data.test_packed import make_folder, pack
 
 

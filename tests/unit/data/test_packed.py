@@ -22,9 +22,9 @@ from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import LocalFiles
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.planning import workload_of
-from firecaffe.recipe import Recipe
-from firecaffe.training.config import TrainConfig
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
 
 CLASSES = ("cat", "dog")
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.world import World
+from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import Coding
 from firecaffe.gradients.reducer import GradientReducer, covered_s
+from firecaffe.transport.exchange import Exchange
 
 WAIT_S = 300.0
 

@@ -22,10 +22,10 @@ from firecaffe.plan.forecast import (
 )
 from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failures_s
 from firecaffe.plan.network import Network
+from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.price import Prices
 from firecaffe.plan.simulate import simulate_s
 from firecaffe.plan.workload import layers_of
-from firecaffe.planning import workload_of_model
 
 WORK = workload_of_model("googlenet", 1024, 8)
 SLOW, FAST = load_cluster("ethernet-1g"), load_cluster("infiniband-ndr")

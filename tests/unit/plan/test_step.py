@@ -10,9 +10,9 @@ from firecaffe.plan.cluster import Cluster, Device, Link, Measured, Storage
 from firecaffe.plan.compute import MicroBatch, correction, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.memory import memory_bytes
+from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.timeline import Bucket, buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import IMAGES, LayerWork, Workload, layers_of
-from firecaffe.planning import workload_of_model
 
 DEVICE = Device("d", 1e12, 1e15, {"float32": 1e12}, efficiency=1.0, overhead_s=0.0)
 WORK = workload_of_model("googlenet", 256, 8)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.training.arithmetic import seed_random, set_arithmetic
-from firecaffe.training.config import TrainConfig
 
 
 def drawn(*key: int | str) -> list[float]:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.errors import CheckpointError
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.training.checkpoint import (
     META,
     STATE,
@@ -20,8 +22,6 @@ from firecaffe.training.checkpoint import (
     state_scalars,
     state_tensors,
 )
-from firecaffe.training.config import SolverConfig
-from firecaffe.training.solver import SOLVERS, make_optimizer
 
 FILES = (STATE, META, SUMS)
 

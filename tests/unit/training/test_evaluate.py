@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.comm.world import World
+from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, TensorDataset
 from firecaffe.models import HeadedLogits, classification_loss
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.training import evaluate as module
-from firecaffe.training.config import TrainConfig
 from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.step import Loss, count_correct
 

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.training.config import SolverConfig
-from firecaffe.training.learning_rate import batch_scale, learning_rate, rate_notes
-from firecaffe.training.solver import (
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.optimizer import (
     check_solver,
     groups_of,
     make_optimizer,
     set_rate,
 )
+from firecaffe.solvers.policy import batch_scale, learning_rate, rate_notes
 
 # --- rates ----------------------------------------------------------------------------------------
 

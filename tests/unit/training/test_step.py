@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
-from firecaffe.comm.exchange import Exchange
-from firecaffe.comm.world import World
+from firecaffe.cluster.world import World
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import classification_loss
-from firecaffe.training.config import TrainConfig
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.training.step import Stepper, StepResult
+from firecaffe.transport.exchange import Exchange
 
 # Five micro-batches of 2: the third step has 7 samples left, in micro-batches of 2, 2, 2, 1 and 0.
 CONFIG = TrainConfig(global_batch_size=10, micro_batch_size=2, seed=5)

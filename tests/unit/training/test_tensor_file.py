@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from firecaffe.comm.collect import Held
 from firecaffe.errors import CheckpointError
 from firecaffe.training.tensor_file import DTYPES, TensorFile, write_tensors
+from firecaffe.transport.collect import Held
 
 TENSORS = {
     **{str(dtype): torch.arange(7).to(dtype) for dtype in DTYPES},

@@ -6,8 +6,9 @@ from math import sqrt
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.recipe import Recipe
-from firecaffe.training.config import SolverConfig, TrainConfig
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.config import SolverConfig
 from firecaffe.tuning.candidates import Candidate, apply, rules
 
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
-from firecaffe.recipe import Recipe
-from firecaffe.training.config import SolverConfig, TrainConfig
-from firecaffe.training.learning_rate import learning_rate
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.policy import learning_rate
 from firecaffe.tuning.larger_batch import with_batch
 
 POLICIES: dict[str, dict[str, Any]] = {

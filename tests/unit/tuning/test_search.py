@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.recipe import Recipe
-from firecaffe.training.config import SolverConfig, TrainConfig
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.config import SolverConfig
 from firecaffe.tuning.candidates import Candidate
 from firecaffe.tuning.search import (
     MOST_AT_ONCE,

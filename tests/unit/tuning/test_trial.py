@@ -12,10 +12,10 @@ import psutil
 import pytest
 import torch
 
-from firecaffe.comm.launch import RankFailedError
+from firecaffe.cluster.launch import RankFailedError
 from firecaffe.errors import PreemptedError, RunError
-from firecaffe.recipe import Recipe
-from firecaffe.training.config import TrainConfig
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
 from firecaffe.tuning import trial as trial_module
 from firecaffe.tuning.trial import (
     Score,

@@ -12,10 +12,12 @@ from firecaffe.cli.parse import read_recipe
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.models.config import ModelConfig
-from firecaffe.recipe import Recipe, tuned_by
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.identity import tuned_by
+from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import read_run
 from firecaffe.runs.files import finite
-from firecaffe.training.config import SolverConfig, TrainConfig
+from firecaffe.solvers.config import SolverConfig
 from firecaffe.tuning import tune as tune_module
 from firecaffe.tuning.trial import Trial
 from firecaffe.tuning.tune import Asked, Cost, Tuned, cost_of, plan_search, recipe_file, tune

@@ -1,0 +1,207 @@
+"""torch's elastic agent, which also says what has happened to its ranks.
+
+It starts this host's ranks, restarts them together with those of other hosts, and gives each start
+a name of its own. Three things it does otherwise than its base:
+
+- It knows who ended first, and tells a fault before it restarts.
+- A rank that has nothing left to finish is not waited for: a stopped one is killed at once, the
+  survivors of a failure have `SURVIVORS_S` seconds. But ranks that were asked to stop, because a
+  host leaves or comes, have `STOP_S`: they end their step and save where they are.
+- What a restart cannot mend (a wrong recipe, damaged data) is not restarted.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psutil
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from firecaffe.cluster.addresses import join_place
+from firecaffe.cluster.groups import ATTEMPT
+from firecaffe.cluster.hosts import SAY_EVERY_S
+from firecaffe.cluster.world import LASTING
+from firecaffe.errors import (
+    LauncherLostError,
+    LaunchError,
+    NotFiniteError,
+    PreemptedError,
+)
+from firecaffe.faults import ANOTHER, Fault
+
+SURVIVORS_S = 5.0
+STOP_S = 600.0
+POLL_S = 0.05
+
+HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
+"""Exit codes of what will be so again; see errors.py. Ranks that could not be started the first
+time cannot be at all; later, another one may have been lost meanwhile.
+"""
+
+TOGETHER = {each.exit_code for each in (PreemptedError, LauncherLostError, NotFiniteError)}
+"""Of ranks that have stopped together: nobody has to be ended, and none of it is restarted."""
+
+
+class FaultAgent(LocalElasticAgent):
+    """Runs this host's ranks."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.on_restart: Callable[[RunResult, int | None], None] = lambda *_: None
+        """Called with what has failed, and the number of the restart, from 1; None where it does
+        not count, as ranks have stopped for a host that leaves.
+        """
+        self.on_waiting: Callable[[float], None] = lambda _: None
+        """Called every `SAY_EVERY_S` while hosts are waited for, with the seconds so far."""
+        self.is_elastic = False
+        """Whether other hosts may leave, and this one goes on without them."""
+        self.ended_by_us: set[int] = set()
+        """Global ranks that ended because the agent wanted it."""
+        self._is_left = False
+        self._processes: dict[int, psutil.Process] = {}
+        self._result = RunResult(WorkerState.INIT)
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        begun_s, met = time.monotonic(), threading.Event()
+
+        def tell() -> None:
+            while not met.wait(SAY_EVERY_S):
+                self.on_waiting(time.monotonic() - begun_s)
+
+        teller = threading.Thread(target=tell, name="waiting", daemon=True)
+        teller.start()
+        try:
+            super()._rendezvous(worker_group)
+        finally:
+            met.set()
+            teller.join()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        store = worker_group.store
+        assert store is not None  # after the rendezvous
+        lasting = store.underlying_store
+        os.environ[LASTING] = join_place(lasting.host, lasting.port)
+        if worker_group.group_rank == 0:
+            store.set("firecaffe/attempt", str(lasting.add("firecaffe/attempts", 1) - 1))
+        os.environ[ATTEMPT] = store.get("firecaffe/attempt").decode()
+        self.ended_by_us.clear()
+        started = super()._start_workers(worker_group)
+        self._processes = {}
+        for local_rank, pid in started.items():
+            with suppress(psutil.NoSuchProcess):
+                self._processes[local_rank] = psutil.Process(pid)
+        return started
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        codes = self._exit_codes() - {None, 0}
+        if codes and codes <= TOGETHER:
+            self._end_ranks(None, STOP_S)  # the others are on their way
+        elif codes:
+            self._end_ranks(signal.SIGTERM, SURVIVORS_S)
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state == WorkerState.FAILED:
+            self._result = result
+            own = [f for rank, f in result.failures.items() if rank not in self.ended_by_us]
+            codes = {failure.exitcode for failure in own}
+            self._is_left = self.is_elastic and bool(own) and all(map(_is_asked_elsewhere, own))
+            is_first = self._remaining_restarts == worker_group.spec.max_restarts
+            if self._is_left:
+                # Another host leaves. All have saved and go on with those that stay.
+                self._remaining_restarts += 1
+            elif codes & {*HOPELESS, *TOGETHER} or (is_first and LaunchError.exit_code in codes):
+                self._remaining_restarts = 0
+        return result
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if worker_group.state == WorkerState.FAILED:
+            number = worker_group.spec.max_restarts - self._remaining_restarts
+            self.on_restart(self._result, None if self._is_left else number)
+        super()._restart_workers(worker_group)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self._end_ranks(death_sig, STOP_S)
+        super()._shutdown(death_sig, timeout)
+
+    @property
+    def last_failures(self) -> dict[int, ProcessFailure]:
+        """Of the last attempt that failed; empty where none has."""
+        return dict(self._result.failures)
+
+    def failures(self) -> dict[int, ProcessFailure]:
+        """Of the ranks that have ended, by global rank, where a signal has ended the agent."""
+        context = self._pcontext
+        found = {}
+        for worker in self._worker_group.workers:
+            handler = getattr(context, "subprocess_handlers", {}).get(worker.local_rank)
+            if handler is not None and context is not None and handler.proc.poll():
+                found[worker.global_rank] = ProcessFailure(
+                    worker.local_rank,
+                    handler.proc.pid,
+                    handler.proc.returncode,
+                    context.error_files[worker.local_rank],
+                )
+        return found
+
+    def _end_ranks(self, number: signal.Signals | None, patience_s: float) -> None:
+        """Asks the ranks to end (None: they do by themselves), and kills those that cannot or do
+        not; all, at a second signal to the agent.
+        """
+        running = self._running()
+        until = time.monotonic() + patience_s
+        if number is not None:
+            of_rank = self._worker_group.workers
+            self.ended_by_us |= {of_rank[local].global_rank for local in running}
+            _send(running, number)
+        try:
+            while running and time.monotonic() < until:
+                for local_rank, process in running.items():
+                    if _status(process) == psutil.STATUS_STOPPED:
+                        _send({local_rank: process}, signal.SIGKILL)
+                time.sleep(POLL_S)
+                running = self._running()
+        except SignalException:
+            _send(self._running(), signal.SIGKILL)
+            raise
+        _send(running, signal.SIGKILL)
+
+    def _running(self) -> dict[int, psutil.Process]:
+        """By local rank. They are never waited for here: their exit code is their starter's."""
+        ended = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return {
+            local: process
+            for local, process in self._processes.items()
+            if _status(process) not in ended
+        }
+
+    def _exit_codes(self) -> set[int | None]:
+        """Of this host's ranks; None of those that run."""
+        handlers = getattr(self._pcontext, "subprocess_handlers", {})
+        return {handler.proc.poll() for handler in handlers.values()}
+
+
+def _is_asked_elsewhere(failure: ProcessFailure) -> bool:
+    """Whether a rank has stopped because one of another host was asked to."""
+    message = failure.error_file_data.get("message")
+    if failure.exitcode != PreemptedError.exit_code or not isinstance(message, dict):
+        return False
+    return Fault.parse(message["extraInfo"]["fault"]).seen == ANOTHER
+
+
+def _status(process: psutil.Process) -> str | None:
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _send(processes: dict[int, psutil.Process], number: int) -> None:
+    for process in processes.values():
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

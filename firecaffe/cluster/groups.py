@@ -1,0 +1,193 @@
+"""Process groups for what a script does one after the other: trainings, checks, models in DDP.
+
+Each takes groups of its own. A world that is there already, the script's or that of an earlier
+model, is used and left alone; else one is made, under a name that no other in this script has had.
+
+The ranks meet in a store. A launcher's outlives them: those that it starts again must not find what
+the dead ones have left there, so an attempt has a name of its own, too. Where the launcher has none
+(mpirun has none) rank 0 holds it, from the first world to the end of its process.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from itertools import count
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed import DistError, DistNetworkError, ProcessGroup
+from torch.distributed.rendezvous import rendezvous
+
+from firecaffe.cluster.addresses import check_known, join_place
+from firecaffe.cluster.launched_by import take_over
+from firecaffe.errors import LaunchError
+
+ATTEMPT = "FIRECAFFE_ATTEMPT"
+"""In the environment: a number that the ranks of one start have in common, and no others; 0 is the
+first."""
+
+SERVER = "firecaffe/server"
+"""In the store, once the rank that holds it will go on holding it."""
+
+_worlds = count()
+"""Every rank of a script makes its worlds in the same order."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All ranks, twice: no order between the two threads that use them can matter."""
+
+    rank: int
+    world_size: int
+    main: ProcessGroup
+    """For the main thread: agreement, evaluation."""
+    exchange: ProcessGroup
+    """For the communication threads alone."""
+    made_world: bool
+    """Whether torch.distributed was initialized for them."""
+
+    def leave(self) -> None:
+        """Takes them away, and the world if it was made for them."""
+        if self.made_world:
+            dist.destroy_process_group()
+        else:
+            for group in (self.main, self.exchange):
+                dist.destroy_process_group(group)
+
+
+def who_am_i() -> tuple[int, int]:
+    """(rank, world_size), of the world that is there, else of the launcher's environment.
+
+    Raises: LaunchError where the environment says what cannot be.
+    """
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    take_over()
+    rank, world_size = number_of("RANK", 0), number_of("WORLD_SIZE", 1)
+    if not 0 <= rank < world_size:
+        raise LaunchError(
+            f"RANK is {rank}; with WORLD_SIZE={world_size} it must be 0..{world_size - 1}"
+        )
+    return rank, world_size
+
+
+def meet(device: torch.device, timeout_s: float) -> Groups:
+    """Groups of all ranks, which must all call it. timeout_s: how long a rank waits for the others,
+    now and in each operation.
+
+    Raises: LaunchError where the ranks do not find each other.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    backend = backend_for(device)
+    rank, world_size = who_am_i()
+    makes_world = not dist.is_initialized()
+    if makes_world:
+        make_world(device, timeout_s)
+    with meeting(world_size):
+        main = dist.new_group(backend=backend, timeout=timeout)
+        exchange = dist.new_group(backend=backend, timeout=timeout)
+        if device.type == "cuda":
+            # NCCL wants all ranks in a group's first operation; a schedule may start with some.
+            dist.all_reduce(torch.zeros(1, device=device), group=exchange)
+    return Groups(rank, world_size, main, exchange, makes_world)
+
+
+def make_world(device: torch.device, timeout_s: float) -> None:
+    """Initializes torch.distributed with the ranks that the environment names, or with this one.
+
+    Raises: LaunchError where the ranks do not find each other.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    rank, world_size = who_am_i()
+    if world_size == 1:
+        dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)
+        return
+    with meeting(world_size):
+        name = f"firecaffe/attempt-{attempt()}-of-{world_size}/world-{next(_worlds)}"
+        place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        store = PrefixStore(name, _store(place, rank, world_size, timeout))
+        dist.init_process_group(
+            backend_for(device), store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
+
+
+@contextmanager
+def group_of_one(device: torch.device) -> Iterator[None]:
+    """A world of this rank alone, for code that takes a process group for granted."""
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def backend_for(device: torch.device) -> str:
+    """NCCL for tensors on a GPU; texts and counts stay on the CPU."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+@contextmanager
+def meeting(world_size: int) -> Iterator[None]:
+    """Raises: LaunchError where the ranks do not find each other."""
+    where = ""
+    if not dist.is_initialized():
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise LaunchError(
+                    f"WORLD_SIZE={world_size} but {name} is not set; start with torchrun"
+                )
+        check_known(os.environ["MASTER_ADDR"], "MASTER_ADDR")  # torch would try for its whole time
+        where = f" at {join_place(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])}"
+    try:
+        yield
+    except (DistError, RuntimeError, ValueError) as error:
+        reason = without_source(str(error))
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
+            reason = "the port is in use; choose another MASTER_PORT (--master-port)"
+        raise LaunchError(f"{world_size} ranks did not meet{where}: {reason}") from error
+
+
+def attempt() -> int:
+    """Which start of this run's ranks it is, by a launcher that restarts them."""
+    return number_of(ATTEMPT, number_of("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def number_of(name: str, default: int) -> int:
+    """Of the environment. Raises: LaunchError where it is none."""
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise LaunchError(f"{name} is {text!r} in the environment; it must be a number") from None
+
+
+def without_source(message: str) -> str:
+    """A process group's first sentence, without the place in its own code."""
+    first = message.splitlines()[0]
+    return re.sub(r"\[[^]]*/[^]]*\] *", "", first).split(". ")[0]
+
+
+@cache
+def _store(_: tuple[str, str], rank: int, world_size: int, timeout: timedelta) -> Store:
+    """At MASTER_ADDR and MASTER_PORT, which tell one from another; kept to the process's end."""
+    until = time.monotonic() + timeout.total_seconds()
+    while True:
+        store: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]
+        try:
+            if rank == 0:
+                store.set(SERVER, "")
+            store.wait([SERVER], timeout)
+            return store
+        except DistNetworkError:
+            # That was the server of a world that the script has just left; rank 0 starts another.
+            if time.monotonic() > until:
+                raise

@@ -1,0 +1,146 @@
+"""Which hosts take part, in torchrun's words, and where their launchers meet."""
+
+import re
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from firecaffe.cluster.addresses import LOOPBACK, check_known, is_here, split_place
+from firecaffe.errors import LaunchError, RecipeError
+
+RANK_BYTES = 200_000_000
+"""Memory of its own that a rank takes before it has a network (torch 2.13, CPU: 203 MB)."""
+
+PATIENCE_S = 600.0
+"""For the host of the endpoint to come, as torch's rendezvous waits for the others."""
+
+SAY_EVERY_S = 10.0
+
+TRY_S = 1.0
+"""Between two calls of the endpoint."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Who takes part, in torchrun's words. By default this host alone."""
+
+    nproc_per_node: int = 1
+    min_nodes: int = 1
+    max_nodes: int = 1
+    rdzv_endpoint: str = ""
+    rdzv_id: str = ""
+    master_port: int = 0
+    """Where the ranks of one host meet; 0 takes a free port."""
+
+    @property
+    def is_one(self) -> bool:
+        return self.max_nodes == 1
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Raises: ValueError where it is none."""
+        return split_place(self.rdzv_endpoint)
+
+    @property
+    def counted(self) -> str:
+        """How many they are, in words."""
+        is_fixed = self.min_nodes == self.max_nodes
+        return str(self.min_nodes) if is_fixed else f"{self.min_nodes} to {self.max_nodes}"
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """`N` or `MIN:MAX`. Raises: RecipeError."""
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    least = int(found[1]) if found else 0
+    most = int(found[2] or least) if found else 0
+    if not 1 <= least <= most:
+        raise RecipeError(f"--nnodes is {text!r}; it must be N, or MIN:MAX with 1 <= MIN <= MAX")
+    return least, most
+
+
+def check_hosts_words(hosts: Hosts) -> None:
+    """Raises: RecipeError where hosts have nowhere to meet; LaunchError where a port is taken, or a
+    host's name is not known.
+    """
+    if hosts.is_one:
+        if hosts.rdzv_endpoint or hosts.rdzv_id:
+            raise RecipeError(
+                "--rdzv-endpoint and --rdzv-id are for several hosts; say how many (--nnodes), or "
+                "leave them out"
+            )
+        check_port(hosts.master_port)
+        return
+    if hosts.master_port:
+        raise RecipeError(
+            f"--master-port is {hosts.master_port}, which is for one host; several meet at "
+            "--rdzv-endpoint"
+        )
+    try:
+        host, _ = hosts.endpoint
+    except ValueError:
+        raise RecipeError(
+            f"--rdzv-endpoint is {hosts.rdzv_endpoint!r}; several hosts need HOST:PORT "
+            "([IPv6]:PORT), the same on all, on a host that stays to the end"
+        ) from None
+    if not hosts.rdzv_id:
+        raise RecipeError("--rdzv-id is missing; several hosts need one name for their run")
+    check_known(host, f"--rdzv-endpoint {hosts.rdzv_endpoint}")
+
+
+def check_memory(nproc_per_node: int) -> None:
+    """Raises: RecipeError where this host cannot hold so many ranks."""
+    has_bytes = psutil.virtual_memory().total
+    most = max(1, has_bytes // RANK_BYTES)
+    if nproc_per_node > most:
+        raise RecipeError(
+            f"--nproc-per-node is {nproc_per_node}; a rank takes {RANK_BYTES / 1e9:g} GB at least "
+            f"and this host has {has_bytes / 1e9:.1f} GB, so it must be at most {most}"
+        )
+
+
+def check_port(port: int) -> None:
+    """Raises: LaunchError where somebody listens on the port already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except (OSError, OverflowError) as error:
+            raise LaunchError(
+                f"--master-port {port} on {LOOPBACK} cannot be used ({error}); "
+                "give another, or 0 for a free one"
+            ) from error
+
+
+def wait_for_endpoint(hosts: Hosts) -> bool:
+    """Until somebody listens at the endpoint; whether this launcher is the one to do so.
+
+    Raises: LaunchError where nobody does in `PATIENCE_S` seconds.
+    """
+    begun_s = said_s = time.monotonic()
+    while True:
+        try:
+            socket.create_connection(hosts.endpoint, TRY_S).close()
+            return False
+        except OSError as error:
+            if is_here(hosts.endpoint[0]):
+                return True
+            reason = error.strerror or str(error)
+        now = time.monotonic()
+        if now - begun_s > PATIENCE_S:
+            raise LaunchError(
+                f"no launcher at {hosts.rdzv_endpoint} in {PATIENCE_S:.0f} s ({reason}); start one "
+                "on that host with the same words"
+            )
+        if now - said_s >= SAY_EVERY_S:
+            where = f"for a launcher at {hosts.rdzv_endpoint}"
+            say(f"waiting {where}, {now - begun_s:.0f} s so far: {reason}")
+            said_s = now
+        time.sleep(TRY_S)
+
+
+def say(line: str) -> None:
+    """To the user, while it goes on."""
+    print(f"firecaffe: {line}", file=sys.stderr, flush=True)

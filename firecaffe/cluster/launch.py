@@ -1,0 +1,287 @@
+"""Starts this host's ranks of a command by torch's elastic agent, as torchrun would."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.distributed import DistError
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from firecaffe.cluster.addresses import LOOPBACK, interface_of, own_addresses
+from firecaffe.cluster.agent import FaultAgent
+from firecaffe.cluster.hosts import (
+    Hosts,
+    check_hosts_words,
+    check_memory,
+    say,
+    wait_for_endpoint,
+)
+from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.cluster.world import FOLDER
+from firecaffe.errors import (
+    CheckpointError,
+    FirecaffeError,
+    LaunchError,
+    PreemptedError,
+)
+from firecaffe.faults import ANOTHER, Fault
+
+ENDED = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
+"""Exit codes of ranks that had stopped already when a signal ended them."""
+
+MEETING_ERRORS = (DistError, RendezvousError, RuntimeError, OSError)
+"""Of ranks, or hosts, that do not find each other."""
+
+Settle = Callable[[Path | None, Fault, str], Fault]
+"""(run folder where there is one, fault, what follows it) -> the fault as it is told."""
+
+
+class RankFailedError(LaunchError):
+    """A rank ended with an error of its own; the launcher ends with the same exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def launch(
+    arguments: list[str],
+    hosts: Hosts,
+    max_restarts: int = 0,
+    advice: str = "",
+    settle: Settle = lambda _, fault, __: fault,
+) -> None:
+    """Runs `python -m firecaffe ARGUMENTS` as this host's ranks of one world.
+
+    advice: for the user whose signal has ended them. settle: told every fault.
+
+    Raises: RecipeError where hosts have nowhere to meet; LaunchError where the port is taken, or
+    hosts do not meet; RankFailedError for the rank that failed first; PreemptedError where all have
+    stopped as they were asked to.
+    """
+    check_hosts_words(hosts)
+    check_memory(hosts.nproc_per_node)
+    # The agent reports in its own many-line form what we report in one line; its loggers set
+    # levels of their own.
+    logging.disable(logging.CRITICAL)
+    before = dict(os.environ)
+    os.environ[LAUNCHED] = str(os.getpid())  # ranks leave the last word to this process
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+    if not hosts.is_one:
+        # Its agents' shared store is not told to a host that comes later (torch 2.13).
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the recipe sets the ranks' threads
+    address = LOOPBACK if hosts.is_one else own_addresses(hosts.endpoint[0])[0]
+    if sys.platform.startswith("linux"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
+    try:
+        with tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as log_folder:
+            _Launch(arguments, hosts, max_restarts, address, log_folder, advice, settle).run()
+    finally:
+        logging.disable(logging.NOTSET)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class _Launch:
+    """One launch, from the first rendezvous to the end."""
+
+    def __init__(
+        self,
+        arguments: list[str],
+        hosts: Hosts,
+        max_restarts: int,
+        address: str,
+        log_folder: str,
+        advice: str,
+        settle: Settle,
+    ) -> None:
+        self.hosts, self.max_restarts = hosts, max_restarts
+        self.advice, self.settle = advice, settle
+        self.killed_before = _kills_for_memory()
+        try:
+            handler = _meeting_place(hosts, address)
+        except (*MEETING_ERRORS, ValueError) as error:
+            raise self._not_started(error) from error
+        spec = WorkerSpec(
+            role="rank",
+            local_world_size=hosts.nproc_per_node,
+            entrypoint=sys.executable,
+            args=("-u", "-m", "firecaffe", *arguments),
+            rdzv_handler=handler,
+            max_restarts=max_restarts,
+            monitor_interval=0.1,
+            local_addr=address,
+        )
+        self.agent = FaultAgent(spec, DefaultLogsSpecs(log_dir=log_folder))
+        self.agent.is_elastic = hosts.min_nodes < hosts.max_nodes
+        self.agent.on_restart = self._tell_restart
+        if not hosts.is_one:
+            self.agent.on_waiting = self._tell_waiting
+        self.handler = handler
+
+    def run(self) -> None:
+        try:
+            result = self.agent.run()
+        except SignalException as error:
+            # Others may go on without this host: the rendezvous stays open.
+            raise self._asked(error) from error
+        except MEETING_ERRORS as error:
+            self.handler.shutdown()
+            failures = self.agent.last_failures
+            if failures:  # there was no going on after these
+                raise self._told(failures, "the run ended") from error
+            raise self._not_started(error) from error
+        self.handler.shutdown()
+        if result is None:
+            raise LaunchError("the run is over; this host was not needed")
+        if result.is_failed():
+            raise self._told(result.failures, "the run ended")
+
+    def _not_started(self, error: Exception) -> LaunchError:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        where = "" if self.hosts.is_one else f", meeting at {self.hosts.rdzv_endpoint}"
+        count = self.hosts.nproc_per_node
+        return LaunchError(f"{count} ranks could not be started{where}: {reason}")
+
+    def _tell_restart(self, result: RunResult, number: int | None) -> None:
+        then = f"restart {number} of {self.max_restarts}"
+        if number is None:
+            then = "the hosts that stay go on"
+        told = self._told(result.failures, then)
+        say(f"{told}; {then}")
+
+    def _tell_waiting(self, waited_s: float) -> None:
+        """Says who is there, of how many."""
+        there = sorted(str(each.addr) for each in self.handler._state_holder.state.participants)
+        say(
+            f"waiting for hosts at {self.hosts.rdzv_endpoint}, {waited_s:.0f} s so far: "
+            f"{len(there)} of {self.hosts.counted} there ({', '.join(there)})"
+        )
+
+    def _asked(self, error: SignalException) -> FirecaffeError:
+        """After a signal to this process, which its ranks have had too."""
+        failures = self.agent.failures()
+        codes = {failure.exitcode for failure in failures.values()}
+        if PreemptedError.exit_code in codes and codes <= {PreemptedError.exit_code, *ENDED}:
+            said = next(f for f in failures.values() if f.exitcode == PreemptedError.exit_code)
+            return PreemptedError(_message(said))
+        if CheckpointError.exit_code in codes:
+            return self._told(failures, "the run ended")
+        name = error.sigval.name
+        return RankFailedError(
+            f"ended by {name}{self.advice and '; '}{self.advice}", 128 + error.sigval
+        )
+
+    def _told(self, failures: dict[int, ProcessFailure], then: str) -> RankFailedError:
+        """The failure that came first; one who only lost another is not the cause."""
+        folder = self._folder()
+        faults = {rank: self._fault(rank, failure) for rank, failure in failures.items()}
+
+        def when(rank: int) -> tuple[bool, bool, float]:
+            fault = faults[rank]
+            is_of_other = fault is not None and (fault.rank != rank or fault.seen == ANOTHER)
+            return rank in self.agent.ended_by_us, is_of_other, _time_s(failures[rank])
+
+        self.killed_before = _kills_for_memory()
+        rank = min(failures, key=when)
+        fault, failure = faults[rank], failures[rank]
+        if failure.exitcode == PreemptedError.exit_code:
+            return RankFailedError(_message(failure), failure.exitcode)
+        if fault is None:
+            return RankFailedError(f"rank {rank}: {_message(failure)}", failure.exitcode)
+        fault = self.settle(folder, fault, then)
+        return RankFailedError(fault.line, fault.exit_code)
+
+    def _fault(self, rank: int, failure: ProcessFailure) -> Fault | None:
+        """What a rank has said of its end, or its end says of it; None for a plain error."""
+        message = failure.error_file_data.get("message")  # a text where no report was left
+        if isinstance(message, dict):
+            text = message["extraInfo"].get("fault")
+            return None if text is None else Fault.parse(text)
+        host = socket.gethostname()
+        if failure.exitcode >= 0:
+            detail = f"ended with code {failure.exitcode}"
+            return Fault("exception", rank, host, 0, "its launcher", detail)
+        name = signal.Signals(-failure.exitcode).name
+        if name == "SIGKILL" and _kills_for_memory() > self.killed_before:
+            detail = "the kernel killed it for its memory"
+            return Fault("out_of_memory", rank, host, 0, "its launcher", detail)
+        return Fault("killed", rank, host, 0, "its launcher", name)
+
+    def _folder(self) -> Path | None:
+        """Where the ranks have said that they record the run."""
+        store = self.agent.get_worker_group().store
+        try:
+            lasting = None if store is None else store.underlying_store
+            key = f"{FOLDER}/0"  # a command trains once
+            if lasting is None or not lasting.check([key]):
+                return None
+            return Path(lasting.get(key).decode())
+        except (DistError, RuntimeError):
+            return None
+
+
+def _meeting_place(hosts: Hosts, address: str) -> DynamicRendezvousHandler:
+    """Where the launchers meet; on the host of the endpoint the first of them holds it."""
+    holds_it = hosts.is_one or wait_for_endpoint(hosts)
+    while True:
+        parameters = RendezvousParameters(
+            backend="c10d",
+            endpoint=f"{LOOPBACK}:{hosts.master_port}" if hosts.is_one else hosts.rdzv_endpoint,
+            run_id=hosts.rdzv_id or uuid.uuid4().hex,
+            min_nodes=hosts.min_nodes,
+            max_nodes=hosts.max_nodes,
+            local_addr=address,
+            # By itself torch looks for the endpoint among the names of this host alone.
+            is_host=holds_it,
+            # How long to wait for more hosts than are needed, once those are there.
+            last_call_timeout=1 if hosts.is_one else 5,
+            # A host that has left, or is gone, is forgotten after three of these.
+            keep_alive_interval=2,
+        )
+        try:
+            handler = get_rendezvous_handler(parameters)
+        except MEETING_ERRORS:
+            if hosts.is_one or not holds_it:
+                raise
+            holds_it = False  # another launcher on this host was quicker
+        else:
+            assert isinstance(handler, DynamicRendezvousHandler)
+            return handler
+
+
+def _message(failure: ProcessFailure) -> str:
+    message = failure.error_file_data.get("message")
+    if isinstance(message, dict):
+        return str(message["message"])
+    return f"ended with code {failure.exitcode}"
+
+
+def _time_s(failure: ProcessFailure) -> float:
+    message = failure.error_file_data.get("message")
+    if isinstance(message, dict):
+        return float(message["extraInfo"]["time_s"])
+    return float(failure.timestamp)
+
+
+def _kills_for_memory() -> int:
+    """How often this host's kernel has killed a process for its memory."""
+    try:
+        words = Path("/proc/vmstat").read_text().split()
+        return int(words[words.index("oom_kill") + 1])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,176 @@
+"""Ranks that mpirun or srun has started, in torchrun's words.
+
+Their launchers tell each process who it is by variables of their own. Passed over, each would train
+alone: as many trainings as ranks, all of the whole data, and no error. torchrun's own RANK and
+WORLD_SIZE count before them, so a torchrun, or a launcher of ours, that srun has started is one.
+
+Sources: docs.open-mpi.org, "Environment variables set for MPI applications"; MPICH's and Intel
+MPI's process manager Hydra, as it sets them; srun(1), "Output environment variables".
+"""
+
+import os
+import re
+import zlib
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from firecaffe.cluster.addresses import LOOPBACK
+from firecaffe.errors import LaunchError
+
+FIRST_PORT, NUM_PORTS = 15_000, 15_000
+"""Ports that jobs may get: below those that a system gives out by itself."""
+
+DEFAULT_PORT = 29_500
+"""torchrun's."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The names of a launcher's variables."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+    """Ranks on this host; Slurm's says it of each host, as in 2(x3),1."""
+    job: tuple[str, ...]
+    """Together the number of the job, which all of its ranks know."""
+    hosts: str = ""
+    """The hosts in the order of ranks, where it says them."""
+    also: tuple[str, ...] = ()
+    """What else a rank must have, to be one of this launcher's."""
+
+
+LAUNCHERS = (
+    Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE",),
+    ),
+    Launcher(
+        "MPI",  # MPICH's, Intel's
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        (),
+        also=("MPI_LOCALRANKID",),  # Slurm sets PMI's two for its own tasks
+    ),
+    Launcher(
+        "Slurm",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",  # not SLURM_NTASKS, which a shell in an allocation has, too
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        "SLURM_STEP_NODELIST",
+        also=("SLURM_STEP_ID",),
+    ),
+    Launcher("a launcher of MPI's kind", "PMI_RANK", "PMI_SIZE", "LOCAL_RANK", "", ()),
+)
+"""The first whose variables are there. mpirun may start its ranks by srun: then they have both."""
+
+WORDS = "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+
+
+def take_over(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Says to all that follows in this process, in torchrun's words, who it is.
+
+    Raises: LaunchError where this is one of several ranks, and not all of it can be known.
+    """
+    environment.update(words_of(environment))
+
+
+def words_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """torchrun's variables for this rank; none where it has them, or is the only one.
+
+    Raises: LaunchError as `take_over`.
+    """
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return {}
+    for launcher in LAUNCHERS:
+        wanted = (launcher.rank, launcher.world_size, *launcher.also)
+        if all(environment.get(name) for name in wanted):
+            break
+    else:
+        return {}
+    if environment[launcher.world_size] == "1":
+        return {}
+    try:
+        local_world_size = _on_this_host(launcher, environment)
+        words = {
+            "RANK": environment[launcher.rank],
+            "WORLD_SIZE": environment[launcher.world_size],
+            "LOCAL_RANK": environment[launcher.local_rank],
+            "LOCAL_WORLD_SIZE": str(local_world_size),
+        }
+        if not int(words["RANK"]) < int(words["WORLD_SIZE"]) >= local_world_size:
+            raise ValueError(f"{launcher.rank}={words['RANK']}")
+        return words | _meeting_place(launcher, environment, words)
+    except (KeyError, ValueError) as error:
+        raise LaunchError(
+            f"{launcher.name} says that this is rank {environment[launcher.rank]} of "
+            f"{environment[launcher.world_size]} ({launcher.world_size}), but not all that a rank "
+            f"needs to know ({error}); set {WORDS}, or start with torchrun"
+        ) from error
+
+
+def first_host(hosts: str) -> str:
+    """Of Slurm's list, as rack[1-3]-node[01-03,07],login. Raises: ValueError where it has none."""
+    depth, end = 0, len(hosts)
+    for place, letter in enumerate(hosts):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            end = place
+            break
+    # In brackets are numbers and ranges of them, with their leading zeros.
+    host = re.sub(r"\[(\d+)[-,\d]*\]", r"\1", hosts[:end])
+    if re.fullmatch(r"[\w.-]+", host) is None:
+        raise ValueError(f"no host in {hosts!r}")
+    return host
+
+
+def tasks_of_node(tasks: str, node: int) -> int:
+    """Of Slurm's counts by node, as 2(x3),1. Raises: ValueError where it has none."""
+    counts = []
+    for part in tasks.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None:
+            raise ValueError(f"no counts in {tasks!r}")
+        counts += [int(found[1])] * int(found[2] or 1)
+    if node >= len(counts):
+        raise ValueError(f"no node {node} in {tasks!r}")
+    return counts[node]
+
+
+def _on_this_host(launcher: Launcher, environment: Mapping[str, str]) -> int:
+    counts = environment[launcher.local_world_size]
+    return tasks_of_node(counts, int(environment["SLURM_NODEID"]) if launcher.hosts else 0)
+
+
+def _meeting_place(
+    launcher: Launcher, environment: Mapping[str, str], words: Mapping[str, str]
+) -> dict[str, str]:
+    """Rank 0's host and a port there, where the user has not said them."""
+    host = environment.get("MASTER_ADDR", "")
+    if not host and words["LOCAL_WORLD_SIZE"] == words["WORLD_SIZE"]:
+        host = LOOPBACK
+    if not host and not launcher.hosts:
+        raise LaunchError(
+            f"{launcher.name} has started {words['WORLD_SIZE']} ranks on several hosts, and does "
+            "not say on which one rank 0 is; set MASTER_ADDR to that host's name or address on "
+            "all ranks (mpirun -x MASTER_ADDR=HOST, mpiexec -genv MASTER_ADDR HOST)"
+        )
+    port = environment.get("MASTER_PORT", "")
+    if not port:
+        job = ".".join(environment.get(name, "") for name in launcher.job)
+        number = FIRST_PORT + zlib.crc32(job.encode()) % NUM_PORTS
+        port = str(number if job.strip(".") else DEFAULT_PORT)
+    return {
+        "MASTER_ADDR": host or first_host(environment[launcher.hosts]),
+        "MASTER_PORT": port,
+    }

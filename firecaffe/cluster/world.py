@@ -1,0 +1,223 @@
+"""The world: who this rank is, its device, and the process groups to the other ranks.
+
+torchrun's environment (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`) says
+which world to join, or what mpirun and srun say (`cluster.launched_by`); without them the world is
+this one process and no group is made. A world that the script has made by itself is used.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError, ProcessGroup
+
+from firecaffe.cluster.addresses import join_place, split_place
+from firecaffe.cluster.groups import (
+    attempt,
+    meet,
+    meeting,
+    number_of,
+    who_am_i,
+    without_source,
+)
+from firecaffe.cluster.launched_by import take_over
+from firecaffe.cluster.memory import keep_freed_memory
+from firecaffe.cluster.mesh import connect_ranks
+from firecaffe.cluster.traffic import Traffic
+from firecaffe.cluster.watch import Place, Watch, pulse
+from firecaffe.errors import LaunchError, PeerLostError
+
+TIMEOUT_S = 300.0
+"""How long a rank waits for the others before it gives up."""
+
+SILENT_S = 20.0
+"""After how long without a word a rank is held for frozen or cut off."""
+
+FOLDER = "firecaffe/run_folder"
+"""In the launcher's store, under no attempt's name: FOLDER/N is where the script's training N, from
+0, is recorded."""
+
+LASTING = "FIRECAFFE_STORE"
+"""In the environment: HOST:PORT of the store in which our launcher's agents meet."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank among all. A world of one has no groups."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    group: ProcessGroup | None = None
+    """For the main thread: agreement, evaluation."""
+    exchange_group: ProcessGroup | None = None
+    """For the communication thread alone, so that no order between the two can matter."""
+    local_rank: int = 0
+    local_world_size: int = 1
+    """Ranks on this host, as the launcher says."""
+    watch: Watch | None = None
+    store: Store | None = None
+    """One that outlives the ranks, where their launcher has such a one."""
+    place: Place = field(default_factory=Place)
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of gradients."""
+    attempt: int = 0
+    """Which start of this run's ranks it is, by a launcher that restarts them."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def host(self) -> str:
+        """What the ranks call this one's host."""
+        return socket.gethostname() if self.watch is None else self.watch.hosts[self.rank]
+
+
+def is_launched(nnodes: str = "1") -> bool:
+    """Whether a launcher such as torchrun has started this process as one of its ranks.
+
+    nnodes: the hosts that the user wants ranks started on, as he says it. Where it is more than
+    this one, what mpirun or srun has started is a launcher of each host, and no rank.
+
+    Raises: LaunchError where this is one of several ranks, and not all of it can be known.
+    """
+    if nnodes == "1":
+        take_over()
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+@contextmanager
+def join(
+    device: str = "auto", timeout_s: float = TIMEOUT_S, silent_s: float = SILENT_S
+) -> Iterator[World]:
+    """Joins the world that is there, else the one that the environment names, and leaves it at the
+    end.
+
+    timeout_s: how long a rank waits for the others. silent_s: after how long without a word one is
+    given up.
+
+    Raises: LaunchError where the environment is incomplete, a device is missing, or the ranks do
+    not find each other in `timeout_s` seconds.
+    """
+    keep_freed_memory()
+    rank, world_size = who_am_i()
+    local_rank = number_of("LOCAL_RANK", 0)
+    chosen = _device(device, local_rank, world_size)
+    if world_size == 1:
+        yield World(rank, world_size, chosen, store=lasting_store(), attempt=attempt())
+        return
+    local_world_size = number_of("LOCAL_WORLD_SIZE", 1)
+    groups = meet(chosen, timeout_s)
+    place, watch = Place(), None
+    try:
+        with meeting(world_size):
+            one_host = local_world_size == world_size
+            hosts, sockets = connect_ranks(groups.main, timeout_s, one_host=one_host)
+        watch = Watch(rank, hosts, sockets, silent_s, place)
+        with closing(watch), pulse(sockets.values(), silent_s):
+            yield World(
+                rank,
+                world_size,
+                chosen,
+                groups.main,
+                groups.exchange,
+                local_rank,
+                local_world_size,
+                watch,
+                lasting_store(),
+                place,
+                attempt=attempt(),
+            )
+    finally:
+        # Where a rank is lost, a thread may still wait for it, and leaving would wait for that.
+        if watch is None or watch.fault is None:
+            groups.leave()
+
+
+@contextmanager
+def peers_may_be_lost(world: World, beside_own_code: bool = False) -> Iterator[None]:
+    """Says in our words what a process group says when a rank at the other end is gone.
+
+    It stands around a process group's own calls alone: what else may raise here would be told as a
+    lost rank. beside_own_code: in a communication hook the two cannot be told apart by their
+    place; there an error counts only where its text shows that it is a process group's.
+
+    Raises: PeerLostError, which names the rank where the watch knows it.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (RuntimeError, PeerLostError) as error:  # Gloo's errors have no class of their own
+        if beside_own_code and not _is_of_group(error):
+            raise
+        if isinstance(error, PeerLostError) and error.fault is not None:
+            raise  # named already
+        if "can't allocate memory" in str(error):  # nor has the CPU allocator's
+            raise
+        reason = without_source(str(error))
+        timed_out = re.search(r"tim(ed|e) ?out|in time", reason, re.IGNORECASE) is not None
+        fault = world.watch.verdict(timed_out) if world.watch is not None else None
+        if fault is not None:
+            raise PeerLostError.of(fault) from error
+        if isinstance(error, PeerLostError):
+            raise
+        raise PeerLostError(f"another rank went away or did not answer: {reason}") from error
+
+
+@contextmanager
+def waiting(world: World) -> Iterator[None]:
+    """While this rank has done its part and waits for others, as they may see."""
+    world.place.waits = True
+    try:
+        yield
+    finally:
+        world.place.waits = False
+
+
+def _is_of_group(error: Exception) -> bool:
+    """Whether an error comes from a process group: Gloo's texts begin with a place in its code."""
+    of_gloo = re.search(r"/gloo/transport/|ProcessGroupGloo", str(error))
+    return isinstance(error, (DistError, PeerLostError)) or of_gloo is not None
+
+
+def lasting_store() -> Store | None:
+    """One that outlives the ranks: our launcher's, or that of torchrun's agent."""
+    place = os.environ.get(LASTING)
+    if place is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        place = join_place(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
+    if place is None:
+        return None
+    try:
+        return TCPStore(*split_place(place), is_master=False)
+    except (DistError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise LaunchError(f"the launcher's store at {place} does not answer: {reason}") from error
+
+
+def _device(name: str, local_rank: int, world_size: int) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if name != "cuda":
+        raise LaunchError(f"device is {name!r}; it must be auto, cpu or cuda")
+    count = torch.cuda.device_count()
+    if world_size > 1 and "LOCAL_RANK" not in os.environ:
+        raise LaunchError("LOCAL_RANK is not set; it says which GPU is this rank's")
+    if count == 0:
+        raise LaunchError("device is cuda; this host shows no GPU (use cpu or auto)")
+    if local_rank >= count:
+        raise LaunchError(
+            f"local rank {local_rank} has no GPU: this host shows {count}; "
+            "start at most one rank for each (--nproc-per-node)"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device

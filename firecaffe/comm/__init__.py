@@ -1,1 +1,0 @@
-"""Ranks: the world, starting one, executing a schedule, agreeing."""

@@ -1,0 +1,1 @@
+"""The machine as it is: links, exchanges, steps and input, measured."""

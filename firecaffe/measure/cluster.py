@@ -1,0 +1,226 @@
+"""A cluster looked over: what each rank has, and the link between every two hosts.
+
+Pairs are measured in turns like a round-robin tournament: in each turn every host plays one other,
+so that a cluster of n hosts takes n - 1 turns, and no two measurements share a port.
+"""
+
+import json
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.transport.link import (
+    Link,
+    bandwidth_samples_bytes_per_s,
+    finish,
+    latency_samples_s,
+)
+
+LEAST_STREAM_S = 0.1
+PINGS = 50
+FILE_BYTES = 64_000_000
+MATRIX = 1024
+COPIED_BYTES = 64_000_000
+REPETITIONS = 7
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What one rank found where it is."""
+
+    rank: int
+    host: str
+    group: str
+    """What its launcher calls its host."""
+    versions: str
+    device: str
+    memory_bytes: int
+    free_memory_bytes: int
+    free_disk_bytes: int
+    clock_s: float
+    """Its clock, less the first rank's, at one moment."""
+    clock_error_s: float
+    matrix_flops: tuple[float, ...]
+    """FLOP/s of each repetition of a float32 matrix product, all ranks at once."""
+    copy_bytes_per_s: tuple[float, ...]
+    """Bytes read and written."""
+    file_write_bytes_per_s: float
+    file_read_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class PairLink(Link):
+    """A link, and whether both of its ranks are on one host."""
+
+    in_host: bool
+
+
+def look_over(
+    world: World, folder: Path, device_name: str, say: Callable[[str], None]
+) -> list[RankFacts]:
+    """What every rank has and does; all ranks get all. folder: where files are written to.
+
+    Raises: OSError where a file cannot be written there, on the rank that cannot; PeerLostError.
+    """
+    say("clocks")
+    clock_s, clock_error_s = _clock(world)
+    say("computing")
+    flops = _matrix_flops(world.device)
+    copies = _copy_rates(world.device)
+    say("files")
+    written, read = _file_rates(folder, world.rank)
+    memory = psutil.virtual_memory()
+    has_gpu = world.device.type == "cuda"
+    total, free = memory.total, memory.available
+    if has_gpu:
+        free, total = torch.cuda.mem_get_info(world.device)
+    facts = RankFacts(
+        world.rank,
+        world.host,
+        os.environ.get("GROUP_RANK", ""),
+        f"python {platform.python_version()}, torch {torch.__version__}, {sys.platform}",
+        device_name,
+        total,
+        free,
+        psutil.disk_usage(str(folder)).free,
+        clock_s,
+        clock_error_s,
+        tuple(flops),
+        tuple(copies),
+        written,
+        read,
+    )
+    stated = [json.loads(text) for text in gather_text(world, json.dumps(asdict(facts)))]
+    return [_facts(words) for words in stated]
+
+
+def _facts(words: dict[str, Any]) -> RankFacts:
+    """JSON knows no tuples."""
+    rates = {name: tuple(words[name]) for name in ("matrix_flops", "copy_bytes_per_s")}
+    return RankFacts(**{**words, **rates})
+
+
+def links_of(world: World, places: Sequence[object], say: Callable[[str], None]) -> list[PairLink]:
+    """The links between hosts, one rank of each for all, and one within the first host that has
+    two ranks. places: of the ranks. All ranks get all.
+    """
+    firsts = [rank for rank, place in enumerate(places) if place not in places[:rank]]
+    turns = tournament(firsts)
+    second = next((rank for rank in range(len(places)) if rank not in firsts), None)
+    if second is not None:
+        turns.append([(places.index(places[second]), second)])
+    own: list[PairLink] = []
+    for number, pairs in enumerate(turns):
+        say(f"links, turn {number + 1} of {len(turns)}")
+        for first, other in pairs:
+            if world.rank in (first, other):
+                link = _measure(world, first, other, places[first] == places[other])
+                own += [link] if world.rank == first else []
+        gather_text(world, "")  # the next turn begins when all have ended this one
+    stated = gather_text(world, json.dumps([asdict(link) for link in own]))
+    return [
+        PairLink(
+            words["first"],
+            words["second"],
+            tuple(words["latency_samples_s"]),
+            tuple(words["bandwidth_samples_bytes_per_s"]),
+            words["in_host"],
+        )
+        for text in stated
+        for words in json.loads(text)
+    ]
+
+
+def tournament(players: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Turns in which every two meet once, and nobody meets two at a time (the circle method)."""
+    circle: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
+    turns = []
+    for _ in range(len(circle) - 1):
+        pairs = zip(circle, reversed(circle), strict=True)
+        meet = [(a, b) for a, b in list(pairs)[: len(circle) // 2]]
+        turns.append([(min(a, b), max(a, b)) for a, b in meet if a is not None and b is not None])
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return turns if len(players) > 1 else []
+
+
+def _measure(world: World, first: int, second: int, in_host: bool) -> PairLink:
+    group = world.exchange_group
+    assert group is not None
+    starts = world.rank == first
+    peer = second if starts else first
+    with peers_may_be_lost(world):
+        latencies = latency_samples_s(group, peer, starts, world.device, PINGS)
+        rates = bandwidth_samples_bytes_per_s(group, peer, starts, world.device, LEAST_STREAM_S)
+    return PairLink(first, second, tuple(latencies), tuple(rates), in_host)
+
+
+def _clock(world: World) -> tuple[float, float]:
+    """This clock less the first rank's, and half the time in which both were asked."""
+    best = float("inf"), 0.0
+    for _ in range(5):
+        gather_text(world, "")
+        before = time.time()
+        stated = gather_text(world, repr(before))
+        after = time.time()
+        best = min(best, (after - before, before - float(stated[0])))
+    return best[1], best[0] / 2
+
+
+def _matrix_flops(device: torch.device) -> list[float]:
+    a = torch.randn(MATRIX, MATRIX, device=device)
+    torch.mm(a, a)
+    rates = []
+    for _ in range(REPETITIONS):
+        finish(device)
+        start_s = time.perf_counter()
+        torch.mm(a, a)
+        finish(device)
+        rates.append(2 * MATRIX**3 / (time.perf_counter() - start_s))
+    return rates
+
+
+def _copy_rates(device: torch.device) -> list[float]:
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    rates = []
+    for _ in range(REPETITIONS):
+        finish(device)
+        start_s = time.perf_counter()
+        target.copy_(source)
+        finish(device)
+        rates.append(2 * COPIED_BYTES / (time.perf_counter() - start_s))
+    return rates
+
+
+def _file_rates(folder: Path, rank: int) -> tuple[float, float]:
+    """Bytes/s to write and sync a file, and to read it again past the page cache."""
+    path = folder / f".firecaffe-check-{socket.gethostname()}-{os.getpid()}-{rank}"
+    data = os.urandom(1 << 20) * (FILE_BYTES >> 20)
+    try:
+        start_s = time.perf_counter()
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        written = len(data) / (time.perf_counter() - start_s)
+        with open(path, "rb") as file:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            start_s = time.perf_counter()
+            while file.read(1 << 22):
+                pass
+            read = len(data) / (time.perf_counter() - start_s)
+    finally:
+        path.unlink(missing_ok=True)
+    return written, read

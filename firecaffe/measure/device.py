@@ -1,0 +1,46 @@
+"""A device as its measured steps show it: rows of a cluster file, and what is fitted to them."""
+
+import dataclasses
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from firecaffe.measure.step import Timed
+from firecaffe.plan.calibrate import fit
+from firecaffe.plan.cluster import Cluster, Device
+from firecaffe.plan.compute import micro_batch
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.sections import Recipe
+
+SIZES_TO_FIT = 3
+
+
+def calibrated(cluster: Cluster, recipe: Recipe, rows: Sequence[Timed]) -> Cluster:
+    """The cluster with these steps measured, and its device's efficiency and overhead fitted to
+    them where there are enough sizes.
+    """
+    own = recipe.model.name, recipe.train.autocast
+    kept = tuple(row for row in cluster.device.measured if (row.model, row.autocast) != own)
+    device = dataclasses.replace(cluster.device, measured=())
+    if len(rows) >= SIZES_TO_FIT:
+        device = _fitted(device, recipe, rows)
+    device = dataclasses.replace(device, measured=(*kept, *(row.measured(recipe) for row in rows)))
+    source = f"measured: steps of {recipe.model.name}"
+    sources = tuple(dict.fromkeys([*cluster.sources, source]))
+    return dataclasses.replace(cluster, device=device, sources=sources)
+
+
+def _fitted(device: Device, recipe: Recipe, rows: Sequence[Timed]) -> Device:
+    workload = workload_of(recipe)
+
+    def with_values(values: Any) -> Device:
+        words = {"efficiency": values["efficiency"], "overhead_s": values["overhead_s"]}
+        return dataclasses.replace(device, **words)
+
+    found = fit(
+        lambda values, size: micro_batch(workload, with_values(values), size).compute_s,
+        {"efficiency": device.efficiency, "overhead_s": max(1e-7, device.overhead_s)},
+        [(row.micro_batch_size, median(row.compute_s)) for row in rows],
+    )
+    # What one network says of the device is not as sure of another: `error` stays what it was.
+    return with_values(found.values)

@@ -1,0 +1,95 @@
+"""Compressed sums for `firecaffe bench exchange`: what they send, how far off they may be."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isqrt, sqrt
+
+import torch
+from torch import Tensor
+
+from firecaffe.cluster.traffic import Traffic
+from firecaffe.cluster.world import World
+from firecaffe.gradients.compressors import make_compressor
+from firecaffe.gradients.compressors.codec import ROW
+from firecaffe.gradients.compressors.top_k import num_sent
+from firecaffe.gradients.compressors.wire import Layout
+from firecaffe.measure.exchange import Encoder
+from firecaffe.transport.node_wire import NodeWire
+
+ROUNDING = {
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    # Half a step of 1/127 of the row's largest, which its norm is not below, in each element.
+    "int8": sqrt(ROW) / 254,
+}
+"""Of codecs by rows: the L2 norm of what one encoding loses is at most so much of the vector's."""
+
+
+def error_bound(name: str, num_elements: int) -> float:
+    """The L2 norm of a first sum's error is at most this times the sum of the summands' norms.
+
+    Rows are encoded twice, on the way out and as totals. All others are encoded once, and what they
+    decode to is never farther from the vector than zero is: a mean for each sign, a part of the
+    elements, tau or times tau towards zero, a projection.
+    """
+    if name in ROUNDING:
+        return ROUNDING[name] * (2 + ROUNDING[name])
+    return sqrt(1 - num_sent(num_elements) / num_elements) if name == "top_k" else 1.0
+
+
+def make_encoders(names: Sequence[str]) -> dict[str, Encoder]:
+    """What sums vectors through these compressors, by name."""
+
+    def encoder(name: str) -> Encoder:
+        return lambda world, num_elements: OneNodeEach(world, name, num_elements)
+
+    return {name: encoder(name) for name in names}
+
+
+class OneNodeEach:
+    """Sums one vector of each rank through a compressor, whose memory goes on from sum to sum.
+
+    See `measure.known_sum.EncodedSum`.
+    """
+
+    def __init__(self, world: World, name: str, num_elements: int) -> None:
+        self.name = name
+        self.bound = error_bound(name, num_elements)
+        self._num_elements = num_elements
+        self._rank = world.rank
+        self._wire = NodeWire(replace(world, traffic=Traffic()), world.world_size)
+        self._compressor = make_compressor(name, [layout(num_elements)])
+        self._flat = torch.zeros(0)
+        self.wire_bytes = 0
+
+    def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """As long as was said, of float32."""
+        self._flat = torch.zeros(padded(num_elements), dtype=dtype, device=device)
+        return self._flat[:num_elements]
+
+    def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
+        """vector: what `empty` gave last."""
+        before = self._wire.world.traffic.sent_bytes or 0
+        total = self._compressor.reduce(0, [(self._rank, self._flat)], self._wire)
+        vector.copy_(total[: self._num_elements])
+        self._flat[self._num_elements :] = 0
+        self.wire_bytes = (self._wire.world.traffic.sent_bytes or 0) - before
+
+    def alone(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Without memory, as all ranks' first sum is."""
+        missing = padded(self._num_elements) - self._num_elements
+        nodes = [torch.nn.functional.pad(vector, (0, missing)) for vector in vectors]
+        wire = NodeWire(World(0, 1, vectors[0].device), len(vectors))
+        compressor = make_compressor(self.name, [layout(self._num_elements)])
+        return compressor.reduce(0, list(enumerate(nodes)), wire)[: self._num_elements]
+
+
+def padded(num_elements: int) -> int:
+    """Whole rows."""
+    return -(-num_elements // ROW) * ROW
+
+
+def layout(num_elements: int) -> Layout:
+    """One parameter, a matrix as nearly square as can be: where low rank has the least to send."""
+    rows = next(rows for rows in range(isqrt(num_elements), 0, -1) if num_elements % rows == 0)
+    return Layout(("vector",), ((0, num_elements),), ((rows, num_elements // rows),))

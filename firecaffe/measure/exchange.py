@@ -1,0 +1,250 @@
+"""Times exchanges side by side: checked first, then in turns, every result checked again.
+
+In each repetition all exchanges have their turn, so that whatever else the machine does meets all
+of them alike. The words algbw and busbw are those of nccl-tests.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from firecaffe.cluster.agree import differing_ranks, gather_text
+from firecaffe.cluster.digest import digest
+from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.errors import NotIdenticalError
+from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.measure.known_sum import (
+    BYTES_PER_ELEMENT,
+    EncodedSum,
+    Sums,
+    check_exchanges,
+    checks_bits,
+    difference,
+    noise,
+    summand,
+    true_sum,
+)
+from firecaffe.transport.exchange import Exchange, outer_algorithm
+from firecaffe.transport.link import finish
+from firecaffe.transport.local import LocalRanks
+
+WARM_UP = 1
+"""Repetitions of each size before those that count; the check's own calls come before them."""
+
+
+GROUP, MEMORY, BOTH = "group", "memory", "both"
+"""What a sum goes through: the backend's process group, the memory that ranks of one host share, or
+that within hosts and the group between them.
+"""
+
+Encoder = Callable[[World, int], EncodedSum]
+"""(world, elements) to a sum of vectors of so many elements; called by all ranks."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One exchange at one size. A sample is the time of the slowest rank in one repetition."""
+
+    algorithm: str
+    world_size: int
+    size_bytes: int
+    samples_s: tuple[float, ...]
+    through: str = GROUP
+    wire_bytes: int | None = None
+    """One way through the busiest rank in one sum; None where only the backend knows."""
+    is_encoded: bool = False
+    bits_checked: bool = False
+    """Whether it gave the tree's own bits; see `check_exchange.checks_bits`."""
+
+    @property
+    def time_s(self) -> float:
+        return statistics.median(self.samples_s)
+
+    @property
+    def algbw_bytes_per_s(self) -> float:
+        """Source: nccl-tests, doc/PERFORMANCE.md: size / time."""
+        return self.size_bytes / self.time_s
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        """Source: nccl-tests, doc/PERFORMANCE.md: algbw · 2 (p - 1) / p for an all-reduce."""
+        return self.algbw_bytes_per_s * 2 * (self.world_size - 1) / self.world_size
+
+    def ratio_to(self, control: "Timing") -> float:
+        """Median over repetitions of this time / the control's in the same repetition."""
+        pairs = zip(self.samples_s, control.samples_s, strict=True)
+        return statistics.median(own / other for own, other in pairs)
+
+    def share_of_bound(self, link_bytes_per_s: float) -> float:
+        """The least time that any all-reduce needs on such links / the median time.
+
+        Source: Patarasuk and Yuan 2009, theorem 1: 2 (p - 1) / p · size / link.
+        """
+        return self.busbw_bytes_per_s / link_bytes_per_s
+
+
+@dataclass
+class _OwnTimes:
+    """What one rank found of one way to a sum at one size."""
+
+    samples_s: list[float]
+    digests: list[str]
+    """Of what each repetition of an encoded sum came to."""
+    wire_bytes: int
+
+
+def time_exchanges(
+    world: World,
+    algorithms: Sequence[str],
+    sizes_bytes: Sequence[int],
+    repetitions: int,
+    progress: Callable[[str], None] = lambda _: None,
+    local: LocalRanks | None = None,
+    encoders: Mapping[str, Encoder] | None = None,
+) -> list[Timing]:
+    """Times each algorithm at each size (a multiple of 4), over all ranks, which all call this.
+
+    Timings come size by size, in the order of the algorithms, then of the encoders. Making a
+    schedule is not in them. local: the ranks of this host, where they are to share memory.
+
+    Raises: NotIdenticalError, on every rank and before any time is known, where a sum is wrong;
+    PeerLostError.
+    """
+    coded = {} if encoders is None else encoders
+
+    def make(num_elements: int) -> Sums:
+        # Anew for each size, so that shared memory of one size is gone before that of the next.
+        ways: dict[str, Exchange | EncodedSum] = {
+            name: Exchange(world, name, local) for name in algorithms
+        }
+        return ways | {name: encoder(world, num_elements) for name, encoder in coded.items()}
+
+    progress("is every sum right?")
+    check_exchanges(world, make, [size // BYTES_PER_ELEMENT for size in sizes_bytes])
+    own: list[dict[str, _OwnTimes]] = []
+    wrong = ""
+    for size_bytes in sizes_bytes:
+        progress(f"{size_bytes} bytes")
+        times, fault = _time_size(world, make, size_bytes, repetitions)
+        own.append(times)
+        wrong = wrong or fault
+    text = json.dumps([wrong, [{k: vars(v) for k, v in times.items()} for times in own]])
+    stated = [json.loads(each) for each in gather_text(world, text)]
+    for rank, (fault, _) in enumerate(stated):
+        if fault:
+            raise NotIdenticalError(
+                f"{fault} on rank {rank}, after a first sum that was right; "
+                "no time of a wrong sum is shown"
+            )
+    return [
+        _timing(
+            world, name, size_bytes, local, [_OwnTimes(**times[i][name]) for _, times in stated]
+        )
+        for i, size_bytes in enumerate(sizes_bytes)
+        for name in (*algorithms, *coded)
+    ]
+
+
+def _timing(
+    world: World,
+    name: str,
+    size_bytes: int,
+    local: LocalRanks | None,
+    by_rank: Sequence[_OwnTimes],
+) -> Timing:
+    """Raises: NotIdenticalError where ranks ended in different bits."""
+    samples_s = _slowest([times.samples_s for times in by_rank])
+    ranks, size = world.world_size, size_bytes // BYTES_PER_ELEMENT
+    if by_rank[0].digests:
+        different = differing_ranks([json.dumps(times.digests) for times in by_rank])
+        if different:
+            raise NotIdenticalError(
+                f"{name} over {ranks} ranks, {size_bytes} bytes: rank "
+                f"{', '.join(map(str, different))} ended in other bits than most, after a first "
+                "sum that was right; no time of a wrong sum is shown"
+            )
+        most = max(times.wire_bytes for times in by_rank)
+        return Timing(name, ranks, size_bytes, samples_s, GROUP, most, is_encoded=True)
+    through, wire_bytes = way_of(world, name, size, shares=local is not None)
+    is_checked = checks_bits(name, ranks, size, world.local_world_size)
+    return Timing(name, ranks, size_bytes, samples_s, through, wire_bytes, bits_checked=is_checked)
+
+
+def way_of(
+    world: World, algorithm: str, num_elements: int, *, shares: bool
+) -> tuple[str, int | None]:
+    """What a float32 sum goes through, and bytes one way through the busiest rank's port.
+
+    shares: whether ranks of one host share memory where the algorithm allows it.
+    """
+    if algorithm == NATIVE:
+        return GROUP, None
+    ranks, size = world.world_size, world.local_world_size
+    outer = outer_algorithm(algorithm, world) if shares else None
+    if outer is None:
+        schedule = find_schedule(algorithm, size)(ranks, num_elements)
+        return GROUP, schedule.elements_of_busiest_rank() * BYTES_PER_ELEMENT
+    if ranks == size:
+        return MEMORY, 0
+    schedule = find_schedule(outer, size)(ranks // size, num_elements)
+    return BOTH, schedule.elements_of_busiest_rank() * BYTES_PER_ELEMENT
+
+
+def _time_size(
+    world: World, make: Callable[[int], Sums], size_bytes: int, repetitions: int
+) -> tuple[dict[str, _OwnTimes], str]:
+    """What this rank found by name; and the first wrong sum, if any."""
+    num_elements = size_bytes // BYTES_PER_ELEMENT
+    own = summand(world.rank, world.world_size, num_elements).to(world.device)
+    expected = true_sum(world.world_size, num_elements).to(world.device)
+    sums = make(num_elements)
+    found = {name: _OwnTimes([], [], 0) for name in sums}
+    is_coded = not all(isinstance(way, Exchange) for way in sums.values())
+    noisy = noise(world.rank, num_elements).to(world.device) if is_coded else own
+    plain = torch.empty_like(own)  # for all that need no memory of their own
+    vectors = {
+        name: plain
+        if isinstance(way, Exchange) and not way.shares_memory
+        else way.empty(num_elements, torch.float32, world.device)
+        for name, way in sums.items()
+    }
+    wrong = ""
+    for repetition in range(-WARM_UP, repetitions):
+        turns = list(sums.items())
+        # Back and forth, so that nobody follows the same one every time.
+        for name, way in turns if repetition % 2 == 0 else reversed(turns):
+            vector, times = vectors[name], found[name]
+            is_exact = isinstance(way, Exchange)
+            vector.copy_(own if is_exact else noisy)
+            taken_s = _time_once(world, way, vector)
+            if repetition >= 0:
+                times.samples_s.append(taken_s)
+            if not isinstance(way, Exchange):
+                times.digests.append(digest([("total", vector)]))
+                times.wire_bytes = max(times.wire_bytes, way.wire_bytes)
+            elif not torch.equal(vector, expected) and not wrong:
+                what = difference(vector.cpu(), expected.cpu())
+                wrong = f"{name} over {world.world_size} ranks, {size_bytes} bytes: {what}"
+    return found, wrong
+
+
+def _time_once(world: World, way: Exchange | EncodedSum, vector: Tensor) -> float:
+    finish(world.device)
+    with peers_may_be_lost(world):
+        # A sum on the CPU: no rank has it before all are here. On a GPU's group dist.barrier
+        # would go by NCCL.
+        dist.all_reduce(torch.zeros(1), group=world.group)
+    start_s = time.perf_counter()
+    way.all_reduce(vector)
+    finish(world.device)
+    return time.perf_counter() - start_s
+
+
+def _slowest(by_rank: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(max(samples_s) for samples_s in zip(*by_rank, strict=True))

@@ -1,0 +1,231 @@
+"""What a check has found: what stands out of it, and the cluster file that it makes."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import median
+
+from scipy.stats import mannwhitneyu
+
+from firecaffe.measure.cluster import PairLink, RankFacts
+from firecaffe.measure.device import calibrated
+from firecaffe.measure.step import Timed
+from firecaffe.plan.calibrate import spread
+from firecaffe.plan.cluster import Cluster, Device, Link, Storage
+from firecaffe.plan.network import Network
+from firecaffe.plan.price import Prices
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.explain import holm
+from firecaffe.transport.exchange import LANES
+
+ALPHA = 0.01
+LEAST_RATIO = 0.9
+"""Of a rate to the others' median: what is nearer to them than that is not named."""
+
+CLOCK_S = 1.0
+LITTLE = 0.1
+"""Of a host's memory, where less than that is free."""
+
+BYTES_PER_ELEMENT = 4
+USUAL_OVERHEAD_S = 2e-5
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that was measured."""
+
+    ranks: list[RankFacts]
+    links: list[PairLink]
+    local_world_size: int
+    steps: list[list[Timed]]
+    """By rank; of the recipe, where there was one."""
+    exchanges: dict[str, dict[int, float]]
+    """Seconds by exchange and bytes."""
+    slowdown: float
+    """Of computing beside an exchange; see `plan.cluster.Device`."""
+
+
+def findings(found: Found) -> list[str]:
+    """What a user should know, one thing a line; nothing where all is well."""
+    lines = []
+    versions = defaultdict(list)
+    for rank in found.ranks:
+        versions[rank.versions].append(rank.rank)
+        if abs(rank.clock_s) > CLOCK_S + rank.clock_error_s:
+            lines.append(f"clock: rank {rank.rank} on {rank.host} is {rank.clock_s:+.1f} s off")
+        if rank.free_memory_bytes < LITTLE * rank.memory_bytes:
+            lines.append(
+                f"memory: rank {rank.rank} on {rank.host} has {rank.free_memory_bytes / 1e9:.2f} "
+                f"of {rank.memory_bytes / 1e9:.3g} GB free"
+            )
+    if len(versions) > 1:
+        shown = "; ".join(f"ranks {ranks}: {each}" for each, ranks in versions.items())
+        lines.append(f"versions differ: {shown}")
+    hosts = {rank.rank: rank.host for rank in found.ranks}
+    slow = slower({rank.rank: rank.matrix_flops for rank in found.ranks})
+    for index, (own, others) in slow.items():
+        lines.append(
+            f"slow rank: {index} on {hosts[index]} computes {own / 1e9:.4g} GFLOP/s, the others "
+            f"{others / 1e9:.4g}"
+        )
+    between = {
+        (link.first, link.second): link.bandwidth_samples_bytes_per_s
+        for link in found.links
+        if not link.in_host
+    }
+    return [*lines, *_slow_links(between, hosts)]
+
+
+def _slow_links(
+    between: Mapping[tuple[int, int], Sequence[float]], hosts: Mapping[int, str]
+) -> list[str]:
+    """A rank whose links are slower than those between all others; else single links."""
+    ends = sorted({rank for pair in between for rank in pair})
+    of_ranks = {
+        rank: (
+            [rates for pair, rates in between.items() if rank in pair],
+            [rates for pair, rates in between.items() if rank not in pair],
+        )
+        for rank in ends
+    }
+    slow = _slower({rank: groups for rank, groups in of_ranks.items() if all(groups)})
+    if slow:
+        rank = min(slow, key=lambda each: slow[each][0])
+        own, others = slow[rank]
+        return [
+            f"slow link: that of rank {rank} on {hosts[rank]} has {own / 1e6:.4g} MB/s, those "
+            f"between the others {others / 1e6:.4g}"
+        ]
+    pairs = list(between)
+    return [
+        f"slow link: {pairs[index][0]} - {pairs[index][1]} ({hosts[pairs[index][0]]} - "
+        f"{hosts[pairs[index][1]]}) has {own / 1e6:.4g} MB/s, the others {others / 1e6:.4g}"
+        for index, (own, others) in slower(dict(enumerate(between.values()))).items()
+    ]
+
+
+Samples = Sequence[Sequence[float]]
+
+
+def slower(samples: Mapping[int, Sequence[float]]) -> dict[int, tuple[float, float]]:
+    """Those whose rates are below all others' beyond the noise: (own, others') medians."""
+    return _slower(
+        {
+            name: ([own], [rates for other, rates in samples.items() if other != name])
+            for name, own in samples.items()
+            if len(samples) > 1
+        }
+    )
+
+
+def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[float, float]]:
+    """One-sided rank-sum tests of (own, others), at ALPHA over all together (Holm), and
+    LEAST_RATIO.
+    """
+    p_values, middles = {}, {}
+    for name, (own, others) in groups.items():
+        own_rates = [rate for rates in own for rate in rates]
+        other_rates = [rate for rates in others for rate in rates]
+        p_values[name] = float(mannwhitneyu(own_rates, other_rates, alternative="less").pvalue)
+        middles[name] = tuple(median(map(median, each)) for each in (own, others))
+    return {
+        name: (middles[name][0], middles[name][1])
+        for name, p_value in holm(p_values).items()
+        if p_value < ALPHA and middles[name][0] < LEAST_RATIO * middles[name][1]
+    }
+
+
+def cluster_of(found: Found, recipe: Recipe | None, name: str) -> Cluster:
+    """The cluster file's content: medians over ranks and links, and their spreads as errors."""
+    ranks, size = found.ranks, found.local_world_size
+    flops = [median(rank.matrix_flops) for rank in ranks]
+    copies = [median(rank.copy_bytes_per_s) for rank in ranks]
+    is_gpu = ranks[0].device.startswith("NVIDIA")
+    per_host = 1 if is_gpu else size
+    reads = [rank.file_read_bytes_per_s for rank in ranks]
+    device = Device(
+        name=ranks[0].device,
+        memory_bytes=float(min(rank.memory_bytes for rank in ranks)) / per_host,
+        memory_bytes_per_s=median(copies),
+        peak_flops={"float32": median(flops)},
+        efficiency=0.5,
+        overhead_s=USUAL_OVERHEAD_S,
+        jitter=_jitter(found.steps),
+        exchange_slowdown=found.slowdown,
+        error=0.5,
+    )
+    hosts = len({(rank.host, rank.group) for rank in ranks})
+    cluster = Cluster(
+        name=name,
+        about=f"{len(ranks)} ranks on {hosts} hosts, as `firecaffe check` found them",
+        device=device,
+        devices_per_node=size,
+        links=_links(found, size),
+        # One host's links say nothing of another's.
+        most_devices=len(ranks) if hosts == 1 else 0,
+        lanes=LANES if hosts > 1 and not is_gpu else 1,
+        storage=Storage("the folder that was checked", median(reads) * size),
+        sources=("firecaffe check",),
+    )
+    if recipe is not None and found.steps[0]:
+        # The median over ranks of each size: all of them computed at once, as in training.
+        rows = [_middle(each) for each in zip(*found.steps, strict=True)]
+        cluster = calibrated(cluster, recipe, rows)
+    return _with_exchanges(cluster, found)
+
+
+def _middle(rows: Sequence[Timed]) -> Timed:
+    """The rank whose micro-batches take the median."""
+    in_order = sorted(rows, key=lambda row: median(row.compute_s))
+    return in_order[len(rows) // 2]
+
+
+def _jitter(steps: Sequence[Sequence[Timed]]) -> float:
+    """A micro-batch's standard deviation over its mean, of the median rank: a normal one's middle
+    four fifths are 2.56 of it wide. A step's is less: each of its micro-batches varies for itself.
+    """
+    spreads = [
+        spread(row.compute_s) * sqrt(row.micro_batches) for of_rank in steps for row in of_rank
+    ]
+    return median(spreads) / 1.28 if spreads else 0.0
+
+
+def _links(found: Found, size: int) -> tuple[Link, ...]:
+    inside = [link for link in found.links if link.in_host]
+    between = [link for link in found.links if not link.in_host]
+    links = []
+    if inside:
+        links.append(_link("within a host", inside, size if between else 0))
+    if between:
+        links.append(_link("between hosts", between, 0))
+    return tuple(links) or (Link("none was measured", 1e-5, 1e9, error=0.9),)
+
+
+def _link(name: str, pairs: Sequence[PairLink], group: int) -> Link:
+    rates = [pair.bandwidth_bytes_per_s for pair in pairs]
+    samples = [each for pair in pairs for each in pair.bandwidth_samples_bytes_per_s]
+    return Link(
+        name,
+        latency_s=median([pair.latency_s for pair in pairs]),
+        bandwidth_bytes_per_s=median(rates),
+        group=group,
+        error=max(0.05, spread(samples) if len(samples) > 1 else 0.05),
+    )
+
+
+def _with_exchanges(cluster: Cluster, found: Found) -> Cluster:
+    """Each exchange's efficiency: what the links would give, over what was measured."""
+    if not found.exchanges:
+        return cluster
+    network = Network(cluster.links, len(found.ranks))
+    efficiency = {}
+    for name, times in found.exchanges.items():
+        size = max(times)
+        priced_s = Prices(name, network).seconds([size // BYTES_PER_ELEMENT])[0]
+        efficiency[name] = priced_s / times[size]
+    level = network.level(0, network.world_size - 1)
+    links = list(cluster.links)
+    links[level] = dataclasses.replace(links[level], efficiency=efficiency)
+    return dataclasses.replace(cluster, links=tuple(links))

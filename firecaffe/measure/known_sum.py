@@ -1,0 +1,197 @@
+"""Is it the sum? Vectors whose sum over ranks is known, and exchanges held against it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from firecaffe.cluster.agree import differing_ranks, gather_text
+from firecaffe.cluster.digest import digest
+from firecaffe.cluster.world import World
+from firecaffe.errors import NotIdenticalError
+from firecaffe.exchange import tree
+from firecaffe.exchange.order import adds_in_tree_order
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.interpret import interpret
+
+BYTES_PER_ELEMENT = 4
+MOST_INTERPRETED_BYTES = 2**22
+"""Over all ranks: above it the tree's bits are not computed in one process beside the exchange."""
+
+# A prime number of elements, which no shard's length is a multiple of.
+_PERIOD = 65521
+_MOST_PATTERN = 15
+_MOST_WEIGHT = 255
+
+_ROUNDING = 2.0**-20
+"""Of additions in float32, beside a codec's own error."""
+
+
+class EncodedSum(Protocol):
+    """A sum of one vector of each rank that travels encoded, with what was kept back before."""
+
+    @property
+    def bound(self) -> float:
+        """The L2 norm of a first sum's error is at most this times the summands' norms' sum."""
+
+    @property
+    def wire_bytes(self) -> int:
+        """What this rank sent in the last sum."""
+
+    def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The vector to be summed."""
+
+    def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
+        """vector, which `empty` has made, becomes the sum over ranks."""
+
+    def alone(self, vectors: Sequence[Tensor]) -> Tensor:
+        """The first sum, of all ranks' vectors, in this process."""
+
+
+Sums = Mapping[str, Exchange | EncodedSum]
+"""Ways to a sum by name."""
+
+
+def summand(rank: int, world_size: int, num_elements: int) -> Tensor:
+    """Rank's float32 vector of whole numbers, shape (num_elements,).
+
+    It is a pattern times a weight of the rank, plus another pattern times another weight: the sum
+    has a closed form, and a rank that is missing or counted twice shows. No sum of a part of the
+    ranks exceeds 2^24 up to 2193 ranks, so every order of addition gives the same bits.
+    """
+    return _combine(_weights(world_size)[:, rank], num_elements)
+
+
+def true_sum(world_size: int, num_elements: int) -> Tensor:
+    """The sum of all ranks' summands, in closed form."""
+    return _combine(_weights(world_size).sum(1), num_elements)
+
+
+def noise(rank: int, num_elements: int) -> Tensor:
+    """Rank's normal random numbers, as gradients nearly are: what codecs are timed with."""
+    block = _random(rank, min(num_elements, _PERIOD))
+    return block.repeat(-(-num_elements // _PERIOD))[:num_elements]
+
+
+def is_small(world_size: int, num_elements: int) -> bool:
+    """Whether one process may compute the sum of all ranks' vectors beside them."""
+    return num_elements * BYTES_PER_ELEMENT * world_size <= MOST_INTERPRETED_BYTES
+
+
+def checks_bits(
+    algorithm: str, world_size: int, num_elements: int, ranks_per_node: int = 1
+) -> bool:
+    """Whether the exchange is to give the tree's own bits, and the vectors are small enough."""
+    small = is_small(world_size, num_elements)
+    return small and adds_in_tree_order(algorithm, world_size, ranks_per_node)
+
+
+def check_exchanges(world: World, make: Callable[[int], Sums], sizes: Sequence[int]) -> None:
+    """Holds every way to a sum, at every number of float32 elements, against the true sum.
+
+    make: the ways for vectors of so many elements. Exchanges that add in tree order at this world
+    size must also give the bits of the tree over random numbers, where the vectors are small.
+    Encoded sums must be as near as their codec says, the same bits on all ranks and, where the
+    vectors are small, those that one process comes to.
+
+    Raises: NotIdenticalError, on every rank, where one differs; PeerLostError.
+    """
+    fault = ""
+    for num_elements in sizes:
+        found = _fault_at(world, make(num_elements), num_elements)
+        fault = fault or found
+    stop_at_fault(world, fault)
+
+
+def stop_at_fault(world: World, fault: str) -> None:
+    """Raises: NotIdenticalError, on every rank, where one of them has found a fault."""
+    for rank, stated in enumerate(gather_text(world, fault)):
+        if stated:
+            raise NotIdenticalError(f"{stated} on rank {rank}; no time of a wrong sum is shown")
+
+
+def difference(found: Tensor, expected: Tensor) -> str:
+    """The first element whose bits differ and both values; empty where there is none."""
+    differs = found.view(torch.int32) != expected.view(torch.int32)
+    if not bool(differs.any()):
+        return ""
+    first = int(differs.nonzero()[0])
+    return (
+        f"element {first} of {found.numel()} is {float(found[first]):.9g} "
+        f"instead of {float(expected[first]):.9g}"
+    )
+
+
+def _fault_at(world: World, sums: Sums, num_elements: int) -> str:
+    """What the first exchange that is wrong on this rank did wrong; all have had their turn."""
+    ranks = range(world.world_size)
+    exchanges = {name: way for name, way in sums.items() if isinstance(way, Exchange)}
+    names = [
+        name
+        for name in exchanges
+        if checks_bits(name, world.world_size, num_elements, world.local_world_size)
+    ]
+    inputs = [_random(rank, num_elements) for rank in ranks] if names else []
+    by_tree = interpret(tree.schedule(world.world_size, num_elements), inputs) if names else []
+    own = summand(world.rank, world.world_size, num_elements)
+    expected = true_sum(world.world_size, num_elements)
+    faults = []
+    for name, way in sums.items():
+        what = f"{name} over {len(ranks)} ranks, {num_elements * BYTES_PER_ELEMENT} bytes"
+        vector = way.empty(num_elements, torch.float32, world.device)
+        if not isinstance(way, Exchange):
+            wrong = _fault_of_encoded(world, way, vector)
+            faults.append(f"{what}: {wrong}" if wrong else "")
+            continue
+        wrong = _difference_after(way, vector, own, expected)
+        faults.append(f"{what}: the sum is wrong: {wrong}" if wrong else "")
+        if name in names:
+            wrong = _difference_after(way, vector, inputs[world.rank], by_tree[world.rank])
+            faults.append(f"{what}: the bits are not the tree's: {wrong}" if wrong else "")
+    return next(filter(None, faults), "")
+
+
+def _difference_after(exchange: Exchange, vector: Tensor, own: Tensor, expected: Tensor) -> str:
+    vector.copy_(own)
+    exchange.all_reduce(vector)
+    return difference(vector.cpu(), expected)
+
+
+def _fault_of_encoded(world: World, way: EncodedSum, vector: Tensor) -> str:
+    inputs = [noise(rank, vector.numel()) for rank in range(world.world_size)]
+    vector.copy_(inputs[world.rank])
+    way.all_reduce(vector)
+    total = vector.cpu()
+    different = differing_ranks(gather_text(world, digest([("total", total)])))
+    if different:
+        return f"rank {', '.join(map(str, different))} ended in other bits than most"
+    true_total = torch.zeros(total.numel(), dtype=torch.float64)
+    scale = 0.0
+    for summand_of_rank in inputs:
+        true_total += summand_of_rank
+        scale += float(summand_of_rank.norm())
+    error, most = float((total - true_total).norm()), (way.bound + _ROUNDING) * scale
+    if not error <= most:
+        return f"the sum is off by {error:.3g} in the L2 norm; its codec allows {most:.3g}"
+    if not is_small(world.world_size, total.numel()):
+        return ""
+    wrong = difference(total, way.alone([each.to(world.device) for each in inputs]).cpu())
+    return f"the bits are not those of one process: {wrong}" if wrong else ""
+
+
+def _weights(world_size: int) -> Tensor:
+    """Two weights for each rank, shape (2, world_size)."""
+    generator = torch.Generator().manual_seed(world_size)
+    return torch.randint(1, _MOST_WEIGHT + 1, (2, world_size), generator=generator)
+
+
+def _combine(weights: Tensor, num_elements: int) -> Tensor:
+    generator = torch.Generator().manual_seed(_PERIOD)
+    patterns = torch.randint(1, _MOST_PATTERN + 1, (2, _PERIOD), generator=generator)
+    block = (weights[0] * patterns[0] + weights[1] * patterns[1]).to(torch.float32)
+    return block.repeat(-(-num_elements // _PERIOD))[:num_elements]
+
+
+def _random(rank: int, num_elements: int) -> Tensor:
+    return torch.randn(num_elements, generator=torch.Generator().manual_seed(rank))

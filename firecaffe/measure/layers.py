@@ -1,0 +1,84 @@
+"""Where a micro-batch's time goes, and what its outputs take, by type of layer.
+
+Time is that of the operations that torch's profiler saw, forward and backward; memory is that of
+the layers' outputs, which backward needs.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from firecaffe.models import build_model, classification_loss
+from firecaffe.models.profile import profile as volumes
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.sections import Recipe
+
+OPERATIONS = {
+    "convolution": r"conv|mkldnn_|cudnn_conv",
+    "fully connected": r"addmm|::mm\b|linear|matmul|bmm",
+    "pooling": r"pool",
+    "normalization": r"norm",
+    "activation": r"relu|threshold|softmax|sigmoid|tanh|clamp",
+    "dropout": r"dropout|bernoulli",
+}
+"""Type by what an operation's name contains; the first that fits. All others are `other`."""
+
+MODULES = {
+    "convolution": r"Conv",
+    "fully connected": r"Linear",
+    "pooling": r"Pool",
+    "normalization": r"Norm|Response",
+    "activation": r"ReLU|Softmax|Tanh|Sigmoid",
+    "dropout": r"Dropout",
+}
+OTHER = "other"
+PASSES = 3
+
+
+@dataclass(frozen=True)
+class LayerTypes:
+    """Seconds of one micro-batch, and bytes of its outputs, by type."""
+
+    time_s: dict[str, float]
+    memory_bytes: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"time_by_type_s": self.time_s, "output_bytes_by_type": self.memory_bytes}
+
+
+def by_layer_type(recipe: Recipe, device: torch.device, micro_batch_size: int) -> LayerTypes:
+    """PASSES forwards and backwards under torch's profiler, after one without."""
+    work = workload_of(recipe)
+    model = build_model(recipe.model.name, work.num_classes, work.input_CHW[0]).to(device)
+    images = torch.randn(micro_batch_size, *work.input_CHW, device=device)
+    labels = torch.arange(micro_batch_size, device=device) % work.num_classes
+
+    def run() -> None:
+        torch.autograd.backward(classification_loss(model(images), labels))
+
+    run()
+    is_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU]
+    with profile(activities=activities, acc_events=True) as seen:
+        for _ in range(PASSES):
+            run()
+    time_s = dict.fromkeys((*OPERATIONS, OTHER), 0.0)
+    for row in seen.key_averages():
+        own_us = row.self_device_time_total if is_gpu else row.self_cpu_time_total
+        time_s[type_of(row.key, OPERATIONS)] += own_us / 1e6 / PASSES
+    found = volumes(model, work.input_CHW, micro_batch_size)
+    memory_bytes = dict.fromkeys((*MODULES, OTHER), 0.0)
+    for layer in found.layers:
+        memory_bytes[type_of(layer.kind, MODULES)] += layer.output_activation_bytes
+    return LayerTypes(time_s, memory_bytes)
+
+
+def type_of(name: str, types: dict[str, str]) -> str:
+    """The first type whose pattern is in a name."""
+    for kind, pattern in types.items():
+        if re.search(pattern, name):
+            return kind
+    return OTHER

@@ -1,0 +1,193 @@
+"""Times the steps of a recipe on this device alone: the same parts as a training, no other worker,
+or an exchange beside them whose result nobody needs.
+
+What it gives is what the planner takes for computing: forward and backward of a micro-batch with
+all that belongs to them (sums, buckets, dropout's keys), fetching it, and the update.
+"""
+
+import dataclasses
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import psutil
+import torch
+from torch import Tensor
+
+from firecaffe.cluster.world import World
+from firecaffe.data import Batches, Dataset, SampleOrder, TensorDataset, open_data
+from firecaffe.errors import DataError
+from firecaffe.gradients.probe import run_probe
+from firecaffe.gradients.reducer import GradientReducer, begin_thread
+from firecaffe.models import build_model, classification_loss
+from firecaffe.plan.calibrate import spread
+from firecaffe.plan.cluster import Measured
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.training.arithmetic import seed_random, set_arithmetic
+from firecaffe.training.step import Stepper, StepResult
+from firecaffe.transport.exchange import Exchange, route
+from firecaffe.transport.link import finish
+from firecaffe.transport.local import LocalRanks
+from firecaffe.transport.worker import Worker
+
+MOST_MICRO_BATCHES = 4
+"""Of a timed step: what a step costs besides them is no more than a part of each then."""
+
+FEWEST_STEPS, WARM_UP = 7, 2
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The steps of one micro-batch size. Samples are of one micro-batch, in seconds."""
+
+    micro_batch_size: int
+    micro_batches: int
+    """Of each step."""
+    compute_s: tuple[float, ...]
+    data_s: tuple[float, ...]
+    update_s: tuple[float, ...]
+    memory_bytes: int
+    """The most that was in use: of the GPU, or of this process."""
+
+    @property
+    def images_per_s(self) -> float:
+        return self.micro_batch_size / (median(self.compute_s) + median(self.data_s))
+
+    def measured(self, recipe: Recipe) -> Measured:
+        """As a row of a cluster file."""
+        return Measured(
+            model=recipe.model.name,
+            micro_batch_size=self.micro_batch_size,
+            compute_s=median(self.compute_s),
+            data_s=median(self.data_s),
+            update_s=median(self.update_s),
+            autocast=recipe.train.autocast,
+            error=max(spread(self.compute_s), 0.01),
+        )
+
+
+def time_steps(
+    recipe: Recipe,
+    device: torch.device,
+    micro_batch_size: int,
+    least_s: float,
+    micro_batches: int = MOST_MICRO_BATCHES,
+) -> Timed:
+    """Steps of so many micro-batches for `least_s` seconds, and FEWEST_STEPS at least."""
+    train = dataclasses.replace(
+        recipe.train,
+        micro_batch_size=micro_batch_size,
+        global_batch_size=micro_batches * micro_batch_size,
+    )
+    set_arithmetic(train, device)
+    data = _dataset(recipe, train.global_batch_size)
+    seed_random(train.seed, "weights")
+    model = build_model(recipe.model.name, data.num_classes, data.sample_CHW[0]).to(device)
+    if train.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    order = SampleOrder(train.seed, len(data), train.global_batch_size, micro_batch_size)
+    batches = Batches(data, order, recipe.data, device)
+    world = World(0, 1, device)
+    stepper = Stepper(model, classification_loss, batches, train, range(micro_batches))
+    stepper.buffers.begin_step()
+
+    def first_loss() -> Tensor:
+        value, _ = stepper.forward(*stepper.batch(0, 0), step=0, leaf=0)
+        assert value is not None
+        return value
+
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = list(named.values())
+    optimizer = make_optimizer(named, recipe.solver)
+    reducer = GradientReducer(
+        named,
+        run_probe(model, parameters, first_loss, world).ready_order,
+        stepper.empty_tail(),
+        stepper.empty_counts(),
+        micro_batches,
+        Exchange(world, "tree"),
+        route("tree", world, micro_batches),
+        recipe.exchange.bucket_bytes,
+        None,
+    )
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    results: list[StepResult] = []
+    start_s = time.perf_counter()
+    try:
+        while len(results) < FEWEST_STEPS + WARM_UP or time.perf_counter() - start_s < least_s:
+            rate = recipe.solver.base_lr
+            results.append(stepper.run(len(results), rate, optimizer, reducer, 0.0))
+    finally:
+        reducer.close()
+    timings = [result.timings for result in results[WARM_UP:]]
+    used = (
+        torch.cuda.max_memory_allocated(device)
+        if device.type == "cuda"
+        else psutil.Process().memory_info().rss
+    )
+    return Timed(
+        micro_batch_size,
+        micro_batches,
+        tuple(each.compute_s / micro_batches for each in timings),
+        tuple(each.data_s / micro_batches for each in timings),
+        tuple(each.update_s for each in timings),
+        used,
+    )
+
+
+def time_steps_beside_exchange(
+    recipe: Recipe,
+    world: World,
+    local: LocalRanks | None,
+    micro_batch_size: int,
+    least_s: float,
+    micro_batches: int,
+) -> Timed:
+    """The same while vectors of a bucket's length are summed over all ranks, one after the other.
+
+    In shared memory where local ranks have it; else by ring, which keeps all ports busy both ways,
+    so that a tree's ranks lose less. Raises: PeerLostError.
+    """
+    exchange = Exchange(world, "ring" if local is None else "tree", local)
+    vector = exchange.empty(max(1, recipe.exchange.bucket_bytes // 4), torch.float32, world.device)
+    is_over = threading.Event()
+    # On a GPU a stream of its own, as in training: backward does not wait for it.
+    stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    finish(world.device)
+
+    def sum_until_over() -> None:
+        """For all ranks: whoever still computes adds one to the first element."""
+        with torch.cuda.stream(stream):
+            while True:
+                vector[0] = 0.0 if is_over.is_set() else 1.0
+                exchange.all_reduce(vector)
+                if float(vector[0]) == 0.0:
+                    return
+
+    thread = Worker("exchange", partial(begin_thread, world.device))
+    summed = thread.submit(sum_until_over)
+    try:
+        timed = time_steps(recipe, world.device, micro_batch_size, least_s, micro_batches)
+    finally:
+        is_over.set()
+        thread.close()
+    summed.result()
+    return timed
+
+
+def _dataset(recipe: Recipe, least: int) -> Dataset:
+    """The recipe's training data; where they are not here, noise of the same shape."""
+    try:
+        train = open_data(recipe.data).train
+        if len(train) >= least:
+            return train
+    except DataError:
+        pass
+    work = workload_of(recipe)
+    images = torch.randint(0, 256, (2 * least, *work.input_CHW), dtype=torch.uint8)
+    return TensorDataset(images, torch.arange(2 * least) % work.num_classes, work.num_classes)

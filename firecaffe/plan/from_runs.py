@@ -1,0 +1,208 @@
+"""A cluster corrected by finished runs: what they computed in, and what their links carried.
+
+A run's own steps replace what the figures say of its network (rows of `device.measured`, and the
+scatter of ranks as `device.jitter`). A link's bandwidth is fitted to the steps of the runs for
+which it is the outermost one, with its latency where there are LATENCY_RUNS of them; a run whose
+step would hardly change with a link of half the bandwidth says nothing of it and is left out.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from firecaffe.errors import RunError
+from firecaffe.plan.calibrate import Fit, fit, spread
+from firecaffe.plan.cluster import Cluster, Link, Measured
+from firecaffe.plan.forecast import forecast
+from firecaffe.plan.network import Network
+from firecaffe.plan.of_recipe import INSTEAD, workload_of
+from firecaffe.plan.timeline import slowest_of
+from firecaffe.plan.workload import Workload
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.explain import read_rows
+from firecaffe.runs.folder import FORECAST, read_run_file
+from firecaffe.runs.score import measured_parts
+
+LATENCY_RUNS = 3
+LEAST_CHANGE = 0.03
+"""Of a step, by halving a link's bandwidth: less says nothing of the link."""
+LEAST_ERROR = 0.02
+"""Of a time that was measured once, where its steps scatter less."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One run, as far as a cluster learns from it."""
+
+    folder: Path
+    workload: Workload
+    world_size: int
+    exchange: str
+    compressor: str
+    parts: dict[str, float]
+    """Seconds of a step, as `runs.score.measured_parts`."""
+    error: float
+    """Half the spread of its computing, over its median."""
+
+    @property
+    def micro_batches(self) -> float:
+        """Of the average rank."""
+        return self.workload.num_micro_batches / self.world_size
+
+
+def learn(
+    cluster: Cluster, folders: Sequence[Path], read_recipe: Callable[[Path], Recipe]
+) -> tuple[Cluster, list[str]]:
+    """The corrected cluster, and what was learned, one thing a line.
+
+    folders: of runs. read_recipe: from the recipe's file that each of them holds.
+
+    Raises: RunError where a folder holds no run with steps and a forecast.
+    """
+    runs = [_read(folder, read_recipe) for folder in folders]
+    rows = _rows(runs, cluster)
+    new = {(row.model, row.autocast, row.micro_batch_size) for row in rows}
+    kept = [
+        row
+        for row in cluster.device.measured
+        if (row.model, row.autocast, row.micro_batch_size) not in new
+    ]
+    device = replace(cluster.device, measured=(*kept, *rows))
+    scatter = [
+        run.parts["stragglers_s"]
+        / run.parts["compute_s"]
+        / (slowest_of(run.world_size, 1.0, run.micro_batches) - 1)
+        for run in runs
+        if run.world_size > 1
+    ]
+    said = [
+        f"{row.model}: {row.compute_s * 1e3:.4g} ms a micro-batch of {row.micro_batch_size}, "
+        f"within {row.error:.0%}"
+        for row in rows
+    ]
+    if scatter:
+        device = replace(device, jitter=median(scatter))
+        said.append(f"a rank's micro-batch scatters by {device.jitter:.1%}")
+    sources = tuple(dict.fromkeys([*cluster.sources, *(f"run: {run.folder.name}" for run in runs)]))
+    learned = replace(cluster, device=device, sources=sources)
+    by_level: dict[int, list[Finished]] = defaultdict(list)
+    for run in runs:
+        if run.world_size > 1:
+            network = Network(cluster.links, run.world_size)
+            by_level[network.level(0, run.world_size - 1)].append(run)
+    for level, own in sorted(by_level.items()):
+        learned, line = _with_link(learned, level, own)
+        said.append(line)
+    return learned, said
+
+
+def _read(folder: Path, read_recipe: Callable[[Path], Recipe]) -> Finished:
+    if not (folder / FORECAST).is_file():
+        raise RunError(f"{folder}: has no {FORECAST}; only a run that was forecast teaches a plan")
+    recipe = read_recipe(folder / "recipe.toml")
+    timings = read_rows(folder, "rank-*.jsonl")
+    if not timings:
+        raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
+    parts = measured_parts(timings)
+    computed = [[row["compute_s"] for row in rows[1:]] for rows in timings.values()]
+    scatter = [spread(each) for each in computed if len(each) > 1]
+    found = read_run_file(folder, FORECAST)
+    try:
+        words = str(found["exchange"]), str(found["compressor"])
+    except KeyError as error:
+        raise RunError(f"{folder / FORECAST}: lacks {error}") from error
+    return Finished(
+        folder,
+        workload_of(recipe),
+        len(timings),
+        INSTEAD.get(words[0], words[0]),
+        words[1],
+        parts,
+        max(LEAST_ERROR, median(scatter)) if scatter else 0.5,
+    )
+
+
+def _alone_s(run: Finished, cluster: Cluster) -> float:
+    """What the run computed in a step, less what its exchange slowed it down by, as forecast."""
+    if run.world_size == 1 or not cluster.device.exchange_slowdown:
+        return run.parts["compute_s"]
+    unslowed = replace(cluster, device=replace(cluster.device, exchange_slowdown=0.0))
+    alone_s, beside_s = (
+        forecast(run.workload, each, run.world_size, run.exchange, run.compressor).compute_s
+        for each in (unslowed, cluster)
+    )
+    return run.parts["compute_s"] * alone_s / beside_s
+
+
+def _rows(runs: Sequence[Finished], cluster: Cluster) -> list[Measured]:
+    """One for each network and size: of several runs the median, as far off as they differ."""
+    by_case: dict[tuple[str, str, int], list[Finished]] = defaultdict(list)
+    for run in runs:
+        work = run.workload
+        by_case[work.model, work.autocast, work.micro_batch_size].append(run)
+    rows = []
+    for (model, autocast, size), own in by_case.items():
+        each_s = [_alone_s(run, cluster) / run.micro_batches for run in own]
+        middle_s = median(each_s)
+        differ = (max(each_s) - min(each_s)) / 2 / middle_s
+        rows.append(
+            Measured(
+                model=model,
+                micro_batch_size=size,
+                compute_s=middle_s,
+                data_s=median(run.parts["data_s"] / run.micro_batches for run in own),
+                update_s=median(run.parts["update_s"] for run in own),
+                autocast=autocast,
+                error=max(differ, *(run.error for run in own)),
+            )
+        )
+    return rows
+
+
+def _with_link(cluster: Cluster, level: int, runs: Sequence[Finished]) -> tuple[Cluster, str]:
+    """The cluster with this link fitted, and what is to be said of it."""
+    link = cluster.links[level]
+
+    def with_link(**words: Any) -> Cluster:
+        links = list(cluster.links)
+        links[level] = replace(link, **words)
+        return replace(cluster, links=tuple(links))
+
+    def step_s(found: Cluster, run: Finished) -> float:
+        """Forward, backward and waiting for the exchange; computing as this run measured it."""
+        row = forecast(run.workload, found, run.world_size, run.exchange, run.compressor)
+        return run.parts["compute_s"] + row.exposed_communication_s
+
+    half = with_link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / 2)
+    bearing = [
+        run
+        for run in runs
+        if step_s(half, run) - step_s(cluster, run) > LEAST_CHANGE * step_s(cluster, run)
+    ]
+    if not bearing:
+        return cluster, f"{link.name}: stays as it was; its exchanges are hidden in these runs"
+    start = {"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s}
+    if len(bearing) >= LATENCY_RUNS and link.latency_s:
+        start["latency_s"] = link.latency_s
+    rows = [(run, run.parts["compute_s"] + run.parts["exchange_s"]) for run in bearing]
+    found = fit(lambda values, run: step_s(with_link(**values), run), start, rows)
+    error = max(_error(found, link), *(run.error for run in bearing))
+    rate = found.values["bandwidth_bytes_per_s"]
+    latency_s = found.values.get("latency_s", link.latency_s)
+    held_out = "" if isnan(found.held_out_error) else f"; held out {found.held_out_error:.1%}"
+    return (
+        with_link(**found.values, error=error),
+        f"{link.name}: {rate / 1e6:.4g} MB/s (was {link.bandwidth_bytes_per_s / 1e6:.4g}), "
+        f"latency {latency_s * 1e6:.3g} µs, within {error:.0%}, from {len(rows)} runs{held_out}",
+    )
+
+
+def _error(found: Fit, link: Link) -> float:
+    """What a fit says of itself; where it has no row to spare, what was said of the link before."""
+    if isnan(found.held_out_error):
+        return link.error
+    return max(found.errors["bandwidth_bytes_per_s"], found.held_out_error)

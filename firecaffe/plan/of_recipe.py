@@ -1,0 +1,252 @@
+"""From a recipe, or a network's name, to what the planner prices; and a run's forecast."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from firecaffe.data import num_held_out, open_data, output_shape
+from firecaffe.data.augment import cropped_shape
+from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.folder import ImageFolder
+from firecaffe.data.generated import NUM_TRAIN
+from firecaffe.data.packed import PackedPart
+from firecaffe.errors import DataError, FirecaffeError, RecipeError
+from firecaffe.models import MODELS
+from firecaffe.plan.accuracy import IMAGENET_IMAGES
+from firecaffe.plan.cluster import Cluster, load_cluster
+from firecaffe.plan.codec import PRICED
+from firecaffe.plan.forecast import NO_COMPRESSOR, forecast
+from firecaffe.plan.timeline import slowest_of
+from firecaffe.plan.workload import IMAGES, Workload, layers_of
+from firecaffe.recipe.config import check_batch
+from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.runs.files import write_json
+from firecaffe.runs.folder import FORECAST
+from firecaffe.solvers.optimizer import make_optimizer
+
+JPEG_BYTES = 110_000.0
+"""Of a photo of ImageNet's training set, on average: 138 GB for 1.28 million."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is known of a data set without its files."""
+
+    sample_CHW: tuple[int, int, int]
+    num_classes: int
+    count: int
+    stored_bytes: float = 0.0
+    """Of one image, where images are read from storage as they are needed."""
+    assumption: str = ""
+
+
+KNOWN = {
+    "fashion-mnist": Samples((1, 28, 28), 10, 60_000),
+    "mnist": Samples((1, 28, 28), 10, 60_000),
+    "cifar10": Samples((3, 32, 32), 10, 50_000),
+    "generated": Samples((1, 28, 28), 10, NUM_TRAIN),
+}
+
+
+def workload_of(recipe: Recipe) -> Workload:
+    """A recipe's. A folder of images that is not here is taken for ImageNet.
+
+    Raises: RecipeError, in one line.
+    """
+    check_recipe(recipe)
+    train = recipe.train
+    samples, shape = _samples(recipe)
+    check_batch(train, samples.count)
+    steps_per_epoch = -(-samples.count // train.global_batch_size)
+    return _workload(
+        recipe.model.name,
+        shape,
+        samples.num_classes,
+        Workload(
+            model=recipe.model.name,
+            layers=(),
+            activation_bytes=0.0,
+            input_CHW=(0, 0, 0),
+            num_classes=0,
+            global_batch_size=train.global_batch_size,
+            micro_batch_size=train.micro_batch_size,
+            samples=samples.count,
+            steps=train.num_steps(steps_per_epoch),
+            optimizer_vectors=_optimizer_vectors(recipe),
+            autocast=train.autocast,
+            bucket_bytes=recipe.exchange.bucket_bytes,
+            stored_bytes=samples.stored_bytes,
+            compressor_level=recipe.exchange.compressor_level,
+            assumption=samples.assumption,
+        ),
+    )
+
+
+def workload_of_model(name: str, global_batch_size: int, micro_batch_size: int) -> Workload:
+    """A network's, on its authors' images; those of ImageNet's size are read from storage."""
+    if name not in MODELS:
+        layers_of(name, None, None)  # says what there is
+    model = MODELS[name]
+    is_imagenet = model.num_classes == 1000
+    if micro_batch_size < 1 or global_batch_size < 1 or global_batch_size % micro_batch_size:
+        raise RecipeError(
+            f"--global-batch-size is {global_batch_size}; it must be a multiple of "
+            f"--micro-batch-size, {micro_batch_size}, and both at least 1"
+        )
+    return _workload(
+        name,
+        model.input_CHW,
+        model.num_classes,
+        Workload(
+            model=name,
+            layers=(),
+            activation_bytes=0.0,
+            input_CHW=(0, 0, 0),
+            num_classes=0,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            samples=IMAGENET_IMAGES if is_imagenet else 0,
+            stored_bytes=JPEG_BYTES if is_imagenet else 0.0,
+        ),
+    )
+
+
+def _workload(
+    name: str, shape: tuple[int, int, int], num_classes: int, words: Workload
+) -> Workload:
+    layers, found = layers_of(name, shape, num_classes)
+    kept = sum(row.output_activation_bytes for row in found.layers) / IMAGES
+    return Workload(
+        **{
+            **words.__dict__,
+            "layers": layers,
+            "activation_bytes": float(kept),
+            "input_CHW": shape,
+            "num_classes": num_classes,
+        }
+    )
+
+
+def _samples(recipe: Recipe) -> tuple[Samples, tuple[int, int, int]]:
+    """The data set's, and the shape that the network is given."""
+    config = recipe.data
+    if config.name in KNOWN:
+        samples = KNOWN[config.name]
+        held = num_held_out(samples.count, config.hold_out)
+        samples = replace(samples, count=samples.count - held)
+    else:
+        try:
+            train = open_data(config).train
+        except DataError:
+            side = config.resize
+            place = config.path or "data.path"
+            said = f"{place} has no images that can be read; ImageNet's are taken for them"
+            samples = Samples((3, side, side), 1000, IMAGENET_IMAGES, JPEG_BYTES, said)
+        else:
+            stored_bytes = 0.0
+            if isinstance(train, DecodedSet) and isinstance(train.source, PackedPart | ImageFolder):
+                stored_bytes = train.source.image_bytes()
+            samples = Samples(train.sample_CHW, train.num_classes, len(train), stored_bytes)
+            return samples, output_shape(train, config)
+    channels, rows, columns = samples.sample_CHW
+    try:
+        rows, columns = cropped_shape((rows, columns), config.crop, config.pad)
+    except ValueError as error:
+        raise RecipeError(f"data.crop is {config.crop}: {error}") from error
+    return samples, (channels, rows, columns)
+
+
+def _optimizer_vectors(recipe: Recipe) -> int:
+    """Vectors as long as the weights that the solver keeps: found by a step on one number."""
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = make_optimizer(
+        {"weight": parameter}, replace(recipe.solver, lr_mult={}, decay_mult={})
+    )
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    state = optimizer.state[parameter].values()
+    return sum(1 for value in state if isinstance(value, torch.Tensor) and value.dim() == 1)
+
+
+CPU_CLUSTER = "cpu-host"
+BY_DEVICE = {
+    "H200": "h200",
+    "H100": "dgx-h100",
+    "A100": "dgx-a100",
+    "V100": "ec2-p3",
+    "P100": "dgx1-p100",
+    "K80": "ec2-p2",
+    "K20X": "titan",
+}
+"""A shipped cluster with a GPU that has this word in its name."""
+
+INSTEAD = {"fold": "sharded_parameter_server"}
+"""What is priced for an exchange that has no schedule: fold sends the same messages."""
+
+
+def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
+    """The one that the recipe names, or a shipped one with this device; None where there is none.
+
+    gpu: its name; empty for a CPU. Raises: RecipeError.
+    """
+    if recipe.run.cluster:
+        return load_cluster(recipe.run.cluster)
+    words = re.split(r"[^A-Za-z0-9]+", gpu)
+    name = next((name for part, name in BY_DEVICE.items() if part in words), "")
+    name = name if gpu else CPU_CLUSTER
+    return load_cluster(name) if name else None
+
+
+def forecast_run(recipe: Recipe, world_size: int, gpu: str, route: str) -> dict[str, Any] | None:
+    """What the planner expects of a run, for its folder; None where it cannot price it.
+
+    route: the exchange that is taken. Raises: RecipeError where the cluster is none.
+    """
+    cluster = cluster_for(recipe, gpu)
+    compressor = recipe.exchange.compressor
+    if cluster is None or compressor not in (NO_COMPRESSOR, *PRICED):
+        return None
+    try:
+        row = forecast(
+            workload_of(recipe), cluster, world_size, INSTEAD.get(route, route), compressor
+        )
+    except (FirecaffeError, ValueError):  # a run goes on without what cannot be foreseen of it
+        return None
+    alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)
+    return {
+        **row.as_dict(),
+        "cluster": cluster.name,
+        "cluster_file": recipe.run.cluster,
+        "about": cluster.about,
+        "stragglers_s": row.compute_s - alone_s,
+    }
+
+
+def write_forecast(
+    folder: Path,
+    recipe: Recipe,
+    world_size: int,
+    local_world_size: int,
+    device: torch.device,
+    route: str,
+) -> list[str]:
+    """Keeps the forecast with the run; what is to be said of it, in lines.
+
+    The shipped cluster without GPUs is one host; of what links several, nothing is known.
+
+    Raises: RecipeError where the recipe's cluster is none.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    if local_world_size < world_size and not name and not recipe.run.cluster:
+        return ["no forecast: several hosts, and no run.cluster; firecaffe check measures one"]
+    found = forecast_run(recipe, world_size, name, route)
+    if found is None:
+        return []
+    write_json(folder / FORECAST, found)
+    low, high = found["step_low_s"] * 1e3, found["step_high_s"] * 1e3
+    said = f"{found['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g})"
+    return [f"forecast: {said}, {found['images_per_s']:,.4g} images/s on {found['cluster']}"]

@@ -1,0 +1,129 @@
+"""The recipe's [train] and [checkpoint] sections."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from firecaffe.errors import RecipeError
+from firecaffe.exchange.leaves import num_nodes
+from firecaffe.words import MOST_THREADS
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, in which batches and in which arithmetic a network is trained.
+
+    Args:
+        global_batch_size: Samples of one step, over all workers.
+        micro_batch_size: Samples that go through the network at once: the leaves of the summation
+            tree, and what BatchNorm takes its statistics over. The number of workers never
+            changes it.
+        steps: Optimizer updates; or say `epochs`.
+        epochs: Passes over the training data; or say `steps`. One, if neither is said.
+        seed: Decides initial weights, the order of samples, augmentation and dropout.
+        device: auto, cpu or cuda.
+        threads: Intra-op threads of each worker on a CPU. They change bits; use 1 and more workers.
+        autocast: Compute in bfloat16 or float16 where torch's autocast holds it safe.
+        channels_last: Keep images and weights with the channels innermost in memory.
+        deterministic: On a GPU, use only kernels that give the same bits every time.
+        eval_every: Evaluate on the validation images (`data.hold_out`, or the data set's own)
+            every so many steps. The test images are seen once, at the end.
+        eval_batch_size: Samples of one evaluation batch on one worker.
+    """
+
+    global_batch_size: int = 128
+    micro_batch_size: int = 16
+    steps: int = 0
+    epochs: int = 0
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 1
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
+    channels_last: bool = False
+    deterministic: bool = True
+    eval_every: int = 0
+    eval_batch_size: int = 250
+
+    @property
+    def num_micro_batches(self) -> int:
+        return self.global_batch_size // self.micro_batch_size
+
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Of the whole training."""
+        return self.steps or (self.epochs or 1) * steps_per_epoch
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state of a run is saved. It is written beside the training.
+
+    Args:
+        every: Save every so many steps; 0 does not count steps. The end is always saved.
+        every_s: Save when so many seconds have passed since the last time; 0 does not count them.
+        keep_last: How many checkpoints stay, the newest; 0 keeps all. With one alone, there is none
+            to go back to where the disk has damaged it.
+    """
+
+    every: int = 0
+    every_s: float = 0.0
+    keep_last: int = 3
+
+
+def check_checkpoint(config: CheckpointConfig) -> None:
+    """Raises: RecipeError where a number cannot be."""
+    for name in ("every", "keep_last"):
+        _at_least(f"checkpoint.{name}", getattr(config, name), 0)
+    if not 0 <= config.every_s < float("inf"):
+        raise RecipeError(f"checkpoint.every_s is {config.every_s:g}; it must be 0 or more seconds")
+
+
+def check_train(config: TrainConfig) -> None:
+    """Raises: RecipeError where a number cannot be."""
+    for name in ("global_batch_size", "micro_batch_size", "threads", "eval_batch_size"):
+        _at_least(f"train.{name}", getattr(config, name), 1)
+    if config.threads > MOST_THREADS:
+        raise RecipeError(f"train.threads is {config.threads}; it must be at most {MOST_THREADS}")
+    for name in ("steps", "epochs", "eval_every"):
+        _at_least(f"train.{name}", getattr(config, name), 0)
+    if config.steps and config.epochs:
+        raise RecipeError(
+            f"train.steps is {config.steps} and train.epochs {config.epochs}; one of them says how "
+            "long to train, leave the other out"
+        )
+    if config.global_batch_size % config.micro_batch_size:
+        raise RecipeError(
+            f"train.global_batch_size is {config.global_batch_size}, which is no multiple of "
+            f"train.micro_batch_size, {config.micro_batch_size}"
+        )
+
+
+def check_batch(config: TrainConfig, num_samples: int) -> None:
+    """Raises: RecipeError where a micro-batch of every step would be empty."""
+    micro_batch = config.micro_batch_size
+    most = -(-num_samples // micro_batch) * micro_batch
+    if config.global_batch_size > most:
+        raise RecipeError(
+            f"train.global_batch_size is {config.global_batch_size}; there are {num_samples} "
+            f"training images, so it must be at most {most}"
+        )
+
+
+def check_workers(config: TrainConfig, world_size: int, level: int = 0) -> None:
+    """Raises: RecipeError where there are more ranks than nodes of `level` to share out."""
+    nodes = num_nodes(config.num_micro_batches, level)
+    if level and world_size > nodes:
+        raise RecipeError(
+            f"{world_size} ranks but only {nodes} sums of {1 << level} micro-batches to encode "
+            f"(exchange.compressor_level {level}); use at most {nodes} ranks or a lower level"
+        )
+    if world_size > config.num_micro_batches:
+        raise RecipeError(
+            f"{world_size} ranks but only {config.num_micro_batches} micro-batches a step "
+            f"(train.global_batch_size {config.global_batch_size} / train.micro_batch_size "
+            f"{config.micro_batch_size}); use at most {config.num_micro_batches} ranks "
+            "or smaller micro-batches"
+        )
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise RecipeError(f"{name} is {value}; it must be at least {least}")

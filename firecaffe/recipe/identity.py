@@ -1,0 +1,77 @@
+"""What of a recipe decides bits, and what a search has ended in; a recipe's words as a file."""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+import tomli_w
+
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.recipe.sections import Recipe
+
+_FREE_WORDS = (
+    "data.path",
+    "train.device",
+    "train.eval_every",
+    "data.decode_threads",
+    "data.cache",
+    "data.cache_bytes",
+    "train.eval_batch_size",
+    "train.steps",
+    "train.epochs",
+)
+
+
+def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
+    """The words that decide bits, by dotted name: a run may only be resumed with the same.
+
+    Workers, buckets, exchange, checkpoints and paths are not among them. A compressor is, and the
+    planned number of steps, where the learning rate depends on it.
+    """
+    sections = ("model", "data", "train", "solver")
+    words = {
+        name: value
+        for name, value in flatten(recipe).items()
+        if name.split(".")[0] in sections and name not in _FREE_WORDS
+    }
+    words["exchange.compressor"] = recipe.exchange.compressor
+    if recipe.exchange.compressor != NO_COMPRESSOR:
+        words["exchange.compressor_level"] = recipe.exchange.compressor_level
+    if recipe.solver.lr_policy in ("poly", "cosine"):
+        words["train.steps"] = steps
+    return words
+
+
+def search_id(recipe: Recipe) -> str:
+    """Of a recipe that a search has ended in: 12 hexadecimal digits for all words that decide bits
+    but the seed, and for the training's length. Words that have their default do not count, so that
+    a later version's new ones make no other recipe of it.
+    """
+    deciding = {*identity(recipe, recipe.train.steps), "train.steps", "train.epochs"}
+    defaults, found = flatten(Recipe()), flatten(recipe)
+    if found["train.steps"] or found["train.epochs"] == 1:
+        found["train.epochs"] = 0  # one epoch is what is meant where nothing is said
+    words = {
+        word: found[word] for word in deciding - {"train.seed"} if found[word] != defaults[word]
+    }
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def tuned_by(recipe: Recipe) -> str:
+    """The search that the learning rate is from; empty where the recipe was changed since."""
+    return recipe.run.tuned if recipe.run.tuned.endswith(search_id(recipe)) else ""
+
+
+def flatten(recipe: Recipe) -> dict[str, Any]:
+    """All words of a recipe by dotted name."""
+    return {
+        f"{section}.{word}": value
+        for section, words in dataclasses.asdict(recipe).items()
+        for word, value in words.items()
+    }
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The recipe as a file that `firecaffe train` reads."""
+    return tomli_w.dumps(dataclasses.asdict(recipe))

@@ -1,0 +1,54 @@
+"""Words of a recipe that have no effect beside others, as a codec's level where there is no codec.
+
+A table, so that nothing which was asked for is left out in silence: of a word that was typed it is
+an error, of one in a recipe's file it is said (an override may have made it idle).
+"""
+
+from typing import Any
+
+from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.sections import Recipe
+
+ANY = ()
+"""Whatever is not the other word's default."""
+
+COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
+    "data.path": ("data.name", ("fashion-mnist", "mnist", "cifar10", "folder", "packed")),
+    "data.resize": ("data.name", ("folder", "packed")),
+    "data.decode_threads": ("data.name", ("folder", "packed")),
+    "data.on_error": ("data.name", ("folder", "packed")),
+    "data.cache": ("data.name", ("packed",)),
+    "data.cache_bytes": ("data.cache", ANY),
+    "data.mirror": ("data.augment", ("caffe", "inception")),
+    "solver.gamma": ("solver.lr_policy", ("step", "exp", "inv", "multistep", "sigmoid")),
+    "solver.power": ("solver.lr_policy", ("inv", "poly")),
+    "solver.stepsize": ("solver.lr_policy", ("step", "sigmoid")),
+    "solver.stepvalue": ("solver.lr_policy", ("multistep",)),
+    "solver.reference_batch_size": ("solver.scale", ANY),
+    "solver.momentum": ("solver.type", ("sgd", "nesterov", "adadelta", "adam", "lars", "lamb")),
+    "solver.momentum2": ("solver.type", ("adam", "lamb")),
+    "solver.trust": ("solver.type", ("lars",)),
+    "solver.rms_decay": ("solver.type", ("rmsprop",)),
+    "solver.delta": ("solver.type", ("adagrad", "adadelta", "rmsprop", "adam", "lamb")),
+    "solver.decay_mult": ("solver.weight_decay", ANY),
+    "exchange.compressor_level": ("exchange.compressor", ANY),
+}
+"""A word, the other one that it depends on, and with which of its values it has an effect."""
+
+
+def idle_words(recipe: Recipe) -> dict[str, str]:
+    """The words that are not at their default and yet have no effect, each with a line that says
+    why.
+    """
+    found, default = flatten(recipe), flatten(Recipe())
+    return {
+        word: _line(word, found[word], other, found[other], values)
+        for word, (other, values) in COUNTS_WITH.items()
+        if found[word] != default[word]
+        and not (found[other] in values if values else found[other] != default[other])
+    }
+
+
+def _line(word: str, value: Any, other: str, beside: Any, values: tuple[str, ...]) -> str:
+    line = f"{word} {value} has no effect: {other} is {beside!r}"
+    return line + (f"; it counts with {', '.join(values)}" if values else "")

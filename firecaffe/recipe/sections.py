@@ -1,0 +1,54 @@
+"""A whole run as data: the Configs of all parts, composed."""
+
+from dataclasses import dataclass, field
+
+from firecaffe.data import DataConfig
+from firecaffe.errors import RecipeError
+from firecaffe.exchange.leaves import num_nodes
+from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange, level_of
+from firecaffe.models.config import ModelConfig
+from firecaffe.recipe.config import CheckpointConfig, TrainConfig, check_checkpoint, check_train
+from firecaffe.runs.folder import RunConfig
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.policy import check_policy
+from firecaffe.words import check_kinds
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training, in sections."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Checks what can be known from the words alone.
+
+    Raises: RecipeError with the dotted name of the word, what was found, and what would be right.
+    """
+    # Optimizers load torch, which the meaning of a recipe's words does not need.
+    from firecaffe.solvers.optimizer import check_solver
+
+    check_kinds(recipe)
+    check_train(recipe.train)
+    check_solver(recipe.solver)
+    check_policy(recipe.solver)
+    check_exchange(recipe.exchange)
+    if recipe.exchange.compressor != NO_COMPRESSOR and recipe.train.autocast == "float16":
+        raise RecipeError(
+            f"exchange.compressor {recipe.exchange.compressor} with train.autocast float16: the "
+            "loss scale changes between steps, what a codec has kept back would not; use bfloat16"
+        )
+    level, leaves = level_of(recipe.exchange), recipe.train.num_micro_batches
+    if level and num_nodes(leaves, level - 1) == 1:
+        raise RecipeError(
+            f"exchange.compressor_level is {level}, but the tree over {leaves} micro-batches "
+            f"ends at level {(leaves - 1).bit_length()}"
+        )
+    check_checkpoint(recipe.checkpoint)

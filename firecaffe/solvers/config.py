@@ -1,0 +1,57 @@
+"""The recipe's [solver] section."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SolverConfig:
+    """The optimizer and its learning rate.
+
+    Args:
+        type: sgd, nesterov, adagrad, adadelta, rmsprop, adam, lars or lamb.
+        base_lr: Learning rate before the policy; at `reference_batch_size`, where there is a scale.
+        scale: How the rate grows with the batch: linear, sqrt or none. With it, warm-up begins at
+            the rate of the reference.
+        reference_batch_size: Global batch that base_lr is for (scale).
+        lr_policy: fixed, step, exp, inv, multistep, poly or sigmoid, by Caffe's formulas; cosine.
+        gamma: Factor or slope of the policy.
+        power: Exponent of inv and poly.
+        stepsize: Steps between two drops (step), or the middle (sigmoid).
+        stepvalue: Steps at which the rate drops (multistep).
+        warmup_steps: Steps over which the rate rises linearly to the policy's.
+        momentum: Momentum (sgd, nesterov, lars); decay of means (adadelta); beta 1 (adam, lamb).
+        momentum2: Beta 2 (adam, lamb).
+        momentum_form: torch (the rate outside the momentum) or caffe (inside; sgd, nesterov).
+        momentum_correction: Scale Caffe's momentum with the rate where that changes.
+        trust: Share of its weights that a layer may move by, before the rate (lars).
+        rms_decay: Decay of the mean square (rmsprop).
+        delta: Added to a denominator against division by zero (adagrad, adadelta, rmsprop,
+            adam, lamb).
+        weight_decay: Weight of the L2 penalty.
+        lr_mult: Multipliers of the rate by pattern of a parameter's name, as "*.bias" = 2; the last
+            match counts. "@vector" is all of one dimension: biases and normalization.
+        decay_mult: Multipliers of the weight decay, likewise.
+        clip_gradients: Largest L2 norm of the gradient; 0 does not clip.
+    """
+
+    type: str = "sgd"
+    base_lr: float = 0.01
+    scale: str = "none"
+    reference_batch_size: int = 0
+    lr_policy: str = "fixed"
+    gamma: float = 0.0
+    power: float = 1.0
+    stepsize: int = 0
+    stepvalue: list[int] = field(default_factory=list)
+    warmup_steps: int = 0
+    momentum: float = 0.9
+    momentum2: float = 0.999
+    momentum_form: str = "torch"
+    momentum_correction: bool = False
+    trust: float = 0.001
+    rms_decay: float = 0.99
+    delta: float = 1e-8
+    weight_decay: float = 0.0
+    lr_mult: dict[str, float] = field(default_factory=dict)
+    decay_mult: dict[str, float] = field(default_factory=dict)
+    clip_gradients: float = 0.0

@@ -1,0 +1,162 @@
+"""The optimizers behind the recipe's [solver] section, in Caffe's words."""
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn, optim
+
+from firecaffe.errors import RecipeError
+from firecaffe.solvers.caffe_sgd import CaffeSGD
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.layer_rates import Lamb, Lars
+
+Groups = Sequence[dict[str, Any]]
+"""Parameters with their weight decay and `rate_factor`, the multiplier of the learning rate."""
+
+
+def _sgd(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    nesterov = c.type == "nesterov"
+    if c.momentum_form == "caffe":
+        correction = c.momentum_correction
+        return CaffeSGD(groups, c.base_lr, c.momentum, c.weight_decay, nesterov, correction)
+    return optim.SGD(
+        groups,
+        c.base_lr,
+        c.momentum,
+        weight_decay=c.weight_decay,
+        nesterov=nesterov,
+        foreach=True,
+    )
+
+
+def _lars(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return Lars(groups, c.base_lr, c.momentum, c.weight_decay, c.trust)
+
+
+def _lamb(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return Lamb(groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay)
+
+
+def _adagrad(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return optim.Adagrad(groups, c.base_lr, weight_decay=c.weight_decay, eps=c.delta, foreach=True)
+
+
+def _adadelta(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return optim.Adadelta(groups, c.base_lr, c.momentum, c.delta, c.weight_decay, foreach=True)
+
+
+def _rmsprop(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return optim.RMSprop(groups, c.base_lr, c.rms_decay, c.delta, c.weight_decay, foreach=True)
+
+
+def _adam(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return optim.Adam(
+        groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay, foreach=True
+    )
+
+
+SOLVERS: dict[str, Callable[[Groups, SolverConfig], optim.Optimizer]] = {
+    "sgd": _sgd,
+    "nesterov": _sgd,
+    "adagrad": _adagrad,
+    "adadelta": _adadelta,
+    "rmsprop": _rmsprop,
+    "adam": _adam,
+    "lars": _lars,
+    "lamb": _lamb,
+}
+
+
+MOMENTUM_FORMS = ("torch", "caffe")
+
+
+def make_optimizer(named: Mapping[str, nn.Parameter], config: SolverConfig) -> optim.Optimizer:
+    """The solver's optimizer. All use torch's `foreach` form: the form changes bits."""
+    return SOLVERS[config.type](groups_of(named, config), config)
+
+
+def groups_of(named: Mapping[str, nn.Parameter], config: SolverConfig) -> list[dict[str, Any]]:
+    """Parameters with the same multipliers together, in the network's order.
+
+    Raises: RecipeError where a pattern matches no parameter.
+    """
+    for word in ("lr_mult", "decay_mult"):
+        for pattern in getattr(config, word):
+            if not any(_matches(pattern, name, each) for name, each in named.items()):
+                raise RecipeError(
+                    f"solver.{word} has {pattern!r}, which no parameter of the network matches; "
+                    f"they are called {', '.join(list(named)[:4])} …"
+                )
+    by_factors: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in named.items():
+        factors = (
+            _multiplier(config.lr_mult, name, parameter),
+            _multiplier(config.decay_mult, name, parameter),
+        )
+        by_factors.setdefault(factors, []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": config.weight_decay * decay_factor,
+            "rate_factor": rate_factor,
+        }
+        for (rate_factor, decay_factor), parameters in by_factors.items()
+    ]
+
+
+def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
+    """The learning rate of the next update, before each group's multiplier."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate_factor", 1.0)
+
+
+VECTORS = "@vector"
+"""Instead of a pattern: parameters of one dimension, which are biases and normalization."""
+
+
+def _matches(pattern: str, name: str, parameter: nn.Parameter) -> bool:
+    return parameter.ndim < 2 if pattern == VECTORS else fnmatchcase(name, pattern)
+
+
+def _multiplier(patterns: Mapping[str, float], name: str, parameter: nn.Parameter) -> float:
+    """The last pattern that matches counts."""
+    found = [value for each, value in patterns.items() if _matches(each, name, parameter)]
+    return found[-1] if found else 1.0
+
+
+def check_solver(config: SolverConfig) -> None:
+    """Raises: RecipeError where the solver is unknown or a number cannot be."""
+    if config.type not in SOLVERS:
+        raise RecipeError(f"solver.type is {config.type!r}; it must be one of {', '.join(SOLVERS)}")
+    if config.momentum_form not in MOMENTUM_FORMS:
+        raise RecipeError(
+            f"solver.momentum_form is {config.momentum_form!r}; it must be one of "
+            f"{', '.join(MOMENTUM_FORMS)}"
+        )
+    if config.momentum_form == "caffe" and config.type not in ("sgd", "nesterov"):
+        raise RecipeError(
+            f"solver.momentum_form is caffe with solver.type {config.type}; only sgd and nesterov "
+            "have it"
+        )
+    if config.momentum_correction and config.momentum_form != "caffe":
+        raise RecipeError(
+            "solver.momentum_correction is true with momentum_form torch, whose rate is outside "
+            "the momentum and needs none; it is for momentum_form caffe"
+        )
+    for word in ("lr_mult", "decay_mult"):
+        for pattern, value in getattr(config, word).items():
+            if not 0 <= value < float("inf"):
+                raise RecipeError(f"solver.{word} {pattern!r} is {value}; it must be 0 or more")
+    for name in ("base_lr", "weight_decay", "clip_gradients", "delta", "warmup_steps", "trust"):
+        value = getattr(config, name)
+        if not 0 <= value < float("inf"):
+            raise RecipeError(f"solver.{name} is {value}; it must be 0 or more")
+    for name in ("momentum", "momentum2", "rms_decay"):
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise RecipeError(
+                f"solver.{name} is {value}; it must be from 0 up to, not including, 1"
+            )
+    if config.type == "nesterov" and config.momentum == 0:
+        raise RecipeError("solver.momentum is 0; solver.type 'nesterov' needs more")

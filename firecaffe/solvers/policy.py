@@ -1,0 +1,147 @@
+"""Learning-rate policies: the rate of update i, counted from 0, by Caffe's formulas.
+
+Source: `SGDSolver::GetLearningRate` and the comments of `SolverParameter` in BVLC Caffe.
+"""
+
+import math
+from collections.abc import Callable
+
+from firecaffe.errors import RecipeError
+from firecaffe.solvers.config import SolverConfig
+
+Policy = Callable[[SolverConfig, int, int], float]
+"""(solver, i, max_iter) -> the factor on base_lr."""
+
+
+def _fixed(solver: SolverConfig, i: int, max_iter: int) -> float:
+    return 1.0
+
+
+def _step(solver: SolverConfig, i: int, max_iter: int) -> float:
+    return math.pow(solver.gamma, i // solver.stepsize)
+
+
+def _exp(solver: SolverConfig, i: int, max_iter: int) -> float:
+    return math.pow(solver.gamma, i)
+
+
+def _inv(solver: SolverConfig, i: int, max_iter: int) -> float:
+    return math.pow(1 + solver.gamma * i, -solver.power)
+
+
+def _multistep(solver: SolverConfig, i: int, max_iter: int) -> float:
+    return math.pow(solver.gamma, sum(i >= value for value in solver.stepvalue))
+
+
+def _poly(solver: SolverConfig, i: int, max_iter: int) -> float:
+    return math.pow(1 - i / max_iter, solver.power)
+
+
+def _sigmoid(solver: SolverConfig, i: int, max_iter: int) -> float:
+    return 1 / (1 + math.exp(-solver.gamma * (i - solver.stepsize)))
+
+
+def _cosine(solver: SolverConfig, i: int, max_iter: int) -> float:
+    """Source: Loshchilov and Hutter 2017, without restarts."""
+    return (1 + math.cos(math.pi * i / max_iter)) / 2
+
+
+POLICIES: dict[str, Policy] = {
+    "fixed": _fixed,
+    "step": _step,
+    "exp": _exp,
+    "inv": _inv,
+    "multistep": _multistep,
+    "poly": _poly,
+    "sigmoid": _sigmoid,
+    "cosine": _cosine,
+}
+
+SCALES: dict[str, Callable[[float], float]] = {
+    "none": lambda ratio: 1.0,
+    "linear": lambda ratio: ratio,
+    "sqrt": math.sqrt,
+}
+"""How the rate grows with the batch, of the batch over the reference's. Source: Goyal et al. 2017
+(linear), Krizhevsky 2014 (square root)."""
+
+
+def batch_scale(solver: SolverConfig, global_batch_size: int) -> float:
+    """What base_lr is multiplied by for this batch."""
+    if solver.scale == "none":
+        return 1.0
+    return SCALES[solver.scale](global_batch_size / solver.reference_batch_size)
+
+
+def rate_notes(solver: SolverConfig, global_batch_size: int, steps: int) -> list[str]:
+    """What the words have resolved to, for people, where it is not the words themselves.
+
+    steps: of the training; 0 where they are not known yet.
+    """
+    notes = []
+    if solver.scale != "none":
+        factor = batch_scale(solver, global_batch_size)
+        notes.append(
+            f"learning rate: {solver.base_lr * factor:g} = {solver.base_lr:g} x {factor:g} "
+            f"({solver.scale}, batch {global_batch_size} over {solver.reference_batch_size})"
+        )
+    if 0 < steps < solver.warmup_steps:
+        notes.append(
+            f"learning rate: the warm-up takes {solver.warmup_steps} steps, the training {steps}, "
+            "so the rate is never reached"
+        )
+    return notes
+
+
+def learning_rate(solver: SolverConfig, i: int, max_iter: int, scale: float = 1.0) -> float:
+    """The rate of update i of max_iter: the policy's, scaled for the batch.
+
+    It rises linearly over the first `warmup_steps` updates: from 0, or from the unscaled rate where
+    there is a scale. Source of the warm-up: Goyal et al. 2017, section 2.2.
+
+    Raises: RecipeError where the policy's formula has no value.
+    """
+    try:
+        rate = solver.base_lr * scale * POLICIES[solver.lr_policy](solver, i, max_iter)
+    except (OverflowError, ValueError) as error:
+        raise RecipeError(
+            f"solver.lr_policy {solver.lr_policy!r} gives no learning rate at step {i} with gamma "
+            f"{solver.gamma}, power {solver.power}, stepsize {solver.stepsize}: {error}"
+        ) from error
+    if i < solver.warmup_steps:
+        start = 1 / scale if solver.scale != "none" else 0.0
+        rate *= start + (1 - start) * ((i + 1) / solver.warmup_steps)
+    return rate
+
+
+def check_policy(solver: SolverConfig) -> None:
+    """Raises: RecipeError where the policy is unknown or lacks what its formula needs."""
+    if solver.scale not in SCALES:
+        raise RecipeError(
+            f"solver.scale is {solver.scale!r}; it must be one of {', '.join(SCALES)}"
+        )
+    if solver.scale != "none" and solver.reference_batch_size < 1:
+        raise RecipeError(
+            f"solver.scale is {solver.scale} with solver.reference_batch_size "
+            f"{solver.reference_batch_size}; give the global batch that base_lr is for"
+        )
+    policy = solver.lr_policy
+    if policy not in POLICIES:
+        raise RecipeError(
+            f"solver.lr_policy is {policy!r}; it must be one of {', '.join(POLICIES)}"
+        )
+    for name in ("gamma", "power"):
+        if not math.isfinite(getattr(solver, name)):
+            raise RecipeError(f"solver.{name} is {getattr(solver, name)}; it must be finite")
+    if policy in ("step", "exp", "inv", "multistep") and solver.gamma <= 0:
+        raise RecipeError(f"solver.gamma is {solver.gamma}; lr_policy {policy!r} needs more than 0")
+    if policy == "sigmoid" and solver.gamma == 0:
+        raise RecipeError("solver.gamma is 0; lr_policy 'sigmoid' needs a slope")
+    if policy == "step" and solver.stepsize < 1:
+        raise RecipeError(
+            f"solver.stepsize is {solver.stepsize}; lr_policy 'step' needs at least 1"
+        )
+    if policy == "multistep" and sorted(set(solver.stepvalue)) != solver.stepvalue:
+        raise RecipeError(f"solver.stepvalue is {solver.stepvalue}; it must be in rising order")
+    if policy == "multistep" and not solver.stepvalue:
+        raise RecipeError("solver.stepvalue is empty; lr_policy 'multistep' needs steps")

@@ -1,0 +1,363 @@
+"""From a recipe and a world to a training: the only file that knows all parts."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.cluster.agree import agree, gather_text
+from firecaffe.cluster.groups import group_of_one
+from firecaffe.cluster.last_word import tell_uncaught
+from firecaffe.cluster.world import World, join
+from firecaffe.data import (
+    DATASETS,
+    Batches,
+    Dataset,
+)
+from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.errors import RecipeError
+from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange.leaves import leaf_share
+from firecaffe.gradients.buckets import cut
+from firecaffe.gradients.combine import Hook
+from firecaffe.gradients.config import coding_of, level_of
+from firecaffe.gradients.probe import run_probe
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.models import MODELS, classification_loss
+from firecaffe.models.config import ModelConfig
+from firecaffe.plan.of_recipe import write_forecast
+from firecaffe.recipe.config import check_workers
+from firecaffe.recipe.identity import identity, to_toml, tuned_by
+from firecaffe.recipe.idle import idle_words
+from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.runs.environment import describe_environment
+from firecaffe.runs.files import write_atomically, write_json
+from firecaffe.runs.folder import continue_run_folder, create_run_folder
+from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.solvers.policy import batch_scale, rate_notes
+from firecaffe.training.arithmetic import cost_of_determinism, set_arithmetic
+from firecaffe.training.checkpoint import (
+    Checkpoint,
+    check_identity,
+    compressor_state,
+    restore,
+)
+from firecaffe.training.checks import (
+    check_coded,
+    check_hosts,
+    check_outputs,
+    check_rates,
+    check_validation,
+)
+from firecaffe.training.facts import (
+    describe_training,
+    doubt_of_data,
+    doubts_of,
+    facts,
+    share_weights,
+    unrepeatable,
+)
+from firecaffe.training.inject import (
+    Injection,
+    check_injections,
+    inject_into_batches,
+    inject_into_saver,
+)
+from firecaffe.training.loop import Result, Training
+from firecaffe.training.loop import train as run_training
+from firecaffe.training.parts import Parts, build_network, check_arguments, open_parts
+from firecaffe.training.preflight import sample_order, total_steps
+from firecaffe.training.progress import say
+from firecaffe.training.saver import Saver
+from firecaffe.training.start import FaultTeller, Start, find_start, remember_folder, tell_faults
+from firecaffe.training.step import Loss, Stepper
+from firecaffe.transport.auto import AutoChoice, choose_exchange
+from firecaffe.transport.exchange import FOLD, Exchange, route
+from firecaffe.transport.local import meet_local_ranks
+
+
+def train(
+    recipe: Recipe,
+    model: Callable[[], nn.Module] | None = None,
+    train_set: Dataset | None = None,
+    test_set: Dataset | None = None,
+    loss: Loss = classification_loss,
+    resume: str | Path | None = None,
+    comm_hook: tuple[object, Hook] | None = None,
+    injections: Sequence[Injection] = (),
+    validation_set: Dataset | None = None,
+) -> Result:
+    """Trains in the world of torchrun's environment, or alone without one.
+
+    model: a function that makes the network (a class will do); it is called under the recipe's
+    seed. train_set, test_set: anything with the four members of `firecaffe.data.Dataset`. loss:
+    (outputs, labels) -> the mean loss. Each stands in for what the recipe names. resume: a run
+    folder or a checkpoint to go on from, with any number of workers. comm_hook: (state, hook), a
+    communication hook as `DistributedDataParallel.register_comm_hook` takes it, which then sums
+    the gradients instead of the recipe's exchange. injections: faults on purpose; see
+    docs/faults.md. validation_set: what `train.eval_every` evaluates on; of one's own data,
+    `data.hold_out` holds out a share of train_set instead.
+
+    Every rank returns the same result. Raises: FirecaffeError, one line for the user; a script that
+    lets it through ends with that line and the error's exit code.
+    """
+    tell_uncaught()
+    parts = Parts(model, loss, train_set, test_set, validation_set, comm_hook, injections)
+    check_arguments(recipe, parts, resume)
+    check_recipe(recipe)
+    if model is not None:
+        name = f"own {getattr(model, '__qualname__', type(model).__qualname__)}"
+        recipe = dataclasses.replace(recipe, model=ModelConfig(name))
+    if train_set is not None:
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name="own data"))
+    exchange = recipe.exchange
+    with (
+        join(recipe.train.device, exchange.timeout_s, exchange.silent_s) as world,
+        ExitStack() as resources,
+        tell_faults(
+            world
+        ) as found,  # inside, so that others hear of it before anything is waited for
+    ):
+        check_workers(recipe.train, world.world_size, level_of(exchange))
+        check_hosts(recipe, world)
+        if world.attempt == 0:  # later there may be fewer
+            check_injections(injections, world.world_size)
+        return _train_in(world, recipe, parts, find_start(world, resume), found, resources)
+
+
+def _train_in(
+    world: World,
+    recipe: Recipe,
+    parts: Parts,
+    start: Start,
+    found: FaultTeller,
+    resources: ExitStack,
+) -> Result:
+    """resources: takes all that has to be closed, as soon as it is there."""
+    config, checkpoint = recipe.train, start.checkpoint
+    set_arithmetic(config, world.device)
+    data = open_parts(recipe, parts)
+    check_validation(recipe, data)
+    steps = total_steps(recipe, data)
+    check_rates(recipe, steps)
+    unlike = unrepeatable(world, data)
+    words = {
+        **identity(recipe, steps),
+        "the training data": describe_training(recipe, data, "training" not in unlike),
+    }
+    model = build_network(recipe, parts, data, world)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = list(named.values())
+    if not parameters:
+        raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
+    coding = coding_of(recipe.exchange)
+    if coding is not None:
+        check_coded(recipe, named, parts.comm_hook is not None)
+    optimizer = make_optimizer(named, recipe.solver)
+    agree(world, facts(recipe, data, model, world, checkpoint, unlike))
+    doubts = [*map(doubt_of_data, unlike), *share_weights(world, model)]
+
+    batches = Batches(data.train, sample_order(recipe, data), recipe.data, world.device)
+    level = level_of(recipe.exchange)
+    share = leaf_share(config.num_micro_batches, world.world_size, world.rank, level)
+    stepper = Stepper(model, parts.loss, batches, config, share)
+    # Before a checkpoint is restored, so that its digest compares with the first run's.
+    check_outputs(stepper, recipe, data.train)
+    probe = run_probe(model, parameters, partial(_first_loss, stepper), world)
+    cost = _cost_of_determinism(stepper) if world.device.type == "cuda" else None
+    if checkpoint is not None:
+        _resume(checkpoint, words, steps, stepper, optimizer)
+
+    in_order = [parameters[index] for index in probe.ready_order]
+    recipe_as_written, choice = recipe, _choose_exchange(recipe, parts, world, in_order)
+    if choice is not None:
+        resolved = dataclasses.replace(recipe.exchange, algorithm=choice.algorithm)
+        recipe = dataclasses.replace(recipe, exchange=resolved)
+    algorithm = recipe.exchange.algorithm
+    taken = route(algorithm, world, config.num_micro_batches)
+    doubts = list(dict.fromkeys(doubts + doubts_of(recipe, world, probe, checkpoint)))
+    name = f"{recipe.model.name.replace(' ', '-')}-{world.world_size}w"
+    folder = _make_folder(world, recipe_as_written, name, start)
+    found.write_into(folder)
+    local = None
+    is_plain = coding is None and parts.comm_hook is None and taken != FOLD
+    if recipe.exchange.shared_memory and world.device.type == "cpu" and is_plain:
+        local = meet_local_ranks(world, recipe.exchange.timeout_s)
+    if local is not None:
+        resources.callback(local.close)
+    if parts.comm_hook is not None and world.group is None:
+        resources.enter_context(group_of_one(world.device))
+    exchange = resources.enter_context(closing(Exchange(world, algorithm, local)))
+    reducer = resources.enter_context(
+        GradientReducer(
+            named,
+            probe.ready_order,
+            stepper.empty_tail(),
+            stepper.empty_counts(),
+            config.num_micro_batches,
+            exchange,
+            taken,
+            recipe.exchange.bucket_bytes,
+            coding,
+            parts.comm_hook,
+        )
+    )
+    if checkpoint is not None:
+        reducer.load_kept_back(compressor_state(checkpoint))
+    saver = resources.enter_context(
+        closing(Saver(folder / "checkpoints", recipe.checkpoint.keep_last))
+    )
+    first_step = checkpoint.step if checkpoint else 0
+    late_doubts = None if "training" in unlike else doubts
+    in_time = resources.enter_context(
+        closing(BatchesAhead(batches, share, first_step, steps, late_doubts))
+    )
+    stepper.batches = inject_into_batches(in_time, parts.injections, world)
+    inject_into_saver(saver, parts.injections, world)
+    notes = rate_notes(recipe.solver, config.global_batch_size, steps)
+    notes += idle_words(recipe).values()
+    if recipe.run.tuned and not tuned_by(recipe):
+        notes.append("run.tuned is left out: its search has ended in another recipe")
+    training = Training(
+        world=world,
+        model=model,
+        optimizer=optimizer,
+        stepper=stepper,
+        reducer=reducer,
+        test=data.test,
+        validation=data.validation,
+        data=recipe.data,
+        config=config,
+        solver=recipe.solver,
+        checkpoint=recipe.checkpoint,
+        run=recipe.run,
+        steps=steps,
+        first_step=first_step,
+        history=checkpoint.history if checkpoint else "",
+        identity=words,
+        probe=probe.digest,
+        folder=folder,
+        goes_on=start.folder is not None,
+        saver=saver,
+        title=name,
+        doubts=doubts,
+        broken=[getattr(each, "skipped", {}) for each in data.parts.values()],
+        notes=[
+            data.description,
+            *data.notes,
+            *notes,
+            *start.notes,
+            *(f"warning: {doubt}" for doubt in doubts),
+        ],
+    )
+    if choice is not None:
+        training.notes.insert(1, f"exchange: {choice.reason}")
+    if world.is_first and recipe.data.name in DATASETS and recipe.model.name in MODELS:
+        ranks = world.world_size, world.local_world_size
+        training.notes += write_forecast(folder, recipe, *ranks, world.device, taken)
+    result = run_training(training)
+    if world.is_first:
+        record = {
+            **dataclasses.asdict(result),
+            "model": recipe.model.name,
+            "world_size": world.world_size,
+            "initial_lr": recipe.solver.base_lr
+            * batch_scale(recipe.solver, config.global_batch_size),
+            "exchange": algorithm,
+            "exchange_choice": choice and dataclasses.asdict(choice),
+            "route": _describe_route(taken, recipe, exchange, parts),
+            "data": data.description,
+            "samples_seen": sample_order(recipe, data).samples_before(steps),
+            "tuned": tuned_by(recipe),
+            "resumed_from": start.resumed_from,
+            "cost_of_determinism": cost,
+        }
+        write_json(folder / "result.json", record)
+        say(f"{name}  run folder: {folder}")
+    return result
+
+
+def _choose_exchange(
+    recipe: Recipe, parts: Parts, world: World, parameters: list[nn.Parameter]
+) -> AutoChoice | None:
+    """What `auto` is here, for parameters in the order in which backward finishes them."""
+    config, coding = recipe.exchange, coding_of(recipe.exchange)
+    if config.algorithm != AUTO:
+        return None
+    sizes = [parameter.nbytes for parameter in parameters]
+    instead = "" if parts.comm_hook is None else "the communication hook"
+    return choose_exchange(
+        world,
+        [sum(sizes[start:stop]) for start, stop in cut(sizes, config.bucket_bytes)],
+        recipe.train.num_micro_batches,
+        shared_memory=config.shared_memory,
+        instead=instead if coding is None else f"exchange.compressor {coding.compressor}",
+    )
+
+
+def _describe_route(taken: str, recipe: Recipe, exchange: Exchange, parts: Parts) -> str:
+    """How gradients really went, for the run's record."""
+    if parts.comm_hook is not None:
+        return f"communication hook {getattr(parts.comm_hook[1], '__qualname__', 'of the user')}"
+    coding = coding_of(recipe.exchange)
+    if coding is not None:
+        return f"{coding.compressor} at level {coding.level} of the micro-batch tree"
+    if not exchange.shares_memory:
+        return taken
+    world = exchange.world
+    is_one_host = world.local_world_size == world.world_size
+    return "shared memory" if is_one_host else f"shared memory, {taken} between hosts"
+
+
+def _resume(
+    checkpoint: Checkpoint,
+    words: dict[str, Any],
+    steps: int,
+    stepper: Stepper,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    check_identity(checkpoint, words, steps)
+    restore(checkpoint, stepper.model, optimizer)
+    if checkpoint.scaler:
+        stepper.scaler.load_state_dict(checkpoint.scaler)
+
+
+def _first_loss(stepper: Stepper) -> Tensor:
+    """The loss of the training's first micro-batch, which every rank can compute."""
+    stepper.buffers.begin_step()
+    loss, _ = stepper.forward(*stepper.batch(0, 0), step=0, leaf=0)
+    assert loss is not None  # the first micro-batch of an epoch is never empty
+    return loss
+
+
+def _cost_of_determinism(stepper: Stepper) -> float | None:
+    if not stepper.config.deterministic:
+        return None
+    buffers = [buffer.clone() for buffer in stepper.model.buffers()]
+    cost = cost_of_determinism(lambda: torch.autograd.backward(_first_loss(stepper)))
+    for buffer, start in zip(stepper.model.buffers(), buffers, strict=True):
+        buffer.copy_(start)
+    stepper.model.zero_grad()
+    return cost
+
+
+def _make_folder(world: World, recipe: Recipe, name: str, start: Start) -> Path:
+    """Rank 0 makes the run's folder, or takes it back to the start, and begins it; all ranks know
+    it then, and whoever starts them again.
+    """
+    folder = Path()
+    if world.is_first:
+        if start.folder is None:
+            folder = create_run_folder(recipe.run, name)
+        else:
+            folder = start.folder
+            continue_run_folder(folder, start.step)
+        write_atomically(folder / "recipe.toml", to_toml(recipe))
+        write_json(folder / "environment.json", describe_environment())
+        remember_folder(world, start, folder.resolve())
+    return Path(gather_text(world, str(folder.resolve()))[0])

@@ -1,0 +1,149 @@
+"""What a recipe asks of its model, its data and the ranks, checked before the first step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.cluster.world import World
+from firecaffe.data import Data, Dataset, output_shape
+from firecaffe.errors import RecipeError
+from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange.choose import AUTO
+from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.policy import batch_scale, learning_rate
+from firecaffe.training.step import Loss, Stepper
+from firecaffe.words import LARGEST
+
+
+def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
+    """Runs shapes through a model on the meta device.
+
+    Raises: RecipeError where the model does not take the data's images or has too few classes.
+    """
+    shape = output_shape(dataset, recipe.data)
+    by = "x".join(map(str, shape))
+    try:
+        logits = model.eval()(torch.empty(recipe.train.micro_batch_size, *shape, device="meta"))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RecipeError(
+            f"model.name {recipe.model.name!r} does not take images of {by} "
+            f"(data.name {recipe.data.name!r}): {reason}"
+        ) from error
+    _check_logits(logits, recipe, dataset)
+
+
+def check_outputs(stepper: Stepper, recipe: Recipe, dataset: Dataset) -> None:
+    """Runs one sample of evaluation, and the shortest micro-batch of an epoch, if it is of one.
+
+    Raises: RecipeError where the network does not take the images, gives too few classes, or has a
+    BatchNorm that cannot be computed over one sample; or where the loss cannot be trained on.
+    """
+    model, name = stepper.model, recipe.model.name
+    images, labels = stepper.batch(0, 0)
+    training = model.training
+    try:
+        outputs = model.eval()(images[:1])
+        model.train(training)
+        with torch.no_grad():
+            if len(dataset) % recipe.train.micro_batch_size == 1:
+                stepper.buffers.begin_step()
+                model(images[:1])
+                stepper.buffers.begin_micro_batch()
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise RecipeError(
+            f"model.name {name!r} does not take {'x'.join(map(str, images[:1].shape))}, which an "
+            f"epoch of {len(dataset)} samples ends with or an evaluation may: {_first_line(error)}"
+        ) from error
+    _check_logits(outputs, recipe, dataset)
+    _check_loss(stepper.loss, outputs, labels[:1])
+
+
+def _check_loss(loss: Loss, outputs: Any, labels: Tensor) -> None:
+    try:
+        value = loss(outputs, labels)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise RecipeError(
+            f"loss does not take the network's outputs and labels of {tuple(labels.shape)}, "
+            f"{labels.dtype}: {_first_line(error)}"
+        ) from error
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        found = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        raise RecipeError(f"loss gave {found!s:.80}; expected one number, the mean of the samples")
+    if not value.requires_grad:
+        raise RecipeError(
+            "loss gave a number that knows no gradient; expected one that is computed from the "
+            "network's outputs by torch (without item(), detach(), no_grad or argmax)"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _check_logits(outputs: Any, recipe: Recipe, dataset: Dataset) -> None:
+    logits = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+    if not isinstance(logits, Tensor):
+        raise RecipeError(
+            f"model.name {recipe.model.name!r} gives a {type(logits).__name__}; expected logits of "
+            f"(samples, {dataset.num_classes}), or a tuple that begins with them"
+        )
+    if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
+        raise RecipeError(
+            f"model.name {recipe.model.name!r} gives outputs of {tuple(logits.shape)}; "
+            f"expected logits of (samples, {dataset.num_classes})"
+        )
+
+
+def check_validation(recipe: Recipe, data: Data) -> None:
+    """Raises: RecipeError where evaluations on the way have no images of their own."""
+    every = recipe.train.eval_every
+    if every and data.validation is None:
+        raise RecipeError(
+            f"train.eval_every is {every}, but there are no validation images, and the test images "
+            "are seen once, at the end; set data.hold_out, as to 0.1, or leave train.eval_every out"
+        )
+
+
+def check_rates(recipe: Recipe, steps: int) -> None:
+    """Raises: RecipeError where the first or the last learning rate, or a layer's share of it or of
+    the weight decay, cannot be.
+    """
+    solver = recipe.solver
+    scale = batch_scale(solver, recipe.train.global_batch_size)
+    rate = max(learning_rate(solver, step, steps, scale) for step in (0, steps - 1))
+    for what, value, mults in (
+        (f"the learning rate of solver.base_lr {solver.base_lr:g}", rate, solver.lr_mult),
+        (f"solver.weight_decay {solver.weight_decay:g}", solver.weight_decay, solver.decay_mult),
+    ):
+        most = value * max(mults.values(), default=1.0)
+        if not most <= LARGEST:
+            raise RecipeError(
+                f"{what} comes to {most:g}; it must be at most {LARGEST:.2g}, the largest float32"
+            )
+
+
+def check_hosts(recipe: Recipe, world: World) -> None:
+    """Raises: RecipeError where a hierarchical exchange does not fit the ranks of the hosts."""
+    if recipe.exchange.algorithm in (NATIVE, AUTO):
+        return
+    try:
+        find_schedule(recipe.exchange.algorithm, world.local_world_size)(world.world_size, 1)
+    except ValueError as error:
+        raise RecipeError(f"exchange.algorithm: {error}") from None
+
+
+def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter], has_hook: bool) -> None:
+    """Raises: RecipeError where the gradients cannot be encoded."""
+    compressor = recipe.exchange.compressor
+    if has_hook:
+        raise RecipeError(
+            f"exchange.compressor {compressor} and comm_hook both take the gradients; use one"
+        )
+    for name, parameter in named.items():
+        if parameter.dtype != torch.float32:
+            raise RecipeError(
+                f"exchange.compressor {compressor} encodes float32; {name} is {parameter.dtype}"
+            )

@@ -1,0 +1,124 @@
+"""What ranks must have in common before they train together, and what may cost the identity."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from firecaffe.cluster.agree import gather_text, take_from_first
+from firecaffe.cluster.digest import digest
+from firecaffe.cluster.world import World
+from firecaffe.data import Data, Dataset, shard_counts
+from firecaffe.data.repeat import is_repeatable
+from firecaffe.exchange import parse_hierarchical
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.gradients.probe import Probe
+from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.environment import source_digest
+from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.transport.exchange import is_invariant
+
+
+def facts(
+    recipe: Recipe,
+    data: Data,
+    model: nn.Module,
+    world: World,
+    checkpoint: Checkpoint | None,
+    unlike: Sequence[str] = (),
+) -> dict[str, str]:
+    """What all ranks must have in common before they train together.
+
+    unlike: the parts of the data that are `unrepeatable`; of these only the size is compared.
+    """
+    words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
+    shapes = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in model.state_dict().items()}
+    resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
+    nodes = {}
+    if parse_hierarchical(recipe.exchange.algorithm) is not None:
+        nodes["the number of ranks on its host"] = str(world.local_world_size)
+    return {
+        **nodes,
+        "the code": f"torch {torch.__version__}, source {source_digest()[:12]}",
+        **words,
+        "the kind of device": world.device.type,
+        "the training data": describe_training(recipe, data, "training" not in unlike),
+        "the validation data": "none"
+        if data.validation is None
+        else describe(data.validation, "validation" not in unlike),
+        "the test data": describe(data.test, "test" not in unlike),
+        "the model": json.dumps(shapes),
+        "the checkpoint": resumed,
+    }
+
+
+def describe(dataset: Dataset, is_repeatable: bool = True) -> str:
+    """Tells data sets apart: their size, and the digest of three samples with their labels."""
+    shape = "x".join(map(str, dataset.sample_CHW))
+    words = f"{len(dataset)} images of {shape}, {dataset.num_classes} classes"
+    if not is_repeatable:
+        return f"{words}, others each time"
+    last = len(dataset) - 1
+    images, labels = dataset.batch(torch.tensor([0, last // 2, last]))
+    samples = digest([("images", images), ("labels", labels)])
+    return f"{words}, {samples[:12]}"
+
+
+def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) -> str:
+    """Describes the training set, and its shards where they decide the order."""
+    counts = shard_counts(data.train, recipe.data)
+    shards = f", shards {hashlib.sha256(repr(counts).encode()).hexdigest()[:12]}" if counts else ""
+    return describe(data.train, is_repeatable) + shards
+
+
+def unrepeatable(world: World, data: Data) -> list[str]:
+    """The parts of the data that gave a rank other samples when they were asked for twice."""
+    own = [name for name, part in data.parts.items() if not is_repeatable(part)]
+    stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
+    return [name for name in data.parts if any(name in names for names in stated)]
+
+
+def doubt_of_data(part: str) -> str:
+    """What is said of an unrepeatable part."""
+    return (
+        f"the {part} set draws random numbers: asked twice for the same samples, it gave others; "
+        "batch(indices) must depend on the indices alone"
+    )
+
+
+@torch.no_grad()
+def share_weights(world: World, model: nn.Module) -> list[str]:
+    """All ranks start from rank 0's weights. Says who had made others, under the same seed."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    digests = gather_text(world, digest(named))
+    different = [rank for rank, text in enumerate(digests) if text != digests[0]]
+    if not different:
+        return []
+    take_from_first(world, [tensor for _, tensor in named])
+    ranks = ", ".join(map(str, different))
+    return [f"rank {ranks} made other initial weights from the same seed; rank 0's were taken"]
+
+
+def doubts_of(
+    recipe: Recipe, world: World, probe: Probe, checkpoint: Checkpoint | None
+) -> list[str]:
+    """Why other numbers of workers, or other machines, may not end in the same bits."""
+    algorithm, leaves = recipe.exchange.algorithm, recipe.train.num_micro_batches
+    doubts = list(checkpoint.doubts) if checkpoint is not None else []
+    is_coded = recipe.exchange.compressor != NO_COMPRESSOR
+    if not is_coded and not is_invariant(algorithm, world, leaves):
+        doubts.append(
+            f"exchange.algorithm {algorithm} does not add in the order of the micro-batch tree "
+            f"at {world.world_size} workers and {leaves} micro-batches"
+        )
+    if probe.deviating_ranks:
+        ranks = ", ".join(map(str, probe.deviating_ranks))
+        doubts.append(f"rank {ranks} computes other bits than most ranks on the same micro-batch")
+    if checkpoint is not None and checkpoint.probe != probe.digest:
+        doubts.append("this machine computes other bits than the one that wrote the checkpoint")
+    if world.device.type == "cuda" and not recipe.train.deterministic:
+        doubts.append("train.deterministic is false; kernels may give other bits in each run")
+    return doubts

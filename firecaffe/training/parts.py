@@ -1,0 +1,129 @@
+"""A training's data and network: what the recipe names, or what a user brings instead."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from firecaffe.cluster.world import World
+from firecaffe.data import Data, Dataset, check_words, divide, open_data
+from firecaffe.data import Parts as DataParts
+from firecaffe.data.own import check_own
+from firecaffe.errors import DataError, RecipeError
+from firecaffe.gradients.combine import Hook
+from firecaffe.models import build_model, classification_loss
+from firecaffe.recipe.sections import Recipe
+from firecaffe.training.arithmetic import seed_random
+from firecaffe.training.inject import Injection
+from firecaffe.training.step import Loss
+
+MOST_SHOWN = 80
+"""Signs of what was found, in a line about it."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a user may bring instead of what the recipe names."""
+
+    model: Callable[[], nn.Module] | None = None
+    loss: Loss = classification_loss
+    train: Dataset | None = None
+    test: Dataset | None = None
+    validation: Dataset | None = None
+    comm_hook: tuple[object, Hook] | None = None
+    injections: Sequence[Injection] = ()
+
+
+def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
+    """Looks at what a user has given before any rank waits for another.
+
+    Raises: RecipeError where something is of another kind than it must be.
+    """
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(
+            f"recipe is {_shown(recipe)}; expected a firecaffe.Recipe(train=firecaffe.TrainConfig("
+            "WORD=VALUE, …), …). A recipe file is trained by `firecaffe train FILE`"
+        )
+    _check_model(parts.model)
+    if isinstance(parts.loss, type) or not callable(parts.loss):
+        raise RecipeError(
+            f"loss is {_shown(parts.loss)}; expected a function of (outputs, labels), as "
+            "torch.nn.CrossEntropyLoss() is"
+        )
+    hook = parts.comm_hook
+    if hook is not None and not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
+        raise RecipeError(f"comm_hook is {_shown(hook)}; expected the pair (state, hook)")
+    if not all(isinstance(each, Injection) for each in parts.injections):
+        raise RecipeError(f"injections is {_shown(parts.injections)}; expected a list of Injection")
+    if resume is not None and not isinstance(resume, str | Path):
+        raise RecipeError(f"resume is {_shown(resume)}; expected the path of a run or a checkpoint")
+
+
+def _shown(value: Any) -> str:
+    words = " ".join(repr(value).split())
+    return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}…"
+
+
+def _check_model(model: Any) -> None:
+    if model is None:
+        return
+    if isinstance(model, nn.Module):
+        name = type(model).__name__
+        raise RecipeError(
+            f"model is a network that is made already ({name}); expected the function that makes "
+            f"it, so that its first weights are the seed's: {name}, or lambda: {name}(…)"
+        )
+    if not callable(model):
+        raise RecipeError(
+            f"model is {_shown(model)}; expected a function that makes a network. One of "
+            "firecaffe's own is named in the recipe: ModelConfig(name)"
+        )
+    try:
+        signature = inspect.signature(model)
+    except ValueError:  # a builtin without one
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        name = getattr(model, "__qualname__", type(model).__qualname__)
+        raise RecipeError(
+            f"model is {name}{signature}, which is called without arguments ({error}); give "
+            f"lambda: {name}(…)"
+        ) from None
+
+
+def open_parts(recipe: Recipe, parts: Parts) -> Data:
+    """The data of a training. Raises: DataError."""
+    if parts.train is None and parts.test is None and parts.validation is None:
+        return open_data(recipe.data)
+    if parts.train is None or parts.test is None:
+        raise DataError("train_set and test_set come together; one of them is missing")
+    check_words(recipe.data)
+    validation = parts.validation
+    own = DataParts(
+        check_own("train_set", parts.train),
+        check_own("test_set", parts.test),
+        None if validation is None else check_own("validation_set", validation),
+    )
+    return divide(own, recipe.data)
+
+
+def build_network(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:
+    """The network with its first weights, on this rank's device."""
+    seed_random(recipe.train.seed, "weights")
+    if parts.model is None:
+        shape = data.train.sample_CHW
+        model = build_model(recipe.model.name, data.train.num_classes, shape[0])
+    else:
+        made = parts.model()
+        if not isinstance(made, nn.Module):
+            raise RecipeError(f"model() gave {_shown(made)}; expected a network, a torch.nn.Module")
+        model = made
+    model.to(world.device)
+    if recipe.train.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model

@@ -1,0 +1,1 @@
+"""What moves between ranks: schedules executed, sums in shared memory, nodes kept apart."""

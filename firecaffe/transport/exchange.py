@@ -1,0 +1,223 @@
+"""A gradient exchange that runs: an algorithm's schedules, bound to this rank and its group."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
+from firecaffe.exchange.leaves import shares_are_subtrees
+from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
+from firecaffe.exchange.pieces import PIECES, pieces
+from firecaffe.transport.execute import Piece, execute, in_one_call, one_by_one
+from firecaffe.transport.local import LocalRanks
+from firecaffe.transport.rank_rounds import (
+    RankRound,
+    rounds_of_rank,
+    scratch_elements,
+    sent_elements,
+)
+from firecaffe.transport.shared_sum import Block, own_blocks, sum_in_place
+
+FOLD = "fold"
+"""All-to-all, addition in tree order, all-gather: for shares that are no subtrees."""
+
+LANES = 2
+"""Vectors under way at once: while the total of one comes down a tree, the next goes up."""
+
+Part = tuple[int, int, list[RankRound]]
+"""Elements [start, stop) of a vector, and the rounds that they go through."""
+
+
+def route(algorithm: str, world: World, num_leaves: int) -> str:
+    """How the micro-batch tree goes on across workers: the algorithm, or `FOLD`.
+
+    An exchange that is made for tree order keeps it: where the shares are unequal, or the world
+    size does not suit the algorithm, `FOLD` stands in, and the run's record says so.
+    """
+    if not keeps_tree_order(algorithm) or _continues_tree(algorithm, world, num_leaves):
+        return algorithm
+    return FOLD
+
+
+def is_invariant(algorithm: str, world: World, num_leaves: int) -> bool:
+    """Whether this many workers end in the same bits as one worker does."""
+    if world.world_size == 1 or route(algorithm, world, num_leaves) == FOLD:
+        return True
+    return _continues_tree(algorithm, world, num_leaves)
+
+
+def _continues_tree(algorithm: str, world: World, num_leaves: int) -> bool:
+    return shares_are_subtrees(num_leaves, world.world_size) and adds_in_tree_order(
+        algorithm, world.world_size, world.local_world_size
+    )
+
+
+def outer_algorithm(algorithm: str, world: World) -> str | None:
+    """What goes on between hosts where the ranks of each sum in shared memory; None where the
+    order of additions would be another than the algorithm's own.
+    """
+    nested = parse_hierarchical(algorithm)
+    if nested is not None:
+        return nested[1]
+    size, hosts = world.local_world_size, world.world_size // world.local_world_size
+    if not adds_in_tree_order(algorithm, world.world_size) or algorithm == NATIVE:
+        return None
+    whole = hosts == 1 or size & (size - 1) == 0
+    return algorithm if whole and adds_in_tree_order(algorithm, hosts) else None
+
+
+class Exchange:
+    """Sums vectors over all ranks, in place. Each lane is used by one thread at a time.
+
+    On one host, ranks sum vectors that `empty` has made in the memory that they share; between
+    hosts only the first rank of each then sends. Other vectors go through the algorithm's schedule.
+    """
+
+    def __init__(self, world: World, algorithm: str, local: LocalRanks | None = None) -> None:
+        """local: the ranks of this host, where they are to share memory."""
+        self.world = world
+        self.algorithm = algorithm
+        self._outer = outer_algorithm(algorithm, world) if local is not None else None
+        self._local = local
+        self._shared: dict[int, tuple[list[Tensor], list[Block]]] = {}
+        self._plans: dict[tuple[str, int, int, torch.dtype], list[Part]] = {}
+        self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether ranks of one host sum in the memory that they share."""
+        return self._outer is not None
+
+    @property
+    def lanes(self) -> int:
+        """How many vectors may be under way at once. Where messages are told apart by their order
+        alone, one.
+        """
+        is_one_by_one = self.algorithm == NATIVE or self.shares_memory
+        if self.world.exchange_group is None or self.world.device.type != "cpu" or is_one_by_one:
+            return 1
+        return LANES
+
+    def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A vector of zeros to be summed. All ranks must ask for the same, in the same order."""
+        if self._local is None or self._outer is None or device.type != "cpu" or num_elements == 0:
+            return torch.zeros(num_elements, dtype=dtype, device=device)
+        vectors = self._local.share(num_elements, dtype)
+        own = vectors[self._local.own]
+        self._shared[own.data_ptr()] = vectors, own_blocks(self._local, vectors)
+        return own
+
+    def place_for(self, vector: Tensor) -> Tensor:
+        """Memory that local ranks share for such a vector: the vector itself, moved there with all
+        its views, or another one. All ranks must ask for the same, in the same order.
+        """
+        assert self._local is not None
+        vectors = self._local.share(vector.numel(), vector.dtype, vector)
+        own = vectors[self._local.own]
+        self._shared[own.data_ptr()] = vectors, own_blocks(self._local, vectors)
+        return own
+
+    def forget(self, vector: Tensor) -> None:
+        """Lets go of a vector from `empty` or `place_for`."""
+        self._shared.pop(vector.data_ptr(), None)
+
+    def all_reduce(self, vector: Tensor, lane: int = 0, divide_by: int = 1) -> None:
+        """vector, shape (num_elements,), becomes the sum of all ranks' vectors.
+
+        lane: 0 to `lanes` - 1, the same on all ranks; vectors of one lane go one after the other.
+        divide_by: each vector is divided by this before the sum.
+        Raises: PeerLostError.
+        """
+        shared = self._shared.get(vector.data_ptr())
+        # A part of a vector from `empty` may begin where it does.
+        is_whole = shared is not None and shared[0][0].numel() == vector.numel()
+        if shared is not None and is_whole and self._local is not None:
+            self._sum_shared(*shared, self._local, divide_by)
+            return
+        if divide_by != 1:
+            vector.div_(divide_by)
+        if self.world.exchange_group is None:
+            return
+        if self.algorithm == NATIVE:
+            self.world.traffic.add_unknown()
+            with peers_may_be_lost(self.world):
+                dist.all_reduce(vector, group=self.world.exchange_group)
+        else:
+            self._send(self.algorithm, vector, range(self.world.world_size), lane)
+
+    def close(self) -> None:
+        """Lets go of the memory that local ranks share, and of what connects them."""
+        self._shared.clear()
+        if self._local is not None:
+            self._local.close()
+
+    def _sum_shared(
+        self, vectors: list[Tensor], blocks: list[Block], local: LocalRanks, divide_by: int
+    ) -> None:
+        hosts = range(0, self.world.world_size, local.size)
+        if len(hosts) == 1:
+            sum_in_place(local, blocks, into=range(local.size), divide_by=divide_by)
+            return
+        sum_in_place(local, blocks, into=[0], divide_by=divide_by)
+        if local.own == 0:
+            assert self._outer is not None
+            self._send(self._outer, vectors[0], hosts, lane=0)
+        local.barrier()
+        if local.own != 0:
+            vectors[local.own].copy_(vectors[0])
+        # The first rank's vector may not change before everybody has read it.
+        local.barrier()
+
+    def _send(self, algorithm: str, vector: Tensor, ranks: Sequence[int], lane: int) -> None:
+        """Sums over some ranks, this one among them, through an algorithm's schedule."""
+        group = self.world.exchange_group
+        assert group is not None
+        is_gloo = not vector.is_cuda
+        parts = self._plan_for(algorithm, vector, ranks)
+        sent = sum(sent_elements(rounds) for _, _, rounds in parts)
+        self.world.traffic.add(sent * vector.itemsize)
+        needed = [scratch_elements(rounds) for _, _, rounds in parts]
+        scratch = self._scratch_for(vector, sum(needed), lane).split_with_sizes(needed)
+        execute(
+            [
+                Piece(
+                    vector[start:stop],
+                    rounds,
+                    scratch[i],
+                    one_by_one(self.world, group, ranks, lane * 2 * PIECES + i)
+                    if is_gloo
+                    else in_one_call(self.world, group, ranks),
+                    ranks.index(self.world.rank),
+                    at_once=not is_gloo,
+                )
+                for i, (start, stop, rounds) in enumerate(parts)
+            ]
+        )
+
+    def _plan_for(self, algorithm: str, vector: Tensor, ranks: Sequence[int]) -> list[Part]:
+        # The hosts' first ranks alone go through another schedule than all ranks do.
+        key = (algorithm, len(ranks), vector.numel(), vector.dtype)
+        if key not in self._plans:
+            find = find_schedule(algorithm, self.world.local_world_size)
+            whole = find(len(ranks), vector.numel())
+            # NCCL tells a pair's messages apart by their order alone and wants a round's at once.
+            parts = [(0, vector.numel())] if vector.is_cuda else pieces(whole, vector.itemsize)
+            schedules = {vector.numel(): whole}
+            plan = []
+            for start, stop in parts:
+                length = stop - start
+                if length not in schedules:
+                    schedules[length] = find(len(ranks), length)
+                rounds = rounds_of_rank(schedules[length], ranks.index(self.world.rank))
+                plan.append((start, stop, rounds))
+            self._plans[key] = plan
+        return self._plans[key]
+
+    def _scratch_for(self, vector: Tensor, num_elements: int, lane: int) -> Tensor:
+        scratch = self._scratch.get((lane, vector.dtype))
+        if scratch is None or scratch.numel() < num_elements:
+            scratch = self._scratch[lane, vector.dtype] = vector.new_empty(num_elements)
+        return scratch[:num_elements]

@@ -1,0 +1,207 @@
+"""Executes a schedule: this rank's sends, receives and additions over a process group.
+
+A vector is cut into pieces that go through the same schedule side by side, so that while one
+piece is being added, or waits for a slow peer, the others keep both directions of the link busy.
+Receives from a peer of the round that is due are posted some rounds ahead, and additions are done
+in place. Nothing is decided by what arrives first: every rank waits in the order (round, piece), so
+no two can wait for each other, and the sums are those of the schedule.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import P2POp, ProcessGroup, Work
+
+from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.exchange.schedule import fold
+from firecaffe.transport.rank_rounds import Addition, RankRound
+
+Message = tuple[bool, int, Tensor]
+"""(whether it is a send, the peer, the elements)."""
+
+
+class UnderWay(Protocol):
+    """A message that was started."""
+
+    def wait(self) -> object:
+        """Returns when its memory is free again. Raises: PeerLostError."""
+
+
+Start = Callable[[Sequence[Message]], Sequence[UnderWay]]
+"""Starts messages on a group; one `UnderWay` for each. Raises: PeerLostError."""
+
+
+@dataclass
+class Piece:
+    """One part of a vector on its way through its rounds."""
+
+    vector: Tensor
+    rounds: Sequence[RankRound]
+    scratch: Tensor
+    start: Start
+    rank: int
+    at_once: bool = False
+    """Whether all messages of a round start in one call, and none before the round is due."""
+    _posted: int = 0
+    _receiving: dict[int, list[UnderWay]] = field(default_factory=dict)
+    _sending: list[tuple[int, int, UnderWay]] = field(default_factory=list)
+
+    def begin(self, index: int) -> None:
+        """Posts the receives of this round and of those ahead, and sends what is due."""
+        round_ = self.rounds[index]
+        numbers, messages = self._receives_to_post(index)
+        messages += [(True, peer, self.vector[start:stop]) for peer, start, stop in round_.sends]
+        works = self.start(messages)
+        self._note_posted(numbers, works)
+        for (_, start, stop), work in zip(round_.sends, works[len(numbers) :], strict=True):
+            self._sending.append((start, stop, work))
+
+    def post(self) -> None:
+        """Posts the first receives, where they need not go with the first sends."""
+        if self.rounds and not self.at_once:
+            numbers, messages = self._receives_to_post(0)
+            self._note_posted(numbers, self.start(messages))
+
+    def _receives_to_post(self, index: int) -> tuple[list[int], list[Message]]:
+        """Those that are due in round `index`, with the numbers of the rounds that need them."""
+        messages: list[Message] = []
+        numbers = []
+        ahead = 0 if self.at_once else self.rounds[index].ahead
+        while self._posted < len(self.rounds) and self._posted <= index + ahead:
+            for receive in self.rounds[self._posted].receives:
+                length = receive.stop - receive.start
+                if receive.scratch is None:
+                    self._finish_sends(receive.start, receive.stop)
+                    target = self.vector[receive.start : receive.stop]
+                else:
+                    target = self.scratch[receive.scratch : receive.scratch + length]
+                messages.append((False, receive.source, target))
+                numbers.append(self._posted)
+            self._receiving[self._posted] = []
+            self._posted += 1
+        return numbers, messages
+
+    def _note_posted(self, numbers: Sequence[int], works: Sequence[UnderWay]) -> None:
+        for number, work in zip(numbers, works, strict=False):
+            self._receiving[number].append(work)
+
+    def finish(self, index: int) -> None:
+        """Waits for the round's messages and does its additions."""
+        round_ = self.rounds[index]
+        for work in self._receiving.pop(index):
+            work.wait()
+        for addition in round_.additions:
+            self._finish_sends(addition.start, addition.stop)
+            self._add(addition)
+        for start, stop, offset in round_.detours:
+            self._finish_sends(start, stop)
+            self.vector[start:stop] = self.scratch[offset : offset + stop - start]
+
+    def close(self) -> None:
+        """Waits for the last sends."""
+        self._finish_sends(0, self.vector.numel())
+
+    def _finish_sends(self, start: int, stop: int) -> None:
+        """What is being sent must not change."""
+        under_way = []
+        for sent_start, sent_stop, work in self._sending:
+            if sent_start < stop and start < sent_stop:
+                work.wait()
+            else:
+                under_way.append((sent_start, sent_stop, work))
+        self._sending = under_way
+
+    def _add(self, addition: Addition) -> None:
+        """The slice becomes the fold, over rank, of itself and the parts that arrived."""
+        own = self.vector[addition.start : addition.stop]
+        length = addition.stop - addition.start
+        terms = [
+            (source, self.scratch[offset : offset + length])
+            for source, offset in addition.parts.items()
+        ]
+        in_order = [part for _, part in sorted([*terms, (self.rank, own)])]
+        # The sum of two is the common case; it needs no second pass over memory.
+        if len(in_order) == 2:
+            torch.add(in_order[0], in_order[1], out=own)
+            return
+        total = fold(in_order, lambda left, right: left.add_(right))
+        if total is not own:
+            own.copy_(total)
+
+
+def execute(pieces: Sequence[Piece]) -> None:
+    """Carries out one rank's part of the pieces' schedules, in place."""
+    for piece in pieces:
+        piece.post()
+    for piece in pieces:
+        if piece.rounds:
+            piece.begin(0)
+    order = sorted(
+        (round_.number, which, index)
+        for which, piece in enumerate(pieces)
+        for index, round_ in enumerate(piece.rounds)
+    )
+    for _, which, index in order:
+        piece = pieces[which]
+        piece.finish(index)
+        if index + 1 < len(piece.rounds):
+            piece.begin(index + 1)
+    for piece in pieces:
+        piece.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OfWorld:
+    """A process group's Work, whose errors are told in our words."""
+
+    work: Work
+    world: World
+
+    def wait(self) -> None:
+        with peers_may_be_lost(self.world):
+            self.work.wait()
+
+
+def one_by_one(world: World, group: ProcessGroup, ranks: Sequence[int], tag: int) -> Start:
+    """Messages of a backend that matches them by tag, such as Gloo.
+
+    ranks: which ranks of the group the schedule's are.
+    """
+
+    def start(messages: Sequence[Message]) -> list[OfWorld]:
+        with peers_may_be_lost(world):
+            works = [
+                group.send([tensor], ranks[peer], tag)
+                if is_send
+                else group.recv([tensor], ranks[peer], tag)
+                for is_send, peer, tensor in messages
+            ]
+        return [OfWorld(work, world) for work in works]
+
+    return start
+
+
+def in_one_call(world: World, group: ProcessGroup, ranks: Sequence[int]) -> Start:
+    """Messages of a backend that must know those of a round together, such as NCCL.
+
+    It matches them by order and its Works stand for the whole call; so nothing is posted ahead.
+    """
+
+    def start(messages: Sequence[Message]) -> list[OfWorld]:
+        if not messages:
+            return []
+        operations = [
+            P2POp(
+                dist.isend if is_send else dist.irecv, tensor, group_peer=ranks[peer], group=group
+            )
+            for is_send, peer, tensor in messages
+        ]
+        with peers_may_be_lost(world):
+            works = [OfWorld(work, world) for work in dist.batch_isend_irecv(operations)]
+        return works if len(works) == len(messages) else [works[-1]] * len(messages)
+
+    return start

@@ -1,0 +1,176 @@
+"""The link between two ranks, measured: latency by ping-pong, bandwidth by a stream one way."""
+
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import World, peers_may_be_lost
+
+PING_BYTES = 8
+PINGS = 100
+IN_FLIGHT = 4
+"""Messages of a stream on their way at once: the wire is never idle between two of them."""
+FIRST_STREAM_BYTES = 2**18
+MOST_MESSAGE_BYTES = 2**22
+LEAST_STREAM_S = 0.2
+"""A shaped link lets its first some 100 kB pass unshaped; a stream must be long beside them."""
+STREAMS = 5
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one message costs between two ranks: latency_s + bytes / bandwidth_bytes_per_s."""
+
+    first: int
+    second: int
+    latency_samples_s: tuple[float, ...]
+    bandwidth_samples_bytes_per_s: tuple[float, ...]
+
+    @property
+    def latency_s(self) -> float:
+        """α: median of half a round trip of 8 bytes."""
+        return statistics.median(self.latency_samples_s)
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """1/β: median over streams from the first rank to the second."""
+        return statistics.median(self.bandwidth_samples_bytes_per_s)
+
+
+def measure_link(
+    world: World, first: int, second: int, least_stream_s: float = LEAST_STREAM_S
+) -> Link:
+    """The link between two ranks as the exchange's own process group sees it.
+
+    All ranks call this and get the first rank's figures; those that are neither end only wait.
+
+    Raises: PeerLostError.
+    """
+    group, found = world.exchange_group, ""
+    if group is None or first == second:
+        raise ValueError(f"a link has two ends; these are rank {first} and rank {second}")
+    if world.rank in (first, second):
+        starts = world.rank == first
+        peer = second if starts else first
+        with peers_may_be_lost(world):
+            latencies = latency_samples_s(group, peer, starts, world.device)
+            streams = bandwidth_samples_bytes_per_s(
+                group, peer, starts, world.device, least_stream_s
+            )
+        found = json.dumps(asdict(Link(first, second, tuple(latencies), tuple(streams))))
+    stated = json.loads(gather_text(world, found)[first])
+    return Link(
+        stated["first"],
+        stated["second"],
+        tuple(stated["latency_samples_s"]),
+        tuple(stated["bandwidth_samples_bytes_per_s"]),
+    )
+
+
+def latency_samples_s(
+    group: ProcessGroup, peer: int, starts: bool, device: torch.device, pings: int = PINGS
+) -> list[float]:
+    """Half the time of each round trip of 8 bytes, after as many again to warm up.
+
+    Both ranks call this, one of them with `starts`.
+    """
+    ball = torch.zeros(PING_BYTES, dtype=torch.uint8, device=device)
+    samples = []
+    for _ in range(2 * pings):
+        start_s = time.perf_counter()
+        if starts:
+            dist.send(ball, group_dst=peer, group=group)
+        dist.recv(ball, group_src=peer, group=group)
+        if not starts:
+            dist.send(ball, group_dst=peer, group=group)
+        finish(device)
+        samples.append((time.perf_counter() - start_s) / 2)
+    return samples[pings:]
+
+
+def bandwidth_samples_bytes_per_s(
+    group: ProcessGroup,
+    peer: int,
+    sends: bool,
+    device: torch.device,
+    least_s: float = LEAST_STREAM_S,
+    streams: int = STREAMS,
+) -> list[float]:
+    """Bytes per second of each stream, from its first byte until the receiver confirms the last.
+
+    Both ranks call this, one of them with `sends`; only that one gets samples. Streams grow until
+    one takes `least_s` seconds; the shorter ones warm up and are not counted.
+    """
+    samples: list[float] = []
+    if not sends:
+        while stream_bytes := _receive_number(group, peer, device):
+            _stream(group, peer, False, stream_bytes, device)
+        return samples
+    stream_bytes = FIRST_STREAM_BYTES
+    while len(samples) < streams:
+        _send_number(stream_bytes, group, peer, device)
+        taken_s = _stream(group, peer, True, stream_bytes, device)
+        if taken_s >= least_s or samples:
+            samples.append(stream_bytes / taken_s)
+        else:
+            growth = min(16.0, max(2.0, 1.25 * least_s / taken_s))
+            stream_bytes = round(stream_bytes * growth)
+    _send_number(0, group, peer, device)
+    return samples
+
+
+def finish(device: torch.device) -> None:
+    """Waits until the device has done what it was given; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _stream(
+    group: ProcessGroup, peer: int, sends: bool, stream_bytes: int, device: torch.device
+) -> float:
+    """Seconds from the first byte to the confirmation."""
+    message_bytes = min(MOST_MESSAGE_BYTES, -(-stream_bytes // IN_FLIGHT))
+    slots = torch.zeros(IN_FLIGHT, message_bytes, dtype=torch.uint8, device=device)
+    confirmation = torch.zeros(PING_BYTES, dtype=torch.uint8, device=device)
+    works: list[dist.Work | None] = [None] * IN_FLIGHT
+    start_s = time.perf_counter()
+    for number, begin in enumerate(range(0, stream_bytes, message_bytes)):
+        slot = number % IN_FLIGHT
+        _wait(works[slot])
+        message: Tensor = slots[slot, : min(message_bytes, stream_bytes - begin)]
+        works[slot] = (
+            dist.isend(message, group_dst=peer, group=group)
+            if sends
+            else dist.irecv(message, group_src=peer, group=group)
+        )
+    for work in works:
+        _wait(work)
+    if sends:
+        dist.recv(confirmation, group_src=peer, group=group)
+    else:
+        finish(device)
+        dist.send(confirmation, group_dst=peer, group=group)
+    finish(device)
+    return time.perf_counter() - start_s
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+def _send_number(number: int, group: ProcessGroup, peer: int, device: torch.device) -> None:
+    dist.send(torch.tensor([number], device=device), group_dst=peer, group=group)
+
+
+def _receive_number(group: ProcessGroup, peer: int, device: torch.device) -> int:
+    number = torch.zeros(1, dtype=torch.int64, device=device)
+    dist.recv(number, group_src=peer, group=group)
+    return int(number)

@@ -1,0 +1,226 @@
+"""Ranks of one host: memory that they share, and a barrier that notices who is gone.
+
+Memory is anonymous (memfd), passed from process to process over sockets: it has no name, so a
+rank that is killed leaves nothing behind. Each pair of ranks has one such socket; a barrier is one
+byte to and from everybody, and the end of a process closes its sockets, which wakes whoever waits.
+"""
+
+import os
+import select
+import socket
+import sys
+import uuid
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.errors import PeerLostError
+
+
+@dataclass(frozen=True)
+class LocalRanks:
+    """The ranks of this host, consecutive in the world, and this one's place among them."""
+
+    first_rank: int
+    sockets: tuple[socket.socket | None, ...]
+    """To each local rank; None to itself."""
+    world: World
+    """Whose watch knows more of a rank that is lost."""
+
+    @property
+    def size(self) -> int:
+        return len(self.sockets)
+
+    @property
+    def own(self) -> int:
+        return self.sockets.index(None)
+
+    def barrier(self) -> None:
+        """Returns when all local ranks have called it.
+
+        Raises: PeerLostError that names a rank which is gone, or did not come in time.
+        """
+        with peers_may_be_lost(self.world):
+            self._meet()
+
+    def _meet(self) -> None:
+        self._to_all([])
+        waiting = {peer.fileno(): peer for peer in self.sockets if peer is not None}
+        poll = select.poll()
+        for descriptor in waiting:
+            poll.register(descriptor, select.POLLIN)
+        # Not one by one: the end of a rank is seen also while another is late.
+        while waiting:
+            first = next(iter(waiting.values()))
+            timeout_s = first.gettimeout()
+            ready = poll.poll(None if timeout_s is None else timeout_s * 1000)
+            if not ready:
+                raise self._lost(self.sockets.index(first), TimeoutError())
+            for descriptor, _ in ready:
+                poll.unregister(descriptor)
+                peer = waiting.pop(descriptor)
+                self._receive(self.sockets.index(peer), peer, 0)
+
+    def share(
+        self, num_elements: int, dtype: torch.dtype, own: Tensor | None = None
+    ) -> list[Tensor]:
+        """One vector for each local rank, which all of them can read and write.
+
+        Every local rank must call it, in the same order. own: this rank's vector, which moves into
+        shared memory with all its views; without it, or without room for it, one of zeros.
+
+        Raises: PeerLostError.
+        """
+        num_bytes = max(1, num_elements * dtype.itemsize)
+        moved = None if own is None else _move(own)
+        if moved is None:
+            own = None
+            descriptor = os.memfd_create("firecaffe", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, num_bytes)
+        else:
+            descriptor = os.dup(moved)
+        by_rank = {self.own: descriptor}
+        try:
+            with peers_may_be_lost(self.world):
+                self._to_all([descriptor])
+                for local_rank, peer in enumerate(self.sockets):
+                    if peer is not None:
+                        [by_rank[local_rank]] = self._receive(local_rank, peer, 1)
+            # By its path, for then no descriptor stays open; there may be many vectors.
+            paths = [f"/proc/self/fd/{by_rank[local_rank]}" for local_rank in range(self.size)]
+            return [
+                own
+                if own is not None and local_rank == self.own
+                else torch.from_file(path, shared=True, size=num_elements, dtype=dtype)
+                for local_rank, path in enumerate(paths)
+            ]
+        finally:
+            for each in by_rank.values():
+                os.close(each)
+
+    def close(self) -> None:
+        """Closes the sockets; shared vectors live on as long as someone holds them."""
+        for peer in self.sockets:
+            if peer is not None:
+                peer.close()
+
+    def _to_all(self, descriptors: list[int]) -> None:
+        for local_rank, peer in enumerate(self.sockets):
+            if peer is not None:
+                try:
+                    socket.send_fds(peer, [bytes([self.own])], descriptors)
+                except OSError as error:
+                    raise self._lost(local_rank, error) from error
+
+    def _receive(self, local_rank: int, peer: socket.socket, descriptors: int) -> list[int]:
+        """The descriptors that come with a peer's message, which is its own number, or that of
+        a rank which it has lost.
+        """
+        try:
+            message, received, _, _ = socket.recv_fds(peer, 1, descriptors)
+        except OSError as error:
+            raise self._lost(local_rank, error) from error
+        if not message:
+            raise self._lost(local_rank, None)
+        if message[0] != local_rank:
+            raise self._lost(local_rank, None, message[0])
+        return received
+
+    def _lost(
+        self, local_rank: int, error: OSError | None, last_word: int | None = None
+    ) -> PeerLostError:
+        """What to say of a rank that is gone; the others hear who it was.
+
+        A rank that has lost another ends too, so whoever meets the end of it asks who was first.
+        """
+        if last_word is None:
+            last_word = self._last_word(local_rank)
+        for peer in self.sockets:
+            if peer is not None:
+                peer.setblocking(False)
+                with suppress(OSError):
+                    peer.send(bytes([last_word]))
+        rank = self.first_rank + last_word
+        if last_word != local_rank:
+            by = self.first_rank + local_rank
+            return PeerLostError(f"rank {rank}, on this host, was lost, says rank {by}")
+        if isinstance(error, TimeoutError):
+            return PeerLostError(f"rank {rank}, on this host, did not answer in time")
+        return PeerLostError(f"rank {rank}, on this host, went away")
+
+    def _last_word(self, local_rank: int) -> int:
+        """The last message of a rank which has no more to say."""
+        last = local_rank
+        peer = self.sockets[local_rank]
+        assert peer is not None
+        peer.setblocking(False)
+        with suppress(OSError):
+            while message := peer.recv(1):
+                last = message[0]
+        return last
+
+
+def _move(vector: Tensor) -> int | None:
+    """Moves a vector's storage, with whatever else lies in it, into shared memory; its descriptor,
+    which the storage keeps. None if it cannot be, or /dev/shm has no room.
+    """
+    storage = vector.untyped_storage()
+    try:
+        room = os.statvfs("/dev/shm")
+        if storage.nbytes() > room.f_bavail * room.f_frsize or vector.storage_offset():
+            return None
+        descriptor: int = storage._share_fd_cpu_()[0]
+    except (OSError, RuntimeError):
+        return None
+    return descriptor
+
+
+def meet_local_ranks(world: World, timeout_s: float) -> LocalRanks | None:
+    """Connects the ranks that torchrun's LOCAL_WORLD_SIZE puts on one host.
+
+    None, on all ranks of the world, where hosts have one rank each or not the same number, or where
+    ranks that should share a host cannot reach each other. Every rank must call it.
+    """
+    size = world.local_world_size
+    facts = gather_text(world, f"{size} {world.rank - world.local_rank}")
+    regular = [f"{size} {rank - rank % size}" for rank in range(world.world_size)]
+    is_regular = facts == regular and world.world_size % size == 0
+    if size < 2 or not is_regular or not sys.platform.startswith("linux"):
+        return None
+    first = world.rank - world.local_rank
+    with ExitStack() as opened, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        # A leading zero: a name that is in no file system and goes with its socket.
+        name = f"\0firecaffe-{uuid.uuid4().hex}"
+        listener.bind(name)
+        listener.listen(size)
+        listener.settimeout(timeout_s)
+        names = gather_text(world, name)[first : first + size]
+        sockets: list[socket.socket | None] = [None] * size
+        failure = ""
+        try:
+            for local_rank in range(world.local_rank):
+                peer = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                peer.settimeout(timeout_s)
+                sockets[local_rank] = peer
+                peer.connect(names[local_rank])
+                peer.sendall(bytes([world.local_rank]))
+        except OSError as error:
+            failure = str(error)
+        # Nobody waits for a connection that another could not make.
+        if any(gather_text(world, failure)):
+            return None
+        with peers_may_be_lost(world):
+            try:
+                for _ in range(world.local_rank + 1, size):
+                    peer, _ = listener.accept()
+                    opened.enter_context(peer)
+                    peer.settimeout(timeout_s)
+                    sockets[peer.recv(1)[0]] = peer
+            except (OSError, IndexError) as error:
+                raise PeerLostError(f"another rank of this host went away: {error}") from error
+        opened.pop_all()  # from here on they are closed with what holds them
+        return LocalRanks(first, tuple(sockets), world)

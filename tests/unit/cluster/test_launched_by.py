@@ -1,0 +1,121 @@
+"""What mpirun and srun say to a rank, in torchrun's words.
+
+The variables are those that Open MPI 4.1.4 and MPICH 4.0.2 were seen to set, and those of srun(1).
+"""
+
+import pytest
+
+from firecaffe.cluster.launched_by import first_host, tasks_of_node, words_of
+from firecaffe.errors import LaunchError
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "469827585",
+    "PMIX_RANK": "1",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+ALLOCATION = {
+    "SLURM_JOB_ID": "200505",
+    "SLURM_JOB_NODELIST": "gnode[10,20,25,37]",
+    "SLURM_NTASKS": "8",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+"""Of a batch script, which is no rank of its job."""
+SLURM = ALLOCATION | {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gnode[20,25,37]",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_PROCID": "4",
+    "SLURM_NODEID": "2",
+}
+WHO = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+
+
+@pytest.mark.parametrize(
+    ("environment", "who"),
+    [
+        (OPEN_MPI, ("1", "2", "1", "2", "127.0.0.1")),
+        (MPICH, ("1", "2", "1", "2", "127.0.0.1")),
+        (SLURM, ("4", "5", "0", "1", "gnode20")),
+        (SLURM | {"PMI_RANK": "4", "PMI_SIZE": "5"}, ("4", "5", "0", "1", "gnode20")),
+        (SLURM | OPEN_MPI, ("1", "2", "1", "2", "127.0.0.1")),
+        (SLURM | MPICH, ("1", "2", "1", "2", "127.0.0.1")),
+        (
+            OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "9", "MASTER_ADDR": "node-a"},
+            ("1", "9", "1", "2", "node-a"),
+        ),
+    ],
+)
+def test_a_rank_of_another_launcher(environment: dict[str, str], who: tuple[str, ...]) -> None:
+    words = words_of(environment)
+    assert tuple(words[name] for name in WHO) == who
+    assert 1024 <= int(words["MASTER_PORT"]) < 32768  # below what Linux gives out by itself
+    assert words_of(environment | {"MASTER_PORT": "7"})["MASTER_PORT"] == "7"
+
+
+def test_jobs_have_ports_of_their_own() -> None:
+    ports = {
+        words_of(SLURM | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})["MASTER_PORT"]
+        for job in range(200500, 200510)
+        for step in range(3)
+    }
+    assert len(ports) > 25
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        ALLOCATION,
+        SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        SLURM | {"RANK": "3", "WORLD_SIZE": "4"},
+    ],
+)
+def test_who_is_no_rank_or_knows_it_already(environment: dict[str, str]) -> None:
+    assert words_of(environment) == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}, "MASTER_ADDR"),
+        (MPICH | {"PMI_SIZE": "4"}, "MASTER_ADDR"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "LOCAL_RANK"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2,1"}, "SLURM_STEP_NUM_TASKS"),
+        (SLURM | {"SLURM_STEP_NODELIST": ""}, "MASTER_ADDR"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "one"}, "OMPI_COMM_WORLD_SIZE"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK"),
+    ],
+)
+def test_one_of_several_that_does_not_know_enough(environment: dict[str, str], named: str) -> None:
+    with pytest.raises(LaunchError, match=named):
+        words_of(environment)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("node[01-03,07]", "node01"),
+        ("node7", "node7"),
+        ("login,node[1-2]", "login"),
+        ("rack[1-2]-node[08-11],x", "rack1-node08"),
+        ("gnode[10,20,25,37]", "gnode10"),
+        ("a.example,b.example", "a.example"),
+    ],
+)
+def test_the_first_of_slurms_hosts(hosts: str, first: str) -> None:
+    assert first_host(hosts) == first
+
+
+def test_slurms_tasks_by_node() -> None:
+    assert [tasks_of_node("5,4(x3)", node) for node in range(4)] == [5, 4, 4, 4]
+    for tasks, node in (("5,4(x3)", 4), ("", 0), ("4(x", 0)):
+        with pytest.raises(ValueError, match="no "):
+            tasks_of_node(tasks, node)

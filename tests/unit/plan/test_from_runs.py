@@ -1,0 +1,122 @@
+"""A cluster learns from finished runs: here those of a known cluster, told to another one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from firecaffe.cli.parse import read_recipe
+from firecaffe.errors import RunError
+from firecaffe.plan.cluster import Cluster, load_cluster
+from firecaffe.plan.forecast import forecast
+from firecaffe.plan.from_runs import learn
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.identity import to_toml
+from firecaffe.recipe.sections import Recipe
+
+STEPS = 12
+
+
+def slow_cluster(rate: float, latency_s: float) -> Cluster:
+    cluster = load_cluster("ethernet-1g")
+    outer = replace(cluster.links[-1], bandwidth_bytes_per_s=rate, latency_s=latency_s)
+    device = replace(cluster.device, jitter=0.0)
+    return replace(cluster, device=device, links=(*cluster.links[:-1], outer))
+
+
+def a_run(
+    folder: Path,
+    cluster: Cluster,
+    ranks: int,
+    exchange: str,
+    noise: float = 0.0,
+    recipe: Recipe | None = None,
+) -> Path:
+    """What a run would have left behind, had its steps taken what this cluster gives."""
+    recipe = recipe or Recipe()
+    row = forecast(workload_of(recipe), cluster, ranks, exchange)
+    (folder / "timings").mkdir(parents=True)
+    (folder / "recipe.toml").write_text(to_toml(recipe))
+    (folder / "forecast.json").write_text(json.dumps(row.as_dict()))
+    for rank in range(ranks):
+        lines = []
+        for step in range(STEPS):
+            factor = 1 + noise * (-1) ** step
+            line = {
+                "step": step + 1,
+                "step_s": row.step_s * factor,
+                "data_s": row.data_s,
+                "compute_s": row.compute_s * factor,
+                "exposed_communication_s": row.exposed_communication_s * factor,
+                "update_s": row.update_s,
+            }
+            lines.append(json.dumps(line) + "\n")
+        (folder / "timings" / f"rank-{rank}.jsonl").write_text("".join(lines))
+    return folder
+
+
+def test_a_link_is_found_from_its_runs(tmp_path: Path) -> None:
+    true = slow_cluster(25e6, 400e-6)
+    cases = [(2, "tree"), (4, "ring"), (8, "halving_doubling"), (8, "parameter_server")]
+    folders = [a_run(tmp_path / f"{p}-{name}", true, p, name) for p, name in cases]
+    told, lines = learn(slow_cluster(110e6, 50e-6), folders, read_recipe)
+    assert told.links[-1].bandwidth_bytes_per_s == pytest.approx(25e6, rel=0.02)
+    assert told.links[-1].latency_s == pytest.approx(400e-6, rel=0.2)
+    assert "from 4 runs; held out 0." in lines[-1]
+    work = workload_of(Recipe())
+    for ranks, name in ((16 // 4, "tree"), (8, "ring")):  # of which no run was
+        expected = forecast(work, true, ranks, name)
+        assert forecast(work, told, ranks, name).step_s == pytest.approx(expected.step_s, rel=0.03)
+
+
+def test_one_run_bears_a_bandwidth_alone_and_keeps_the_links_error(tmp_path: Path) -> None:
+    start = slow_cluster(110e6, 50e-6)
+    told, _ = learn(
+        start, [a_run(tmp_path / "a", slow_cluster(25e6, 50e-6), 4, "tree")], read_recipe
+    )
+    assert told.links[-1].bandwidth_bytes_per_s == pytest.approx(25e6, rel=0.05)
+    assert told.links[-1].latency_s == start.links[-1].latency_s
+    assert told.links[-1].error == start.links[-1].error
+
+
+def test_what_is_hidden_says_nothing_of_the_link(tmp_path: Path) -> None:
+    fast = slow_cluster(1e12, 1e-9)
+    told, lines = learn(fast, [a_run(tmp_path / "a", fast, 2, "ring")], read_recipe)
+    assert told.links[-1] == fast.links[-1]
+    assert lines[-1].endswith("stays as it was; its exchanges are hidden in these runs")
+
+
+def test_compute_is_replaced_and_runs_that_differ_widen_its_band(tmp_path: Path) -> None:
+    true = load_cluster("cpu-host")
+    twice = replace(true, device=replace(true.device, efficiency=true.device.efficiency / 2))
+    told, _ = learn(true, [a_run(tmp_path / "a", twice, 1, "tree", noise=0.1)], read_recipe)
+    (row,) = told.device.measured
+    expected = forecast(workload_of(Recipe()), twice, 1, "tree").compute_s
+    assert forecast(workload_of(Recipe()), told, 1, "tree").compute_s == pytest.approx(
+        expected, rel=0.11
+    )
+    assert row.error == pytest.approx(0.1, rel=0.2)
+    told, _ = learn(true, [tmp_path / "a", a_run(tmp_path / "b", true, 1, "tree")], read_recipe)
+    assert told.device.measured[0].error > 0.2
+
+
+def test_what_runs_computed_beside_their_exchange_is_not_slowed_down_again(tmp_path: Path) -> None:
+    plain = slow_cluster(25e6, 50e-6)
+    slowed = replace(plain, device=replace(plain.device, exchange_slowdown=0.5))
+    recipe = Recipe()
+    recipe = replace(recipe, exchange=replace(recipe.exchange, bucket_bytes=100_000))
+    run = a_run(tmp_path / "a", slowed, 4, "ring", recipe=recipe)
+    work = workload_of(recipe)
+    expected_s = forecast(work, slowed, 4, "ring").compute_s
+    assert expected_s > 1.05 * forecast(work, plain, 4, "ring").compute_s
+    told, _ = learn(slowed, [run], read_recipe)
+    assert forecast(work, told, 4, "ring").compute_s == pytest.approx(expected_s, rel=0.01)
+
+
+@pytest.mark.parametrize("missing", ["forecast.json", "timings"])
+def test_a_folder_that_teaches_nothing_is_named(tmp_path: Path, missing: str) -> None:
+    folder = a_run(tmp_path / "a", load_cluster("cpu-host"), 1, "tree")
+    (folder / missing).rename(folder / "gone")
+    with pytest.raises(RunError, match=str(folder)):
+        learn(load_cluster("cpu-host"), [folder], read_recipe)

@@ -1,0 +1,123 @@
+"""Words that have no effect: the table against what the code does with them, and how it is said."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from firecaffe.cli.options.demo import make_parser as of_demo
+from firecaffe.cli.options.plan import make_parser as of_plan
+from firecaffe.cli.options.train import make_parser as of_train
+from firecaffe.cli.options.tune import make_parser as of_tune
+from firecaffe.cli.options.verify import make_parser as of_verify
+from firecaffe.cli.parse import parse_recipe, read_recipe
+from firecaffe.cli.parser import Parser
+from firecaffe.errors import RecipeError
+from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.idle import COUNTS_WITH, idle_words
+from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
+from firecaffe.solvers.policy import POLICIES, learning_rate
+
+ROOT = Path(__file__).parents[3]
+OF_POLICY: dict[str, Any] = {"gamma": 0.4, "power": 0.7, "stepsize": 4, "stepvalue": [2, 5]}
+OF_SOLVER: dict[str, Any] = {
+    "momentum": 0.3,
+    "momentum2": 0.5,
+    "trust": 0.5,
+    "rms_decay": 0.3,
+    "delta": 0.5,
+}
+
+
+def rates(solver: SolverConfig) -> list[float]:
+    return [learning_rate(solver, i, 10) for i in range(10)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("word", OF_POLICY)
+def test_a_policy_s_words(policy: str, word: str) -> None:
+    words: dict[str, Any] = {"gamma": 0.5, "power": 2.0, "stepsize": 3, "stepvalue": [3]}
+    solver = SolverConfig(base_lr=0.1, lr_policy=policy, **words)
+    counts = rates(solver) != rates(replace(solver, **{word: OF_POLICY[word]}))
+    assert counts == (policy in COUNTS_WITH[f"solver.{word}"][1])
+
+
+def trained(solver: SolverConfig) -> list[float]:
+    weight = nn.Parameter(torch.linspace(1, 2, 4).reshape(2, 2))
+    optimizer = make_optimizer({"weight": weight}, solver)
+    for step in range(3):
+        weight.grad = weight.detach() * (step + 1)
+        optimizer.step()
+    found: list[float] = weight.detach().flatten().tolist()
+    return found
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("word", OF_SOLVER)
+def test_a_solver_s_words(solver: str, word: str) -> None:
+    config = SolverConfig(type=solver, base_lr=0.1)
+    counts = trained(config) != trained(replace(config, **{word: OF_SOLVER[word]}))
+    assert counts == (solver in COUNTS_WITH[f"solver.{word}"][1])
+
+
+def test_every_row_speaks_of_words_that_are_there() -> None:
+    words = flatten(Recipe())
+    for word, (other, values) in COUNTS_WITH.items():
+        assert {word, other} <= set(words)
+        assert not values or isinstance(words[other], str)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(ROOT / "recipes").glob("*.toml"),
+        *(ROOT / "benchmarks" / "recipes").glob("*.toml"),
+        ROOT / "examples" / "photos" / "photos.toml",
+    ],
+    ids=lambda path: path.stem,
+)
+def test_no_recipe_that_comes_along_has_one(path: Path) -> None:
+    assert idle_words(read_recipe(path)) == {}
+
+
+def test_in_a_file_it_is_said_and_typed_it_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("[exchange]\ncompressor_level = 1\n[data]\ncache_bytes = 9\n")
+    said = idle_words(read_recipe(path))
+    assert set(said) == {"exchange.compressor_level", "data.cache_bytes"}
+    assert "exchange.compressor is 'none'" in said["exchange.compressor_level"]
+    typed = [str(path), "--exchange.compressor_level", "2"]
+    with pytest.raises(
+        RecipeError, match=r"compressor_level 2 has no effect: exchange\.compressor"
+    ):
+        parse_recipe(of_train(), typed)
+    parse_recipe(of_plan(has_recipe=True), [*typed, "--compressors", "int8"])
+    parse_recipe(of_train(), [*typed, "--exchange.compressor", "int8"])
+
+
+@pytest.mark.parametrize(
+    ("parser", "word", "reason"),
+    [
+        (of_verify(), "train.steps", "--steps"),
+        (of_verify(), "run.folder", "folder of its own"),
+        (of_demo(), "run.digests", "folder of its own"),
+        (of_tune(), "run.folder", "--out"),
+        (of_plan(has_recipe=True), "exchange.algorithm", "--exchanges"),
+    ],
+)
+def test_words_that_a_command_sets_itself(
+    tmp_path: Path, parser: Parser, word: str, reason: str
+) -> None:
+    """They were overwritten in silence."""
+    path = tmp_path / "recipe.toml"
+    path.touch()
+    value = {"train.steps": "3", "exchange.algorithm": "ring", "run.digests": "true"}.get(word, "x")
+    with pytest.raises(
+        RecipeError, match=f"--{word} has no effect on {parser.command}: .*{reason}"
+    ):
+        parse_recipe(parser, [str(path), f"--{word}", value])

@@ -1,0 +1,291 @@
+"""The recipe: its file, its identity, its words and their help."""
+
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe.cli.options.train import make_parser
+from firecaffe.cli.parse import parse_recipe
+from firecaffe.data import DataConfig
+from firecaffe.errors import RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.recipe.identity import flatten, identity, to_toml
+from firecaffe.recipe.sections import check_recipe
+
+SECTIONS = get_type_hints(Recipe)
+
+# Every word has another value than its default.
+OTHER = Recipe(
+    model=ModelConfig(name="lenet"),
+    data=DataConfig(
+        name="cifar10",
+        path="/some where/ü \"quoted\" 'data'",
+        resize=128,
+        decode_threads=3,
+        cache="/fast/disk",
+        cache_bytes=10**9,
+        order="shards",
+        on_error="skip",
+        hold_out=0.1,
+        augment="none",
+        crop=24,
+        pad=4,
+        mirror=True,
+        mean=[0.1, 1 / 3, 1e-30],
+        std=[2.0],
+    ),
+    train=TrainConfig(
+        global_batch_size=96,
+        micro_batch_size=8,
+        steps=70,
+        seed=9,
+        device="cpu",
+        threads=2,
+        autocast="bfloat16",
+        channels_last=True,
+        deterministic=False,
+        eval_every=7,
+        eval_batch_size=33,
+    ),
+    solver=SolverConfig(
+        type="nesterov",
+        base_lr=1e-05,
+        lr_policy="multistep",
+        gamma=0.1,
+        power=0.5,
+        stepsize=11,
+        stepvalue=[10, 20],
+        warmup_steps=5,
+        momentum=0.85,
+        momentum2=0.99,
+        rms_decay=0.9,
+        delta=1e-06,
+        weight_decay=0.0005,
+        clip_gradients=35.0,
+        scale="sqrt",
+        reference_batch_size=32,
+        momentum_form="caffe",
+        momentum_correction=True,
+        trust=0.02,
+        lr_mult={"*.bias": 2.0},
+        decay_mult={"@vector": 0.0, 'a.b"c': 0.5},
+    ),
+    exchange=ExchangeConfig(
+        algorithm="halving_doubling",
+        compressor="int8",
+        compressor_level=1,
+        bucket_bytes=1_000_000,
+        shared_memory=False,
+        timeout_s=0.5,
+        silent_s=0.6,
+    ),
+    checkpoint=CheckpointConfig(every=12, every_s=3.5, keep_last=7),
+    run=RunConfig(
+        folder="runs/mine", tensorboard=False, digests=True, cluster="mine.toml", tuned="by hand"
+    ),
+)
+
+
+def parsed(path: Path, *options: str) -> Recipe:
+    return parse_recipe(make_parser(), [str(path), *options])[0]
+
+
+def changed(recipe: Recipe, name: str, value: Any) -> Recipe:
+    section, word = name.split(".")
+    config = dataclasses.replace(getattr(recipe, section), **{word: value})
+    return dataclasses.replace(recipe, **{section: config})
+
+
+def test_the_example_changes_every_word() -> None:
+    default, other = flatten(Recipe()), flatten(OTHER)
+    assert default.keys() == other.keys()
+    # The one length beside which there is no other.
+    assert [name for name in default if default[name] == other[name]] == ["train.epochs"]
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), OTHER], ids=["default", "other"])
+def test_a_recipe_is_its_file(tmp_path: Path, recipe: Recipe) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe), encoding="utf-8")
+    found = parsed(path)
+    assert found == recipe
+    assert flatten(found) == flatten(recipe)
+    assert list(map(type, flatten(found).values())) == list(map(type, flatten(recipe).values()))
+    assert to_toml(found) == to_toml(recipe)
+
+
+def test_every_word_is_written() -> None:
+    written = tomllib.loads(to_toml(OTHER))
+    assert {f"{s}.{w}" for s, words in written.items() for w in words} == set(flatten(OTHER))
+
+
+def test_a_word_of_the_command_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("[train]\nsteps = 5\nseed = 3\n")
+    recipe = parsed(path, "--train.steps", "8", "--solver.base_lr", "0.2")
+    assert (recipe.train.steps, recipe.train.seed, recipe.solver.base_lr) == (8, 3, 0.2)
+
+
+@pytest.mark.parametrize(("word", "other"), [("steps", "epochs"), ("epochs", "steps")])
+def test_a_typed_length_takes_the_place_of_the_file_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, other: str
+) -> None:
+    """`--train.epochs 5` over a file with `steps` had no effect."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(f"[train]\n{other} = 70\n")
+    train = parsed(path, f"--train.{word}", "5").train
+    assert (getattr(train, word), getattr(train, other)) == (5, 0)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(part in line for part in (f"train.{word} 5", f"train.{other} 70", str(path)))
+    assert getattr(parsed(path, f"--train.{word}", "0").train, other) == 70
+    assert getattr(parsed(path, f"--train.{other}", "6").train, other) == 6
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("steps = 5\nepochs = 1", []),
+        ("", ["--train.steps", "5", "--train.epochs", "1"]),
+        ("steps = 5", ["--train.steps", "6", "--train.epochs", "1"]),
+    ],
+)
+def test_two_lengths_of_one_source_are_refused(
+    tmp_path: Path, text: str, options: list[str]
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f"[train]\n{text}\n")
+    with pytest.raises(RecipeError, match=r"train\.steps is [56] and train\.epochs 1"):
+        parsed(path, *options)
+
+
+def test_no_length_is_one_epoch_unless_it_was_typed(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("[train]\nseed = 1\n")
+    assert parsed(path).train.num_steps(7) == 7
+    with pytest.raises(RecipeError, match=r"train\.epochs is 0; it must be at least 1"):
+        parsed(path, "--train.epochs", "0")
+
+
+# --- identity -------------------------------------------------------------------------------------
+
+FREE = {
+    "data.path",
+    "data.decode_threads",
+    "data.cache",
+    "data.cache_bytes",
+    "train.device",
+    "train.eval_every",
+    "train.eval_batch_size",
+    "train.steps",
+    "train.epochs",
+    "exchange.algorithm",
+    "exchange.bucket_bytes",
+    "exchange.shared_memory",
+    "exchange.timeout_s",
+    "exchange.silent_s",
+    "checkpoint.every",
+    "checkpoint.every_s",
+    "checkpoint.keep_last",
+    "run.folder",
+    "run.tensorboard",
+    "run.digests",
+    "run.cluster",
+    "run.tuned",
+}
+"""What changes no bit of a training up to a given step."""
+
+
+def test_every_word_is_free_or_decides() -> None:
+    assert set(identity(OTHER, 70)) == set(flatten(OTHER)) - FREE
+
+
+@pytest.mark.parametrize("name", flatten(OTHER))
+def test_identity(name: str) -> None:
+    """Each word changed alone, from the default to the other value."""
+    start = Recipe()
+    if name == "exchange.compressor_level":  # without a compressor it means nothing
+        start = changed(start, "exchange.compressor", "int8")
+    found, default = (
+        identity(recipe, 100) for recipe in (changed(start, name, flatten(OTHER)[name]), start)
+    )
+    differs = [word for word in default if found[word] != default[word]]
+    if name == "exchange.compressor":
+        assert found.keys() - default.keys() == {"exchange.compressor_level"}
+    assert differs == ([] if name in FREE else [name])
+
+
+def test_the_number_of_steps_decides_only_with_poly() -> None:
+    assert "train.steps" not in identity(Recipe(), 100)
+    poly = changed(Recipe(), "solver.lr_policy", "poly")
+    assert identity(poly, 100)["train.steps"] == 100
+    # However it was said: 100 steps, or epochs that come to 100.
+    in_epochs = changed(changed(poly, "train.steps", 0), "train.epochs", 4)
+    assert identity(in_epochs, 100) == identity(changed(poly, "train.steps", 100), 100)
+    assert identity(poly, 100) != identity(poly, 101)
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_word_is_explained(section: str) -> None:
+    kind = SECTIONS[section]
+    lines = (kind.__doc__ or "").splitlines()
+    explained = [match[1] for line in lines if (match := re.match(r"        (\w+): \S", line))]
+    assert explained == [field.name for field in dataclasses.fields(kind)]
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), OTHER], ids=["default", "other"])
+def test_accepted(recipe: Recipe) -> None:
+    check_recipe(recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("train.threads", 0, "train.threads is 0"),
+        ("solver.type", "adamax", "solver.type is 'adamax'"),
+        ("solver.lr_policy", "cyclic", "solver.lr_policy is 'cyclic'"),
+        ("exchange.algorithm", "star", "exchange.algorithm: no exchange 'star'; the exchanges are"),
+        ("exchange.algorithm", "hierarchical(ring,tree)", "inner is 'ring'; it must be one of"),
+        ("exchange.compressor", "gzip", "exchange.compressor is 'gzip'; it must be one of none,"),
+        ("exchange.compressor_level", -1, "exchange.compressor_level is -1; it must be 0 to 20"),
+        ("exchange.bucket_bytes", 0, "exchange.bucket_bytes is 0; it must be at least 1"),
+        ("exchange.timeout_s", 0.0, "exchange.timeout_s is 0; it must be 0.1 to 1e+06 seconds"),
+        ("exchange.timeout_s", float("nan"), "exchange.timeout_s is nan"),
+        ("exchange.silent_s", 0.0, "exchange.silent_s is 0; it must be 0.1 to 1e+06 seconds"),
+        ("checkpoint.every", -1, "checkpoint.every is -1; it must be at least 0"),
+        ("checkpoint.keep_last", -1, "checkpoint.keep_last is -1; it must be at least 0"),
+        (
+            "checkpoint.every_s",
+            float("nan"),
+            "checkpoint.every_s is nan; it must be a finite number",
+        ),
+    ],
+)
+def test_refused(name: str, value: object, words: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(words)):
+        check_recipe(changed(Recipe(), name, value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("exchange.algorithm", "ring", "which exchange.algorithm ring does not keep; use tree"),
+        ("train.autocast", "float16", "with train.autocast float16"),
+    ],
+)
+def test_a_compressor_is_refused_with(name: str, value: object, words: str) -> None:
+    recipe = changed(Recipe(), "exchange.compressor", "one_bit")
+    check_recipe(recipe)
+    with pytest.raises(RecipeError, match=re.escape(words)):
+        check_recipe(changed(recipe, name, value))

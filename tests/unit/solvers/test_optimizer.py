@@ -1,0 +1,188 @@
+"""Each solver's first updates of one number, against its paper's formula in plain Python.
+
+g is the gradient with the L2 penalty, g + weight_decay w, as in Caffe.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from firecaffe.errors import RecipeError
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.optimizer import SOLVERS, check_solver, make_optimizer
+
+START, GRADIENTS, RATE, DECAY = 2.0, (0.5, -3.0, 0.25), 0.1, 0.01
+
+
+def sgd(w: float, c: SolverConfig) -> float:
+    """v = momentum v + g; w -= lr v."""
+    v = 0.0
+    for gradient in GRADIENTS:
+        v = c.momentum * v + gradient + c.weight_decay * w
+        w -= c.base_lr * v
+    return w
+
+
+def nesterov(w: float, c: SolverConfig) -> float:
+    """The step is taken from where momentum alone would lead: w -= lr (g + momentum v)."""
+    v = 0.0
+    for gradient in GRADIENTS:
+        g = gradient + c.weight_decay * w
+        v = c.momentum * v + g
+        w -= c.base_lr * (g + c.momentum * v)
+    return w
+
+
+def adagrad(w: float, c: SolverConfig) -> float:
+    """Duchi, Hazan and Singer 2011."""
+    total = 0.0
+    for gradient in GRADIENTS:
+        g = gradient + c.weight_decay * w
+        total += g * g
+        w -= c.base_lr * g / (math.sqrt(total) + c.delta)
+    return w
+
+
+def adadelta(w: float, c: SolverConfig) -> float:
+    """Zeiler 2012, algorithm 1; the rate is a factor on its update."""
+    mean_g = mean_d = 0.0
+    for gradient in GRADIENTS:
+        g = gradient + c.weight_decay * w
+        mean_g = c.momentum * mean_g + (1 - c.momentum) * g * g
+        d = math.sqrt(mean_d + c.delta) / math.sqrt(mean_g + c.delta) * g
+        mean_d = c.momentum * mean_d + (1 - c.momentum) * d * d
+        w -= c.base_lr * d
+    return w
+
+
+def rmsprop(w: float, c: SolverConfig) -> float:
+    """Tieleman and Hinton 2012."""
+    mean = 0.0
+    for gradient in GRADIENTS:
+        g = gradient + c.weight_decay * w
+        mean = c.rms_decay * mean + (1 - c.rms_decay) * g * g
+        w -= c.base_lr * g / (math.sqrt(mean) + c.delta)
+    return w
+
+
+def adam(w: float, c: SolverConfig) -> float:
+    """Kingma and Ba 2015, algorithm 1."""
+    m = v = 0.0
+    for t, gradient in enumerate(GRADIENTS, 1):
+        g = gradient + c.weight_decay * w
+        m = c.momentum * m + (1 - c.momentum) * g
+        v = c.momentum2 * v + (1 - c.momentum2) * g * g
+        m_hat, v_hat = m / (1 - c.momentum**t), v / (1 - c.momentum2**t)
+        w -= c.base_lr * m_hat / (math.sqrt(v_hat) + c.delta)
+    return w
+
+
+def lars(w: float, c: SolverConfig) -> float:
+    """Of one dimension: plain, the rate inside the momentum."""
+    v = 0.0
+    for g in GRADIENTS:
+        v = c.momentum * v + c.base_lr * (g + c.weight_decay * w)
+        w -= v
+    return w
+
+
+def lamb(w: float, c: SolverConfig) -> float:
+    """Of one dimension: Adam's update with decoupled decay."""
+    m = v = 0.0
+    for t, g in enumerate(GRADIENTS, 1):
+        m = c.momentum * m + (1 - c.momentum) * g
+        v = c.momentum2 * v + (1 - c.momentum2) * g * g
+        r = (m / (1 - c.momentum**t)) / (math.sqrt(v / (1 - c.momentum2**t)) + c.delta)
+        w -= c.base_lr * (r + c.weight_decay * w)
+    return w
+
+
+FORMULAS: dict[str, Callable[[float, SolverConfig], float]] = {
+    "sgd": sgd,
+    "nesterov": nesterov,
+    "adagrad": adagrad,
+    "adadelta": adadelta,
+    "rmsprop": rmsprop,
+    "adam": adam,
+    "lars": lars,
+    "lamb": lamb,
+}
+
+
+def updated(config: SolverConfig) -> float:
+    parameter = nn.Parameter(torch.tensor([START], dtype=torch.float64))
+    optimizer = make_optimizer({"weight": parameter}, config)
+    for gradient in GRADIENTS:
+        parameter.grad = torch.tensor([gradient], dtype=torch.float64)
+        optimizer.step()
+    return parameter.item()
+
+
+def test_every_solver_has_a_formula() -> None:
+    assert FORMULAS.keys() == SOLVERS.keys()
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+@pytest.mark.parametrize("delta", [1e-8, 0.3])
+def test_updates(name: str, decay: float, delta: float) -> None:
+    # Every word has a value of its own, so that one in another's place is seen.
+    config = SolverConfig(
+        type=name,
+        base_lr=RATE,
+        momentum=0.8,
+        momentum2=0.95,
+        rms_decay=0.7,
+        delta=delta,
+        weight_decay=decay,
+    )
+    assert updated(config) == pytest.approx(FORMULAS[name](START, config), rel=1e-12)
+
+
+def test_sgd_by_hand() -> None:
+    """2 - 0.1 · 0.52 = 1.948; v = 0.9 · 0.52 - 3 + 0.01948 = -2.51252; and so on."""
+    config = SolverConfig(base_lr=RATE, weight_decay=DECAY)
+    first = 1.948
+    second = first + 0.251252
+    third = second - 0.1 * (0.9 * -2.51252 + 0.25 + 0.01 * second)
+    assert updated(config) == pytest.approx(third, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_the_foreach_form_is_fixed(name: str) -> None:
+    optimizer = make_optimizer({"w": nn.Parameter(torch.zeros(1))}, SolverConfig(type=name))
+    assert all(group.get("foreach", True) is True for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_accepted(name: str) -> None:
+    check_solver(SolverConfig(type=name, momentum=0.5))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"type": "adamax"}, r"solver\.type is 'adamax'; it must be one of sgd, nesterov"),
+        ({"base_lr": -0.1}, r"solver\.base_lr is -0\.1; it must be 0 or more"),
+        ({"base_lr": math.inf}, r"solver\.base_lr is inf"),
+        ({"base_lr": math.nan}, r"solver\.base_lr is nan"),
+        ({"weight_decay": -1e-4}, r"solver\.weight_decay is -0\.0001"),
+        ({"weight_decay": math.nan}, r"solver\.weight_decay is nan"),
+        ({"clip_gradients": -1.0}, r"solver\.clip_gradients is -1"),
+        ({"delta": -1e-8}, r"solver\.delta is -1e-08"),
+        ({"warmup_steps": -1}, r"solver\.warmup_steps is -1"),
+        ({"momentum": 1.0}, r"solver\.momentum is 1\.0; it must be from 0 up to"),
+        ({"momentum": -0.1}, r"solver\.momentum is -0\.1"),
+        ({"momentum": math.nan}, r"solver\.momentum is nan"),
+        ({"momentum2": 1.0}, r"solver\.momentum2 is 1\.0"),
+        ({"rms_decay": 1.5}, r"solver\.rms_decay is 1\.5"),
+        ({"type": "nesterov", "momentum": 0.0}, r"solver\.momentum is 0; .*'nesterov'"),
+    ],
+)
+def test_refused(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        check_solver(SolverConfig(**words))

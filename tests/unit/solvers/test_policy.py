@@ -1,0 +1,113 @@
+"""Policies against Caffe's formulas, worked out by hand.
+
+Source: the comment of `lr_policy` in SolverParameter, BVLC Caffe's caffe.proto:
+fixed: base_lr; step: base_lr gamma^(floor(iter / stepsize)); exp: base_lr gamma^iter;
+inv: base_lr (1 + gamma iter)^(-power); multistep: as step, at each stepvalue;
+poly: base_lr (1 - iter / max_iter)^power; sigmoid: base_lr / (1 + exp(-gamma (iter - stepsize))).
+"""
+
+from typing import Any
+
+import pytest
+
+from firecaffe.errors import RecipeError
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.policy import POLICIES, check_policy, learning_rate
+
+MAX_ITER = 100
+
+# By update, counted from 0; the last one of 100 is 99.
+TABLE: list[tuple[dict[str, Any], dict[int, float]]] = [
+    ({"lr_policy": "fixed"}, {0: 0.5, 1: 0.5, 99: 0.5}),
+    (
+        {"lr_policy": "step", "gamma": 0.1, "stepsize": 40},
+        {0: 0.5, 1: 0.5, 39: 0.5, 40: 0.05, 79: 0.05, 80: 0.005, 99: 0.005},
+    ),
+    ({"lr_policy": "step", "gamma": 2.0, "stepsize": 1}, {0: 0.5, 1: 1.0, 2: 2.0, 10: 512.0}),
+    (
+        {"lr_policy": "exp", "gamma": 0.5},
+        {0: 0.5, 1: 0.25, 2: 0.125, 10: 0.00048828125, 99: 0.5**100},
+    ),
+    (
+        {"lr_policy": "inv", "gamma": 1.0, "power": 2.0},
+        {0: 0.5, 1: 0.125, 3: 0.03125, 99: 0.00005},
+    ),
+    # LeNet's solver in Caffe: gamma 0.0001, power 0.75; 1.0099^-0.75 = e^-0.007388487
+    ({"lr_policy": "inv", "gamma": 0.0001, "power": 0.75}, {0: 0.5, 99: 0.5 * 0.9926387407}),
+    (
+        {"lr_policy": "multistep", "gamma": 0.1, "stepvalue": [10, 50, 99]},
+        {0: 0.5, 1: 0.5, 9: 0.5, 10: 0.05, 49: 0.05, 50: 0.005, 98: 0.005, 99: 0.0005},
+    ),
+    ({"lr_policy": "poly", "power": 1.0}, {0: 0.5, 1: 0.495, 50: 0.25, 99: 0.005}),
+    # GoogLeNet's: the square root. 1 - 0.19 = 0.9 squared.
+    ({"lr_policy": "poly", "power": 0.5}, {0: 0.5, 19: 0.45, 64: 0.3, 99: 0.05}),
+    # e^1.5 = 4.4816890703, so 1 / (1 + e^1.5) = 0.1824255238.
+    (
+        {"lr_policy": "sigmoid", "gamma": -0.5, "stepsize": 3},
+        {0: 0.5 * 0.8175744762, 3: 0.25, 6: 0.5 * 0.1824255238},
+    ),
+    ({"lr_policy": "sigmoid", "gamma": 0.5, "stepsize": 3}, {0: 0.5 * 0.1824255238, 3: 0.25}),
+    ({"lr_policy": "cosine"}, {0: 0.5, 25: 0.25 * 1.7071067812, 50: 0.25, 75: 0.25 * 0.2928932188}),
+]
+
+
+def test_every_policy_is_in_the_table() -> None:
+    assert {words["lr_policy"] for words, _ in TABLE} == set(POLICIES)
+
+
+@pytest.mark.parametrize(("words", "expected"), TABLE)
+def test_rates(words: dict[str, Any], expected: dict[int, float]) -> None:
+    solver = SolverConfig(base_lr=0.5, **words)
+    check_policy(solver)
+    for i, rate in expected.items():
+        assert learning_rate(solver, i, MAX_ITER) == pytest.approx(rate, rel=1e-9)
+
+
+def test_only_poly_and_cosine_ask_how_long_the_training_is() -> None:
+    for words, expected in TABLE:
+        solver = SolverConfig(base_lr=0.5, **words)
+        i = max(expected)
+        same = learning_rate(solver, i, MAX_ITER) == learning_rate(solver, i, 2 * MAX_ITER)
+        assert same == (words["lr_policy"] not in ("poly", "cosine"))
+
+
+def test_warm_up_rises_to_the_policy() -> None:
+    solver = SolverConfig(base_lr=0.4, warmup_steps=4)
+    rates = [learning_rate(solver, i, 10) for i in range(6)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+
+
+def test_warm_up_is_a_factor_on_the_policy() -> None:
+    solver = SolverConfig(base_lr=1.0, lr_policy="poly", warmup_steps=2)
+    rates = [learning_rate(solver, i, 4) for i in range(4)]
+    assert rates == pytest.approx([0.5, 0.75, 0.5, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"lr_policy": "cyclic"}, r"solver\.lr_policy is 'cyclic'; it must be one of fixed, step"),
+        ({"lr_policy": ""}, r"solver\.lr_policy is ''"),
+        ({"lr_policy": "step", "stepsize": 5}, r"solver\.gamma is 0.0; lr_policy 'step'"),
+        ({"lr_policy": "exp"}, r"solver\.gamma is 0.0; lr_policy 'exp'"),
+        ({"lr_policy": "inv"}, r"solver\.gamma is 0.0; lr_policy 'inv'"),
+        ({"lr_policy": "multistep", "stepvalue": [5]}, r"solver\.gamma is 0"),
+        ({"lr_policy": "sigmoid"}, r"solver\.gamma is 0; lr_policy 'sigmoid'"),
+        ({"lr_policy": "step", "gamma": 0.1}, r"solver\.stepsize is 0; lr_policy 'step' needs"),
+        ({"lr_policy": "step", "gamma": 0.1, "stepsize": -4}, r"solver\.stepsize is -4"),
+        ({"lr_policy": "multistep", "gamma": 0.1}, r"solver\.stepvalue is empty"),
+        ({"scale": "cubic"}, r"solver\.scale is 'cubic'; it must be one of none, linear, sqrt"),
+        ({"scale": "linear"}, r"reference_batch_size 0; give the global batch that base_lr is for"),
+        (
+            {"lr_policy": "multistep", "gamma": 0.1, "stepvalue": [5, 3]},
+            r"solver\.stepvalue is \[5, 3\]; it must be in rising order",
+        ),
+        (
+            {"lr_policy": "multistep", "gamma": 0.1, "stepvalue": [5, 5]},
+            r"solver\.stepvalue is \[5, 5\]",
+        ),
+    ],
+)
+def test_refused(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        check_policy(SolverConfig(**words))
