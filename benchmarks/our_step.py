@@ -4,12 +4,13 @@ from torch import Tensor, nn, optim
 
 from firecaffe.data import Batches
 from firecaffe.exchange.leaves import leaf_share
-from firecaffe.gradients.config import ExchangeConfig, coding_of, level_of
+from firecaffe.exchange.route import find_route
+from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.training.step import Loss, Stepper, StepResult
-from firecaffe.transport.exchange import Exchange, route
+from firecaffe.transport.exchange import Exchange
 
 
 class OurStep:
@@ -27,7 +28,7 @@ class OurStep:
     ) -> None:
         self.model, self.optimizer = model, optimizer
         world, leaves = exchange.world, config.num_micro_batches
-        share = leaf_share(leaves, world.world_size, world.rank, level_of(words))
+        share = leaf_share(leaves, world.world_size, world.rank, words.level)
         self.stepper = Stepper(model, loss, batches, config, share)
         self.stepper.buffers.begin_step()
 
@@ -43,9 +44,15 @@ class OurStep:
             self.stepper.empty_counts(),
             leaves,
             exchange,
-            route(words.algorithm, world, leaves),
+            find_route(
+                words.algorithm,
+                leaves,
+                world.world_size,
+                world.local_world_size,
+                codec=words.codec,
+                level=words.level,
+            ),
             words.bucket_bytes,
-            coding_of(words),
         )
 
     def __call__(self, step: int, rate: float | None = None) -> StepResult:

@@ -26,11 +26,12 @@ from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import Choice, choose
+from firecaffe.exchange.route import find_route
 from firecaffe.measure.conditions import conditions_since, read_counters
 from firecaffe.measure.encoded_sum import make_encoders
 from firecaffe.measure.exchange import time_exchanges
 from firecaffe.runs.environment import describe_environment
-from firecaffe.transport.auto import num_senders, rank_elsewhere
+from firecaffe.transport.auto import rank_elsewhere
 from firecaffe.transport.link import Link, measure_link
 from firecaffe.transport.local import meet_local_ranks
 
@@ -130,12 +131,10 @@ def _measure(plan: Plan, world: World, progress: Callable[[str], None]) -> dict[
 
 def _choices(plan: Plan, world: World, link: Link, *, shares: bool) -> list[Choice]:
     """What `auto` takes for each size, were the vectors of a step all of that size."""
-    alpha_s, rate, senders = (
-        link.latency_s,
-        link.bandwidth_bytes_per_s,
-        num_senders(world, shares),
-    )
-    return [choose(world.world_size, [size], alpha_s, rate, senders) for size in plan.sizes_bytes]
+    ranks, size = world.world_size, world.local_world_size
+    senders = find_route("tree", ranks, ranks, size, shared_memory=shares).senders
+    alpha_s, rate = link.latency_s, link.bandwidth_bytes_per_s
+    return [choose(ranks, [size], alpha_s, rate, senders) for size in plan.sizes_bytes]
 
 
 @contextmanager

@@ -47,26 +47,15 @@ class ExchangeConfig:
     timeout_s: float = 300.0
     silent_s: float = 20.0
 
+    @property
+    def codec(self) -> str:
+        """The compressor; empty if gradients travel as they are."""
+        return "" if self.compressor == NO_COMPRESSOR else self.compressor
 
-@dataclass(frozen=True)
-class Coding:
-    """A compressor, and the level of the tree where it encodes."""
-
-    compressor: str
-    level: int
-
-
-def coding_of(config: ExchangeConfig) -> Coding | None:
-    """None where gradients travel as they are."""
-    if config.compressor == NO_COMPRESSOR:
-        return None
-    return Coding(config.compressor, config.compressor_level)
-
-
-def level_of(config: ExchangeConfig) -> int:
-    """The level of the tree whose nodes are shared out whole; 0 where nothing is encoded."""
-    coding = coding_of(config)
-    return 0 if coding is None else coding.level
+    @property
+    def level(self) -> int:
+        """The level of the tree whose nodes are shared out whole; 0 if nothing is encoded."""
+        return self.compressor_level if self.codec else 0
 
 
 def check_exchange(config: ExchangeConfig) -> None:

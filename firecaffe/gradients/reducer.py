@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from firecaffe.cluster.world import waiting
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, TreeSum
+from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
 from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
 from firecaffe.gradients.combine import (
     AllReduce,
@@ -39,8 +40,7 @@ from firecaffe.gradients.combine import (
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.compressors.wire import Compressor
-from firecaffe.gradients.config import Coding
-from firecaffe.transport.exchange import FOLD, Exchange
+from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.worker import Worker
 
 Leaf = list[Tensor]
@@ -80,14 +80,13 @@ class GradientReducer:
         counts: Tensor,
         num_leaves: int,
         exchange: Exchange,
-        route: str,
+        route: Route,
         bucket_bytes: int,
-        coding: Coding | None = None,
         hook: tuple[object, Hook] | None = None,
     ) -> None:
         """parameters: those that need gradients, by name. ready_order: their indices in the order
-        in which backward finishes them. tail, counts: examples. route: `transport.exchange.route`.
-        coding: the compressor, in place of the route. hook: (state, hook) of DDP's kind, likewise.
+        in which backward finishes them. tail, counts: examples. hook: (state, hook) of DDP's kind,
+        for a route by one.
         """
         self.parameters = list(parameters.values())
         self.names = list(parameters)
@@ -100,11 +99,11 @@ class GradientReducer:
         tensors = [*self.parameters, *tail, torch.cat([self._unused, counts])]
         last = [*self._tail_members, self._counts_member]
         # What is encoded or given to a hook has no tail; else a tail needs no message of its own.
-        is_apart = coding is not None or hook is not None
+        is_apart = route.way in (CODEC, HOOK)
         groups = [ready_order, last] if is_apart else [[*ready_order, *last]]
         world = exchange.world
-        self._alignment = ALIGNMENT if coding is None else ROW
-        multiple = world.world_size if coding is None else world.world_size * ROW
+        self._alignment = ROW if route.way == CODEC else ALIGNMENT
+        multiple = world.world_size * (ROW if route.way == CODEC else 1)
         self.buckets = make_buckets(
             tensors, groups, bucket_bytes, multiple, exchange.empty, self._alignment
         )
@@ -121,15 +120,16 @@ class GradientReducer:
         }
         self.compressor: Compressor | None = None
         self._combine: Combine
-        if coding is not None:
+        if route.way == CODEC:
             layouts = [layout_of(bucket, list(parameters)) for bucket in self.buckets]
-            self.compressor = make_compressor(coding.compressor, layouts)
+            self.compressor = make_compressor(route.codec, layouts)
             self._combine = Compressed(
-                world, self.compressor, num_leaves, coding.level, num_parameters
+                world, self.compressor, num_leaves, route.level, num_parameters
             )
-        elif hook is not None:
+        elif route.way == HOOK:
+            assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
-        elif route == FOLD:
+        elif route.way == FOLD:
             self._combine = Fold(world, num_leaves, num_parameters)
         else:
             self._combine = AllReduce(exchange, num_parameters)
@@ -137,7 +137,7 @@ class GradientReducer:
         self._hooks = []
         # One worker encodes in a thread too: torch lets the main thread have several for one sum,
         # and adds in another order then.
-        if world.world_size > 1 or coding is not None:
+        if world.world_size > 1 or route.way == CODEC:
             begin = partial(begin_thread, counts.device)
             self._threads = [Worker("exchange", begin) for _ in range(self._combine.lanes)]
             last_of_each = [bucket.members[-1] for bucket in self.buckets]

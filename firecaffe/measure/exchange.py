@@ -19,6 +19,7 @@ from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange.route import across_hosts
 from firecaffe.measure.known_sum import (
     BYTES_PER_ELEMENT,
     EncodedSum,
@@ -30,7 +31,7 @@ from firecaffe.measure.known_sum import (
     summand,
     true_sum,
 )
-from firecaffe.transport.exchange import Exchange, outer_algorithm
+from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.link import finish
 from firecaffe.transport.local import LocalRanks
 
@@ -186,7 +187,7 @@ def way_of(
     if algorithm == NATIVE:
         return GROUP, None
     ranks, size = world.world_size, world.local_world_size
-    outer = outer_algorithm(algorithm, world) if shares else None
+    outer = across_hosts(algorithm, ranks, size) if shares else None
     if outer is None:
         schedule = find_schedule(algorithm, size)(ranks, num_elements)
         return GROUP, schedule.elements_of_busiest_rank() * BYTES_PER_ELEMENT

@@ -19,6 +19,7 @@ from torch import Tensor
 from firecaffe.cluster.world import World
 from firecaffe.data import Batches, Dataset, SampleOrder, TensorDataset, open_data
 from firecaffe.errors import DataError
+from firecaffe.exchange.route import find_route
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer, begin_thread
 from firecaffe.models import build_model, classification_loss
@@ -29,7 +30,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.training.arithmetic import seed_random, set_arithmetic
 from firecaffe.training.step import Stepper, StepResult
-from firecaffe.transport.exchange import Exchange, route
+from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.link import finish
 from firecaffe.transport.local import LocalRanks
 from firecaffe.transport.worker import Worker
@@ -110,9 +111,8 @@ def time_steps(
         stepper.empty_counts(),
         micro_batches,
         Exchange(world, "tree"),
-        route("tree", world, micro_batches),
+        find_route("tree", micro_batches, 1),
         recipe.exchange.bucket_bytes,
-        None,
     )
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

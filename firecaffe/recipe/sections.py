@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
-from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange, level_of
+from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.config import CheckpointConfig, TrainConfig, check_checkpoint, check_train
 from firecaffe.runs.folder import RunConfig
@@ -45,7 +45,7 @@ def check_recipe(recipe: Recipe) -> None:
             f"exchange.compressor {recipe.exchange.compressor} with train.autocast float16: the "
             "loss scale changes between steps, what a codec has kept back would not; use bfloat16"
         )
-    level, leaves = level_of(recipe.exchange), recipe.train.num_micro_batches
+    level, leaves = recipe.exchange.level, recipe.train.num_micro_batches
     if level and num_nodes(leaves, level - 1) == 1:
         raise RecipeError(
             f"exchange.compressor_level is {level}, but the tree over {leaves} micro-batches "

@@ -26,6 +26,7 @@ from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange.route import find_route
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.reducer import begin_thread
 from firecaffe.script.group import meet, timeout_of
@@ -106,13 +107,15 @@ class HookState:
                 patience = timeout_of(world.exchange_group, device)
                 local = meet_local_ranks(world, patience.total_seconds())
             if algorithm == AUTO:
-                self.choice = choose_exchange(
-                    world,
-                    sizes_bytes,
+                tree = find_route(
+                    "tree",
+                    world.world_size,  # a leaf of each rank
                     world.world_size,
+                    1 if local is None else local.size,
                     shared_memory=local is not None,
-                    instead=self.compressor if self.compressor != NO_COMPRESSOR else "",
+                    codec=self.compressor if self.compressor != NO_COMPRESSOR else "",
                 )
+                self.choice = choose_exchange(world, sizes_bytes, tree)
                 algorithm = self.choice.algorithm
             torch.get_num_threads()  # fixes this thread's number, before the other sets its own
             self._mean = RankMean(Exchange(world, algorithm, local), self.compressor)

@@ -1,6 +1,7 @@
 """From a recipe and a world to a training: the only file that knows all parts."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -23,9 +24,9 @@ from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import leaf_share
+from firecaffe.exchange.route import Route, find_route
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.combine import Hook
-from firecaffe.gradients.config import coding_of, level_of
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import MODELS, classification_loss
@@ -77,8 +78,8 @@ from firecaffe.training.saver import Saver
 from firecaffe.training.start import FaultTeller, Start, find_start, remember_folder, tell_faults
 from firecaffe.training.step import Loss, Stepper
 from firecaffe.transport.auto import AutoChoice, choose_exchange
-from firecaffe.transport.exchange import FOLD, Exchange, route
-from firecaffe.transport.local import meet_local_ranks
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.local import meet_local_ranks, ranks_per_host
 
 
 def train(
@@ -123,7 +124,7 @@ def train(
             world
         ) as found,  # inside, so that others hear of it before anything is waited for
     ):
-        check_workers(recipe.train, world.world_size, level_of(exchange))
+        check_workers(recipe.train, world.world_size, exchange.level)
         check_hosts(recipe, world)
         if world.attempt == 0:  # later there may be fewer
             check_injections(injections, world.world_size)
@@ -155,15 +156,14 @@ def _train_in(
     parameters = list(named.values())
     if not parameters:
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
-    coding = coding_of(recipe.exchange)
-    if coding is not None:
+    if recipe.exchange.codec:
         check_coded(recipe, named, parts.comm_hook is not None)
     optimizer = make_optimizer(named, recipe.solver)
     agree(world, facts(recipe, data, model, world, checkpoint, unlike))
     doubts = [*map(doubt_of_data, unlike), *share_weights(world, model)]
 
     batches = Batches(data.train, sample_order(recipe, data), recipe.data, world.device)
-    level = level_of(recipe.exchange)
+    level = recipe.exchange.level
     share = leaf_share(config.num_micro_batches, world.world_size, world.rank, level)
     stepper = Stepper(model, parts.loss, batches, config, share)
     # Before a checkpoint is restored, so that its digest compares with the first run's.
@@ -174,25 +174,24 @@ def _train_in(
         _resume(checkpoint, words, steps, stepper, optimizer)
 
     in_order = [parameters[index] for index in probe.ready_order]
-    recipe_as_written, choice = recipe, _choose_exchange(recipe, parts, world, in_order)
-    if choice is not None:
-        resolved = dataclasses.replace(recipe.exchange, algorithm=choice.algorithm)
-        recipe = dataclasses.replace(recipe, exchange=resolved)
-    algorithm = recipe.exchange.algorithm
-    taken = route(algorithm, world, config.num_micro_batches)
-    doubts = list(dict.fromkeys(doubts + doubts_of(recipe, world, probe, checkpoint)))
+    recipe_as_written = recipe
+    route, choice = _choose_route(recipe, parts, world, in_order)
+    resolved = dataclasses.replace(recipe.exchange, algorithm=route.algorithm)
+    recipe = dataclasses.replace(recipe, exchange=resolved)
+    doubts = list(dict.fromkeys(doubts + doubts_of(recipe, world, route, probe, checkpoint)))
     name = f"{recipe.model.name.replace(' ', '-')}-{world.world_size}w"
     folder = _make_folder(world, recipe_as_written, name, start)
     found.write_into(folder)
     local = None
-    is_plain = coding is None and parts.comm_hook is None and taken != FOLD
-    if recipe.exchange.shared_memory and world.device.type == "cpu" and is_plain:
+    if route.shares_memory:
         local = meet_local_ranks(world, recipe.exchange.timeout_s)
-    if local is not None:
+    if local is None:
+        route = dataclasses.replace(route, senders=world.world_size)
+    else:
         resources.callback(local.close)
     if parts.comm_hook is not None and world.group is None:
         resources.enter_context(group_of_one(world.device))
-    exchange = resources.enter_context(closing(Exchange(world, algorithm, local)))
+    exchange = resources.enter_context(closing(Exchange(world, route.algorithm, local)))
     reducer = resources.enter_context(
         GradientReducer(
             named,
@@ -201,9 +200,8 @@ def _train_in(
             stepper.empty_counts(),
             config.num_micro_batches,
             exchange,
-            taken,
+            route,
             recipe.exchange.bucket_bytes,
-            coding,
             parts.comm_hook,
         )
     )
@@ -259,7 +257,7 @@ def _train_in(
         training.notes.insert(1, f"exchange: {choice.reason}")
     if world.is_first and recipe.data.name in DATASETS and recipe.model.name in MODELS:
         ranks = world.world_size, world.local_world_size
-        training.notes += write_forecast(folder, recipe, *ranks, world.device, taken)
+        training.notes += write_forecast(folder, recipe, *ranks, world.device, route.taken)
     result = run_training(training)
     if world.is_first:
         record = {
@@ -268,9 +266,9 @@ def _train_in(
             "world_size": world.world_size,
             "initial_lr": recipe.solver.base_lr
             * batch_scale(recipe.solver, config.global_batch_size),
-            "exchange": algorithm,
+            "exchange": route.algorithm,
             "exchange_choice": choice and dataclasses.asdict(choice),
-            "route": _describe_route(taken, recipe, exchange, parts),
+            "route": route.line,
             "data": data.description,
             "samples_seen": sample_order(recipe, data).samples_before(steps),
             "tuned": tuned_by(recipe),
@@ -282,36 +280,34 @@ def _train_in(
     return result
 
 
-def _choose_exchange(
+def _choose_route(
     recipe: Recipe, parts: Parts, world: World, parameters: list[nn.Parameter]
-) -> AutoChoice | None:
-    """What `auto` is here, for parameters in the order in which backward finishes them."""
-    config, coding = recipe.exchange, coding_of(recipe.exchange)
-    if config.algorithm != AUTO:
-        return None
-    sizes = [parameter.nbytes for parameter in parameters]
-    instead = "" if parts.comm_hook is None else "the communication hook"
-    return choose_exchange(
-        world,
-        [sum(sizes[start:stop]) for start, stop in cut(sizes, config.bucket_bytes)],
-        recipe.train.num_micro_batches,
-        shared_memory=config.shared_memory,
-        instead=instead if coding is None else f"exchange.compressor {coding.compressor}",
+) -> tuple[Route, AutoChoice | None]:
+    """How gradients go, with what `auto` is here; parameters are in the order in which backward
+    finishes them.
+    """
+    config = recipe.exchange
+    is_possible = world.device.type == "cpu" and sys.platform.startswith("linux")
+    route_by = partial(
+        find_route,
+        num_leaves=recipe.train.num_micro_batches,
+        world_size=world.world_size,
+        ranks_per_host=ranks_per_host(world),
+        shared_memory=config.shared_memory and is_possible,
+        codec=config.codec,
+        level=config.level,
+        hook="" if parts.comm_hook is None else _name_of(parts.comm_hook[1]),
     )
+    if config.algorithm != AUTO:
+        return route_by(config.algorithm), None
+    sizes = [parameter.nbytes for parameter in parameters]
+    buckets = [sum(sizes[start:stop]) for start, stop in cut(sizes, config.bucket_bytes)]
+    choice = choose_exchange(world, buckets, route_by("tree"))
+    return route_by(choice.algorithm), choice
 
 
-def _describe_route(taken: str, recipe: Recipe, exchange: Exchange, parts: Parts) -> str:
-    """How gradients really went, for the run's record."""
-    if parts.comm_hook is not None:
-        return f"communication hook {getattr(parts.comm_hook[1], '__qualname__', 'of the user')}"
-    coding = coding_of(recipe.exchange)
-    if coding is not None:
-        return f"{coding.compressor} at level {coding.level} of the micro-batch tree"
-    if not exchange.shares_memory:
-        return taken
-    world = exchange.world
-    is_one_host = world.local_world_size == world.world_size
-    return "shared memory" if is_one_host else f"shared memory, {taken} between hosts"
+def _name_of(hook: Hook) -> str:
+    return str(getattr(hook, "__qualname__", "of the user"))
 
 
 def _resume(

@@ -13,13 +13,12 @@ from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset, shard_counts
 from firecaffe.data.repeat import is_repeatable
 from firecaffe.exchange import parse_hierarchical
-from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.exchange.route import HOOK, Route
 from firecaffe.gradients.probe import Probe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import source_digest
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.transport.exchange import is_invariant
 
 
 def facts(
@@ -103,16 +102,17 @@ def share_weights(world: World, model: nn.Module) -> list[str]:
 
 
 def doubts_of(
-    recipe: Recipe, world: World, probe: Probe, checkpoint: Checkpoint | None
+    recipe: Recipe, world: World, route: Route, probe: Probe, checkpoint: Checkpoint | None
 ) -> list[str]:
     """Why other numbers of workers, or other machines, may not end in the same bits."""
-    algorithm, leaves = recipe.exchange.algorithm, recipe.train.num_micro_batches
     doubts = list(checkpoint.doubts) if checkpoint is not None else []
-    is_coded = recipe.exchange.compressor != NO_COMPRESSOR
-    if not is_coded and not is_invariant(algorithm, world, leaves):
+    if not route.is_invariant:
+        adds = f"exchange.algorithm {route.algorithm} does not add"
+        if route.way == HOOK:
+            adds = f"communication hook {route.hook} need not add"
         doubts.append(
-            f"exchange.algorithm {algorithm} does not add in the order of the micro-batch tree "
-            f"at {world.world_size} workers and {leaves} micro-batches"
+            f"{adds} in the order of the micro-batch tree at {world.world_size} workers and "
+            f"{recipe.train.num_micro_batches} micro-batches"
         )
     if probe.deviating_ranks:
         ranks = ", ".join(map(str, probe.deviating_ranks))

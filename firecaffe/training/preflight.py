@@ -6,7 +6,6 @@ import torch
 
 from firecaffe.data import Data, SampleOrder, check_data, shard_counts
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.gradients.config import level_of
 from firecaffe.models import build_model
 from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.config import check_batch, check_workers
@@ -27,7 +26,7 @@ def preflight(
     Raises: a FirecaffeError of the kind that the training would have met.
     """
     check_recipe(recipe)
-    check_workers(recipe.train, world_size, level_of(recipe.exchange))
+    check_workers(recipe.train, world_size, recipe.exchange.level)
     data = check_data(recipe.data)
     check_validation(recipe, data)
     check_rates(recipe, total_steps(recipe, data))

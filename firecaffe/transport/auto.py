@@ -7,14 +7,13 @@ memory, a compressor or a hook that has a way of its own. That is said too, and 
 import json
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.exchange.choose import AUTO, choose
-from firecaffe.exchange.leaves import shares_are_subtrees
+from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
 from firecaffe.transport.link import measure_link
 
 LEAST_STREAM_S = 0.05
@@ -22,6 +21,13 @@ LEAST_STREAM_S = 0.05
 
 
 SHARED_MEMORY = "shared memory, nothing goes between hosts"
+
+INSTEAD = {
+    HOOK: "the communication hook takes the gradients",
+    CODEC: "compressor {route.codec} takes the gradients",
+    FOLD: "fold stands in for any exchange, since shares are no subtrees",
+}
+"""What leaves nothing to choose, by the way that gradients go."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +47,15 @@ class AutoChoice:
 def choose_exchange(
     world: World,
     sizes_bytes: Sequence[int],
-    num_leaves: int,
-    *,
-    shared_memory: bool,
-    instead: str = "",
+    tree: Route,
 ) -> AutoChoice:
     """What `auto` is in this world; all ranks call it and get rank 0's choice.
 
-    sizes_bytes: of a step's buckets. shared_memory: whether ranks of one host may add in it.
-    instead: what takes the gradients in place of an exchange, if anything does.
+    sizes_bytes: of a step's buckets. tree: the route that tree would take.
 
     Raises: PeerLostError.
     """
-    reason = _nothing_to_choose(world, num_leaves, shared_memory, instead)
+    reason = _nothing_to_choose(tree)
     # Every rank must come to the same answer before some of them measure.
     reason = gather_text(world, reason)[0]
     if reason:
@@ -61,9 +63,8 @@ def choose_exchange(
     link = measure_link(world, 0, rank_elsewhere(_places(world)), LEAST_STREAM_S)
     stated = ""
     if world.is_first:
-        senders = num_senders(world, shared_memory)
         alpha_s, rate = link.latency_s, link.bandwidth_bytes_per_s
-        found = choose(world.world_size, sizes_bytes, alpha_s, rate, senders)
+        found = choose(world.world_size, sizes_bytes, alpha_s, rate, tree.senders)
         others = sorted(
             (seconds, name)
             for name, seconds in found.by_algorithm.items()
@@ -90,23 +91,10 @@ def _places(world: World) -> list[str]:
     return gather_text(world, json.dumps(own))
 
 
-def _nothing_to_choose(world: World, num_leaves: int, shared_memory: bool, instead: str) -> str:
+def _nothing_to_choose(tree: Route) -> str:
     """Why there is no choice; empty where there is one."""
-    if world.world_size == 1:
+    if tree.world_size == 1:
         return f"{AUTO}: one worker, nothing to send"
-    if instead:
-        return f"{AUTO}: {instead} takes the gradients"
-    if not shares_are_subtrees(num_leaves, world.world_size):
-        return f"{AUTO}: fold stands in for any exchange, since shares are no subtrees"
-    return f"{AUTO}: {SHARED_MEMORY}" if num_senders(world, shared_memory) == 1 else ""
-
-
-def num_senders(world: World, shared_memory: bool) -> int:
-    """How many ranks send: one of each host where its ranks add in shared memory.
-
-    As `transport.local.meet_local_ranks` and `transport.exchange.outer_algorithm` will have it.
-    """
-    size, ranks = world.local_world_size, world.world_size
-    is_possible = shared_memory and world.device.type == "cpu" and sys.platform.startswith("linux")
-    is_subtree = size == ranks or size & (size - 1) == 0
-    return ranks // size if is_possible and ranks % size == 0 and is_subtree else ranks
+    if tree.way in INSTEAD:
+        return f"{AUTO}: {INSTEAD[tree.way].format(route=tree)}"
+    return f"{AUTO}: {SHARED_MEMORY}" if tree.senders == 1 else ""

@@ -7,10 +7,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from firecaffe.cluster.world import World, peers_may_be_lost
-from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
-from firecaffe.exchange.leaves import shares_are_subtrees
-from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
+from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.pieces import PIECES, pieces
+from firecaffe.exchange.route import across_hosts
 from firecaffe.transport.execute import Piece, execute, in_one_call, one_by_one
 from firecaffe.transport.local import LocalRanks
 from firecaffe.transport.rank_rounds import (
@@ -21,52 +20,11 @@ from firecaffe.transport.rank_rounds import (
 )
 from firecaffe.transport.shared_sum import Block, own_blocks, sum_in_place
 
-FOLD = "fold"
-"""All-to-all, addition in tree order, all-gather: for shares that are no subtrees."""
-
 LANES = 2
 """Vectors under way at once: while the total of one comes down a tree, the next goes up."""
 
 Part = tuple[int, int, list[RankRound]]
 """Elements [start, stop) of a vector, and the rounds that they go through."""
-
-
-def route(algorithm: str, world: World, num_leaves: int) -> str:
-    """How the micro-batch tree goes on across workers: the algorithm, or `FOLD`.
-
-    An exchange that is made for tree order keeps it: where the shares are unequal, or the world
-    size does not suit the algorithm, `FOLD` stands in, and the run's record says so.
-    """
-    if not keeps_tree_order(algorithm) or _continues_tree(algorithm, world, num_leaves):
-        return algorithm
-    return FOLD
-
-
-def is_invariant(algorithm: str, world: World, num_leaves: int) -> bool:
-    """Whether this many workers end in the same bits as one worker does."""
-    if world.world_size == 1 or route(algorithm, world, num_leaves) == FOLD:
-        return True
-    return _continues_tree(algorithm, world, num_leaves)
-
-
-def _continues_tree(algorithm: str, world: World, num_leaves: int) -> bool:
-    return shares_are_subtrees(num_leaves, world.world_size) and adds_in_tree_order(
-        algorithm, world.world_size, world.local_world_size
-    )
-
-
-def outer_algorithm(algorithm: str, world: World) -> str | None:
-    """What goes on between hosts where the ranks of each sum in shared memory; None where the
-    order of additions would be another than the algorithm's own.
-    """
-    nested = parse_hierarchical(algorithm)
-    if nested is not None:
-        return nested[1]
-    size, hosts = world.local_world_size, world.world_size // world.local_world_size
-    if not adds_in_tree_order(algorithm, world.world_size) or algorithm == NATIVE:
-        return None
-    whole = hosts == 1 or size & (size - 1) == 0
-    return algorithm if whole and adds_in_tree_order(algorithm, hosts) else None
 
 
 class Exchange:
@@ -80,7 +38,9 @@ class Exchange:
         """local: the ranks of this host, where they are to share memory."""
         self.world = world
         self.algorithm = algorithm
-        self._outer = outer_algorithm(algorithm, world) if local is not None else None
+        self._outer = (
+            None if local is None else across_hosts(algorithm, world.world_size, local.size)
+        )
         self._local = local
         self._shared: dict[int, tuple[list[Tensor], list[Block]]] = {}
         self._plans: dict[tuple[str, int, int, torch.dtype], list[Part]] = {}

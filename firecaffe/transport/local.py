@@ -179,17 +179,25 @@ def _move(vector: Tensor) -> int | None:
     return descriptor
 
 
+def ranks_per_host(world: World) -> int:
+    """How many ranks each host has, the same on all ranks; 1 if hosts differ. Every rank must call
+    it.
+    """
+    size = world.local_world_size
+    found = gather_text(world, f"{size} {world.rank - world.local_rank}")
+    is_regular = found == [f"{size} {rank - rank % size}" for rank in range(world.world_size)]
+    # Whoever finds them regular finds its own size in all of them.
+    return size if is_regular and world.world_size % size == 0 else 1
+
+
 def meet_local_ranks(world: World, timeout_s: float) -> LocalRanks | None:
     """Connects the ranks that torchrun's LOCAL_WORLD_SIZE puts on one host.
 
     None, on all ranks of the world, where hosts have one rank each or not the same number, or where
     ranks that should share a host cannot reach each other. Every rank must call it.
     """
-    size = world.local_world_size
-    facts = gather_text(world, f"{size} {world.rank - world.local_rank}")
-    regular = [f"{size} {rank - rank % size}" for rank in range(world.world_size)]
-    is_regular = facts == regular and world.world_size % size == 0
-    if size < 2 or not is_regular or not sys.platform.startswith("linux"):
+    size = ranks_per_host(world)
+    if size < 2 or not sys.platform.startswith("linux"):
         return None
     first = world.rank - world.local_rank
     with ExitStack() as opened, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

@@ -13,9 +13,11 @@ import firecaffe
 from firecaffe import ExchangeConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange.choose import choose
+from firecaffe.exchange.route import find_route
 from firecaffe.runs.folder import read_run_file
-from firecaffe.transport.auto import AutoChoice, choose_exchange, num_senders, rank_elsewhere
+from firecaffe.transport.auto import AutoChoice, choose_exchange, rank_elsewhere
 from firecaffe.transport.link import Link
+from firecaffe.transport.local import ranks_per_host
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
@@ -35,7 +37,7 @@ def on_hosts_of(local_world_size: int) -> None:
 
 
 def chosen(
-    local_world_size: int, num_leaves: int, shared_memory: bool, instead: str = ""
+    local_world_size: int, num_leaves: int, shared_memory: bool, codec: str = ""
 ) -> tuple[AutoChoice, list[tuple[int, int]]]:
     """What this rank is told, and the links that were measured."""
     on_hosts_of(local_world_size)
@@ -48,9 +50,15 @@ def chosen(
 
     with pytest.MonkeyPatch.context() as patch, join("cpu") as world:
         patch.setattr("firecaffe.transport.auto.measure_link", measure_link)
-        found = choose_exchange(
-            world, SIZES, num_leaves, shared_memory=shared_memory, instead=instead
+        tree = find_route(
+            "tree",
+            num_leaves,
+            world.world_size,
+            ranks_per_host(world),
+            shared_memory=shared_memory,
+            codec=codec,
         )
+        found = choose_exchange(world, SIZES, tree)
     return found, measured
 
 
@@ -61,7 +69,7 @@ NOTHING_TO_CHOOSE = {
         (3, 3, 8, False),
         "tree (auto: fold stands in for any exchange, since shares are no subtrees)",
     ),
-    "compressor": ((2, 1, 8, False, "int8"), "tree (auto: int8 takes the gradients)"),
+    "compressor": ((2, 1, 8, False, "int8"), "tree (auto: compressor int8 takes the gradients)"),
 }
 
 
@@ -102,9 +110,10 @@ def test_where_hosts_add_in_shared_memory_one_rank_of_each_sends(ranks: Ranks) -
     [(8, 2, True, 4), (8, 8, True, 1), (8, 1, True, 8), (8, 2, False, 8), (6, 3, True, 6)],
 )
 def test_senders(world_size: int, local_world_size: int, shared_memory: bool, senders: int) -> None:
-    with join("cpu") as one:
-        world = dataclasses.replace(one, world_size=world_size, local_world_size=local_world_size)
-    assert num_senders(world, shared_memory) == senders
+    route = find_route(
+        "tree", 2 * world_size, world_size, local_world_size, shared_memory=shared_memory
+    )
+    assert (route.senders, route.shares_memory) == (senders, senders < world_size)
 
 
 def test_the_rank_elsewhere_is_the_first_on_another_host() -> None:
@@ -148,7 +157,7 @@ def test_a_training_with_a_link_really_measured(ranks: Ranks, tmp_path: Path) ->
         (
             {"compressor": "int8"},
             "int8 at level 0 of the micro-batch tree",
-            "exchange.compressor int8 takes the gradients",
+            "compressor int8 takes the gradients",
         ),
         ({"shared_memory": True}, "shared memory", "shared memory, nothing"),
     ],

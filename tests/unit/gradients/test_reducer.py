@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
-from firecaffe.gradients.config import Coding
+from firecaffe.exchange.route import find_route
 from firecaffe.gradients.reducer import GradientReducer, covered_s
 from firecaffe.transport.exchange import Exchange
 
@@ -39,7 +39,7 @@ def make_reducer(
     model: nn.Sequential,
     exchange: Exchange,
     order: list[int],
-    coding: Coding | None = None,
+    codec: str = "",
     num_leaves: int = 2,
 ) -> GradientReducer:
     return GradientReducer(
@@ -49,9 +49,8 @@ def make_reducer(
         torch.zeros(1),
         num_leaves,
         exchange,
-        "tree",
+        find_route("tree", num_leaves, 2, codec=codec),
         bucket_bytes=1,
-        coding=coding,
     )
 
 
@@ -89,7 +88,7 @@ def test_a_tail_of_its_own_goes_before_the_last_gradients() -> None:
     """Behind them its few bytes would wait in the queues of a slow network."""
     model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False))
     alone = Exchange(World(0, 1, torch.device("cpu")), "tree")
-    reducer = make_reducer(model, alone, [1, 0], Coding("int8", 0))
+    reducer = make_reducer(model, alone, [1, 0], "int8")
     counts = 2
     assert [bucket.members for bucket in reducer.buckets] == [(1,), (counts,), (0,)]
     reducer.close()

@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
+from firecaffe.exchange.route import find_route
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.models import classification_loss
 from firecaffe.recipe.config import TrainConfig
@@ -57,7 +58,7 @@ class Worker:
             self.stepper.empty_counts(),
             config.num_micro_batches,
             Exchange(World(0, 1, torch.device("cpu")), "tree"),
-            "tree",
+            find_route("tree", config.num_micro_batches, 1),
             bucket_bytes=100,
         )
 

@@ -1,0 +1,195 @@
+"""The bits of a fixed set of trainings: recorded once, compared after every change of structure.
+
+    python -m benchmarks.digests                      # trains them and compares; some minutes
+    python -m benchmarks.digests --only codec         # those with this in their name
+    python -m benchmarks.digests --record             # writes digests.json anew
+    python -m benchmarks.digests --tree OTHER_TREE    # trains with another tree's code
+
+Networks, exchanges, codecs, numbers of workers, solvers, resumes and restarts, a few steps each. A
+digest is of the whole state: weights, optimizer and the losses of all steps. Other kinds of
+processor compute other bits, so the record names its own and is compared on no other.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+RECORD = Path(__file__).with_suffix(".json")
+
+BASE = {
+    "data.name": "generated",
+    "train.global_batch_size": 32,
+    "train.micro_batch_size": 4,
+    "train.steps": 6,
+    "train.device": "cpu",
+    "solver.base_lr": 0.02,
+    "run.tensorboard": "false",
+}
+COMMAND = (sys.executable, "-m", "firecaffe", "train")
+CODECS = ("float16", "bfloat16", "int8", "one_bit", "top_k", "threshold", "power_sgd")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: words beside BASE, and on how many workers."""
+
+    words: Mapping[str, Any] = field(default_factory=dict)
+    workers: int = 2
+    then_workers: int = 0
+    """Where it stops half-way and is resumed: the workers that go on."""
+    fault: str = ""
+    """What happens to it on purpose; it is restarted then."""
+
+
+def exchange(algorithm: str, workers: int, **more: Any) -> Run:
+    return Run({"exchange.algorithm": algorithm, **more}, workers)
+
+
+NO_MEMORY = {"exchange.shared_memory": "false"}
+CODED = {"exchange.algorithm": "tree", "exchange.compressor_level": 1}
+
+RUNS: dict[str, Run] = {
+    **{
+        f"exchange {name} {workers}": exchange(name, workers)
+        for name in ("tree", "ring", "halving_doubling", "native")
+        for workers in (1, 2, 3, 4)
+    },
+    **{
+        f"exchange {name} {workers} by messages": exchange(name, workers, **NO_MEMORY)
+        for name, workers in (
+            ("tree", 2),
+            ("tree", 3),
+            ("ring", 3),
+            ("ring", 4),
+            ("halving_doubling", 4),
+            ("recursive_doubling", 4),
+            ("parameter_server", 4),
+            ("sharded_parameter_server", 4),
+            ("pipelined_tree", 4),
+            ("double_tree", 4),
+            ("hierarchical(tree,ring)", 4),
+        )
+    },
+    "small buckets": exchange("tree", 2, **{"exchange.bucket_bytes": 5_000}),
+    **{f"codec {name} 2": Run({**CODED, "exchange.compressor": name}, 2) for name in CODECS},
+    **{
+        f"codec {name} {workers}": Run({**CODED, "exchange.compressor": name}, workers)
+        for name in ("int8", "power_sgd")
+        for workers in (1, 3)
+    },
+    "network nin_small": Run({"model.name": "nin_small", "train.steps": 3}),
+    "network googlenet_small_bn": Run({"model.name": "googlenet_small_bn", "train.steps": 2}),
+    "network resnet18": Run({"model.name": "resnet18", "train.steps": 1}, 3),
+    "solver adam": Run({"solver.type": "adam"}),
+    "solver lars clipped": Run({"solver.type": "lars", "solver.clip_gradients": 0.5}, 3),
+    "solver nesterov by Caffe": Run(
+        {"solver.type": "nesterov", "solver.momentum_form": "caffe", "solver.weight_decay": 5e-4}
+    ),
+    "autocast bfloat16": Run({"train.autocast": "bfloat16"}, 3),
+    "channels last": Run({"train.channels_last": "true"}),
+    "augmented": Run({"data.augment": "caffe", "data.crop": 24, "data.mirror": "true"}, 3),
+    "odd micro-batches": Run({"train.global_batch_size": 28}, 3),
+    "resumed 2 then 3": Run(then_workers=3),
+    "resumed 3 then 1, power_sgd": Run({**CODED, "exchange.compressor": "power_sgd"}, 3, 1),
+    "resumed 1 then 2, googlenet_small_bn": Run(
+        {"model.name": "googlenet_small_bn", "train.steps": 2}, 1, 2
+    ),
+    "killed and restarted": Run({"checkpoint.every": 2}, 2, fault="kill:rank=1,step=4"),
+    "frozen and restarted": Run(
+        {"checkpoint.every": 2, "exchange.silent_s": 3}, 2, fault="freeze:rank=0,step=4"
+    ),
+}
+
+
+def train(run: Run, tree: Path, folder: Path) -> str:
+    """Its digest. Raises: RuntimeError with what the command said where it failed."""
+    steps = int(run.words.get("train.steps", BASE["train.steps"]))
+    first = folder / "run"
+    if not run.then_workers:
+        _command(run, run.workers, steps, tree, first)
+        return _digest(first)
+    _command(run, run.workers, steps // 2, tree, first)
+    _command(run, run.then_workers, steps, tree, folder / "resumed", ["--resume", str(first)])
+    return _digest(folder / "resumed")
+
+
+def _command(
+    run: Run, workers: int, steps: int, tree: Path, folder: Path, more: list[str] | None = None
+) -> None:
+    recipe = folder.with_suffix(".toml")
+    recipe.write_text('[model]\nname = "lenet"\n', encoding="utf-8")
+    words = {**BASE, **run.words, "train.steps": steps, "run.folder": str(folder)}
+    options = [part for name, value in words.items() for part in (f"--{name}", str(value))]
+    fault = ["--inject", run.fault, "--max-restarts", "1"] if run.fault else []
+    done = subprocess.run(
+        [*COMMAND, str(recipe), *options, *fault, "--nproc-per-node", str(workers), *(more or [])],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"exit {done.returncode}: {done.stderr.strip()[-400:]}")
+
+
+def _digest(folder: Path) -> str:
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return str(result["state_sha256"])
+
+
+def machine() -> str:
+    """What decides bits beside the code."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    ]
+    kind = names[0] if names else platform.machine()
+    return f"{kind}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The bits of a fixed set of trainings.")
+    parser.add_argument("--only", default="", metavar="PART", help="of a run's name")
+    parser.add_argument("--record", action="store_true", help="write digests.json anew")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the code that trains")
+    options = parser.parse_args()
+    recorded = {} if options.record else json.loads(RECORD.read_text(encoding="utf-8"))
+    if recorded and recorded["machine"] != machine():
+        print(f"recorded on {recorded['machine']}; this is {machine()}: nothing to compare with")
+        return 2
+    found, wrong = {}, 0
+    for name, run in RUNS.items():
+        if options.only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found[name] = train(run, options.tree.resolve(), Path(folder))
+            except RuntimeError as error:
+                found[name] = f"failed: {error}"
+        before = recorded.get("runs", {}).get(name)
+        is_same = options.record or found[name] == before
+        wrong += not is_same
+        print(f"{'same' if is_same else 'OTHER'}  {name}  {found[name][:12]}", flush=True)
+        if found[name].startswith("failed"):
+            print(found[name])
+    if options.record:
+        record = {"machine": machine(), "runs": found}
+        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(found) - wrong} of {len(found)} the same")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

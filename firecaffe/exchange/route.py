@@ -1,0 +1,114 @@
+"""How a step's gradients go from each worker's sums to their total: decided here, for all who ask.
+
+The reducer, `auto`, `bench exchange`, the planner and a run's record take one value from one
+function. Four ways there are:
+
+- `SCHEDULE`: each worker has one sum; the algorithm's schedule, or the backend's own all_reduce.
+  Ranks of one host may add in the memory that they share; one of each host then sends.
+- `FOLD`: workers keep several nodes of the micro-batch tree, for their shares are no subtrees, or
+  the algorithm's order of additions is not the tree's at this number of workers.
+- `CODEC`: nodes of one level of the tree, each encoded.
+- `HOOK`: a communication hook of DDP's kind.
+"""
+
+from dataclasses import dataclass
+
+from firecaffe.exchange import NATIVE, parse_hierarchical
+from firecaffe.exchange.leaves import shares_are_subtrees
+from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
+
+SCHEDULE, FOLD, CODEC, HOOK = "schedule", "fold", "codec", "hook"
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way, and what follows from it."""
+
+    way: str
+    algorithm: str
+    """That of the recipe; it counts where the way is SCHEDULE."""
+    world_size: int
+    senders: int
+    """Ranks that send: all, or one of each host where the others add in memory."""
+    is_invariant: bool
+    """Whether this many workers end in the same bits as one worker does."""
+    codec: str = ""
+    level: int = 0
+    """Of the micro-batch tree: whose nodes a codec encodes."""
+    hook: str = ""
+    """What it is called."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether ranks of one host add in the memory that they share."""
+        return self.senders < self.world_size
+
+    @property
+    def taken(self) -> str:
+        """What sums vectors: the algorithm, or what stands in for it."""
+        return self.algorithm if self.way == SCHEDULE else self.way
+
+    @property
+    def line(self) -> str:
+        """How gradients go, for a run's record."""
+        if self.way == HOOK:
+            return f"communication hook {self.hook}"
+        if self.way == CODEC:
+            return f"{self.codec} at level {self.level} of the micro-batch tree"
+        if not self.shares_memory:
+            return self.taken
+        one_host = self.senders == 1
+        return "shared memory" if one_host else f"shared memory, {self.taken} between hosts"
+
+
+def find_route(
+    algorithm: str,
+    num_leaves: int,
+    world_size: int,
+    ranks_per_host: int = 1,
+    *,
+    shared_memory: bool = False,
+    codec: str = "",
+    level: int = 0,
+    hook: str = "",
+) -> Route:
+    """The route of a training.
+
+    Args:
+        algorithm: A row of `EXCHANGES`, or a hierarchical one.
+        num_leaves: Micro-batches of a step.
+        ranks_per_host: The same on all hosts; 1 where it is not.
+        shared_memory: Whether ranks of one host may add in memory.
+        codec: The compressor, if there is one, which encodes nodes of `level`.
+        hook: The name of a communication hook, if there is one.
+
+    Raises: ValueError where there is no such algorithm among so many ranks.
+    """
+    if hook:
+        return Route(HOOK, algorithm, world_size, world_size, world_size == 1, hook=hook)
+    if codec:
+        return Route(CODEC, algorithm, world_size, world_size, True, codec=codec, level=level)
+    continues = shares_are_subtrees(num_leaves, world_size) and adds_in_tree_order(
+        algorithm, world_size, ranks_per_host
+    )
+    if world_size > 1 and not continues and keeps_tree_order(algorithm):
+        return Route(FOLD, algorithm, world_size, world_size, True)
+    across = across_hosts(algorithm, world_size, ranks_per_host) if shared_memory else None
+    senders = world_size if across is None else world_size // ranks_per_host
+    return Route(SCHEDULE, algorithm, world_size, senders, world_size == 1 or continues)
+
+
+def across_hosts(algorithm: str, world_size: int, ranks_per_host: int) -> str | None:
+    """What goes on between hosts where the ranks of each add in shared memory; None where the order
+    of additions would be another than the algorithm's own, or hosts have one rank each.
+    """
+    if ranks_per_host < 2 or world_size % ranks_per_host:
+        return None
+    nested = parse_hierarchical(algorithm)
+    if nested is not None:
+        return nested[1]
+    hosts = world_size // ranks_per_host
+    if not adds_in_tree_order(algorithm, world_size) or algorithm == NATIVE:
+        return None
+    is_subtree = hosts == 1 or ranks_per_host & (ranks_per_host - 1) == 0
+    return algorithm if is_subtree and adds_in_tree_order(algorithm, hosts) else None
