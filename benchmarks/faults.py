@@ -15,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from benchmarks.cluster_run import Rank
+from benchmarks.faults_on_purpose import environment
 from benchmarks.namespaces import ClusterUnavailableError
 from benchmarks.small_run import (
     RECIPE,
@@ -66,23 +68,15 @@ CASES = {
     "launcher_killed": Case("launcher_killed"),
 }
 
+KILL = f"kill:rank={VICTIM},step={STEP}"
+
 GOES_ON = {
-    "slow": ("--inject", f"slow:rank={VICTIM},step=2,factor=3"),
-    "disk_full": ("--inject", "disk_full:step=60"),
-    "truncated_checkpoint": (
-        *(
-            "--inject",
-            "truncated_checkpoint:step=80",
-            "--inject",
-            f"kill:rank={VICTIM},step={STEP}",
-        ),
-        *("--max-restarts", "1"),
-    ),
-    "flipped_byte_checkpoint": (
-        *("--inject", "flipped_byte_checkpoint:step=80"),
-        *("--inject", f"kill:rank={VICTIM},step={STEP}", "--max-restarts", "1"),
-    ),
+    "slow": [f"slow:rank={VICTIM},step=2,factor=3"],
+    "disk_full": ["disk_full:step=60"],
+    "truncated_checkpoint": ["truncated_checkpoint:step=80", KILL],
+    "flipped_byte_checkpoint": ["flipped_byte_checkpoint:step=80", KILL],
 }
+"""Faults that do not end the run, or from which it is restarted."""
 
 
 @dataclass(frozen=True)
@@ -137,19 +131,17 @@ def board(fault: str, recipe: Path, folder: Path, state: str) -> tuple[list[str]
     if fault in GOES_ON:
         return board_going_on(fault, recipe, folder, state)
     case = CASES[fault]
-    inject = ("--inject", f"{fault}:rank={VICTIM},step={STEP}")
-    first = train_until_end(ours(recipe, folder / "ends", RANKS, *inject), folder / "ends")
+    faults = environment(f"{fault}:rank={VICTIM},step={STEP}")
+    first = train_until_end(ours(recipe, folder / "ends", RANKS), folder / "ends", faults)
     wrong = check(fault, first, case)
     after = "not restarted"
     if case.restarts:
         words = ["--max-restarts", "1"]
         if case.kind in ("preempted", "launcher_killed"):
-            words, source = ["--resume", str(folder / "ends")], folder / "goes_on"
-        else:
-            words, source = [*words, *inject], folder / "goes_on"
-        run(ours(recipe, source, RANKS, *words))
-        after, faults = compare(fault, source, state)
-        wrong += faults
+            words, faults = ["--resume", str(folder / "ends")], {}
+        run(ours(recipe, folder / "goes_on", RANKS, *words), faults)
+        after, others = compare(fault, folder / "goes_on", state)
+        wrong += others
     theirs = ddp(fault, folder / "ddp")
     return [fault, *said(first), f"{case.deadline_s:g}", after, *said(theirs)], wrong
 
@@ -157,7 +149,9 @@ def board(fault: str, recipe: Path, folder: Path, state: str) -> tuple[list[str]
 def board_going_on(
     fault: str, recipe: Path, folder: Path, state: str
 ) -> tuple[list[str], list[str]]:
-    done = run(ours(recipe, folder / "run", RANKS, *GOES_ON[fault]))
+    faults = GOES_ON[fault]
+    words = ("--max-restarts", "1") if KILL in faults else ()
+    done = run(ours(recipe, folder / "run", RANKS, *words), environment(*faults))
     after, wrong = compare(fault, folder / "run", state)
     named = "-"
     if fault == "slow":
@@ -172,15 +166,11 @@ def board_going_on(
 
 def board_link(fault: str, recipe: Path, folder: Path, state: str) -> tuple[list[str], list[str]]:
     """On three emulated hosts of one rank each, without a launcher: every rank says what it saw."""
-    words = [
-        "--exchange.timeout_s",
-        "60",
-        "--inject",
-        f"{fault}:rank={VICTIM},step=40,rate=100mbit",
-    ]
+    faults = environment(f"{fault}:rank={VICTIM},step=40,rate=100mbit")
+    training = ours(recipe, folder / "run", 1, "--exchange.timeout_s", "60")
     wrong: list[str] = []
     with VirtualCluster(RANKS, 1_000_000_000) as cluster:
-        codes, lines = ends_of(cluster.start(ours(recipe, folder / "run", 1, *words)))
+        codes, lines = ends_of(cluster.start(training, environment=faults))
         cut_s = victims_last_step_s(folder / "run")
         taken_s = time.time() - cut_s
     if fault == "link_slow":
@@ -202,8 +192,8 @@ def board_link(fault: str, recipe: Path, folder: Path, state: str) -> tuple[list
         their_s = time.time() - (folder / "ddp" / "injected").stat().st_mtime
     blamed = "none" if not any(f"rank {VICTIM}" in line for line in their_lines) else str(VICTIM)
     run(ours(recipe, folder / "goes_on", RANKS, "--resume", str(folder / "run")))
-    after, faults = compare(fault, folder / "goes_on", state)
-    wrong += faults
+    after, others = compare(fault, folder / "goes_on", state)
+    wrong += others
     row = [fault, "unreachable", str(named_by[0]), str(codes[0]), f"{taken_s:.1f}"]
     theirs = ["RuntimeError", blamed, str(their_codes[0]), f"{their_s:.1f}"]
     return [*row, f"{SILENT_S + 5.0:g}", after, *theirs], wrong
@@ -219,12 +209,22 @@ def ours(recipe: Path, folder: Path, workers: int, *words: str) -> list[str]:
     return command(recipe, folder, workers, *WORDS, *words)
 
 
-def run(training: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(training, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+def run(
+    training: list[str], faults: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """faults: the environment that makes them happen."""
+    return subprocess.run(
+        training,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env={**os.environ, **(faults or {})},
+    )
 
 
-def train_until_end(training: list[str], folder: Path) -> Outcome:
-    done = run(training)
+def train_until_end(training: list[str], folder: Path, faults: Mapping[str, str]) -> Outcome:
+    done = run(training, faults)
     until = time.monotonic() + LIMIT_S
     while done.returncode == -9 and time.monotonic() < until:
         if (folder / "fault.json").exists():

@@ -14,7 +14,7 @@ from firecaffe.recipe.identity import to_toml
 from firecaffe.runs.fault import settle_fault
 from firecaffe.solvers.policy import rate_notes
 from firecaffe.training.build import train
-from firecaffe.training.inject import check_injections, parse_injection
+from firecaffe.training.plugins import check, load_plugins
 from firecaffe.training.preflight import preflight
 
 
@@ -27,10 +27,9 @@ def main(argv: list[str]) -> int:
         print(to_toml(recipe), end="")
         return 0
     resume = Path(options.resume) if options.resume else None
-    injections = [parse_injection(text) for text in options.inject]
     if is_launched(options.nnodes):
         check_launched(parser, argv, options.nproc_per_node)
-        train(recipe, resume=resume, injections=injections)
+        train(recipe, resume=resume)
         return 0
     for name in ("nproc_per_node", "max_restarts"):
         least = 0 if name == "max_restarts" else 1
@@ -46,7 +45,7 @@ def main(argv: list[str]) -> int:
         options.rdzv_id,
         options.master_port,
     )
-    check_injections(injections, options.nproc_per_node * max_nodes)
+    check(load_plugins(), options.nproc_per_node * max_nodes)
     preflight(recipe, options.nproc_per_node * max_nodes, resume, is_new=hosts.is_one)
     sys.stdout.flush()
     launch(

@@ -47,6 +47,7 @@ from firecaffe.training.checkpoint import (
     check_identity,
     compressor_state,
     restore,
+    save_checkpoint,
 )
 from firecaffe.training.checks import (
     check_coded,
@@ -63,15 +64,10 @@ from firecaffe.training.facts import (
     share_weights,
     unrepeatable,
 )
-from firecaffe.training.inject import (
-    Injection,
-    check_injections,
-    inject_into_batches,
-    inject_into_saver,
-)
 from firecaffe.training.loop import Result, Training
 from firecaffe.training.loop import train as run_training
 from firecaffe.training.parts import Parts, build_network, check_arguments, open_parts
+from firecaffe.training.plugins import Plugin, around_batches, around_write, check, load_plugins
 from firecaffe.training.preflight import sample_order, total_steps
 from firecaffe.training.progress import say
 from firecaffe.training.saver import Saver
@@ -90,7 +86,6 @@ def train(
     loss: Loss = classification_loss,
     resume: str | Path | None = None,
     comm_hook: tuple[object, Hook] | None = None,
-    injections: Sequence[Injection] = (),
     validation_set: Dataset | None = None,
 ) -> Result:
     """Trains in the world of torchrun's environment, or alone without one.
@@ -100,17 +95,17 @@ def train(
     (outputs, labels) -> the mean loss. Each stands in for what the recipe names. resume: a run
     folder or a checkpoint to go on from, with any number of workers. comm_hook: (state, hook), a
     communication hook as `DistributedDataParallel.register_comm_hook` takes it, which then sums
-    the gradients instead of the recipe's exchange. injections: faults on purpose; see
-    docs/faults.md. validation_set: what `train.eval_every` evaluates on; of one's own data,
-    `data.hold_out` holds out a share of train_set instead.
+    the gradients instead of the recipe's exchange. validation_set: what `train.eval_every`
+    evaluates on; of one's own data, `data.hold_out` holds out a share of train_set instead.
 
     Every rank returns the same result. Raises: FirecaffeError, one line for the user; a script that
     lets it through ends with that line and the error's exit code.
     """
     tell_uncaught()
-    parts = Parts(model, loss, train_set, test_set, validation_set, comm_hook, injections)
+    parts = Parts(model, loss, train_set, test_set, validation_set, comm_hook)
     check_arguments(recipe, parts, resume)
     check_recipe(recipe)
+    plugins = load_plugins()
     if model is not None:
         name = f"own {getattr(model, '__qualname__', type(model).__qualname__)}"
         recipe = dataclasses.replace(recipe, model=ModelConfig(name))
@@ -127,14 +122,16 @@ def train(
         check_workers(recipe.train, world.world_size, exchange.level)
         check_hosts(recipe, world)
         if world.attempt == 0:  # later there may be fewer
-            check_injections(injections, world.world_size)
-        return _train_in(world, recipe, parts, find_start(world, resume), found, resources)
+            check(plugins, world.world_size)
+        start = find_start(world, resume)
+        return _train_in(world, recipe, parts, plugins, start, found, resources)
 
 
 def _train_in(
     world: World,
     recipe: Recipe,
     parts: Parts,
+    plugins: Sequence[Plugin],
     start: Start,
     found: FaultTeller,
     resources: ExitStack,
@@ -208,15 +205,20 @@ def _train_in(
     if checkpoint is not None:
         reducer.load_kept_back(compressor_state(checkpoint))
     saver = resources.enter_context(
-        closing(Saver(folder / "checkpoints", recipe.checkpoint.keep_last))
+        closing(
+            Saver(
+                folder / "checkpoints",
+                recipe.checkpoint.keep_last,
+                around_write(plugins, save_checkpoint, world),
+            )
+        )
     )
     first_step = checkpoint.step if checkpoint else 0
     late_doubts = None if "training" in unlike else doubts
     in_time = resources.enter_context(
         closing(BatchesAhead(batches, share, first_step, steps, late_doubts))
     )
-    stepper.batches = inject_into_batches(in_time, parts.injections, world)
-    inject_into_saver(saver, parts.injections, world)
+    stepper.batches = around_batches(plugins, in_time, world)
     notes = rate_notes(recipe.solver, config.global_batch_size, steps)
     notes += idle_words(recipe).values()
     if recipe.run.tuned and not tuned_by(recipe):

@@ -1,7 +1,7 @@
 """A training's data and network: what the recipe names, or what a user brings instead."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from firecaffe.gradients.combine import Hook
 from firecaffe.models import build_model, classification_loss
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.arithmetic import seed_random
-from firecaffe.training.inject import Injection
 from firecaffe.training.step import Loss
 
 MOST_SHOWN = 80
@@ -35,7 +34,6 @@ class Parts:
     test: Dataset | None = None
     validation: Dataset | None = None
     comm_hook: tuple[object, Hook] | None = None
-    injections: Sequence[Injection] = ()
 
 
 def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
@@ -57,8 +55,6 @@ def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
     hook = parts.comm_hook
     if hook is not None and not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
         raise RecipeError(f"comm_hook is {_shown(hook)}; expected the pair (state, hook)")
-    if not all(isinstance(each, Injection) for each in parts.injections):
-        raise RecipeError(f"injections is {_shown(parts.injections)}; expected a list of Injection")
     if resume is not None and not isinstance(resume, str | Path):
         raise RecipeError(f"resume is {_shown(resume)}; expected the path of a run or a checkpoint")
 

@@ -52,13 +52,12 @@ class SaveCosts:
 class Saver:
     """Saves one training's checkpoints, one at a time."""
 
-    def __init__(self, folder: Path, keep_last: int) -> None:
+    def __init__(self, folder: Path, keep_last: int, write: Write = save_checkpoint) -> None:
         """keep_last: how many checkpoints stay; 0 keeps all."""
         self.costs = SaveCosts()
         self.warn: Callable[[str], None] = lambda _: None
         """Told, by the thread, when one is not saved."""
-        self.write: Write = save_checkpoint
-        self._folder, self._keep_last = folder, keep_last
+        self._folder, self._keep_last, self._write = folder, keep_last, write
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._last: Future[CheckpointError | None] | None = None
         self._copies: dict[str, Tensor] = {}
@@ -119,7 +118,7 @@ class Saver:
         try:
             if problem is not None:
                 raise CheckpointError(f"checkpoint of step {checkpoint.step} not saved: {problem}")
-            self.write(self._folder, checkpoint)
+            self._write(self._folder, checkpoint)
             remove_old(self._folder, self._keep_last)
             self.costs.saved += 1
         except Exception as caught:

@@ -31,8 +31,8 @@ NOT_RUN = {
     "torchrun --nnodes": "needs more hosts, which the command leaves open",
     "srun --nodes": "needs Slurm",
     "firecaffe train RECIPE.toml --nnodes": "needs more hosts: tests/cluster/test_membership.py",
-    "firecaffe train RECIPE.toml --nproc-per-node 3 --inject": "needs a launcher that "
-    "restarts: tests/faults/test_injected_faults.py",
+    "python -m firecaffe train RECIPE.toml --nproc-per-node 3 --max-restarts": "needs a launcher "
+    "that restarts: tests/faults/test_injected_faults.py",
     "firecaffe data get": "downloads: tests/unit/data",
     ".venv/bin/python -m pytest": "the rest of this suite",
 }

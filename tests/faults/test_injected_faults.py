@@ -8,11 +8,13 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.faults_on_purpose import environment
 from benchmarks.small_run import (
     RECIPE,
     command,
@@ -46,13 +48,10 @@ def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def train(
-    recipe: Path, folder: Path, *words: str, workers: int = 3
+    recipe: Path, folder: Path, *words: str, faults: Sequence[str] = (), workers: int = 3
 ) -> subprocess.CompletedProcess[str]:
-    return python(*command(recipe, folder, workers, *WORDS, *words)[1:])
-
-
-def inject(text: str) -> tuple[str, str]:
-    return "--inject", text
+    training = command(recipe, folder, workers, *WORDS, *words)[1:]
+    return python(*training, environment=environment(*faults))
 
 
 def fault_of(folder: Path) -> dict[str, Any]:
@@ -85,7 +84,7 @@ def check_line(line: str, folder: Path, injected: str) -> dict[str, Any]:
 def test_the_guilty_rank_is_named_where_the_run_ends(
     recipe: Path, tmp_path: Path, injected: str
 ) -> None:
-    done = train(recipe, tmp_path / "run", *inject(f"{injected}:rank=1,step=8"))
+    done = train(recipe, tmp_path / "run", faults=[f"{injected}:rank=1,step=8"])
     assert done.returncode == KINDS[KIND_OF[injected][0]].exit_code, done.stderr
     (line,) = done.stderr.splitlines()
     fault = check_line(line, tmp_path / "run", injected)
@@ -97,8 +96,8 @@ def test_a_shard_that_is_truncated_while_it_is_read(tmp_path: Path) -> None:
     """By the reader itself, whose batches were fetched ahead: some steps later."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(photo_recipe(pack_photos(tmp_path)))
-    words = [*inject("truncated_shard:rank=1,step=2"), "--train.steps", "100"]
-    done = train(recipe, tmp_path / "run", *words)
+    faults = ["truncated_shard:rank=1,step=2"]
+    done = train(recipe, tmp_path / "run", "--train.steps", "100", faults=faults)
     assert done.returncode == KINDS["data"].exit_code, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"firecaffe: rank 1 on {os.uname().nodename} ")
@@ -119,8 +118,8 @@ def test_a_shard_that_is_truncated_while_it_is_read(tmp_path: Path) -> None:
 def test_a_restart_names_the_rank_and_ends_in_the_same_bits(
     recipe: Path, tmp_path: Path, undisturbed: str, injected: str
 ) -> None:
-    words = [*inject(f"{injected}:rank=1,step=8"), "--max-restarts", "1"]
-    done = train(recipe, tmp_path / "run", *words)
+    faults = [f"{injected}:rank=1,step=8"]
+    done = train(recipe, tmp_path / "run", "--max-restarts", "1", faults=faults)
     assert done.returncode == 0, done.stderr
     assert state_of(tmp_path / "run") == undisturbed
     assert steps_of(tmp_path / "run") == list(range(1, STEPS + 1))  # none lost, none twice
@@ -131,15 +130,15 @@ def test_a_restart_names_the_rank_and_ends_in_the_same_bits(
 
 
 def test_what_would_be_so_again_is_not_restarted(recipe: Path, tmp_path: Path) -> None:
-    words = [*inject("data_end:rank=1,step=8"), "--max-restarts", "5"]
-    done = train(recipe, tmp_path / "run", *words)
+    faults = ["data_end:rank=1,step=8"]
+    done = train(recipe, tmp_path / "run", "--max-restarts", "5", faults=faults)
     assert done.returncode == KINDS["data"].exit_code
     assert "restart" not in fault_of(tmp_path / "run")["then"]
 
 
 def test_restarts_come_to_an_end(recipe: Path, tmp_path: Path) -> None:
-    words = [*inject("kill:rank=1,step=5"), *inject("kill:rank=2,step=8,attempt=1")]
-    done = train(recipe, tmp_path / "run", *words, "--max-restarts", "1")
+    faults = ["kill:rank=1,step=5", "kill:rank=2,step=8,attempt=1"]
+    done = train(recipe, tmp_path / "run", "--max-restarts", "1", faults=faults)
     assert done.returncode == KINDS["killed"].exit_code
     fault = fault_of(tmp_path / "run")
     assert (fault["rank"], fault["step"], fault["then"]) == (2, 8, "the run ended")
@@ -153,8 +152,8 @@ def test_restarts_come_to_an_end(recipe: Path, tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_passed_over(
     recipe: Path, tmp_path: Path, undisturbed: str, damage: str
 ) -> None:
-    words = [*inject(f"{damage}:step=6"), *inject("kill:rank=2,step=9"), "--max-restarts", "1"]
-    done = train(recipe, tmp_path / "run", *words)
+    faults = [f"{damage}:step=6", "kill:rank=2,step=9"]
+    done = train(recipe, tmp_path / "run", "--max-restarts", "1", faults=faults)
     assert done.returncode == 0, done.stderr
     assert "step-00000006" in done.stdout
     assert "an older checkpoint is taken" in done.stdout
@@ -165,7 +164,7 @@ def test_a_damaged_checkpoint_is_passed_over(
 def test_a_full_disk_is_told_and_the_run_goes_on(
     recipe: Path, tmp_path: Path, undisturbed: str
 ) -> None:
-    done = train(recipe, tmp_path / "run", *inject("disk_full:step=6"))
+    done = train(recipe, tmp_path / "run", faults=["disk_full:step=6"])
     assert done.returncode == 0, done.stderr
     assert "warning: checkpoint of step 6 not saved" in done.stdout
     assert "No space left on device" in done.stdout
@@ -180,7 +179,7 @@ def test_a_run_that_is_asked_to_stop_can_be_resumed(
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     rank = workers - 1
-    done = train(recipe, first, *inject(f"preempt:rank={rank},step=7"), workers=workers)
+    done = train(recipe, first, faults=[f"preempt:rank={rank},step=7"], workers=workers)
     assert done.returncode == 75, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("firecaffe: stopped after step 7 (SIGTERM)")
@@ -196,7 +195,7 @@ def test_ranks_whose_launcher_is_killed_save_and_end(
     recipe: Path, tmp_path: Path, undisturbed: str
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    done = train(recipe, first, *inject("launcher_killed:rank=1,step=7"))
+    done = train(recipe, first, faults=["launcher_killed:rank=1,step=7"])
     # All who could write to its stdout have ended, or the command would still be read.
     assert done.returncode == -9
     assert fault_of(first)["kind"] == "launcher_killed"

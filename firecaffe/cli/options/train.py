@@ -15,7 +15,6 @@ def make_parser() -> Parser:
     add("--max-restarts", type=int, default=0, metavar="K", help="from the newest checkpoint")
     add("--print-config", action="store_true", help="print the recipe with every word, and stop")
     add("--master-port", type=int, default=0, metavar="PORT", help="where ranks meet; 0: any")
-    add("--inject", action="append", default=[], metavar="FAULT", help="see docs/faults.md")
     several_hosts(parser, "run")
     return parser
 

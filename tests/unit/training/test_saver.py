@@ -16,14 +16,14 @@ def taken(step: int, **tensors: torch.Tensor) -> Checkpoint:
 
 
 def test_the_state_may_change_while_it_is_written(tmp_path: Path) -> None:
-    saver, weights = Saver(tmp_path, 0), torch.arange(6.0).reshape(2, 3)
+    weights = torch.arange(6.0).reshape(2, 3)
     may_write = threading.Event()
 
     def write(folder: Path, checkpoint: Checkpoint) -> Path:
         assert may_write.wait(300)
         return save_checkpoint(folder, checkpoint)
 
-    saver.write = write
+    saver = Saver(tmp_path, 0, write)
     saver.save(taken(1, w=weights))
     weights.zero_()  # the training goes on before anything is written
     may_write.set()
@@ -62,15 +62,15 @@ def test_views_and_layouts_are_saved_as_they_are_seen(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_once_and_the_next_one_is_saved(tmp_path: Path) -> None:
-    saver, said = Saver(tmp_path, 0), list[str]()
-    saver.warn = said.append
+    said: list[str] = []
 
     def write(folder: Path, checkpoint: Checkpoint) -> Path:
         if checkpoint.step == 2:
             raise CheckpointError("checkpoint of step 2 not saved: No space left on device")
         return save_checkpoint(folder, checkpoint)
 
-    saver.write = write
+    saver = Saver(tmp_path, 0, write)
+    saver.warn = said.append
     for step in (1, 2, 3):
         saver.save(taken(step, w=torch.zeros(3)))
     saver.finish()
@@ -95,12 +95,11 @@ def test_old_ones_go_only_after_a_new_one_is_there(tmp_path: Path) -> None:
     saver.finish()
     assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
     (tmp_path / ".step-00000005.partial").touch()  # where the next one would be written
-    saver = Saver(tmp_path, 2)
 
     def refuse(*_: object) -> Path:
         raise CheckpointError("full")
 
-    saver.write = refuse
+    saver = Saver(tmp_path, 2, refuse)
     saver.save(taken(5, w=torch.zeros(3)))
     with pytest.raises(CheckpointError):
         saver.finish()

@@ -1,7 +1,9 @@
-"""Faults on purpose: `--inject KIND:rank=R,step=S` makes one happen, really, at a step of a rank.
+"""Faults on purpose: a plug-in that makes them happen, really, at a step of a rank.
 
-Without an injection nothing of this file runs in a training: with one, it stands before what
-fetches a micro-batch, or behind what writes a checkpoint. docs/faults.md lists the kinds.
+    FIRECAFFE_PLUGINS=benchmarks.faults_on_purpose FAULTS_ON_PURPOSE=KIND:rank=R,step=S …
+
+Several faults are parted by blanks. A fault stands before what fetches a micro-batch, or around
+what writes a checkpoint. docs/faults.md lists the kinds.
 """
 
 import errno
@@ -9,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.cluster.world import World
-from firecaffe.data import Dataset, SampleOrder
+from firecaffe.data import SampleOrder
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.packed import PackedPart
 from firecaffe.data.shard import ShardInfo
@@ -27,7 +29,23 @@ from firecaffe.data.shard_files import ShardFiles
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import CheckpointError, DataError, RecipeError
 from firecaffe.training.checkpoint import STATE, Checkpoint
-from firecaffe.training.saver import Saver, Write
+from firecaffe.training.plugins import VARIABLE as PLUGINS
+from firecaffe.training.plugins import Plugin
+from firecaffe.training.saver import Write
+from firecaffe.training.step import TrainBatches
+
+VARIABLE = "FAULTS_ON_PURPOSE"
+
+
+def environment(*faults: str) -> dict[str, str]:
+    """What makes these faults, each `KIND:WORD=VALUE,…`, happen in a training that is started with
+    it.
+    """
+    return {PLUGINS: __name__, VARIABLE: " ".join(faults)} if faults else {}
+
+
+KIND_NAMES = {int: "a whole number", float: "a number", str: "text"}
+"""What a word's value must be, for people."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +63,11 @@ class Injection:
     """In which attempt at the run: 0 is the first, before any restart."""
 
 
-def parse_injection(text: str) -> Injection:
+def parse(text: str) -> Injection:
     """From `KIND` or `KIND:WORD=VALUE,…`. Raises: RecipeError."""
     kind, _, rest = text.partition(":")
     if kind not in KINDS:
-        raise RecipeError(f"--inject {text}: no kind {kind!r}; there are {', '.join(KINDS)}")
+        raise RecipeError(f"{VARIABLE} {text}: no kind {kind!r}; there are {', '.join(KINDS)}")
     types: dict[str, type[int | float | str]] = {
         "rank": int,
         "step": int,
@@ -61,42 +79,78 @@ def parse_injection(text: str) -> Injection:
     for part in filter(None, rest.split(",")):
         word, _, value = part.partition("=")
         if word not in types:
-            raise RecipeError(f"--inject {text}: no word {word!r}; there are {', '.join(types)}")
+            raise RecipeError(f"{VARIABLE} {text}: no word {word!r}; there are {', '.join(types)}")
         try:
             words[word] = types[word](value)
         except ValueError:
             raise RecipeError(
-                f"--inject {text}: {word} is {value!r}; it must be a {types[word].__name__}"
+                f"{VARIABLE} {text}: {word} is {value!r}; it must be {KIND_NAMES[types[word]]}"
             ) from None
     injection = Injection(kind, **words)  # type: ignore[arg-type]
     is_slower = 1 <= injection.factor < float("inf")
     if injection.rank < 0 or injection.step < 1 or not is_slower or injection.attempt < 0:
-        raise RecipeError(f"--inject {text}: rank and attempt count from 0, step and factor from 1")
+        raise RecipeError(
+            f"{VARIABLE} {text}: rank and attempt count from 0, step and factor from 1"
+        )
     return injection
 
 
-def check_injections(injections: Iterable[Injection], world_size: int) -> None:
-    """Raises: RecipeError where a fault is for a rank, or a link, that there is not."""
-    for each in injections:
-        if each.rank >= world_size:
-            raise RecipeError(
-                f"--inject {each.kind}: rank is {each.rank}; there are ranks 0 to {world_size - 1}"
-            )
-        if each.kind.startswith("link_"):
-            _check_emulated()
+def plugin() -> "OnPurpose":
+    """The faults that the environment names. Raises: RecipeError."""
+    return OnPurpose(tuple(parse(text) for text in os.environ.get(VARIABLE, "").split()))
+
+
+@dataclass(frozen=True)
+class OnPurpose(Plugin):
+    """Faults, each for a rank, a step and an attempt."""
+
+    injections: tuple[Injection, ...]
+
+    def check(self, world_size: int) -> None:
+        """Raises: RecipeError where a fault is for a rank, or a link, that there is not."""
+        for each in self.injections:
+            if each.rank >= world_size:
+                raise RecipeError(
+                    f"{VARIABLE} {each.kind}: rank is {each.rank}; there are ranks 0 to "
+                    f"{world_size - 1}"
+                )
+            if each.kind.startswith("link_"):
+                _check_emulated()
+
+    def around_batches(self, batches: TrainBatches, world: World) -> TrainBatches:
+        """The batches with what is to happen in this rank; they themselves where nothing is.
+
+        Raises: RecipeError where a shard is to be truncated and none is read.
+        """
+        here = world.rank, world.attempt
+        own = [each for each in self.injections if (each.rank, each.attempt) == here]
+        faults = [IN_STEP[each.kind](each) for each in own if each.kind in IN_STEP]
+        faults += [
+            _once(partial(_truncate_shards, batches))(each)
+            for each in own
+            if each.kind == TRUNCATED_SHARD
+        ]
+        return FaultyBatches(batches, tuple(faults)) if faults else batches
+
+    def around_write(self, write: Write, world: World) -> Write:
+        """What writes checkpoints, refused or damaging."""
+        for each in self.injections:
+            if each.kind in IN_SAVER and each.attempt == world.attempt:
+                write = IN_SAVER[each.kind](each, write)
+        return write
 
 
 def _check_emulated() -> None:
     own = os.stat("/proc/self/ns/net").st_ino
     if not any(path.stat().st_ino == own for path in Path("/run/netns").glob("*")):
-        raise RecipeError("--inject link_…: only on the hosts of an emulated cluster")
+        raise RecipeError(f"{VARIABLE} link_…: only on the hosts of an emulated cluster")
 
 
 @dataclass(frozen=True)
 class FaultyBatches:
     """Batches before which something happens."""
 
-    batches: BatchesAhead
+    batches: TrainBatches
     faults: tuple[Callable[[int], None], ...]
     """Called with the step under way, counted from 1, before each micro-batch."""
 
@@ -108,30 +162,6 @@ class FaultyBatches:
         for fault in self.faults:
             fault(step + 1)
         return self.batches.train_batch(step, leaf)
-
-
-def inject_into_batches(
-    batches: BatchesAhead, injections: Iterable[Injection], world: World
-) -> BatchesAhead | FaultyBatches:
-    """The batches of this rank with what is to happen in it; they themselves where nothing is.
-
-    Raises: RecipeError where a shard is to be truncated and none is read.
-    """
-    own = [each for each in injections if (each.rank, each.attempt) == (world.rank, world.attempt)]
-    faults = [IN_STEP[each.kind](each) for each in own if each.kind in IN_STEP]
-    faults += [
-        _once(partial(_truncate_shards, batches.batches.dataset))(each)
-        for each in own
-        if each.kind == TRUNCATED_SHARD
-    ]
-    return FaultyBatches(batches, tuple(faults)) if faults else batches
-
-
-def inject_into_saver(saver: Saver, injections: Iterable[Injection], world: World) -> None:
-    """Lets what is written be refused or damaged."""
-    for each in injections:
-        if each.kind in IN_SAVER and each.attempt == world.attempt:
-            saver.write = IN_SAVER[each.kind](each, saver.write)
 
 
 def _once(fault: Callable[[Injection], None]) -> Callable[[Injection], Callable[[int], None]]:
@@ -165,7 +195,7 @@ def _preempt(_: Injection) -> None:
 
 def _kill_launcher(_: Injection) -> None:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        raise RecipeError("--inject launcher_killed: nobody has launched this rank")
+        raise RecipeError(f"{VARIABLE} launcher_killed: nobody has launched this rank")
     os.kill(os.getppid(), signal.SIGKILL)
 
 
@@ -197,9 +227,10 @@ class _CutFiles:
         return self.files.name(info)
 
 
-def _truncate_shards(dataset: Dataset, _: Injection) -> None:
+def _truncate_shards(batches: TrainBatches, _: Injection) -> None:
+    dataset = batches.batches.dataset if isinstance(batches, BatchesAhead) else None
     if not isinstance(dataset, DecodedSet) or not isinstance(dataset.source, PackedPart):
-        raise RecipeError("--inject truncated_shard: only while packed photos are read")
+        raise RecipeError(f"{VARIABLE} truncated_shard: only while packed photos are read")
     dataset.source.files = _CutFiles(dataset.source.files)
 
 

@@ -1,0 +1,85 @@
+"""Plug-ins: code of others around what a training reads and what it writes.
+
+    FIRECAFFE_PLUGINS=package.module,… firecaffe train RECIPE.toml
+
+names modules that are imported as Python finds them. Each has a function `plugin()`, which gives a
+`Plugin`. The launcher asks for it before any rank is started, and each rank by itself. Without the
+variable nothing of this file runs in a training.
+"""
+
+import os
+from collections.abc import Iterable
+from importlib import import_module
+
+from firecaffe.cluster.world import World
+from firecaffe.errors import FirecaffeError, RecipeError
+from firecaffe.training.saver import Write
+from firecaffe.training.step import TrainBatches
+
+VARIABLE = "FIRECAFFE_PLUGINS"
+
+
+class Plugin:
+    """What may stand around a training: a plug-in overrides what it needs.
+
+    A FirecaffeError of its methods ends the training with one line.
+    """
+
+    def check(self, world_size: int) -> None:
+        """Refuses a training before its ranks are started, and on each rank before it begins."""
+
+    def around_batches(self, batches: TrainBatches, world: World) -> TrainBatches:
+        """Gives the source of this rank's micro-batches that takes the place of `batches`."""
+        return batches
+
+    def around_write(self, write: Write, world: World) -> Write:
+        """Gives the function that takes the place of `write`, which writes a checkpoint."""
+        return write
+
+
+def load_plugins() -> tuple[Plugin, ...]:
+    """The plug-ins that the environment names, in its order.
+
+    Raises: RecipeError if one cannot be imported, or its module has none.
+    """
+    names = os.environ.get(VARIABLE, "").split(",")
+    return tuple(_load(name.strip()) for name in names if name.strip())
+
+
+def _load(name: str) -> Plugin:
+    try:
+        made = import_module(name).plugin()
+    except FirecaffeError:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise RecipeError(
+            f"{VARIABLE}: {name} cannot be loaded ({why}); each name is a module that Python finds "
+            "(see PYTHONPATH), with a function plugin()"
+        ) from error
+    if not isinstance(made, Plugin):
+        raise RecipeError(
+            f"{VARIABLE}: {name}.plugin() gave {made!r}; expected a "
+            f"{Plugin.__module__}.{Plugin.__name__}"
+        )
+    return made
+
+
+def check(plugins: Iterable[Plugin], world_size: int) -> None:
+    """Asks each plug-in whether it can be used. Raises: what they raise."""
+    for plugin in plugins:
+        plugin.check(world_size)
+
+
+def around_batches(plugins: Iterable[Plugin], batches: TrainBatches, world: World) -> TrainBatches:
+    """The batches as the plug-ins give them; `batches` itself without one."""
+    for plugin in plugins:
+        batches = plugin.around_batches(batches, world)
+    return batches
+
+
+def around_write(plugins: Iterable[Plugin], write: Write, world: World) -> Write:
+    """What writes checkpoints, as the plug-ins give it; `write` itself without one."""
+    for plugin in plugins:
+        write = plugin.around_write(write, world)
+    return write
