@@ -16,6 +16,7 @@ from firecaffe.solvers.policy import rate_notes
 from firecaffe.training.build import train
 from firecaffe.training.plugins import check, load_plugins
 from firecaffe.training.preflight import preflight
+from firecaffe.training.progress import say
 
 
 def main(argv: list[str]) -> int:
@@ -48,11 +49,13 @@ def main(argv: list[str]) -> int:
     check(load_plugins(), options.nproc_per_node * max_nodes)
     preflight(recipe, options.nproc_per_node * max_nodes, resume, is_new=hosts.is_one)
     sys.stdout.flush()
-    launch(
+    folder = launch(
         ["train", *argv],
         hosts,
         options.max_restarts,
         advice="a checkpoint, where the run has one, can be resumed (--resume)",
         settle=settle_fault,
     )
+    if folder is not None:
+        say(f"run folder: {folder}")
     return 0

@@ -60,6 +60,8 @@ class FaultAgent(LocalElasticAgent):
         """
         self.on_waiting: Callable[[float], None] = lambda _: None
         """Called every `SAY_EVERY_S` while hosts are waited for, with the seconds so far."""
+        self.on_done: Callable[[], None] = lambda: None
+        """Called when this host's ranks have succeeded, while the store is still there."""
         self.is_elastic = False
         """Whether other hosts may leave, and this one goes on without them."""
         self.ended_by_us: set[int] = set()
@@ -124,6 +126,10 @@ class FaultAgent(LocalElasticAgent):
             number = worker_group.spec.max_restarts - self._remaining_restarts
             self.on_restart(self._result, None if self._is_left else number)
         super()._restart_workers(worker_group)
+
+    def _exit_barrier(self) -> None:
+        self.on_done()
+        super()._exit_barrier()  # type: ignore[no-untyped-call]
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._end_ranks(death_sig, STOP_S)

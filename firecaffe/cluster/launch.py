@@ -63,8 +63,9 @@ def launch(
     max_restarts: int = 0,
     advice: str = "",
     settle: Settle = lambda _, fault, __: fault,
-) -> None:
-    """Runs `python -m firecaffe ARGUMENTS` as this host's ranks of one world.
+) -> Path | None:
+    """Runs `python -m firecaffe ARGUMENTS` as this host's ranks of one world. Returns the run
+    folder that they have written, on the host of rank 0.
 
     advice: for the user whose signal has ended them. settle: told every fault.
 
@@ -89,7 +90,8 @@ def launch(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
     try:
         with tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as log_folder:
-            _Launch(arguments, hosts, max_restarts, address, log_folder, advice, settle).run()
+            started = _Launch(arguments, hosts, max_restarts, address, log_folder, advice, settle)
+            return started.run()
     finally:
         logging.disable(logging.NOTSET)
         os.environ.clear()
@@ -129,11 +131,13 @@ class _Launch:
         self.agent = FaultAgent(spec, DefaultLogsSpecs(log_dir=log_folder))
         self.agent.is_elastic = hosts.min_nodes < hosts.max_nodes
         self.agent.on_restart = self._tell_restart
+        self.agent.on_done = self._note_folder
         if not hosts.is_one:
             self.agent.on_waiting = self._tell_waiting
         self.handler = handler
+        self.folder: Path | None = None
 
-    def run(self) -> None:
+    def run(self) -> Path | None:
         try:
             result = self.agent.run()
         except SignalException as error:
@@ -150,6 +154,7 @@ class _Launch:
             raise LaunchError("the run is over; this host was not needed")
         if result.is_failed():
             raise self._told(result.failures, "the run ended")
+        return self.folder
 
     def _not_started(self, error: Exception) -> LaunchError:
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -163,6 +168,11 @@ class _Launch:
             then = "the hosts that stay go on"
         told = self._told(result.failures, then)
         say(f"{told}; {then}")
+
+    def _note_folder(self) -> None:
+        """Takes the run folder from the store, on one of the hosts."""
+        if self.agent.get_worker_group().group_rank == 0:
+            self.folder = self._folder()
 
     def _tell_waiting(self, waited_s: float) -> None:
         """Says who is there, of how many."""

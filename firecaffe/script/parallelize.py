@@ -8,6 +8,7 @@ there is `firecaffe.train`.
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from firecaffe.cluster.memory import keep_freed_memory
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.script.group import join_launched_world
 from firecaffe.script.hook import BUCKET_BYTES, HookState, bucket_sizes, exchange_bucket
-from firecaffe.script.words import check_model, check_words
+from firecaffe.script.words import SecondHookError, check_model, check_words
 
 SIGNATURE = inspect.signature(DistributedDataParallel)
 
@@ -34,6 +35,18 @@ class Parallelized(DistributedDataParallel):
         hooks, self._comm_hooks = self._comm_hooks, []
         for hook, hook_state in hooks:
             self.register_comm_hook(hook_state, hook)
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Registers `hook` in DDP if there is none yet: one rank alone has none.
+
+        Raises: SecondHookError.
+        """
+        if self._comm_hooks:
+            raise SecondHookError(
+                "parallelize has registered its exchange as the model's communication hook, and "
+                "DDP takes one; for your own make the model with DistributedDataParallel(module)"
+            )
+        super().register_comm_hook(state, hook)
 
     def join_hook(self, **kwargs: Any) -> Any:
         """For `torch.distributed.algorithms.Join`: uneven inputs."""

@@ -33,6 +33,10 @@ class NothingToTrainError(RecipeError, RuntimeError):
     """A model has no parameter to train; DDP raises a RuntimeError of it."""
 
 
+class SecondHookError(RecipeError, RuntimeError):
+    """A model has a communication hook already; DDP raises a RuntimeError of it."""
+
+
 @contextmanager
 def _of_arguments() -> Iterator[None]:
     """Raises: ArgumentError for a RecipeError that is none of DDP's kinds yet."""

@@ -1,6 +1,7 @@
 """From a recipe and a world to a training: the only file that knows all parts."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from firecaffe.cluster.agree import agree, gather_text
 from firecaffe.cluster.groups import group_of_one
-from firecaffe.cluster.last_word import tell_uncaught
+from firecaffe.cluster.last_word import LAUNCHED, tell_uncaught
 from firecaffe.cluster.world import World, join
 from firecaffe.data import (
     DATASETS,
@@ -278,7 +279,8 @@ def _train_in(
             "cost_of_determinism": cost,
         }
         write_json(folder / "result.json", record)
-        say(f"{name}  run folder: {folder}")
+        if LAUNCHED not in os.environ:  # our launcher says it, of a folder that stays
+            say(f"{name}  run folder: {folder}")
     return result
 
 

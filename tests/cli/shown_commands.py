@@ -48,12 +48,15 @@ SHORTER = {
     "--train.global_batch_size 64 --train.micro_batch_size 1",
     r"firecaffe train": SHORT,
     r"firecaffe verify": f"--steps 2 {BATCH}",
-    r"firecaffe tune": "--budget 2 --seeds 2 --train.steps 40",
+    r"firecaffe tune": "--budget 2 --seeds 2 --train.steps 128",
     r"firecaffe check": BATCH,
     r"firecaffe bench exchange": "-n 1 -e 256K",
     r"firecaffe bench data": "--images 8",
 }
 """What a command looks like -> the words that make it short; the first that fits."""
+
+EXIT_CODES = {"firecaffe tune": (0, 16, 17)}
+"""How a command begins -> what it may end with: a verdict on images that teach nothing is free."""
 
 SLOW = (
     r"firecaffe (tune|verify|check|compare --by|bench exchange|pack imagenet)",
@@ -83,6 +86,12 @@ class Shown:
     @property
     def reason_not_run(self) -> str:
         return next((why for begin, why in NOT_RUN.items() if self.text.startswith(begin)), "")
+
+    @property
+    def exit_codes(self) -> tuple[int, ...]:
+        return next(
+            (codes for begin, codes in EXIT_CODES.items() if self.text.startswith(begin)), (0,)
+        )
 
     @property
     def is_slow(self) -> bool:

@@ -65,9 +65,11 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
     assert any("step 4/4" in line and "images/s" in line for line in lines)
     assert any("top-1" in line for line in lines)
     assert not any("\x1b" in line for line in lines)  # plain where there is no terminal
+    assert [line for line in lines if "run folder" in line] == [f"run folder: {ours}"]
 
     done = torchrun(2, "-m", "firecaffe", "train", recipe, "--run.folder", theirs)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"run folder: {theirs}\n") == 1
     assert result_of(ours)["world_size"] == 3
     assert result_of(theirs)["world_size"] == 2
     assert result_of(ours)["state_sha256"] == result_of(theirs)["state_sha256"]
@@ -104,6 +106,7 @@ def test_two_launchers_on_one_host_meet(recipe: Path, tmp_path: Path) -> None:
     with Typed(*command) as first, Typed(*command) as second:
         said = [first.communicate(), second.communicate()]
         assert [first.wait(), second.wait()] == [0, 0], said
+    assert "".join(out for out, _ in said).count(f"run folder: {tmp_path / 'run'}\n") == 1
     assert result_of(tmp_path / "run")["world_size"] == 2
 
 
@@ -112,6 +115,7 @@ def test_verify_says_identical(recipe: Path) -> None:
     done = firecaffe("verify", recipe, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("identical: 1, 2 workers, every tensor after")
+    assert "run folder" not in done.stdout  # they were temporary
 
 
 def test_verify_names_the_first_difference(recipe: Path) -> None:

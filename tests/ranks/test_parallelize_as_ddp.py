@@ -11,14 +11,17 @@ from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import firecaffe
+from firecaffe.errors import FirecaffeError
 from firecaffe.script.group import timeout_of
 from firecaffe.script.hook import HookState
 from firecaffe.transport.exchange import Exchange
@@ -165,6 +168,15 @@ def sparse() -> dict[str, float]:
     return {"sparse": largest_difference(found, expected)}
 
 
+def second_hook() -> None:
+    """Whatever hook comes second, ours or the user's: DDP's kind of error, in our words."""
+    for hook in (firecaffe.comm_hook(), (None, allreduce_hook)):
+        model = firecaffe.parallelize(network())
+        with pytest.raises(RuntimeError, match="DistributedDataParallel") as caught:
+            model.register_comm_hook(*hook)
+        assert isinstance(caught.value, FirecaffeError)
+
+
 def auto() -> dict[str, float]:
     model = firecaffe.parallelize(network(), exchange="auto")
     [(_, state)] = model._comm_hooks
@@ -178,6 +190,7 @@ def auto() -> dict[str, float]:
 def all_checks() -> dict[str, float]:
     dist.init_process_group("gloo", timeout=timedelta(seconds=97))
     found = subgroups() | mesh() | joins() | copies() | sparse() | auto()
+    second_hook()
     model = firecaffe.parallelize(network())
     [(_, state)] = model._comm_hooks
     assert isinstance(state, HookState)
