@@ -18,6 +18,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -26,7 +27,9 @@ import firecaffe
 from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.data import TensorDataset
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.training import build, loop
+from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.saver import Saver
+from firecaffe.training.state import State
 
 WORKERS, NODES, WIDTH, STEPS, EVERY = 2, 8, 2048, 10, 2
 
@@ -112,25 +115,25 @@ def network() -> nn.Module:
 
 def train_rank(folder: Path, resume: str | None) -> None:
     found: dict[str, Any] = {"saves": []}
-    save, run = loop._save, vars(build)["run_training"]
+    begin, save = Saver.__init__, Saver.save
 
-    def measured(t: loop.Training, done: int, history: str) -> None:
+    def begun(saver: Saver, *words: Any) -> None:
+        """When all that is resumed is there, and no step was done."""
+        found["peak_bytes"] = status_bytes("VmHWM")
+        begin(saver, *words)
+
+    def measured(saver: Saver, checkpoint: Checkpoint, state: State) -> None:
         before = status_bytes("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
         start_s = time.perf_counter()
-        save(t, done, history)
+        save(saver, checkpoint, state)
         took_s = time.perf_counter() - start_s
-        if t.world.is_first:
-            t.saver._wait()
+        saver._wait()
         grown = status_bytes("VmHWM") - before
         found["saves"].append({"s": took_s, "grown_bytes": grown})
 
-    def begun(t: loop.Training) -> loop.Result:
-        found["peak_bytes"] = status_bytes("VmHWM")
-        result: loop.Result = run(t)
-        return result
-
-    vars(loop)["_save"], vars(build)["run_training"] = measured, begun
+    patch.object(Saver, "__init__", begun).start()
+    patch.object(Saver, "save", measured).start()
     images = (torch.arange(64 * 784) * 37 % 251).to(torch.uint8).view(64, 1, 28, 28)
     data = partial(TensorDataset, images, torch.arange(64) % 10, 10)
     recipe = Recipe(

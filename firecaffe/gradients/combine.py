@@ -7,7 +7,7 @@ finds this worker's last node in the bucket itself and the others beside it, and
 there, of which the gradients are divided by the step's weight.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.exchange.leaves import Node, largest_nodes, leaf_share, num_nodes
 from firecaffe.gradients.buckets import Bucket
+from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.compressors.wire import Compressor
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.fold import fold_nodes
@@ -98,10 +99,7 @@ class Compressed:
         self.top_level = level
         self.num_parameters = num_parameters
         self.wire = NodeWire(world, num_nodes(num_leaves, level))
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes this rank's part of what was kept back. Raises: CheckpointError."""
-        self.compressor.load_state(state, self.wire.own_nodes)
+        self.memory = CodecMemory(compressor, self.wire.own_nodes)
 
     def __call__(
         self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float

@@ -28,6 +28,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, TreeSum
 from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
 from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
+from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.combine import (
     AllReduce,
     Combine,
@@ -39,7 +40,6 @@ from firecaffe.gradients.combine import (
 )
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
-from firecaffe.gradients.compressors.wire import Compressor
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.worker import Worker
 
@@ -118,14 +118,14 @@ class GradientReducer:
             for bucket in self.buckets
             for member, view in zip(bucket.members, bucket.views, strict=True)
         }
-        self.compressor: Compressor | None = None
+        self.memory: CodecMemory | None = None
+        """What a compressor keeps back of this rank's nodes."""
         self._combine: Combine
         if route.way == CODEC:
             layouts = [layout_of(bucket, list(parameters)) for bucket in self.buckets]
-            self.compressor = make_compressor(route.codec, layouts)
-            self._combine = Compressed(
-                world, self.compressor, num_leaves, route.level, num_parameters
-            )
+            compressor = make_compressor(route.codec, layouts)
+            self._combine = Compressed(world, compressor, num_leaves, route.level, num_parameters)
+            self.memory = self._combine.memory
         elif route.way == HOOK:
             assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
@@ -148,14 +148,6 @@ class GradientReducer:
             ]
         self._stream = torch.cuda.Stream(counts.device) if counts.is_cuda else None  # type: ignore[no-untyped-call]
         self._closing = False
-
-    def load_kept_back(self, state: Mapping[str, Tensor]) -> None:
-        """Takes this rank's part of what compressors had kept back, where there is one.
-
-        Raises: CheckpointError.
-        """
-        if isinstance(self._combine, Compressed):
-            self._combine.load_state(state)
 
     def __enter__(self) -> Self:
         return self
@@ -238,7 +230,7 @@ class GradientReducer:
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
         for index, is_used in enumerate(used.tolist()):
             # What a compressor kept back may arrive in a step that does not use the parameter.
-            has_any = is_used or (self.compressor is not None and bool(self._view_of[index].any()))
+            has_any = is_used or (self.memory is not None and bool(self._view_of[index].any()))
             self.parameters[index].grad = self._view_of[index] if has_any else None
         tail = tuple(self._view_of[member] for member in self._tail_members)
         return Totals(tail, counts, exposed_s, exchange_s)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,13 +42,7 @@ from firecaffe.runs.folder import continue_run_folder, create_run_folder
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.solvers.policy import batch_scale, rate_notes
 from firecaffe.training.arithmetic import cost_of_determinism, set_arithmetic
-from firecaffe.training.checkpoint import (
-    Checkpoint,
-    check_identity,
-    compressor_state,
-    restore,
-    save_checkpoint,
-)
+from firecaffe.training.checkpoint import check_identity, save_checkpoint
 from firecaffe.training.checks import (
     check_coded,
     check_hosts,
@@ -60,9 +53,9 @@ from firecaffe.training.checks import (
 from firecaffe.training.facts import (
     describe_training,
     doubt_of_data,
+    doubt_of_weights,
     doubts_of,
     facts,
-    share_weights,
     unrepeatable,
 )
 from firecaffe.training.loop import Result, Training
@@ -73,6 +66,7 @@ from firecaffe.training.preflight import sample_order, total_steps
 from firecaffe.training.progress import say
 from firecaffe.training.saver import Saver
 from firecaffe.training.start import FaultTeller, Start, find_start, remember_folder, tell_faults
+from firecaffe.training.state import state_of
 from firecaffe.training.step import Loss, Stepper
 from firecaffe.transport.auto import AutoChoice, choose_exchange
 from firecaffe.transport.exchange import Exchange
@@ -158,18 +152,21 @@ def _train_in(
         check_coded(recipe, named, parts.comm_hook is not None)
     optimizer = make_optimizer(named, recipe.solver)
     agree(world, facts(recipe, data, model, world, checkpoint, unlike))
-    doubts = [*map(doubt_of_data, unlike), *share_weights(world, model)]
+    state = state_of(world, model, optimizer)
+    doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(state.take_from_first())]
 
     batches = Batches(data.train, sample_order(recipe, data), recipe.data, world.device)
     level = recipe.exchange.level
     share = leaf_share(config.num_micro_batches, world.world_size, world.rank, level)
     stepper = Stepper(model, parts.loss, batches, config, share)
+    state.numbers["scaler"] = stepper.scaler
     # Before a checkpoint is restored, so that its digest compares with the first run's.
     check_outputs(stepper, recipe, data.train)
     probe = run_probe(model, parameters, partial(_first_loss, stepper), world)
     cost = _cost_of_determinism(stepper) if world.device.type == "cuda" else None
     if checkpoint is not None:
-        _resume(checkpoint, words, steps, stepper, optimizer)
+        check_identity(checkpoint, words, steps)
+        state.load(checkpoint)
 
     in_order = [parameters[index] for index in probe.ready_order]
     recipe_as_written = recipe
@@ -203,8 +200,9 @@ def _train_in(
             parts.comm_hook,
         )
     )
-    if checkpoint is not None:
-        reducer.load_kept_back(compressor_state(checkpoint))
+    if reducer.memory is not None:
+        state.add("compressor", reducer.memory)
+    state.check_all_was_loaded()
     saver = resources.enter_context(
         closing(
             Saver(
@@ -239,7 +237,7 @@ def _train_in(
         run=recipe.run,
         steps=steps,
         first_step=first_step,
-        history=checkpoint.history if checkpoint else "",
+        state=state,
         identity=words,
         probe=probe.digest,
         folder=folder,
@@ -312,19 +310,6 @@ def _choose_route(
 
 def _name_of(hook: Hook) -> str:
     return str(getattr(hook, "__qualname__", "of the user"))
-
-
-def _resume(
-    checkpoint: Checkpoint,
-    words: dict[str, Any],
-    steps: int,
-    stepper: Stepper,
-    optimizer: torch.optim.Optimizer,
-) -> None:
-    check_identity(checkpoint, words, steps)
-    restore(checkpoint, stepper.model, optimizer)
-    if checkpoint.scaler:
-        stepper.scaler.load_state_dict(checkpoint.scaler)
 
 
 def _first_loss(stepper: Stepper) -> Tensor:

@@ -2,38 +2,34 @@
 
     checkpoints/step-00000100/state.safetensors       parameters, buffers, optimizer state
     checkpoints/step-00000100/compressor.safetensors  what a compressor has kept back, by node
-    checkpoints/step-00000100/meta.json               step, recipe identity, scalars
+    checkpoints/step-00000100/meta.json               step, recipe identity, numbers
     checkpoints/step-00000100/SHA256SUMS              `sha256sum -c` checks it
     checkpoints/latest                                the name of the newest whole one
 
 A checkpoint is written under another name, synced, digested, renamed, and only then named by
 `latest`. Nothing in it belongs to a worker: no generator state (random numbers are keyed), no
-sampler state (the order is a function of the step). Nothing is ever unpickled.
+sampler state (the order is a function of the step). Nothing is ever unpickled. Which tensors are
+in which file, and who holds them, is told in `training.state`.
 """
 
 import hashlib
 import json
-import math
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn, optim
+from torch import Tensor
 
 from firecaffe.errors import CheckpointError
 from firecaffe.runs.files import read_small, sync_file, sync_folder, write_atomically
-from firecaffe.training.tensor_file import TensorFile
-
-KEPT_BACK = "compressor.safetensors"
-"""Only there if the training has a compressor. Its tensors are never all in memory."""
+from firecaffe.training.tensor_file import InMemory, Stored, TensorFile
 
 STATE, META, SUMS, LATEST = "state.safetensors", "meta.json", "SHA256SUMS", "latest"
+SUFFIX = ".safetensors"
 
 
 @dataclass
@@ -44,44 +40,19 @@ class Checkpoint:
     identity: dict[str, Any]
     """The words of the recipe that decide bits."""
     probe: str
-    history: str
-    tensors: dict[str, Tensor]
-    scalars: dict[str, Any]
-    """Optimizer state that is no tensor."""
-    scaler: dict[str, Any]
-    """State of the float16 loss scale; empty without one."""
+    history: str = ""
+    tensors: Stored = field(default_factory=lambda: InMemory({}))
+    """Those that all ranks hold, by PIECE/NAME."""
+    numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What is no tensor, by its word in meta.json: the optimizer's scalars, the loss's scale."""
     doubts: list[str] = field(default_factory=list)
     """Why the training so far may not be the bits of other numbers of workers."""
-    kept_back: Path | None = None
-    """The file of what the compressors of all ranks have kept back. Saving moves it."""
+    apart: dict[str, Path] = field(default_factory=dict)
+    """The files of the pieces that ranks hold apart. Saving moves them."""
     digest: str = ""
     """Of its SHA256SUMS, once it was read: tells checkpoints apart."""
     folder: Path | None = None
     """From where it was read."""
-
-
-def state_tensors(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors that training changes, in network order, each once.
-
-    parameter/NAME, buffer/NAME, optimizer/NAME/KEY. They are the live tensors, not copies.
-    """
-    tensors = {f"parameter/{name}": p.detach() for name, p in model.named_parameters()}
-    tensors |= {f"buffer/{name}": b.detach() for name, b in model.named_buffers()}
-    for name, parameter in model.named_parameters():
-        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-            if isinstance(value, Tensor):
-                tensors[f"optimizer/{name}/{key}"] = value
-    return tensors
-
-
-def state_scalars(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """The rest of the optimizer's state: numbers and None by NAME/KEY."""
-    return {
-        f"{name}/{key}": value
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-        if not isinstance(value, Tensor)
-    }
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -106,14 +77,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             "probe": checkpoint.probe,
             "history": checkpoint.history,
             "doubts": checkpoint.doubts,
-            "scalars": checkpoint.scalars,
-            "scaler": checkpoint.scaler,
+            **checkpoint.numbers,
         }
         (aside / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
         files = [STATE, META]
-        if checkpoint.kept_back is not None:
-            os.rename(checkpoint.kept_back, aside / KEPT_BACK)
-            files.append(KEPT_BACK)
+        for piece, path in checkpoint.apart.items():
+            files.append(piece + SUFFIX)
+            os.rename(path, aside / files[-1])
         sums = "".join(f"{_sha256(aside / file)}  {file}\n" for file in files)
         (aside / SUMS).write_text(sums, encoding="utf-8")
         for file in (*files, SUMS):
@@ -180,25 +150,25 @@ def load_checkpoint(where: Path) -> Checkpoint:
 
     Raises: CheckpointError where a file is missing, was changed, or is no checkpoint.
     """
-    files = verify_checkpoint(where)
+    apart = [name for name in verify_checkpoint(where) if name not in (STATE, META)]
     try:
         meta = json.loads(read_small(where / META))
-        with safe_open(where / STATE, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         return Checkpoint(
-            step=int(meta["step"]),
-            identity=dict(meta["identity"]),
-            probe=str(meta["probe"]),
-            history=str(meta["history"]),
-            doubts=[str(doubt) for doubt in meta["doubts"]],
-            tensors=tensors,
-            scalars=dict(meta["scalars"]),
-            scaler=dict(meta["scaler"]),
-            kept_back=where / KEPT_BACK if KEPT_BACK in files else None,
+            step=int(meta.pop("step")),
+            identity=dict(meta.pop("identity")),
+            probe=str(meta.pop("probe")),
+            history=str(meta.pop("history")),
+            doubts=[str(doubt) for doubt in meta.pop("doubts")],
+            tensors=TensorFile(where / STATE),
+            numbers={word: dict(values) for word, values in meta.items()},
+            apart={name.removesuffix(SUFFIX): where / name for name in apart},
             digest=_sha256(where / SUMS),
             folder=where,
         )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+    except (
+        *(CheckpointError, OSError, ValueError),
+        *(KeyError, TypeError, AttributeError, RecursionError),
+    ) as error:
         raise CheckpointError(f"{where}: is no checkpoint of this program ({error})") from error
 
 
@@ -211,7 +181,7 @@ def verify_checkpoint(where: Path) -> list[str]:
         expected = {name: sha for sha, name in (line.split("  ", 1) for line in lines)}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{where / SUMS}: cannot be read ({error})") from error
-    files = [STATE, META, *({KEPT_BACK} & expected.keys())]
+    files = list(dict.fromkeys([STATE, META, *expected]))
     for name in files:
         if not (where / name).is_file():
             raise CheckpointError(f"{where / name}: is missing")
@@ -222,38 +192,6 @@ def verify_checkpoint(where: Path) -> list[str]:
                 f"SHA256SUMS says {expected.get(name, 'nothing')[:12]}…"
             )
     return files
-
-
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Puts a checkpoint's tensors into the model and the optimizer.
-
-    Raises: CheckpointError where names or shapes are not the model's.
-    """
-    rest = dict(checkpoint.tensors)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            _copy(parameter, rest.pop(f"parameter/{name}", None), name)
-        for name, buffer in model.named_buffers():
-            _copy(buffer, rest.pop(f"buffer/{name}", None), name)
-    parameters = dict(model.named_parameters())
-    for key, value in rest.items():
-        prefix, _, path = key.partition("/")
-        name, _, word = path.rpartition("/")
-        if prefix != "optimizer" or name not in parameters:
-            raise CheckpointError(f"checkpoint holds {key}, which the model does not have")
-        # torch keeps an optimizer's count of steps on the CPU.
-        state = value if word == "step" else _like(value, parameters[name])
-        optimizer.state[parameters[name]][word] = state
-    for path, scalar in checkpoint.scalars.items():
-        name, _, word = path.rpartition("/")
-        if name not in parameters:
-            raise CheckpointError(f"checkpoint holds {path}, which the model does not have")
-        optimizer.state[parameters[name]][word] = scalar
-
-
-def compressor_state(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    """What the compressors of all ranks had kept back, read as it is asked for."""
-    return {} if checkpoint.kept_back is None else TensorFile(checkpoint.kept_back)
 
 
 def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None:
@@ -274,30 +212,6 @@ def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int)
                 f"{word} is {asked!r} in the recipe, {saved!r} in the checkpoint; "
                 "it decides bits, so a run cannot go on with another"
             )
-
-
-def extend_history(history: str, loss: float) -> str:
-    """The digest of all losses so far: SHA-256 of the one before and the loss's exact value."""
-    exact = loss.hex() if math.isfinite(loss) else repr(loss)
-    return hashlib.sha256(f"{history} {exact}".encode()).hexdigest()
-
-
-def _copy(target: Tensor, source: Tensor | None, name: str) -> None:
-    if source is None:
-        raise CheckpointError(f"checkpoint lacks {name}, which the model has")
-    if source.shape != target.shape or source.dtype != target.dtype:
-        raise CheckpointError(
-            f"{name} is {source.dtype} {tuple(source.shape)} in the checkpoint, "
-            f"{target.dtype} {tuple(target.shape)} in the model"
-        )
-    target.copy_(source)
-
-
-def _like(value: Tensor, parameter: Tensor) -> Tensor:
-    """Optimizer state as the optimizer would have made it: on the device, in the same layout."""
-    if value.shape != parameter.shape:
-        return value
-    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _is_whole(tensor: Tensor) -> bool:

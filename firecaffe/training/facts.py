@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from firecaffe.cluster.agree import gather_text, take_from_first
+from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset, shard_counts
@@ -88,17 +88,12 @@ def doubt_of_data(part: str) -> str:
     )
 
 
-@torch.no_grad()
-def share_weights(world: World, model: nn.Module) -> list[str]:
-    """All ranks start from rank 0's weights. Says who had made others, under the same seed."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    digests = gather_text(world, digest(named))
-    different = [rank for rank, text in enumerate(digests) if text != digests[0]]
-    if not different:
+def doubt_of_weights(ranks: Sequence[int]) -> list[str]:
+    """What is said of ranks that had made other initial weights than rank 0."""
+    if not ranks:
         return []
-    take_from_first(world, [tensor for _, tensor in named])
-    ranks = ", ".join(map(str, different))
-    return [f"rank {ranks} made other initial weights from the same seed; rank 0's were taken"]
+    told = ", ".join(map(str, ranks))
+    return [f"rank {told} made other initial weights from the same seed; rank 0's were taken"]
 
 
 def doubts_of(

@@ -1,10 +1,8 @@
 """The training loop, from the first step to the result."""
 
-import hashlib
 import json
 import statistics
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -13,8 +11,7 @@ from typing import Any
 
 from torch import nn, optim
 
-from firecaffe.cluster.agree import differing_ranks, gather_text
-from firecaffe.cluster.digest import digest, digest_each
+from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, Dataset
 from firecaffe.errors import CheckpointError, FirecaffeError, LauncherLostError, PreemptedError
@@ -24,19 +21,14 @@ from firecaffe.runs.folder import RunConfig
 from firecaffe.runs.record import JsonLines, Metrics
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.policy import batch_scale, learning_rate
-from firecaffe.training.checkpoint import (
-    Checkpoint,
-    extend_history,
-    state_scalars,
-    state_tensors,
-)
+from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.evaluate import Evaluation, evaluate
-from firecaffe.training.finite import check_finite, explained
+from firecaffe.training.finite import explained
 from firecaffe.training.progress import RunProgress
 from firecaffe.training.saver import SaveCosts, Saver
+from firecaffe.training.state import State
 from firecaffe.training.step import Stepper, StepResult, Votes
 from firecaffe.training.stop import LAUNCHER, StopRequest
-from firecaffe.transport.collect import collect, list_tensors
 
 FEW_RANKS = 8
 """Each of which is told of by itself."""
@@ -63,8 +55,8 @@ class Training:
     steps: int
     """Steps in all; the training goes from `first_step` to here."""
     first_step: int
-    history: str
-    """The digest of the losses before `first_step`."""
+    state: State
+    """What a checkpoint holds and digests tell apart."""
     identity: dict[str, Any]
     probe: str
     folder: Path
@@ -147,7 +139,7 @@ def train(t: Training) -> Result:
         for note in t.notes:
             progress.say(f"{t.title}  {note}")
         t.saver.warn = lambda line: progress.say(f"{t.title}  {line}")
-        history, sums = t.history, Sums()
+        sums = Sums()
         scale = batch_scale(t.solver, t.config.global_batch_size)
         saved_s = time.monotonic()
 
@@ -167,7 +159,7 @@ def train(t: Training) -> Result:
             rate = learning_rate(t.solver, step, t.steps, scale)
             clip = t.solver.clip_gradients
             result = t.stepper.run(step, rate, t.optimizer, t.reducer, clip, vote)
-            history = extend_history(history, result.loss)
+            t.state.losses.add(result.loss)
             done = step + 1
             timings.write(asdict(result.timings))
             for trip in t.world.watch.take_round_trips() if t.world.watch is not None else ():
@@ -175,11 +167,12 @@ def train(t: Training) -> Result:
             progress.step(done, rate, result)
             if metrics is not None:
                 metrics.write("train", done, {"learning_rate": rate, **_numbers(result)})
+            tensors = t.state.digest_each() if t.run.digests else {}
             if digests is not None:
-                digests.write({"step": done, "tensors": _state_digests(t, history)})
+                digests.write({"step": done, "tensors": tensors})
             is_due = bool(t.checkpoint.every) and done % t.checkpoint.every == 0
             if done < t.steps and (is_due or result.votes.save or result.votes.stop):
-                _save(t, done, history)
+                _save(t, done)
                 saved_s = time.monotonic()
             sums.add(result, time.perf_counter() - start, is_first=step == t.first_step)
             if done < t.steps and result.votes.stop:
@@ -189,13 +182,13 @@ def train(t: Training) -> Result:
             if done < t.steps and t.config.eval_every and done % t.config.eval_every == 0:
                 _validate(t, done, metrics, progress)
         if t.first_step < t.steps:
-            _save(t, t.steps, history)  # before the evaluation, which may fail
+            _save(t, t.steps)  # before the evaluation, which may fail
         validation = _validate(t, t.steps, metrics, progress)
         evaluation = _evaluate(t, t.test, "test", t.steps, metrics, progress)
         _finish_saving(t)
         if t.checkpoint.every or t.checkpoint.every_s:
             progress.say(f"{t.title}  {t.saver.costs.line}")
-        final = _result(t, sums, validation, evaluation, history)
+        final = _result(t, sums, validation, evaluation)
         new = [doubt for doubt in final.identity_doubts if doubt not in known]
         for line in [*_about_data(final), *(f"warning: {doubt}" for doubt in new)]:
             progress.say(f"{t.title}  {line}")
@@ -295,40 +288,9 @@ def _about_data(result: Result) -> list[str]:
     return lines
 
 
-def _save(t: Training, done: int, history: str) -> None:
-    """Rank 0 saves, beside what all go on with.
-
-    Raises: NotFiniteError on all ranks where there is nothing worth saving.
-    """
-    state = state_tensors(t.model, t.optimizer)
-    check_finite(t.world, state)
-    if t.reducer.compressor is not None:
-        own = t.reducer.compressor.state()
-        listed = list_tensors(t.world, own)
-        tensors = collect(t.world, listed, own)
-        if t.world.is_first:
-            t.saver.keep_back(listed, tensors)
-        else:
-            deque(tensors, 0)  # gives them
-    if t.world.is_first:
-        t.saver.save(
-            Checkpoint(
-                step=done,
-                identity=t.identity,
-                probe=t.probe,
-                history=history,
-                doubts=list(t.doubts),
-                tensors=state,
-                scalars=state_scalars(t.model, t.optimizer),
-                scaler=t.stepper.scaler.state_dict(),
-            )
-        )
-
-
-def _state_digests(t: Training, history: str) -> dict[str, str]:
-    """Of every tensor in network order, and of the losses, 16 hex digits each."""
-    each = digest_each(state_tensors(t.model, t.optimizer).items())
-    return {name: value[:16] for name, value in {**each, "losses": history}.items()}
+def _save(t: Training, done: int) -> None:
+    about = Checkpoint(step=done, identity=t.identity, probe=t.probe, doubts=list(t.doubts))
+    t.saver.save(about, t.state)
 
 
 def _numbers(result: StepResult) -> dict[str, float]:
@@ -346,12 +308,8 @@ def _result(
     sums: Sums,
     validation: Evaluation | None,
     evaluation: Evaluation,
-    history: str,
 ) -> Result:
-    tensors = state_tensors(t.model, t.optimizer)
-    weights = digest((k, v) for k, v in tensors.items() if not k.startswith("optimizer/"))
-    drifted = differing_ranks(gather_text(t.world, weights))
-    state = hashlib.sha256(f"{digest(tensors.items())} {history}".encode()).hexdigest()
+    weights_sha256, drifted_ranks = t.state.compare_weights()
     shares = {
         "communication": _share(sums.exposed_communication_s, sums.train_s),
         "data": _share(sums.data_s, sums.train_s),
@@ -383,9 +341,9 @@ def _result(
         largest_class_share=evaluation.largest_class_share,
         validation_top1=None if validation is None else validation.top1,
         test_samples=evaluation.samples,
-        weights_sha256=weights,
-        state_sha256=state,
-        drifted_ranks=drifted,
+        weights_sha256=weights_sha256,
+        state_sha256=t.state.sha256(),
+        drifted_ranks=drifted_ranks,
         checkpoints=SaveCosts(**ranks[0]["checkpoints"]),
         broken_images=sorted({name for rank in ranks for name in rank["broken"]}),
         identity_doubts=list(dict.fromkeys(doubt for rank in ranks for doubt in rank["doubts"])),

@@ -1,14 +1,16 @@
 """Saves checkpoints beside the training: copied in its time, written in a thread's.
 
 A step waits for the copy alone, or where the checkpoint before is still being written, for that
-too. What a compressor keeps back is not copied, for it may be many times the weights: it is written
-in the step's time, tensor by tensor. Where the disk does not take one, the run goes on and says so;
-older ones stay whole. Whether the last one is on the disk is told when the saver is finished.
+too. Pieces that ranks hold apart are not copied, for they may be many times the weights: they are
+written in the step's time, tensor by tensor. Where the disk does not take one, the run goes on and
+says so; older ones stay whole. Whether the last one is on the disk is told when the saver is
+finished.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +20,8 @@ from torch import Tensor
 
 from firecaffe.errors import CheckpointError
 from firecaffe.training.checkpoint import Checkpoint, remove_old, save_checkpoint
-from firecaffe.training.tensor_file import write_tensors
-from firecaffe.transport.collect import Held
-
-KEPT_BACK_PARTIAL = ".compressor.partial"
-"""In the checkpoints' folder, until the checkpoint takes it."""
+from firecaffe.training.state import State
+from firecaffe.training.tensor_file import InMemory, write_tensors
 
 Write = Callable[[Path, Checkpoint], Path]
 """(folder, checkpoint) -> where it is now."""
@@ -61,29 +60,40 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._last: Future[CheckpointError | None] | None = None
         self._copies: dict[str, Tensor] = {}
-        self._kept_back: Path | None = None
-        self._problem: OSError | None = None
 
-    def keep_back(self, listed: Sequence[Held], tensors: Iterable[Tensor]) -> None:
-        """Writes what the compressors of all ranks keep back, for the checkpoint that is saved
-        next. Goes through all tensors also where the disk is full, which that one then says.
+    def save(self, checkpoint: Checkpoint, state: State) -> None:
+        """Saves a training's state; its tensors may change from here on. All ranks call it, and
+        rank 0 writes. checkpoint: what is saved beside the state.
+
+        Raises: NotFiniteError on all ranks where there is nothing worth saving; PeerLostError.
         """
+        state.check_finite()
         self._wait()
         start = time.perf_counter()
-        self._kept_back = self._folder / KEPT_BACK_PARTIAL
-        self._problem = write_tensors(self._kept_back, listed, tensors)
+        apart: dict[str, Path] = {}
+        problem = None
+        for name in state.apart():
+            listed = state.listed(name)
+            tensors = state.collect(name, listed)
+            if state.world.is_first:
+                # In the checkpoints' folder, until the checkpoint takes it.
+                apart[name] = self._folder / f".{name}.partial"
+                problem = write_tensors(apart[name], listed, tensors) or problem
+            else:
+                deque(tensors, 0)  # gives them
+        if not state.world.is_first:
+            return
+        alike = state.alike()
+        self._copies = {name: self._copy(name, tensor) for name, tensor in alike.items()}
+        copied = dataclasses.replace(
+            checkpoint,
+            history=state.losses.history,
+            tensors=InMemory(self._copies),
+            numbers={word: each.state_dict() for word, each in state.numbers.items()},
+            apart=apart,
+        )
         self.costs.copy_s += time.perf_counter() - start
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Copies the state and returns; its tensors may change from here on."""
-        self._wait()
-        start = time.perf_counter()
-        copies = {name: self._copy(name, tensor) for name, tensor in checkpoint.tensors.items()}
-        self._copies = copies
-        self.costs.copy_s += time.perf_counter() - start
-        copied = dataclasses.replace(checkpoint, tensors=copies, kept_back=self._kept_back)
-        self._last = self._thread.submit(self._save, copied, self._problem)
-        self._kept_back = self._problem = None
+        self._last = self._thread.submit(self._save, copied, problem)
 
     def finish(self) -> None:
         """Waits until the last checkpoint is on the disk.
@@ -113,7 +123,7 @@ class Saver:
         return old.copy_(tensor)
 
     def _save(self, checkpoint: Checkpoint, problem: OSError | None) -> CheckpointError | None:
-        """In the thread. Returns what went wrong. problem: with what the compressors keep back."""
+        """In the thread. Returns what went wrong. problem: with what ranks hold apart."""
         start = time.perf_counter()
         try:
             if problem is not None:
@@ -130,7 +140,7 @@ class Saver:
             self.warn(f"warning: {error}; the run goes on, older checkpoints are whole")
             return error
         finally:
-            if checkpoint.kept_back is not None:
-                checkpoint.kept_back.unlink(missing_ok=True)
+            for path in checkpoint.apart.values():
+                path.unlink(missing_ok=True)
             self.costs.write_s += time.perf_counter() - start
         return None

@@ -7,6 +7,7 @@ Source: https://github.com/huggingface/safetensors#format
 """
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -17,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.transport.collect import Held
+from firecaffe.transport.collect import Whole
 
 DTYPES = {
     torch.float64: "F64",
@@ -26,21 +27,35 @@ DTYPES = {
     torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
 OF_WORD = {word: dtype for dtype, word in DTYPES.items()}
 
 
-def write_tensors(path: Path, listed: Sequence[Held], tensors: Iterable[Tensor]) -> OSError | None:
+def write_tensors(
+    path: Path, listed: Sequence[Whole], tensors: Iterable[tuple[str, Tensor]]
+) -> OSError | None:
     """Writes tensors as they come, in the order of `listed`. Goes through all of them also where
     the disk does not take one, for other ranks send them; then returns why.
     """
     coming = iter(tensors)
     problem = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
             file.write(_header(listed))
-            for tensor in coming:
+            for _, tensor in coming:
                 file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
     except OSError as error:
         problem = error
@@ -49,8 +64,49 @@ def write_tensors(path: Path, listed: Sequence[Held], tensors: Iterable[Tensor])
     return problem
 
 
-class TensorFile(Mapping[str, Tensor]):
-    """A file's tensors, each read when it is asked for, into memory of its own."""
+class Stored(Mapping[str, Tensor]):
+    """Tensors by name, each read when it is asked for."""
+
+    @abstractmethod
+    def __contains__(self, name: object) -> bool:
+        """Without reading it."""
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows `start` to before `stop` of a tensor."""
+        return self[name][start:stop]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self[name].dtype
+
+    def full_name(self, name: str) -> str:
+        """What the checkpoint calls it."""
+        return name
+
+
+class InMemory(Stored):
+    """Tensors that are there."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+class TensorFile(Stored):
+    """A file's tensors, each read into memory of its own."""
 
     def __init__(self, path: Path) -> None:
         """Raises: CheckpointError where it is no such file."""
@@ -67,13 +123,29 @@ class TensorFile(Mapping[str, Tensor]):
             raise CheckpointError(f"{path}: cannot be read ({error})") from error
         self._start = 8 + length
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._places[name]["shape"])
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._dtypes[name]
+
     def __getitem__(self, name: str) -> Tensor:
-        place = self._places[name]
-        tensor = torch.empty(place["shape"], dtype=self._dtypes[name])
+        return self._read(name, self.shape(name), 0)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """And reads nothing else of it."""
+        num_rows, *row = self.shape(name)
+        if not 0 <= start <= stop <= num_rows:
+            raise IndexError(f"{name} has {num_rows} rows, not {start} to {stop}")
+        row_bytes = prod(row) * self._dtypes[name].itemsize
+        return self._read(name, (stop - start, *row), start * row_bytes)
+
+    def _read(self, name: str, shape: tuple[int, ...], offset: int) -> Tensor:
+        tensor = torch.empty(shape, dtype=self._dtypes[name])
         # Not through a map of the file, whose pages would count as this process's memory.
         try:
             with open(self._path, "rb", buffering=0) as file:
-                file.seek(self._start + place["data_offsets"][0])
+                file.seek(self._start + self._places[name]["data_offsets"][0] + offset)
                 rest = tensor.reshape(-1).view(torch.uint8).numpy().data
                 while len(rest) and (count := file.readinto(rest)):
                     rest = rest[count:]
@@ -83,6 +155,9 @@ class TensorFile(Mapping[str, Tensor]):
             raise CheckpointError(f"{self._path}: {name} is cut short")
         return tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
@@ -90,11 +165,43 @@ class TensorFile(Mapping[str, Tensor]):
         return len(self._places)
 
 
-def _header(listed: Sequence[Held]) -> bytes:
+class Under(Stored):
+    """The tensors whose names begin with PREFIX/, by the rest of their names."""
+
+    def __init__(self, stored: Stored, prefix: str) -> None:
+        self._stored, self._prefix = stored, f"{prefix}/"
+
+    def full_name(self, name: str) -> str:
+        return self._stored.full_name(self._prefix + name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored.shape(self._prefix + name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._stored.dtype(self._prefix + name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self._stored.rows(self._prefix + name, start, stop)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._stored[self._prefix + name]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._prefix + name in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        names = (name for name in self._stored if name.startswith(self._prefix))
+        return (name.removeprefix(self._prefix) for name in names)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _header(listed: Sequence[Whole]) -> bytes:
     places = {}
     start = 0
     for each in listed:
-        stop = start + prod(each.shape) * each.dtype.itemsize
+        stop = start + each.nbytes
         places[each.name] = {
             "dtype": DTYPES[each.dtype],
             "shape": list(each.shape),

@@ -33,6 +33,7 @@ from firecaffe.runs.compare import read_run
 from firecaffe.runs.explain import explain
 from firecaffe.training import checkpoint as checkpoints
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from firecaffe.training.tensor_file import InMemory
 
 MEMORY_BYTES = 1_000_000_000
 """More than the process has when a reader begins."""
@@ -51,7 +52,12 @@ class Reader:
 
 def make_checkpoint(folder: Path) -> None:
     tensors = {"parameter/w": torch.arange(12.0), "buffer/n": torch.tensor(3)}
-    save_checkpoint(folder, Checkpoint(3, {"a": 1}, "p", "h", tensors, {"w/x": 1}, {}))
+    numbers = {"scalars": {"w/x": 1}, "scaler": {}}
+    save_checkpoint(folder, Checkpoint(3, {"a": 1}, "p", "h", InMemory(tensors), numbers))
+
+
+def read_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_newest(folder)[0].tensors)
 
 
 def digest_anew(folder: Path) -> None:
@@ -106,8 +112,8 @@ def make_recipe(folder: Path) -> None:
 
 
 READERS = {
-    "checkpoint": Reader(make_checkpoint, load_newest),
-    "checkpoint with digests of its own": Reader(make_checkpoint, load_newest, digest_anew),
+    "checkpoint": Reader(make_checkpoint, read_checkpoint),
+    "checkpoint with digests of its own": Reader(make_checkpoint, read_checkpoint, digest_anew),
     "idx": Reader(make_idx, lambda f: read_idx_pair(f / "images", f / "labels", 10)),
     "images": Reader(make_images, read_images),
     "cifar10": Reader(make_cifar, lambda folder: open_cifar10(folder, 2)),

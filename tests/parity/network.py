@@ -2,7 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
+
+from firecaffe.cluster.world import World
+from firecaffe.training.state import state_of
 
 
 class Net(nn.Module):
@@ -19,3 +22,8 @@ class Net(nn.Module):
         x = F.max_pool2d(torch.relu(self.conv2(x)), 2)
         logits: Tensor = self.head(x.flatten(1))
         return logits
+
+
+def state_tensors(net: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
+    """The live tensors of a training, by their names in a checkpoint."""
+    return state_of(World(0, 1, torch.device("cpu")), net, optimizer).alike()

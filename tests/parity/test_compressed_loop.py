@@ -17,8 +17,9 @@ from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
-from firecaffe.training.checkpoint import compressor_state, load_newest, state_tensors
-from tests.parity.network import Net
+from firecaffe.training.checkpoint import load_newest
+from firecaffe.training.tensor_file import TensorFile
+from tests.parity.network import Net, state_tensors
 
 SEED, STEPS, RATE, MOMENTUM, DECAY = 11, 6, 0.05, 0.9, 0.001
 MICRO_BATCH, MICRO_BATCHES = 3, 5
@@ -81,7 +82,11 @@ def ours(
     """All tensors of the last checkpoint of `firecaffe.train`."""
     firecaffe.train(recipe, lambda: copy.deepcopy(net), train_set, train_set, resume=resume)
     checkpoint = load_newest(Path(recipe.run.folder))[0]
-    kept_back = {f"{KEPT_BACK}{key}": value for key, value in compressor_state(checkpoint).items()}
+    kept_back = {
+        f"{KEPT_BACK}{key}": value
+        for path in checkpoint.apart.values()
+        for key, value in TensorFile(path).items()
+    }
     return {**checkpoint.tensors, **kept_back}
 
 
@@ -218,7 +223,7 @@ def test_resume_needs_what_was_kept_back(
     run = Path(half.run.folder)
     same_bits(ours(net, train_set, recipe_for(tmp_path / "resumed", compressor), run), whole)
 
-    monkeypatch.setattr("firecaffe.training.build.compressor_state", lambda _: {})
+    monkeypatch.setattr("firecaffe.gradients.codec_memory.CodecMemory.load", lambda *_: None)
     forgetful = ours(net, train_set, recipe_for(tmp_path / "forgetful", compressor), run)
     assert any(not torch.equal(value, whole[name]) for name, value in forgetful.items())
 

@@ -14,8 +14,8 @@ from firecaffe import DataConfig, ExchangeConfig, Recipe, RunConfig, SolverConfi
 from firecaffe.cluster.digest import digest
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.models import classification_loss
-from firecaffe.training.checkpoint import load_newest, state_tensors
-from tests.parity.network import Net
+from firecaffe.training.checkpoint import load_newest
+from tests.parity.network import Net, state_tensors
 
 SEED, STEPS, RATE, MOMENTUM, DECAY = 11, 6, 0.05, 0.9, 0.001
 
@@ -35,7 +35,7 @@ def data(num_samples: int) -> TensorDataset:
 def ours(net: Net, train_set: TensorDataset, recipe: Recipe) -> dict[str, Tensor]:
     """Parameters and optimizer state after `firecaffe.train`, from its last checkpoint."""
     result = firecaffe.train(recipe, lambda: copy.deepcopy(net), train_set, train_set)
-    tensors = load_newest(Path(recipe.run.folder))[0].tensors
+    tensors = dict(load_newest(Path(recipe.run.folder))[0].tensors)
     names = [f"parameter/{name}" for name, _ in net.named_parameters()]
     assert result.weights_sha256 == digest((name, tensors[name]) for name in names)
     return tensors

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from firecaffe.cluster.world import join
-from firecaffe.transport.collect import collect, list_tensors
+from firecaffe.transport.collect import Part, collect, list_wholes
 from tests.world import Ranks
 
 ELEMENTS = 2_000_000
@@ -21,24 +21,25 @@ def peak_bytes() -> int:
     return 1024 * int(found[1])
 
 
-def give(rank: int) -> dict[str, torch.Tensor]:
+def give(rank: int) -> dict[str, Part]:
     own = {f"{rank}.{n}": torch.full((ELEMENTS,), float(10 * rank + n)) for n in range(EACH)}
-    return {**own, "alike": torch.ones(3, dtype=torch.bfloat16)}
+    alike = torch.ones(3, dtype=torch.bfloat16)
+    return {name: Part(each) for name, each in {**own, "alike": alike}.items()}
 
 
 def gathered() -> tuple[list[tuple[str, int]], list[float], int]:
     """The list, the first element of each tensor that came, and the growth of memory's peak."""
     with join("cpu") as world:
         own = give(world.rank)
-        listed = list_tensors(world, own)
+        listed = list_wholes(world, own)
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
         before = peak_bytes()
         came = []
-        for held, tensor in zip(listed, collect(world, listed, own), strict=False):
-            assert (held.shape, held.dtype) == (tensor.shape, tensor.dtype)
+        for each, (name, tensor) in zip(listed, collect(world, listed, own), strict=False):
+            assert (each.name, each.shape, each.dtype) == (name, tensor.shape, tensor.dtype)
             assert tensor.min() == tensor.max()  # without a copy, which would count
             came.append(float(tensor[0]))
-        return [(held.name, held.rank) for held in listed], came, peak_bytes() - before
+        return [(each.name, each.holders[0][0]) for each in listed], came, peak_bytes() - before
 
 
 def test_rank_0_sees_all_and_holds_one(ranks: Ranks) -> None:

@@ -22,7 +22,8 @@ from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank
 from firecaffe.gradients.compressors.low_rank import matrix_columns
 from firecaffe.runs.folder import read_run_file
-from firecaffe.training.checkpoint import compressor_state, load_newest
+from firecaffe.training.checkpoint import load_newest
+from firecaffe.training.tensor_file import TensorFile
 from tests.ranks.networks import small_data
 from tests.world import Ranks
 
@@ -104,7 +105,11 @@ def fit(recipe: Recipe, folder: Path, resume: Path | None, bucket_bytes: int) ->
     result = firecaffe.train(recipe, Network, data, small_data(30, 1), resume=resume)
     assert not result.drifted_ranks
     checkpoint = load_newest(folder)[0]
-    kept_back = {f"{KEPT_BACK}{key}": value for key, value in compressor_state(checkpoint).items()}
+    kept_back = {
+        f"{KEPT_BACK}{key}": value
+        for path in checkpoint.apart.values()
+        for key, value in TensorFile(path).items()
+    }
     tensors = {**checkpoint.tensors, **kept_back}
     return {"state": result.state_sha256, **digest_each(tensors.items())}
 

@@ -20,12 +20,14 @@ from firecaffe.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from firecaffe.training.tensor_file import InMemory
 
 FILES = (STATE, META, SUMS)
 
 
 def small(step: int = 3, value: float = 1.0) -> Checkpoint:
-    return Checkpoint(step, {"a": 1}, "p", "h", {"parameter/w": torch.full((300,), value)}, {}, {})
+    tensors = InMemory({"parameter/w": torch.full((300,), value)})
+    return Checkpoint(step, {"a": 1}, "p", "h", tensors)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,15 +25,17 @@ from firecaffe.training.checkpoint import (
     remove_old,
     save_checkpoint,
 )
+from firecaffe.training.tensor_file import InMemory
 
 FILES = (STATE, META, SUMS)
 
 
 def small(step: int = 3, value: float = 1.0) -> Checkpoint:
-    return Checkpoint(step, {"a": 1}, "p", "h", {"parameter/w": torch.full((300,), value)}, {}, {})
+    tensors = InMemory({"parameter/w": torch.full((300,), value)})
+    return Checkpoint(step, {"a": 1}, "p", "h", tensors)
 
 
-def bits(tensors: dict[str, Tensor]) -> dict[str, tuple[Any, ...]]:
+def bits(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
     """What must come back: dtype, shape, layout and every byte."""
     return {
         name: (t.dtype, t.shape, t.stride(), t.contiguous().view(-1).view(torch.uint8).tolist())
@@ -43,7 +46,7 @@ def bits(tensors: dict[str, Tensor]) -> dict[str, tuple[Any, ...]]:
 def test_special_values_come_back(tmp_path: Path) -> None:
     values = torch.tensor([float("nan"), float("inf"), -0.0, 5e-324, 1e-45])
     checkpoint = small()
-    checkpoint.tensors = {"parameter/w": values, "buffer/empty": torch.zeros(0, 3)}
+    checkpoint.tensors = InMemory({"parameter/w": values, "buffer/empty": torch.zeros(0, 3)})
     save_checkpoint(tmp_path, checkpoint)
     assert bits(load_newest(tmp_path)[0].tensors) == bits(checkpoint.tensors)
 

@@ -6,13 +6,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from firecaffe.training.saver import Saver
+from firecaffe.training.state import State
+from firecaffe.training.tensor_file import Stored, Under
+from firecaffe.training.weights import Weights
 
 
-def taken(step: int, **tensors: torch.Tensor) -> Checkpoint:
-    return Checkpoint(step, {}, "p", "h", dict(tensors), {}, {})
+def save(saver: Saver, step: int, **tensors: torch.Tensor) -> None:
+    state = State(World(0, 1, torch.device("cpu")), {"buffer": Weights(tensors.items)})
+    saver.save(Checkpoint(step, {}, "p"), state)
+
+
+def saved(where: Path) -> Stored:
+    return Under(load_newest(where)[0].tensors, "buffer")
 
 
 def test_the_state_may_change_while_it_is_written(tmp_path: Path) -> None:
@@ -24,11 +33,11 @@ def test_the_state_may_change_while_it_is_written(tmp_path: Path) -> None:
         return save_checkpoint(folder, checkpoint)
 
     saver = Saver(tmp_path, 0, write)
-    saver.save(taken(1, w=weights))
+    save(saver, 1, w=weights)
     weights.zero_()  # the training goes on before anything is written
     may_write.set()
     saver.finish()
-    assert torch.equal(load_newest(tmp_path)[0].tensors["w"], torch.arange(6.0).reshape(2, 3))
+    assert torch.equal(saved(tmp_path)["w"], torch.arange(6.0).reshape(2, 3))
     assert (saver.costs.saved, saver.costs.failed) == (1, 0)
 
 
@@ -37,10 +46,10 @@ def test_each_checkpoint_has_its_own_state(tmp_path: Path) -> None:
     saver = Saver(tmp_path, 0)
     for step in range(1, 6):
         extra = {"late": torch.full((4,), float(step))} if step > 2 else {}
-        saver.save(taken(step, w=torch.full((1000,), float(step)), **extra))
+        save(saver, step, w=torch.full((1000,), float(step)), **extra)
     saver.finish()
     for step in range(1, 6):
-        tensors = load_newest(tmp_path / f"step-{step:08d}")[0].tensors
+        tensors = saved(tmp_path / f"step-{step:08d}")
         assert torch.equal(tensors["w"], torch.full((1000,), float(step)))
         assert ("late" in tensors) == (step > 2)
 
@@ -55,9 +64,9 @@ def test_views_and_layouts_are_saved_as_they_are_seen(tmp_path: Path) -> None:
         "empty": torch.zeros(0, 3),
     }
     saver = Saver(tmp_path, 0)
-    saver.save(taken(1, **seen))
+    save(saver, 1, **seen)
     saver.finish()
-    tensors = load_newest(tmp_path)[0].tensors
+    tensors = saved(tmp_path)
     assert all(torch.equal(tensors[name], tensor) for name, tensor in seen.items())
 
 
@@ -72,7 +81,7 @@ def test_a_full_disk_is_told_once_and_the_next_one_is_saved(tmp_path: Path) -> N
     saver = Saver(tmp_path, 0, write)
     saver.warn = said.append
     for step in (1, 2, 3):
-        saver.save(taken(step, w=torch.zeros(3)))
+        save(saver, step, w=torch.zeros(3))
     saver.finish()
     assert len(said) == 1
     assert said[0].startswith("warning: checkpoint of step 2 not saved: No space left on device")
@@ -83,7 +92,7 @@ def test_a_full_disk_is_told_once_and_the_next_one_is_saved(tmp_path: Path) -> N
 def test_a_last_one_that_is_not_saved_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").touch()  # in the folder's place
     saver = Saver(tmp_path / "checkpoints", 3)
-    saver.save(taken(1, w=torch.zeros(3)))
+    save(saver, 1, w=torch.zeros(3))
     with pytest.raises(CheckpointError, match="checkpoint of step 1 not saved"):
         saver.finish()
 
@@ -91,7 +100,7 @@ def test_a_last_one_that_is_not_saved_is_an_error(tmp_path: Path) -> None:
 def test_old_ones_go_only_after_a_new_one_is_there(tmp_path: Path) -> None:
     saver = Saver(tmp_path, 2)
     for step in (1, 2, 3, 4):
-        saver.save(taken(step, w=torch.zeros(3)))
+        save(saver, step, w=torch.zeros(3))
     saver.finish()
     assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
     (tmp_path / ".step-00000005.partial").touch()  # where the next one would be written
@@ -100,7 +109,7 @@ def test_old_ones_go_only_after_a_new_one_is_there(tmp_path: Path) -> None:
         raise CheckpointError("full")
 
     saver = Saver(tmp_path, 2, refuse)
-    saver.save(taken(5, w=torch.zeros(3)))
+    save(saver, 5, w=torch.zeros(3))
     with pytest.raises(CheckpointError):
         saver.finish()
     assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]

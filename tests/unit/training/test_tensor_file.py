@@ -9,36 +9,60 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.training.tensor_file import DTYPES, TensorFile, write_tensors
-from firecaffe.transport.collect import Held
+from firecaffe.training.tensor_file import DTYPES, TensorFile, Under, write_tensors
+from firecaffe.transport.collect import Whole
 
 TENSORS = {
     **{str(dtype): torch.arange(7).to(dtype) for dtype in DTYPES},
     "scalar": torch.tensor(2.5),
     "empty": torch.zeros(0, 3),
-    "matrix é": torch.randn(3, 5),
+    "matrix/é": torch.randn(3, 5),
 }
-LISTED = [Held(name, tuple(each.shape), each.dtype, 0) for name, each in TENSORS.items()]
+LISTED = [
+    Whole(name, tuple(each.shape), each.dtype, ((0, None),)) for name, each in TENSORS.items()
+]
+
+
+def raw(tensor: Tensor) -> Tensor:
+    """Its bytes; torch compares no float8."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def test_the_library_reads_what_was_written_one_by_one(tmp_path: Path) -> None:
     path = tmp_path / "some.safetensors"
-    assert write_tensors(path, LISTED, TENSORS.values()) is None
+    assert write_tensors(path, LISTED, TENSORS.items()) is None
     found, one_by_one = load_file(path), TensorFile(path)
     assert found.keys() == TENSORS.keys() == set(one_by_one)
     for name, each in TENSORS.items():
         for read in (found[name], one_by_one[name]):
             assert (read.dtype, read.shape) == (each.dtype, each.shape)
-            assert torch.equal(read, each)
+            assert torch.equal(raw(read), raw(each))
+
+
+def test_rows_are_read_without_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "some.safetensors"
+    write_tensors(path, LISTED, TENSORS.items())
+    name, matrix = next(reversed(TENSORS.items()))
+    file = Under(TensorFile(path), "matrix")
+    with open(path, "r+b") as damaged:  # the file's last row, which is not asked for
+        damaged.truncate(path.stat().st_size - 4)
+    for start, stop in ((0, 0), (0, 2), (1, 2), (3, 3)):
+        assert torch.equal(file.rows("é", start, stop), matrix[start:stop])
+    assert (list(file), file.shape("é"), file.dtype("é")) == (["é"], (3, 5), torch.float32)
+    assert file.full_name("é") == name
+    with pytest.raises(CheckpointError, match="cut short"):
+        file["é"]
+    with pytest.raises(IndexError):
+        file.rows("é", 2, 4)
 
 
 def test_a_full_disk_takes_nothing_and_all_is_gone_through() -> None:
     """For other ranks send it, and would wait."""
     taken: list[str] = []
 
-    def coming() -> Iterator[Tensor]:
+    def coming() -> Iterator[tuple[str, Tensor]]:
         for name, each in TENSORS.items():
-            yield each.new_zeros(100_000)
+            yield name, each.new_zeros(100_000)
             taken.append(name)
 
     problem = write_tensors(Path("/dev/full"), LISTED, coming())
@@ -50,7 +74,7 @@ def test_a_full_disk_takes_nothing_and_all_is_gone_through() -> None:
 @pytest.mark.parametrize("length", [0, 5, 100])
 def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, length: int) -> None:
     path = tmp_path / "some.safetensors"
-    write_tensors(path, LISTED, TENSORS.values())
+    write_tensors(path, LISTED, TENSORS.items())
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(CheckpointError, match=r"some\.safetensors"):
         TensorFile(path)

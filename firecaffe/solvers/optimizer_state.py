@@ -1,0 +1,74 @@
+"""What an optimizer carries from step to step: tensors and numbers, by parameter and key."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from firecaffe.errors import CheckpointError
+from firecaffe.transport.collect import Part
+
+
+class OptimizerTensors:
+    """Momentum and the like, by PARAMETER/KEY; see `training.state.Piece`."""
+
+    held_by_all = True
+    is_result = True
+
+    def __init__(self, model: nn.Module, optimizer: optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def parts(self) -> dict[str, Part]:
+        """In network order. What the optimizer has not made yet is not there."""
+        return {
+            f"{name}/{key}": Part(value)
+            for name, parameter in self._model.named_parameters()
+            for key, value in sorted(self._optimizer.state.get(parameter, {}).items())
+            if isinstance(value, Tensor)
+        }
+
+    def load(self, stored: Mapping[str, Tensor]) -> None:
+        """Raises: CheckpointError where a tensor is of no parameter of this network."""
+        for path in stored:
+            parameter, key = _find(self._model, path, f"optimizer/{path}")
+            value = stored[path]
+            # torch keeps an optimizer's count of steps on the CPU.
+            made = value if key == "step" else _like(value, parameter)
+            self._optimizer.state[parameter][key] = made
+
+
+class OptimizerNumbers:
+    """The rest of its state, numbers and None, by PARAMETER/KEY; see `training.state.Numbers`."""
+
+    def __init__(self, model: nn.Module, optimizer: optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            f"{name}/{key}": value
+            for name, parameter in self._model.named_parameters()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if not isinstance(value, Tensor)
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises: CheckpointError where a number is of no parameter of this network."""
+        for path, value in state.items():
+            parameter, key = _find(self._model, path, path)
+            self._optimizer.state[parameter][key] = value
+
+
+def _find(model: nn.Module, path: str, full_name: str) -> tuple[nn.Parameter, str]:
+    name, _, key = path.rpartition("/")
+    parameters = dict(model.named_parameters())
+    if name not in parameters:
+        raise CheckpointError(f"checkpoint holds {full_name}, which the model does not have")
+    return parameters[name], key
+
+
+def _like(value: Tensor, parameter: Tensor) -> Tensor:
+    """As the optimizer would have made it: on the device, in the same layout."""
+    if value.shape != parameter.shape:
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -1,0 +1,236 @@
+"""What a training carries from step to step, in pieces that say who holds them.
+
+A *piece* is a set of named tensors: parameters, buffers, what the optimizer keeps, what a
+compressor keeps back. Either every rank holds all of a piece, the same bits, or each rank holds a
+part: some of the tensors (a node's memory, a replica, a server's weights), or some rows of them (a
+layer that is split among ranks). `parts` tells what this rank has, and with that
+
+- a checkpoint is written by rank 0 alone, tensor by tensor, each whole and by its name. Nothing is
+  gathered to a rank that does not write it;
+- a rank that loads reads what it holds. So any layout of ranks resumes any other's checkpoint;
+- the digests are those of whole tensors, whoever holds them.
+
+In a checkpoint the pieces that all hold are in state.safetensors, as PIECE/NAME; each other one has
+a file of its own, PIECE.safetensors, with NAME. Both are looked for, since a piece that is held
+apart by four ranks may be held by all if there is one.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn, optim
+
+from firecaffe.cluster.agree import differing_ranks, gather_text, take_from_first
+from firecaffe.cluster.digest import digest, digest_each
+from firecaffe.cluster.world import World
+from firecaffe.errors import CheckpointError, NotFiniteError
+from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
+from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.losses import Losses
+from firecaffe.training.tensor_file import Stored, TensorFile, Under
+from firecaffe.training.weights import Weights
+from firecaffe.transport.collect import Part, Whole, collect, list_wholes
+
+
+class Piece(Protocol):
+    """Named tensors of a training, and who holds them."""
+
+    @property
+    def held_by_all(self) -> bool:
+        """Whether every rank holds all of them, the same bits; the same answer on all ranks."""
+
+    @property
+    def is_result(self) -> bool:
+        """Whether they are what the training comes to: they enter its digests, and none with an
+        infinity or a NaN is saved.
+        """
+
+    def parts(self) -> dict[str, Part]:
+        """What this rank holds of them: the live tensors, no copies. Their order is that of the
+        digests; where ranks have other names, `Part.order` tells it.
+        """
+
+    def load(self, stored: Stored) -> None:
+        """Takes what this rank holds, and reads no more. Raises: CheckpointError where names,
+        shapes or types are those of something else.
+        """
+
+
+class Numbers(Protocol):
+    """State that is no tensor: JSON, alike on all ranks."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+WEIGHTS = ("parameter", "buffer")
+"""The pieces that are what `weights_sha256` digests."""
+
+
+class State:
+    """All pieces of a training, by name. Their order is that of the digests."""
+
+    def __init__(
+        self, world: World, pieces: dict[str, Piece], numbers: dict[str, Numbers] | None = None
+    ) -> None:
+        """numbers: by the word that they have in meta.json."""
+        self.world = world
+        self.pieces = pieces
+        self.numbers = numbers or {}
+        self.losses = Losses()
+        self._resumed: Checkpoint | None = None
+
+    def add(self, name: str, piece: Piece) -> None:
+        """A piece that is made later than the others; it takes its part of what was resumed."""
+        self.pieces[name] = piece
+        if self._resumed is not None:
+            piece.load(_stored(self._resumed, name))
+
+    def take_from_first(self) -> list[int]:
+        """Gives every rank rank 0's values of the pieces that all hold. Returns the ranks that had
+        others. Raises: PeerLostError.
+        """
+        digests = gather_text(self.world, digest(self.alike().items()))
+        different = [rank for rank, text in enumerate(digests) if text != digests[0]]
+        if different:
+            take_from_first(self.world, list(self.alike().values()))
+        return different
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Takes what a checkpoint holds of the pieces that are there.
+
+        Raises: CheckpointError where it is that of something else.
+        """
+        for full_name in checkpoint.tensors:
+            if full_name.partition("/")[0] not in self.pieces:
+                raise CheckpointError(
+                    f"checkpoint holds {full_name}, which the model does not have"
+                )
+        for name, piece in self.pieces.items():
+            piece.load(_stored(checkpoint, name))
+        for word, numbers in self.numbers.items():
+            if checkpoint.numbers.get(word):
+                numbers.load_state_dict(checkpoint.numbers[word])
+        self.losses.history = checkpoint.history
+        self._resumed = checkpoint
+
+    def check_all_was_loaded(self) -> None:
+        """Raises: CheckpointError where the checkpoint holds a piece that is not there."""
+        held = {} if self._resumed is None else self._resumed.apart
+        for name in held.keys() - self.pieces.keys():
+            raise CheckpointError(f"checkpoint holds {held[name].name}, which nothing here carries")
+
+    def alike(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """The live tensors of the pieces that all ranks hold, or of some, by PIECE/NAME."""
+        return {
+            f"{name}/{key}": part.tensor
+            for name in (self.pieces if names is None else names)
+            if self.pieces[name].held_by_all
+            for key, part in self.pieces[name].parts().items()
+        }
+
+    def apart(self) -> list[str]:
+        """The names of the other pieces."""
+        return [name for name, piece in self.pieces.items() if not piece.held_by_all]
+
+    def listed(self, name: str) -> list[Whole]:
+        """The tensors of a piece that is held apart: the same list on all ranks.
+
+        Raises: AgreementError, PeerLostError.
+        """
+        return list_wholes(self.world, self.pieces[name].parts())
+
+    def collect(self, name: str, listed: Sequence[Whole]) -> Iterator[tuple[str, Tensor]]:
+        """On rank 0 its tensors, whole, one at a time; other ranks give theirs and get none. All
+        have to go through it to the end. Raises: PeerLostError.
+        """
+        return collect(self.world, listed, self.pieces[name].parts())
+
+    def check_finite(self) -> None:
+        """Looks through what the training comes to: rank 0 through what all hold, for it saves it,
+        and each rank through what it holds alone.
+
+        Raises: NotFiniteError on all ranks.
+        """
+        own = {
+            f"{name}/{key}": part.tensor
+            for name in self._results()
+            if self.world.is_first or not self.pieces[name].held_by_all
+            for key, part in self.pieces[name].parts().items()
+        }
+        said = gather_text(self.world, first_not_finite(own))
+        broken = next((each for each in said if each), "")
+        if broken:
+            raise NotFiniteError(f"after the update {broken} is not finite")
+
+    def compare_weights(self) -> tuple[str, list[int]]:
+        """The digest of all parameters and buffers by name, and the ranks that hold others than
+        most. It is this rank's own if all hold them.
+        """
+        own = digest(self.alike(WEIGHTS).items())
+        different = differing_ranks(gather_text(self.world, own))
+        if all(self.pieces[name].held_by_all for name in WEIGHTS):
+            return own, different
+        return self._digest(WEIGHTS), different
+
+    def sha256(self) -> str:
+        """The digest of all that the training comes to, and of the losses of all steps."""
+        tensors = self._digest(self._results())
+        return hashlib.sha256(f"{tensors} {self.losses.history}".encode()).hexdigest()
+
+    def digest_each(self) -> dict[str, str]:
+        """On rank 0 the digest of every tensor, in order, and of the losses: 16 hex digits each.
+        All ranks have to call it.
+        """
+        each = digest_each(self._wholes(self._results()))
+        return {name: value[:16] for name, value in {**each, "losses": self.losses.history}.items()}
+
+    def _results(self) -> list[str]:
+        return [name for name, piece in self.pieces.items() if piece.is_result]
+
+    def _digest(self, names: Sequence[str]) -> str:
+        if all(self.pieces[name].held_by_all for name in names):
+            return digest(self.alike(names).items())
+        return gather_text(self.world, digest(self._wholes(names)))[0]
+
+    def _wholes(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """On rank 0 all tensors of some pieces, one at a time."""
+        for name in names:
+            if not self.pieces[name].held_by_all:
+                for key, tensor in self.collect(name, self.listed(name)):
+                    yield f"{name}/{key}", tensor
+            elif self.world.is_first:
+                yield from self.alike([name]).items()
+
+
+def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> State:
+    """What every training carries. What else there is comes to `pieces` and `numbers`."""
+    return State(
+        world,
+        {
+            "parameter": Weights(model.named_parameters),
+            "buffer": Weights(model.named_buffers),
+            "optimizer": OptimizerTensors(model, optimizer),
+        },
+        {"scalars": OptimizerNumbers(model, optimizer)},
+    )
+
+
+def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
+    """The name of the first tensor that holds an infinity or a NaN; empty where none does."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = torch.aminmax(tensor)
+            if not (math.isfinite(low) and math.isfinite(high)):
+                return name
+    return ""
+
+
+def _stored(checkpoint: Checkpoint, name: str) -> Stored:
+    """A piece's tensors, where they are."""
+    if name in checkpoint.apart:
+        return TensorFile(checkpoint.apart[name])
+    return Under(checkpoint.tensors, name)

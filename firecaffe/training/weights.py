@@ -1,0 +1,51 @@
+"""Weights and buffers as pieces of a training's state: every rank holds all of them."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from firecaffe.errors import CheckpointError
+from firecaffe.training.tensor_file import Stored
+from firecaffe.transport.collect import Part
+
+
+class Weights:
+    """A network's parameters, or its buffers; see `training.state.Piece`."""
+
+    held_by_all = True
+    is_result = True
+
+    def __init__(self, named: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        """named: `model.named_parameters` or `model.named_buffers`."""
+        self._named = named
+
+    def parts(self) -> dict[str, Part]:
+        return {name: Part(tensor.detach()) for name, tensor in self._named()}
+
+    def load(self, stored: Stored) -> None:
+        load_parts(self.parts(), stored)
+
+
+@torch.no_grad()
+def load_parts(parts: dict[str, Part], stored: Stored) -> None:
+    """Copies into each tensor the rows that are held here, and reads no others.
+
+    Raises: CheckpointError where names, shapes or types are not the same.
+    """
+    strangers = stored.keys() - parts.keys()
+    if strangers:
+        name = next(name for name in stored if name in strangers)
+        raise CheckpointError(
+            f"checkpoint holds {stored.full_name(name)}, which the model does not have"
+        )
+    for name, part in parts.items():
+        if name not in stored:
+            raise CheckpointError(f"checkpoint lacks {name}, which the model has")
+        shape, dtype = stored.shape(name), stored.dtype(name)
+        if shape != part.shape or dtype != part.tensor.dtype:
+            raise CheckpointError(
+                f"{name} is {dtype} {shape} in the checkpoint, "
+                f"{part.tensor.dtype} {part.shape} in the model"
+            )
+        part.tensor.copy_(stored[name] if part.range is None else stored.rows(name, *part.range))

@@ -1,0 +1,42 @@
+"""A checkpoint goes on only in a run whose words decide the same bits."""
+
+from typing import Any
+
+import pytest
+
+from firecaffe.errors import CheckpointError
+from firecaffe.training.checkpoint import Checkpoint, check_identity
+
+
+def taken() -> Checkpoint:
+    words = {"solver.type": "sgd", "solver.stepvalue": [1, 2], "solver.base_lr": 0.1}
+    return Checkpoint(step=3, identity=words, probe="p")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"solver.base_lr": 0.2}, "solver.base_lr is 0.2 in the recipe, 0.1 in the checkpoint"),
+        ({"solver.stepvalue": [1, 3]}, r"solver.stepvalue is \[1, 3\] in the recipe, \[1, 2\] in"),
+        ({"train.steps": 5}, "train.steps is 5 in the recipe, None in the checkpoint"),
+        ({"solver.type": None}, "solver.type is None in the recipe, 'sgd' in the checkpoint"),
+        # The first in the alphabet, however many there are.
+        ({"solver.type": "adam", "data.name": "x"}, "data.name is 'x'"),
+    ],
+)
+def test_identity_names_the_word(changes: dict[str, Any], words: str) -> None:
+    checkpoint = taken()
+    check_identity(checkpoint, dict(checkpoint.identity), checkpoint.step)
+    asked = {k: v for k, v in {**checkpoint.identity, **changes}.items() if v is not None}
+    with pytest.raises(CheckpointError, match=words):
+        check_identity(checkpoint, asked, checkpoint.step)
+
+
+def test_fewer_steps_than_the_checkpoint_s_are_the_cause_that_is_told() -> None:
+    """Not the word train.steps, which may differ besides (cosine)."""
+    checkpoint = taken()
+    steps = checkpoint.step - 1
+    with pytest.raises(
+        CheckpointError, match=rf"at step {steps + 1}, the recipe ends at .* {steps};"
+    ):
+        check_identity(checkpoint, {**checkpoint.identity, "train.steps": steps}, steps)
