@@ -36,6 +36,9 @@ BASE = {
     "solver.base_lr": 0.02,
     "run.tensorboard": "false",
 }
+DIGITS = 12
+"""Hexadecimal, of a digest."""
+
 COMMAND = (sys.executable, "-m", "firecaffe", "train")
 CODECS = ("float16", "bfloat16", "int8", "one_bit", "top_k", "threshold", "power_sgd")
 
@@ -98,7 +101,7 @@ RUNS: dict[str, Run] = {
     ),
     "autocast bfloat16": Run({"train.autocast": "bfloat16"}, 3),
     "channels last": Run({"train.channels_last": "true"}),
-    "augmented": Run({"data.augment": "caffe", "data.crop": 24, "data.mirror": "true"}, 3),
+    "augmented": Run({"data.augment": "caffe", "data.crop": 28, "data.pad": 2}, 3),
     "odd micro-batches": Run({"train.global_batch_size": 28}, 3),
     "resumed 2 then 3": Run(then_workers=3),
     "resumed 3 then 1, power_sgd": Run({**CODED, "exchange.compressor": "power_sgd"}, 3, 1),
@@ -131,11 +134,20 @@ def _command(
     recipe.write_text('[model]\nname = "lenet"\n', encoding="utf-8")
     words = {**BASE, **run.words, "train.steps": steps, "run.folder": str(folder)}
     options = [part for name, value in words.items() for part in (f"--{name}", str(value))]
-    fault = ["--inject", run.fault, "--max-restarts", "1"] if run.fault else []
+    restarts = ["--max-restarts", "1"] if run.fault else []
+    plugin = {"FIRECAFFE_PLUGINS": "benchmarks.faults_on_purpose", "FAULTS_ON_PURPOSE": run.fault}
     done = subprocess.run(
-        [*COMMAND, str(recipe), *options, *fault, "--nproc-per-node", str(workers), *(more or [])],
+        [
+            *COMMAND,
+            str(recipe),
+            *options,
+            *restarts,
+            "--nproc-per-node",
+            str(workers),
+            *(more or []),
+        ],
         cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
+        env={**os.environ, "PYTHONPATH": str(tree), **(plugin if run.fault else {})},
         capture_output=True,
         text=True,
     )
@@ -145,7 +157,7 @@ def _command(
 
 def _digest(folder: Path) -> str:
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    return str(result["state_sha256"])
+    return str(result["state_sha256"])[:DIGITS]
 
 
 def machine() -> str:
@@ -165,8 +177,8 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write digests.json anew")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the code that trains")
     options = parser.parse_args()
-    recorded = {} if options.record else json.loads(RECORD.read_text(encoding="utf-8"))
-    if recorded and recorded["machine"] != machine():
+    recorded = json.loads(RECORD.read_text(encoding="utf-8"))
+    if not options.record and recorded["machine"] != machine():
         print(f"recorded on {recorded['machine']}; this is {machine()}: nothing to compare with")
         return 2
     found, wrong = {}, 0
@@ -178,14 +190,15 @@ def main() -> int:
                 found[name] = train(run, options.tree.resolve(), Path(folder))
             except RuntimeError as error:
                 found[name] = f"failed: {error}"
-        before = recorded.get("runs", {}).get(name)
+        before = recorded["runs"].get(name)
         is_same = options.record or found[name] == before
         wrong += not is_same
-        print(f"{'same' if is_same else 'OTHER'}  {name}  {found[name][:12]}", flush=True)
+        print(f"{'same' if is_same else 'OTHER'}  {name}  {found[name][:DIGITS]}", flush=True)
         if found[name].startswith("failed"):
             print(found[name])
     if options.record:
-        record = {"machine": machine(), "runs": found}
+        kept = recorded["runs"] if recorded["machine"] == machine() else {}
+        record = {"machine": machine(), "runs": {**kept, **found}}
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"{len(found) - wrong} of {len(found)} the same")
     return 1 if wrong else 0

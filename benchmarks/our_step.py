@@ -1,5 +1,7 @@
 """One training of ours, step by step: the same parts as `training.build` puts together."""
 
+from dataclasses import replace
+
 from torch import Tensor, nn, optim
 
 from firecaffe.data import Batches
@@ -9,7 +11,10 @@ from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.training.step import Loss, Stepper, StepResult
+from firecaffe.tasks import CLASSIFICATION, Loss
+from firecaffe.training.forward import Forward
+from firecaffe.training.outcome import StepResult
+from firecaffe.training.step import Stepper, empty_counts
 from firecaffe.transport.exchange import Exchange
 
 
@@ -29,19 +34,19 @@ class OurStep:
         self.model, self.optimizer = model, optimizer
         world, leaves = exchange.world, config.num_micro_batches
         share = leaf_share(leaves, world.world_size, world.rank, words.level)
-        self.stepper = Stepper(model, loss, batches, config, share)
-        self.stepper.buffers.begin_step()
+        forward = Forward(model, replace(CLASSIFICATION, loss=loss), config)
 
         def first_loss() -> Tensor:
-            value, _ = self.stepper.forward(*self.stepper.batch(0, 0), step=0, leaf=0)
+            forward.begin_step()
+            value, _ = forward(*batches.train_batch(0, 0), step=0, leaf=0)
             assert value is not None
             return value
 
         self.reducer = GradientReducer(
             dict(model.named_parameters()),
             run_probe(model, list(model.parameters()), first_loss, world).ready_order,
-            self.stepper.empty_tail(),
-            self.stepper.empty_counts(),
+            forward.empty_tail(),
+            empty_counts(forward),
             leaves,
             exchange,
             find_route(
@@ -54,11 +59,12 @@ class OurStep:
             ),
             words.bucket_bytes,
         )
+        self.stepper = Stepper(forward, batches, optimizer, self.reducer, share)
 
     def __call__(self, step: int, rate: float | None = None) -> StepResult:
         """rate: of learning; None: the one that the optimizer has."""
         now: float = self.optimizer.param_groups[0]["lr"] if rate is None else rate
-        return self.stepper.run(step, now, self.optimizer, self.reducer, 0.0)
+        return self.stepper.run(step, now).read()
 
     def close(self) -> None:
         self.reducer.close()

@@ -23,7 +23,7 @@ from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.training.step import StepResult
+from firecaffe.training.outcome import StepResult
 from firecaffe.transport.exchange import Exchange
 
 LAYERS, ELEMENTS = 6, 350_000

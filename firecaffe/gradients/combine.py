@@ -1,10 +1,11 @@
-"""From this worker's nodes of one bucket to the mean over all workers: the ways that there are.
+"""From this worker's nodes of one bucket to the total over all workers: the ways that there are.
 
 Each way is an object with `top_level` (where local sums stop; None: they go on as far as they can),
 `apart` (whether nodes are handed over one by one), `lanes` (how many buckets may be under way at
-once; bucket i goes by lane i mod lanes, and each lane by a thread of its own) and a call. The call
-finds this worker's last node in the bucket itself and the others beside it, and leaves the total
-there, of which the gradients are divided by the step's weight.
+once; bucket i goes by lane i mod lanes, and each lane by a thread of its own), `of_means` (whether
+the gradients that it is given are divided by the step's weight already, or the total is afterwards)
+and a call. The call finds this worker's last node in the bucket itself and the others beside it,
+and leaves the total there.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,9 +33,9 @@ class Combine(Protocol):
     def apart(self) -> bool: ...
     @property
     def lanes(self) -> int: ...
-    def __call__(
-        self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
-    ) -> None:
+    @property
+    def of_means(self) -> bool: ...
+    def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
         """nodes: this worker's, in order, where they are apart; the last one is the bucket's."""
 
 
@@ -43,17 +44,14 @@ class AllReduce:
 
     top_level = None
     apart = False
+    of_means = False
 
-    def __init__(self, exchange: Exchange, num_parameters: int) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.lanes = exchange.lanes
-        self.num_parameters = num_parameters
 
-    def __call__(
-        self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
-    ) -> None:
+    def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
         self.exchange.all_reduce(bucket.flat, index % self.lanes)
-        gradients_of(bucket, self.num_parameters).div_(total_weight)
 
 
 class Fold:
@@ -62,30 +60,30 @@ class Fold:
     top_level = None
     apart = True
     lanes = 1
+    of_means = False
 
-    def __init__(self, world: World, num_leaves: int, num_parameters: int) -> None:
+    def __init__(self, world: World, num_leaves: int) -> None:
         self.world = world
         self.num_leaves = num_leaves
-        self.num_parameters = num_parameters
         self._nodes_of_rank = [
             largest_nodes(num_leaves, leaf_share(num_leaves, world.world_size, rank))
             for rank in range(world.world_size)
         ]
 
-    def __call__(
-        self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
-    ) -> None:
+    def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
         vectors = [vector for _, vector in nodes]
         total = fold_nodes(self._nodes_of_rank, vectors, self.num_leaves, self.world)
         bucket.flat.copy_(total)
-        gradients_of(bucket, self.num_parameters).div_(total_weight)
 
 
 class Compressed:
-    """Nodes of one level of the tree, each encoded on its own, on one worker as on many."""
+    """Nodes of one level of the tree, each encoded on its own, on one worker as on many. What a
+    codec keeps back for the next step is part of a mean, whose weight may be another then.
+    """
 
     apart = True
     lanes = 1
+    of_means = True
 
     def __init__(
         self,
@@ -101,16 +99,11 @@ class Compressed:
         self.wire = NodeWire(world, num_nodes(num_leaves, level))
         self.memory = CodecMemory(compressor, self.wire.own_nodes)
 
-    def __call__(
-        self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
-    ) -> None:
+    def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
         vectors = [vector for _, vector in nodes]
         if bucket.members[0] >= self.num_parameters:  # the tail, which is not encoded
             bucket.flat.copy_(self.wire.sum_nodes(vectors))
             return
-        for vector in vectors:
-            # Before it is encoded: what a codec keeps back for the next step is in the same units.
-            vector.div_(total_weight)
         numbered = [(node.index, vector) for node, vector in nodes]
         bucket.flat.copy_(self.compressor.reduce(index, numbered, self.wire))
 
@@ -125,6 +118,7 @@ class Hooked:
     top_level = None
     apart = False
     lanes = 1
+    of_means = True
 
     def __init__(
         self,
@@ -142,14 +136,12 @@ class Hooked:
             index for index, bucket in enumerate(buckets) if bucket.members[0] < len(parameters)
         ]
 
-    def __call__(
-        self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket, total_weight: float
-    ) -> None:
+    def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
         if bucket.members[0] >= len(self.parameters):
             self.exchange.all_reduce(bucket.flat)
             return
         # A hook takes the mean over ranks of what each of them brings.
-        bucket.flat.mul_(self.exchange.world.world_size / total_weight)
+        bucket.flat.mul_(self.exchange.world.world_size)
         is_last = index == self._places[-1]
         view = HookBucket(bucket, self._places.index(index), is_last, self.parameters)
         self.exchange.world.traffic.add_unknown()

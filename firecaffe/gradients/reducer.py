@@ -13,7 +13,6 @@ with its last micro-batch; among them which parameters were used, so that one th
 that nobody used may still receive what was kept back when it was used.)
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
@@ -40,14 +39,15 @@ from firecaffe.gradients.combine import (
 )
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
+from firecaffe.transport.device import Mark, open_device
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.worker import Worker
 
 Leaf = list[Tensor]
 """One tensor for each parameter, then the tail's."""
 
-Span = tuple[float, float]
-"""When something began and when it ended, in seconds of `time.perf_counter`."""
+Span = tuple[Mark, Mark]
+"""Where an exchange begins and where it ends."""
 
 
 LOOK_S = 0.1
@@ -62,15 +62,31 @@ class Totals:
     """The sums of all tails."""
     counts: Tensor
     """The sum of all workers' counts."""
-    exposed_s: float
-    """Seconds that the step waited for communication after its backward."""
-    exchange_s: float
-    """Seconds that communication took in all, hidden or not."""
+    computed: Mark
+    """Where backward ends."""
+    summed: Mark
+    """Where the last exchange ends too."""
+    spans: tuple[Span, ...]
+    """Of all exchanges."""
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds that the step waited for communication after its backward."""
+        return self.summed.seconds_after(self.computed)
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds that communication took in all, hidden or not."""
+        from_first = [
+            (begin.seconds_after(self.spans[0][0]), end.seconds_after(self.spans[0][0]))
+            for begin, end in self.spans
+        ]
+        return covered_s(from_first)
 
 
 class GradientReducer:
     """Sums gradients over micro-batches and workers. One `begin_step`, then `add` for each own
-    micro-batch in order, then `finish_step`."""
+    micro-batch in order but the last, `add_last` for that one, then `finish_step`."""
 
     def __init__(
         self,
@@ -94,6 +110,7 @@ class GradientReducer:
         self.exchange = exchange
         num_parameters = len(self.parameters)
         self._unused = counts.new_zeros(num_parameters)
+        self._all_used = counts.new_ones(num_parameters)
         self._tail_members = range(num_parameters, num_parameters + len(tail))
         self._counts_member = self._tail_members.stop
         tensors = [*self.parameters, *tail, torch.cat([self._unused, counts])]
@@ -130,9 +147,9 @@ class GradientReducer:
             assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
         elif route.way == FOLD:
-            self._combine = Fold(world, num_leaves, num_parameters)
+            self._combine = Fold(world, num_leaves)
         else:
-            self._combine = AllReduce(exchange, num_parameters)
+            self._combine = AllReduce(exchange)
         self._threads: list[Worker] = []
         self._hooks = []
         # One worker encodes in a thread too: torch lets the main thread have several for one sum,
@@ -146,7 +163,7 @@ class GradientReducer:
                 for index in last_of_each
                 if index < len(self.parameters)
             ]
-        self._stream = torch.cuda.Stream(counts.device) if counts.is_cuda else None  # type: ignore[no-untyped-call]
+        self.device = open_device(counts.device)
         self._closing = False
 
     def __enter__(self) -> Self:
@@ -180,72 +197,82 @@ class GradientReducer:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def add(
-        self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor], counts: Tensor | None
-    ) -> None:
+    def add(self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor]) -> None:
         """Runs backward for one micro-batch and adds its gradients.
 
-        loss: None for a micro-batch without samples, which adds zeros. counts: those of all this
-        worker's micro-batches, with its last one of the step; None before.
+        loss: None for a micro-batch without samples, which adds zeros.
         """
-        if counts is not None:
-            self._merged, self._node = self._counter.take_completed(Node(0, leaf))
-            if not self._combine.apart:
-                self._merged += [value for _, value in reversed(self._counter.pending)]
-            self._closing = True
-        if loss is not None:
-            torch.autograd.backward(loss)
-        self._closing = False
-        self._raise_failure()  # not in a hook: a backward that is broken off keeps memory
+        self._backward(loss)
+        gradients = [_gradient(parameter) for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._counter.push(Node(0, leaf), [*gradients, *tail])
+
+    def add_last(
+        self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor], counts: Tensor
+    ) -> None:
+        """The same for this worker's last micro-batch of the step, during whose backward each
+        bucket leaves as soon as it is complete. counts: those of all this worker's micro-batches.
+        """
+        self._merged, self._node = self._counter.take_completed(Node(0, leaf))
+        if not self._combine.apart:
+            self._merged += [value for _, value in reversed(self._counter.pending)]
+        self._closing = True
+        try:
+            self._backward(loss)
+        finally:
+            self._closing = False
         if any(gradient._version != version for gradient, version in self._sent):
             raise RecipeError(
                 "a parameter's gradient changed after backward had finished it; "
                 "torch.utils.checkpoint needs use_reentrant=False"
             )
+        # A copy from the host would wait for the device.
+        used = self._all_used if all(self._used) else self._unused.new_tensor(self._used)
+        self._send_ready_buckets([*tail, torch.cat([used, counts])])
+
+    def _backward(self, loss: Tensor | None) -> None:
+        if loss is not None:
+            torch.autograd.backward(loss)
+        self._raise_failure()  # not in a hook: a backward that is broken off keeps memory
         if not all(self._used):
             now = (parameter.grad is not None for parameter in self.parameters)
             self._used = [a or b for a, b in zip(self._used, now, strict=True)]
-        if counts is not None:
-            used = self._unused.new_tensor(self._used)
-            self._send_ready_buckets([*tail, torch.cat([used, counts])])
-            return
-        gradients = [_gradient(parameter) for parameter in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
-        self._counter.push(Node(0, leaf), [*gradients, *tail])
 
     def finish_step(self) -> Totals:
         """Waits for the exchange and leaves the mean gradient in every `p.grad`.
 
         Raises: PeerLostError; what a communication thread has met.
         """
-        if self._stream is not None:
-            # Kernels of backward that are still running are compute, not communication.
-            torch.cuda.current_stream().synchronize()
-        start = time.perf_counter()
+        computed = self.device.mark()
         with waiting(self.exchange.world):
             self._wait_for_threads()
-        exchange_s = covered_s([future.result() for future in self._futures])
-        exposed_s = time.perf_counter() - start
+        spans = tuple(future.result() for future in self._futures)
+        for _, end in spans:
+            self.device.wait(end)
+        summed = self.device.mark()
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
-        for index, is_used in enumerate(used.tolist()):
+        # What this rank has used, somebody has; of the rest all have to be asked.
+        by_any = self._used if all(self._used) else used.tolist()
+        for index, is_used in enumerate(by_any):
             # What a compressor kept back may arrive in a step that does not use the parameter.
             has_any = is_used or (self.memory is not None and bool(self._view_of[index].any()))
             self.parameters[index].grad = self._view_of[index] if has_any else None
         tail = tuple(self._view_of[member] for member in self._tail_members)
-        return Totals(tail, counts, exposed_s, exchange_s)
+        return Totals(tail, counts, computed, summed, spans)
 
-    def first_not_finite(self) -> str:
-        """The first parameter, in network order, whose mean gradient is infinite or not a number;
-        empty where there is none. Then it costs one reading of the gradients.
+    def extremes(self) -> Tensor:
+        """The least and the greatest element of each parameter's mean gradient, in network order:
+        shape (parameters, 2); NaN if one of its elements is.
         """
-        parts = [gradients_of(bucket, len(self.parameters)) for bucket in self.buckets]
-        ends = [end for part in parts if part.numel() for end in torch.aminmax(part)]
-        if bool(torch.stack(ends).isfinite().all()):
-            return ""
-        views = (self._view_of[index] for index in range(len(self.parameters)))
-        named = zip(self.names, views, strict=True)
-        return next((name for name, view in named if not bool(view.isfinite().all())), "")
+        zero = self._unused.new_zeros(1)
+        views = [self._view_of[index] for index in range(len(self.parameters))]
+        views = [view if view.numel() else zero for view in views]
+        if self.device.works_behind:
+            norms = torch._foreach_norm(views, float("inf"))
+            largest = torch.stack([norm.double() for norm in norms])
+            return torch.stack([-largest, largest], dim=1)
+        return torch.stack([torch.stack(torch.aminmax(view)).double() for view in views])
 
     def _wait_for_threads(self) -> None:
         """Returns when all that was submitted is done. A thread may never come to its end: for one
@@ -285,10 +312,9 @@ class GradientReducer:
                 self._sent += [(g, g._version) for g in gradients if g is not None]
             nodes = self._close_bucket(self.buckets[index], tail or ())
             if not self._threads:
-                self._combine(index, nodes, self.buckets[index], self._total_weight)
+                self._to_mean(index, nodes)
             else:
-                is_cuda = self.buckets[index].flat.is_cuda
-                ready = torch.cuda.current_stream().record_event() if is_cuda else None
+                ready = self.device.mark()
                 thread = self._threads[index % len(self._threads)]
                 self._futures.append(thread.submit(partial(self._exchange, index, nodes, ready)))
 
@@ -324,28 +350,29 @@ class GradientReducer:
             nodes.append((node, flat))
         return [*nodes, (self._node, bucket.flat)]
 
-    def _exchange(
-        self,
-        index: int,
-        nodes: list[tuple[Node, Tensor]],
-        ready: torch.cuda.Event | None,
-    ) -> Span:
-        """Runs in a communication thread; returns when it began and ended.
+    def _exchange(self, index: int, nodes: list[tuple[Node, Tensor]], ready: Mark) -> Span:
+        """Runs in a communication thread; returns where it begins and ends."""
+        with self.device.beside(vector for _, vector in nodes):
+            self.device.wait(ready)
+            begin = self.device.mark()
+            self._to_mean(index, nodes)
+            return begin, self.device.mark()
 
-        On a GPU the thread has a stream of its own and waits on the host for both ends, so that
-        its seconds are those of the exchange.
+    def _to_mean(self, index: int, nodes: list[tuple[Node, Tensor]]) -> None:
+        """The bucket's gradients become the mean of all workers', its tail the sum. It is here that
+        a step is divided by its weight.
         """
-        if ready is not None:
-            ready.synchronize()
-        start = time.perf_counter()
-        with torch.cuda.stream(self._stream):
-            self._combine(index, nodes, self.buckets[index], self._total_weight)
-        if self._stream is not None:
-            self._stream.synchronize()
-        return start, time.perf_counter()
+        bucket = self.buckets[index]
+        own = gradients_of(bucket, len(self.parameters))
+        if self._combine.of_means:
+            for part in [vector[: len(own)] for _, vector in nodes] or [own]:
+                part.div_(self._total_weight)
+        self._combine(index, nodes, bucket)
+        if not self._combine.of_means:
+            own.div_(self._total_weight)
 
 
-def covered_s(spans: Sequence[Span]) -> float:
+def covered_s(spans: Sequence[tuple[float, float]]) -> float:
     """Seconds in which at least one of the spans ran."""
     total = 0.0
     until = float("-inf")

@@ -22,14 +22,17 @@ from firecaffe.errors import DataError
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer, begin_thread
-from firecaffe.models import build_model, classification_loss
+from firecaffe.models import build_model
 from firecaffe.plan.calibrate import spread
 from firecaffe.plan.cluster import Measured
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.arithmetic import seed_random, set_arithmetic
-from firecaffe.training.step import Stepper, StepResult
+from firecaffe.training.forward import Forward
+from firecaffe.training.outcome import StepResult
+from firecaffe.training.step import Stepper, empty_counts
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.link import finish
 from firecaffe.transport.local import LocalRanks
@@ -93,11 +96,11 @@ def time_steps(
     order = SampleOrder(train.seed, len(data), train.global_batch_size, micro_batch_size)
     batches = Batches(data, order, recipe.data, device)
     world = World(0, 1, device)
-    stepper = Stepper(model, classification_loss, batches, train, range(micro_batches))
-    stepper.buffers.begin_step()
+    forward = Forward(model, CLASSIFICATION, train)
 
     def first_loss() -> Tensor:
-        value, _ = stepper.forward(*stepper.batch(0, 0), step=0, leaf=0)
+        forward.begin_step()
+        value, _ = forward(*batches.train_batch(0, 0), step=0, leaf=0)
         assert value is not None
         return value
 
@@ -107,21 +110,21 @@ def time_steps(
     reducer = GradientReducer(
         named,
         run_probe(model, parameters, first_loss, world).ready_order,
-        stepper.empty_tail(),
-        stepper.empty_counts(),
+        forward.empty_tail(),
+        empty_counts(forward),
         micro_batches,
         Exchange(world, "tree"),
         find_route("tree", micro_batches, 1),
         recipe.exchange.bucket_bytes,
     )
+    stepper = Stepper(forward, batches, optimizer, reducer, range(micro_batches))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     results: list[StepResult] = []
     start_s = time.perf_counter()
     try:
         while len(results) < FEWEST_STEPS + WARM_UP or time.perf_counter() - start_s < least_s:
-            rate = recipe.solver.base_lr
-            results.append(stepper.run(len(results), rate, optimizer, reducer, 0.0))
+            results.append(stepper.run(len(results), recipe.solver.base_lr).read())
     finally:
         reducer.close()
     timings = [result.timings for result in results[WARM_UP:]]

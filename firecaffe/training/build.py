@@ -41,6 +41,7 @@ from firecaffe.runs.files import write_atomically, write_json
 from firecaffe.runs.folder import continue_run_folder, create_run_folder
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.solvers.policy import batch_scale, rate_notes
+from firecaffe.tasks import CLASSIFICATION, Loss
 from firecaffe.training.arithmetic import cost_of_determinism, set_arithmetic
 from firecaffe.training.checkpoint import check_identity, save_checkpoint
 from firecaffe.training.checks import (
@@ -58,6 +59,7 @@ from firecaffe.training.facts import (
     facts,
     unrepeatable,
 )
+from firecaffe.training.forward import Forward
 from firecaffe.training.loop import Result, Training
 from firecaffe.training.loop import train as run_training
 from firecaffe.training.parts import Parts, build_network, check_arguments, open_parts
@@ -67,7 +69,7 @@ from firecaffe.training.progress import say
 from firecaffe.training.saver import Saver
 from firecaffe.training.start import FaultTeller, Start, find_start, remember_folder, tell_faults
 from firecaffe.training.state import state_of
-from firecaffe.training.step import Loss, Stepper
+from firecaffe.training.step import Stepper, empty_counts
 from firecaffe.transport.auto import AutoChoice, choose_exchange
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local import meet_local_ranks, ranks_per_host
@@ -158,12 +160,14 @@ def _train_in(
     batches = Batches(data.train, sample_order(recipe, data), recipe.data, world.device)
     level = recipe.exchange.level
     share = leaf_share(config.num_micro_batches, world.world_size, world.rank, level)
-    stepper = Stepper(model, parts.loss, batches, config, share)
-    state.numbers["scaler"] = stepper.scaler
+    forward = Forward(model, dataclasses.replace(CLASSIFICATION, loss=parts.loss), config)
+    state.numbers["scaler"] = forward.scaler
     # Before a checkpoint is restored, so that its digest compares with the first run's.
-    check_outputs(stepper, recipe, data.train)
-    probe = run_probe(model, parameters, partial(_first_loss, stepper), world)
-    cost = _cost_of_determinism(stepper) if world.device.type == "cuda" else None
+    check_outputs(forward, batches, recipe, data.train)
+    probe = run_probe(model, parameters, partial(_first_loss, forward, batches), world)
+    cost = None
+    if world.device.type == "cuda" and config.deterministic:
+        cost = _cost_of_determinism(forward, batches)
     if checkpoint is not None:
         check_identity(checkpoint, words, steps)
         state.load(checkpoint)
@@ -191,8 +195,8 @@ def _train_in(
         GradientReducer(
             named,
             probe.ready_order,
-            stepper.empty_tail(),
-            stepper.empty_counts(),
+            forward.empty_tail(),
+            empty_counts(forward),
             config.num_micro_batches,
             exchange,
             route,
@@ -217,7 +221,14 @@ def _train_in(
     in_time = resources.enter_context(
         closing(BatchesAhead(batches, share, first_step, steps, late_doubts))
     )
-    stepper.batches = around_batches(plugins, in_time, world)
+    stepper = Stepper(
+        forward,
+        around_batches(plugins, in_time, world),
+        optimizer,
+        reducer,
+        share,
+        recipe.solver.clip_gradients,
+    )
     notes = rate_notes(recipe.solver, config.global_batch_size, steps)
     notes += idle_words(recipe).values()
     if recipe.run.tuned and not tuned_by(recipe):
@@ -262,7 +273,7 @@ def _train_in(
     result = run_training(training)
     if world.is_first:
         record = {
-            **dataclasses.asdict(result),
+            **result.as_row(),
             "model": recipe.model.name,
             "world_size": world.world_size,
             "initial_lr": recipe.solver.base_lr
@@ -312,22 +323,20 @@ def _name_of(hook: Hook) -> str:
     return str(getattr(hook, "__qualname__", "of the user"))
 
 
-def _first_loss(stepper: Stepper) -> Tensor:
+def _first_loss(forward: Forward, batches: Batches) -> Tensor:
     """The loss of the training's first micro-batch, which every rank can compute."""
-    stepper.buffers.begin_step()
-    loss, _ = stepper.forward(*stepper.batch(0, 0), step=0, leaf=0)
+    forward.begin_step()
+    loss, _ = forward(*batches.train_batch(0, 0), step=0, leaf=0)
     assert loss is not None  # the first micro-batch of an epoch is never empty
     return loss
 
 
-def _cost_of_determinism(stepper: Stepper) -> float | None:
-    if not stepper.config.deterministic:
-        return None
-    buffers = [buffer.clone() for buffer in stepper.model.buffers()]
-    cost = cost_of_determinism(lambda: torch.autograd.backward(_first_loss(stepper)))
-    for buffer, start in zip(stepper.model.buffers(), buffers, strict=True):
+def _cost_of_determinism(forward: Forward, batches: Batches) -> float:
+    buffers = [buffer.clone() for buffer in forward.model.buffers()]
+    cost = cost_of_determinism(lambda: torch.autograd.backward(_first_loss(forward, batches)))
+    for buffer, start in zip(forward.model.buffers(), buffers, strict=True):
         buffer.copy_(start)
-    stepper.model.zero_grad()
+    forward.model.zero_grad()
     return cost
 
 

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.cluster.world import World
-from firecaffe.data import Data, Dataset, output_shape
+from firecaffe.data import Batches, Data, Dataset, output_shape
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import AUTO
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.policy import batch_scale, learning_rate
-from firecaffe.training.step import Loss, Stepper
+from firecaffe.tasks import Loss
+from firecaffe.training.forward import Forward
 from firecaffe.words import LARGEST
 
 
@@ -35,30 +36,31 @@ def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
     _check_logits(logits, recipe, dataset)
 
 
-def check_outputs(stepper: Stepper, recipe: Recipe, dataset: Dataset) -> None:
+def check_outputs(forward: Forward, batches: Batches, recipe: Recipe, dataset: Dataset) -> None:
     """Runs one sample of evaluation, and the shortest micro-batch of an epoch, if it is of one.
 
     Raises: RecipeError where the network does not take the images, gives too few classes, or has a
     BatchNorm that cannot be computed over one sample; or where the loss cannot be trained on.
     """
-    model, name = stepper.model, recipe.model.name
-    images, labels = stepper.batch(0, 0)
+    model, name = forward.model, recipe.model.name
+    images, labels = batches.train_batch(0, 0)
+    images = forward.laid_out(images)
     training = model.training
     try:
         outputs = model.eval()(images[:1])
         model.train(training)
         with torch.no_grad():
             if len(dataset) % recipe.train.micro_batch_size == 1:
-                stepper.buffers.begin_step()
+                forward.buffers.begin_step()
                 model(images[:1])
-                stepper.buffers.begin_micro_batch()
+                forward.buffers.begin_micro_batch()
     except (RuntimeError, ValueError, TypeError) as error:
         raise RecipeError(
             f"model.name {name!r} does not take {'x'.join(map(str, images[:1].shape))}, which an "
             f"epoch of {len(dataset)} samples ends with or an evaluation may: {_first_line(error)}"
         ) from error
     _check_logits(outputs, recipe, dataset)
-    _check_loss(stepper.loss, outputs, labels[:1])
+    _check_loss(forward.task.loss, outputs, labels[:1])
 
 
 def _check_loss(loss: Loss, outputs: Any, labels: Tensor) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,24 +12,32 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, Dataset, eval_batches
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.training.step import AUTOCAST, Loss, count_correct
+from firecaffe.tasks import Task
+from firecaffe.training.forward import AUTOCAST
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Fractions of the data set's samples, and the mean loss."""
+    """What a network came to on a data set."""
 
     samples: int
     loss: float
-    top1: float
-    top5: float
-    largest_class_share: float
-    """Top-1 of whoever always names the class that most samples are of."""
+    """The mean over the samples."""
+    metrics: dict[str, float]
+    """By name; means over the samples."""
+    largest_class_share: float | None
+    """Top-1 of whoever always names the class that most samples are of; None without classes."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Its numbers by name."""
+        row = {"samples": self.samples, "loss": self.loss, **self.metrics}
+        return {**row, "largest_class_share": self.largest_class_share}
 
 
 def evaluate(
     model: nn.Module,
-    loss: Loss,
+    task: Task,
     dataset: Dataset,
     data: DataConfig,
     config: TrainConfig,
@@ -41,7 +50,7 @@ def evaluate(
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     dtype = AUTOCAST.get(config.autocast)
-    rows: list[tuple[int, int, float, float, float]] = []
+    rows: list[tuple[float, ...]] = []
     of_class: Counter[int] = Counter()
     batches = eval_batches(
         dataset,
@@ -52,14 +61,15 @@ def evaluate(
         device=world.device,
     )
     with torch.no_grad(), torch.autocast(world.device.type, dtype, enabled=dtype is not None):
-        for number, images, labels in batches:
+        for number, inputs, targets in batches:
             if config.channels_last:
-                images = images.contiguous(memory_format=torch.channels_last)
-            outputs = model(images)
-            mean_loss = loss(outputs, labels).item()
-            top1, top5 = count_correct(outputs, labels).tolist()
-            rows.append((number, len(labels), mean_loss * len(labels), top1, top5))
-            of_class.update(labels.tolist())
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            outputs = model(inputs)
+            mean_loss = task.loss(outputs, targets).item()
+            sums = task.count(outputs, targets).tolist()
+            rows.append((number, len(targets), mean_loss * len(targets), *sums))
+            if task.classes is not None:
+                of_class.update(task.classes(targets))
     for module, training in modes:
         module.training = training
     stated = json.dumps({"rows": rows, "classes": list(of_class.items())})
@@ -68,12 +78,12 @@ def evaluate(
     classes: Counter[int] = Counter()
     for part in gathered:
         classes.update(dict(part["classes"]))
-    _, samples, losses, top1s, top5s = zip(*in_batch_order, strict=True)
+    _, samples, losses, *counts = zip(*in_batch_order, strict=True)
     count = sum(samples)
+    shares = (sum(each) / count for each in counts)
     return Evaluation(
         samples=count,
         loss=sum(losses) / count,
-        top1=sum(top1s) / count,
-        top5=sum(top5s) / count,
-        largest_class_share=max(classes.values()) / count,
+        metrics=dict(zip(task.metrics, shares, strict=True)),
+        largest_class_share=max(classes.values()) / count if classes else None,
     )

@@ -24,10 +24,11 @@ from firecaffe.solvers.policy import batch_scale, learning_rate
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.finite import explained
+from firecaffe.training.outcome import StepResult, Votes
 from firecaffe.training.progress import RunProgress
 from firecaffe.training.saver import SaveCosts, Saver
 from firecaffe.training.state import State
-from firecaffe.training.step import Stepper, StepResult, Votes
+from firecaffe.training.step import Stepper
 from firecaffe.training.stop import LAUNCHER, StopRequest
 
 FEW_RANKS = 8
@@ -90,13 +91,12 @@ class Result:
     loss: float | None
     """Mean loss of the last step; None where a resumed run had none left to do."""
     test_loss: float
-    top1: float
-    """On the test images, as is top5."""
-    top5: float
-    largest_class_share: float
+    metrics: dict[str, float]
+    """Of the task, by name, on the test samples."""
+    largest_class_share: float | None
     """Of the test set's classes: the top-1 of a network that has learned nothing."""
-    validation_top1: float | None
-    """At the end; None where there are no validation images."""
+    validation: dict[str, float] | None
+    """The metrics on the validation samples at the end; None where there are none."""
     test_samples: int
     weights_sha256: str
     """Over all parameters and buffers, by name."""
@@ -110,6 +110,23 @@ class Result:
     """That another image stood in for, and why."""
     identity_doubts: list[str]
     """Why other numbers of workers, or another run, may not end in the same bits; of all ranks."""
+
+    @property
+    def top1(self) -> float:
+        """Of images of classes: the share whose label came first."""
+        return self.metrics["top1"]
+
+    @property
+    def top5(self) -> float:
+        """Of images of classes: the share whose label was among the first five."""
+        return self.metrics["top5"]
+
+    def as_row(self) -> dict[str, Any]:
+        """As result.json has it: a name for each metric."""
+        row = asdict(self)
+        metrics, validation = row.pop("metrics"), row.pop("validation")
+        row |= {f"validation_{name}": (validation or {}).get(name) for name in metrics}
+        return {**row, **metrics}
 
 
 def train(t: Training) -> Result:
@@ -157,8 +174,7 @@ def train(t: Training) -> Result:
             start = time.perf_counter()
             t.world.place.step = step + 1
             rate = learning_rate(t.solver, step, t.steps, scale)
-            clip = t.solver.clip_gradients
-            result = t.stepper.run(step, rate, t.optimizer, t.reducer, clip, vote)
+            result = t.stepper.run(step, rate, vote).read()
             t.state.losses.add(result.loss)
             done = step + 1
             timings.write(asdict(result.timings))
@@ -262,10 +278,10 @@ def _evaluate(
     metrics: Metrics | None,
     progress: RunProgress,
 ) -> Evaluation:
-    evaluation = evaluate(t.model, t.stepper.loss, dataset, t.data, t.config, t.world)
+    evaluation = evaluate(t.model, t.stepper.forward.task, dataset, t.data, t.config, t.world)
     progress.evaluation(split, done, evaluation)
     if metrics is not None:
-        metrics.write(split, done, asdict(evaluation))
+        metrics.write(split, done, evaluation.row)
     return evaluation
 
 
@@ -297,8 +313,7 @@ def _numbers(result: StepResult) -> dict[str, float]:
     return {
         "samples": result.samples,
         "loss": result.loss,
-        "top1": result.top1,
-        "top5": result.top5,
+        **result.metrics,
         "images_per_s": result.samples / result.timings.step_s,
     }
 
@@ -336,10 +351,9 @@ def _result(
         ],
         loss=sums.loss,
         test_loss=evaluation.loss,
-        top1=evaluation.top1,
-        top5=evaluation.top5,
+        metrics=evaluation.metrics,
         largest_class_share=evaluation.largest_class_share,
-        validation_top1=None if validation is None else validation.top1,
+        validation=None if validation is None else validation.metrics,
         test_samples=evaluation.samples,
         weights_sha256=weights_sha256,
         state_sha256=t.state.sha256(),

@@ -17,8 +17,8 @@ from firecaffe.errors import DataError, RecipeError
 from firecaffe.gradients.combine import Hook
 from firecaffe.models import build_model, classification_loss
 from firecaffe.recipe.sections import Recipe
+from firecaffe.tasks import Loss
 from firecaffe.training.arithmetic import seed_random
-from firecaffe.training.step import Loss
 
 MOST_SHOWN = 80
 """Signs of what was found, in a line about it."""

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -9,7 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from firecaffe.training.evaluate import Evaluation
-from firecaffe.training.step import StepResult
+from firecaffe.training.outcome import StepResult
+
+WORDS = {"top1": "top-1", "top5": "top-5"}
 
 LINES = 10
 """How many lines a run prints where there is no terminal."""
@@ -18,6 +21,11 @@ LINES = 10
 def say(line: str) -> None:
     """A plain line, where no live one is shown any more."""
     Console(file=sys.stdout, soft_wrap=True).print(line, markup=False, highlight=False)
+
+
+def in_words(metrics: Mapping[str, float]) -> str:
+    """Metrics that are shares of samples, for people."""
+    return ", ".join(f"{WORDS.get(name, name)} {value:.2%}" for name, value in metrics.items())
 
 
 class RunProgress:
@@ -57,8 +65,8 @@ class RunProgress:
     def evaluation(self, split: str, step: int, result: Evaluation) -> None:
         """After an evaluation at step `step`, on the images of a split."""
         self.say(
-            f"{self._title}  {split} at step {step}: top-1 {result.top1:.2%}, "
-            f"top-5 {result.top5:.2%}, loss {result.loss:.4f} ({result.samples:,} images)"
+            f"{self._title}  {split} at step {step}: {in_words(result.metrics)}, "
+            f"loss {result.loss:.4f} ({result.samples:,} images)"
         )
 
     def __enter__(self) -> Self:

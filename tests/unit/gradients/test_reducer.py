@@ -67,7 +67,7 @@ def test_a_bucket_is_exchanged_while_backward_still_runs() -> None:
     reducer.begin_step(1.0)
     hidden = first(torch.ones(1, 3))
     hidden.register_hook(wait)
-    reducer.add(0, second(hidden).sum(), [], torch.zeros(1))
+    reducer.add_last(0, second(hidden).sum(), [], torch.zeros(1))
     reducer.finish_step()
     reducer.close()
     assert exchange.lengths == [36, 16, 4]  # the tail last: two parameters used, and one number
@@ -78,7 +78,7 @@ def test_buckets_leave_in_one_order_whatever_is_ready_first() -> None:
     exchange = RecordingExchange()
     reducer = make_reducer(model, exchange, [0, 1])  # not the order of backward
     reducer.begin_step(1.0)
-    reducer.add(0, model(torch.ones(1, 3)).sum(), [], torch.zeros(1))
+    reducer.add_last(0, model(torch.ones(1, 3)).sum(), [], torch.zeros(1))
     reducer.finish_step()
     reducer.close()
     assert exchange.lengths == [16, 36, 4]
@@ -102,8 +102,11 @@ def test_a_share_that_is_no_subtree_is_summed_in_tree_order() -> None:
     reducer = make_reducer(model, RecordingExchange(), [0], num_leaves=8)
     reducer.begin_step(1.0)
     for leaf, gradient in {1: 1.0, 2: big, 3: 0.0, 4: -big}.items():
-        counts = torch.zeros(1) if leaf == 4 else None
-        reducer.add(leaf, model(torch.full((1, 1), gradient)).sum(), [], counts)
+        loss = model(torch.full((1, 1), gradient)).sum()
+        if leaf == 4:
+            reducer.add_last(leaf, loss, [], torch.zeros(1))
+        else:
+            reducer.add(leaf, loss, [])
     reducer.finish_step()
     reducer.close()
     assert layer.weight.grad is not None
@@ -117,7 +120,7 @@ def test_a_failed_exchange_fails_the_step() -> None:
 
     def step() -> None:
         """It fails in whichever of the two meets the failure first."""
-        reducer.add(0, model(torch.ones(1, 2)).sum(), [], torch.zeros(1))
+        reducer.add_last(0, model(torch.ones(1, 2)).sum(), [], torch.zeros(1))
         reducer.finish_step()
 
     with pytest.raises(ConnectionError, match="the cable is out"):
@@ -148,7 +151,7 @@ def test_a_lane_that_fails_is_heard_while_another_waits() -> None:
     hidden = layers[0](torch.ones(1, 2))
     hidden.register_hook(lambda _: wait_for_failure(reducer))
     with pytest.raises(ConnectionError, match="the cable is out"):
-        reducer.add(0, layers[2](layers[1](hidden)).sum(), [], torch.zeros(1))
+        reducer.add_last(0, layers[2](layers[1](hidden)).sum(), [], torch.zeros(1))
     with pytest.raises(ConnectionError, match="the cable is out"):
         reducer.finish_step()
     exchange.happened.set()
@@ -180,7 +183,7 @@ def test_a_gradient_that_comes_in_parts_is_refused() -> None:
     for _ in range(2):
         hidden = checkpoint(lambda x: last(layer(x)).expand(1, 4), hidden, use_reentrant=True)
     with pytest.raises(RecipeError, match="use_reentrant=False"):
-        reducer.add(0, hidden.sum(), [], torch.zeros(1))
+        reducer.add_last(0, hidden.sum(), [], torch.zeros(1))
     reducer.close()
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, TensorDataset
 from firecaffe.models import HeadedLogits, classification_loss
 from firecaffe.recipe.config import TrainConfig
+from firecaffe.tasks import CLASSIFICATION, Loss
+from firecaffe.tasks.classification import count_correct
 from firecaffe.training import evaluate as module
 from firecaffe.training.evaluate import Evaluation, evaluate
-from firecaffe.training.step import Loss, count_correct
 
 NUM_SAMPLES, NUM_CLASSES = 23, 7
 
@@ -57,7 +59,8 @@ def run(
     loss: Loss = classification_loss,
 ) -> Evaluation:
     config = TrainConfig(eval_batch_size=batch_size)
-    return evaluate(net, loss, data, DataConfig(), config, world)
+    task = replace(CLASSIFICATION, loss=loss)
+    return evaluate(net, task, data, DataConfig(), config, world)
 
 
 def uneven_loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -79,8 +82,7 @@ def test_against_a_plain_computation(net: nn.Module, data: Counted, batch_size: 
     top1 = sum(r[0] == label for r, label in zip(ranking, labels, strict=True))
     top5 = sum(label in r[:5] for r, label in zip(ranking, labels, strict=True))
     assert found.samples == NUM_SAMPLES
-    assert found.top1 == top1 / NUM_SAMPLES
-    assert found.top5 == top5 / NUM_SAMPLES
+    assert found.metrics == {"top1": top1 / NUM_SAMPLES, "top5": top5 / NUM_SAMPLES}
     assert found.largest_class_share == Counter(labels).most_common(1)[0][1] / NUM_SAMPLES
     assert found.loss == pytest.approx(F.cross_entropy(logits, data.labels_N).item(), rel=1e-6)
 

@@ -14,9 +14,11 @@ from firecaffe.cluster.world import World
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.models import classification_loss
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.training.step import Stepper, StepResult
+from firecaffe.tasks import CLASSIFICATION
+from firecaffe.training.forward import Forward
+from firecaffe.training.outcome import StepResult
+from firecaffe.training.step import Stepper, empty_counts
 from firecaffe.transport.exchange import Exchange
 
 # Five micro-batches of 2: the third step has 7 samples left, in micro-batches of 2, 2, 2, 1 and 0.
@@ -46,24 +48,25 @@ class Worker:
         self.data = TensorDataset(images, torch.arange(NUM_SAMPLES) % 6)
         self.order = SampleOrder(config.seed, NUM_SAMPLES, 10, config.micro_batch_size)
         batches = Batches(self.data, self.order, DataConfig())
-        self.stepper = Stepper(
-            net, classification_loss, batches, config, range(config.num_micro_batches)
-        )
+        forward = Forward(net, CLASSIFICATION, config)
         parameters = dict(net.named_parameters())
         self.optimizer = optim.SGD(net.parameters(), 1.0)
         self.reducer = GradientReducer(
             parameters,
             list(reversed(range(len(parameters)))),
-            self.stepper.empty_tail(),
-            self.stepper.empty_counts(),
+            forward.empty_tail(),
+            empty_counts(forward),
             config.num_micro_batches,
             Exchange(World(0, 1, torch.device("cpu")), "tree"),
             find_route("tree", config.num_micro_batches, 1),
             bucket_bytes=100,
         )
+        leaves = range(config.num_micro_batches)
+        self.stepper = Stepper(forward, batches, self.optimizer, self.reducer, leaves)
 
     def step(self, step: int, clip_gradients: float = 0.0) -> StepResult:
-        return self.stepper.run(step, RATE, self.optimizer, self.reducer, clip_gradients)
+        self.stepper.clip_gradients = clip_gradients
+        return self.stepper.run(step, RATE).read()
 
     def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Those with samples, as the data set holds them."""
@@ -141,7 +144,7 @@ def test_a_step_is_one_update_by_the_mean_over_its_samples(worker: Worker) -> No
         result = worker.step(step)
         assert result.samples == samples == (7 if step == 2 else 10)
         assert result.loss == pytest.approx(losses / samples, rel=1e-5)
-        assert (result.top1, result.top5) == (top1 / samples, top5 / samples)
+        assert result.metrics == {"top1": top1 / samples, "top5": top5 / samples}
         with torch.no_grad():
             for parameter, (name, own) in zip(
                 net.parameters(), worker.net.named_parameters(), strict=True

@@ -56,7 +56,8 @@ def test_evaluations_on_the_way_see_held_out_images_and_change_no_bit(tmp_path: 
     assert [row["step"] for row in at_end["validation"]] == [5]
     assert often.weights_sha256 == never.weights_sha256
     assert often.state_sha256 == never.state_sha256
-    assert often.validation_top1 == rows["validation"][-1]["top1"]
+    assert often.validation is not None
+    assert often.validation["top1"] == rows["validation"][-1]["top1"]
     run = read_run(tmp_path / "often")
     assert "30 training, 10 held-out and 30 test images" in run.result["data"]
     assert len(curves_of(run).top1) == 3  # a time to a target is read from these
@@ -68,7 +69,7 @@ def test_one_s_own_validation_set(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [(row["step"], row["samples"]) for row in rows["validation"]] == [(3, 12), (5, 12)]
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"run folder: {tmp_path / 'own'}")
     held, _ = trained(tmp_path / "without", 0, 0.0)
-    assert held.validation_top1 is None
+    assert held.validation is None
 
 
 def test_without_validation_images_there_is_nothing_to_choose_by(tmp_path: Path) -> None:

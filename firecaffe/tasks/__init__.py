@@ -1,0 +1,8 @@
+"""What a network is trained for: a loss to lower, and metrics to count."""
+
+from firecaffe.tasks.classification import CLASSIFICATION
+from firecaffe.tasks.task import Loss, Task
+
+__all__ = ["CLASSIFICATION", "TASKS", "Loss", "Task"]
+
+TASKS: dict[str, Task] = {"classification": CLASSIFICATION}

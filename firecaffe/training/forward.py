@@ -1,0 +1,84 @@
+"""One micro-batch forward: its loss, and what goes along with its gradients."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.tasks import Task
+from firecaffe.training.arithmetic import seed_random
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Forward:
+    """A network, a task and an arithmetic. Its state is the network's and the loss scale's."""
+
+    def __init__(self, model: nn.Module, task: Task, config: TrainConfig) -> None:
+        self.model, self.task, self.config = model, task, config
+        self.device = next(model.parameters()).device
+        self.buffers = BufferChanges(model)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
+        self._dtype = AUTOCAST.get(config.autocast)
+        self._seen: list[tuple[Any, Any]] = []
+
+    def begin_step(self) -> None:
+        """All micro-batches of a step start from the same buffers."""
+        self._seen.clear()
+        self.buffers.begin_step()
+
+    def __call__(
+        self, inputs: Tensor, targets: Tensor, step: int, leaf: int
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """The loss to differentiate, and the tail: the loss by itself, and the changes to buffers.
+
+        A micro-batch without samples (at the end of an epoch) has no loss and a tail of zeros.
+        """
+        self.buffers.begin_micro_batch()
+        if len(targets) == 0:
+            return None, self.empty_tail()
+        seed_random(self.config.seed, "dropout", step, leaf)
+        with torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not None):
+            outputs = self.model(self.laid_out(inputs))
+            loss = self.task.loss(outputs, targets)
+        # A short micro-batch weighs less; a full one is not multiplied, which keeps it cheap.
+        weight = len(targets) / self.config.micro_batch_size
+        if weight != 1:
+            loss = loss * weight
+        self._seen.append((_detached(outputs), targets))
+        # A copy: the loss may be a view of what backward needs, and the tail is added to in place.
+        tail = [loss.detach().float().reshape(1).clone(), *self.buffers.take(leaf, weight)]
+        return self.scaler.scale(loss), tail
+
+    def counts(self) -> Tensor:
+        """The metrics' sums over this worker's samples of the step.
+
+        Whole numbers have the same sum in any order, so they need not be counted leaf by leaf.
+        """
+        if not self._seen:
+            return self.no_counts()
+        outputs, targets = zip(*self._seen, strict=True)
+        return self.task.count(self.task.join(list(outputs)), self.task.join(list(targets)))
+
+    def no_counts(self) -> Tensor:
+        """Those of no samples."""
+        return torch.zeros(len(self.task.metrics), device=self.device)
+
+    def empty_tail(self) -> list[Tensor]:
+        """The tail of a micro-batch without samples."""
+        return [torch.zeros(1, device=self.device), *self.buffers.no_changes()]
+
+    def laid_out(self, inputs: Tensor) -> Tensor:
+        """The inputs in the memory layout of the weights."""
+        if self.config.channels_last:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+
+def _detached(outputs: Any) -> Any:
+    """Outputs without their graph: a tensor, or a tuple or list of such."""
+    if isinstance(outputs, Tensor):
+        return outputs.detach()
+    return [_detached(each) for each in outputs]

@@ -1,0 +1,123 @@
+"""What a step came to: queued with the step, read when the device has got there."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from firecaffe.errors import NotFiniteError
+from firecaffe.gradients.reducer import Totals
+from firecaffe.transport.device import Mark
+
+LOOK_S = 0.001
+"""How often it is seen whether a device has got to a mark."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where one rank's time of one step, counted from 1, went; in seconds."""
+
+    step: int
+    data_s: float
+    compute_s: float
+    exposed_communication_s: float
+    exchange_s: float
+    update_s: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Votes:
+    """What a rank wants done after a step. One vote decides, and all ranks know it: votes are
+    summed with the gradients, so that they cost no message of their own.
+    """
+
+    stop: bool = False
+    save: bool = False
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step over all workers."""
+
+    samples: int
+    loss: float
+    metrics: dict[str, float]
+    """By name; means over the step's samples."""
+    timings: Timings
+    votes: Votes = Votes()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A step that is queued, and where its numbers will be on the host."""
+
+    step: int
+    samples: int
+    weight: float
+    """Full micro-batches, of which the loss is the mean."""
+    metrics: Sequence[str]
+    sums: Tensor
+    """The loss, the metrics, and the votes to stop and to save."""
+    extremes: Tensor
+    """Least and greatest element of each parameter's gradient, shape (parameters, 2)."""
+    norm: Tensor
+    """Of the gradient, if it is clipped; else 0."""
+    names: Sequence[str]
+    """Of the parameters."""
+    overflows: bool
+    """Whether gradients may be beyond their type: a loss scale's to mend."""
+    totals: Totals
+    start: Mark
+    end: Mark
+    data_s: float
+
+    @property
+    def loss(self) -> float:
+        return float(self.sums[0]) / self.weight
+
+    def check_finite(self) -> None:
+        """By the sums over all ranks, so that all decide alike. Raises: NotFiniteError."""
+        loss = self.loss
+        if math.isfinite(loss) and self.overflows:
+            return
+        is_finite = self.extremes.isfinite().all(1).tolist()
+        if not all(is_finite):
+            layer = self.names[is_finite.index(False)]
+            raise NotFiniteError(
+                f"the loss is {loss:.4g}; the first gradient in network order that is not finite "
+                f"is that of {layer}"
+            )
+        if not math.isfinite(loss):
+            raise NotFiniteError(f"the loss is {loss:.4g}, though all gradients are finite")
+        if not bool(self.norm.isfinite()):
+            raise NotFiniteError("the norm of the gradient is beyond float32")
+
+    def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
+        """Waits for the step's end. look: called meanwhile; it may raise.
+
+        Raises: NotFiniteError.
+        """
+        while not self.end.is_over():
+            look()
+            time.sleep(LOOK_S)
+        self.check_finite()
+        _, *counts, stop, save = self.sums.tolist()
+        shares = (count / self.samples for count in counts)
+        metrics = dict(zip(self.metrics, shares, strict=True))
+        votes = Votes(stop > 0, save > 0)
+        return StepResult(self.samples, self.loss, metrics, self._timings(), votes)
+
+    def _timings(self) -> Timings:
+        totals = self.totals
+        return Timings(
+            step=self.step + 1,
+            data_s=self.data_s,
+            compute_s=totals.computed.seconds_after(self.start) - self.data_s,
+            exposed_communication_s=totals.exposed_s,
+            exchange_s=totals.exchange_s,
+            update_s=self.end.seconds_after(totals.summed),
+            step_s=self.end.seconds_after(self.start),
+        )

@@ -1,0 +1,114 @@
+"""When work on a device is done, told without stopping the host for it.
+
+A GPU works behind the host: what is called is only queued. The host marks places in that queue,
+lets one queue wait for a mark in another, and reads what has come to it a step later. A CPU has
+done what was called when the call returns; there every mark is over at once.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Mark(Protocol):
+    """A place in a device's queue."""
+
+    def is_over(self) -> bool:
+        """Whether the device has got there. Does not wait."""
+
+    def seconds_after(self, earlier: Any) -> float:
+        """Between two marks that are over."""
+
+
+class Device(Protocol):
+    """One rank's device, as its step and its exchange use it."""
+
+    @property
+    def works_behind(self) -> bool:
+        """Whether calls return before their work is done."""
+
+    def mark(self) -> Mark:
+        """Here, in the queue of the calling thread."""
+
+    def wait(self, mark: Any) -> None:
+        """What this thread queues from here on waits for the mark; the host does not."""
+
+    @contextmanager
+    def beside(self, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
+        """Another queue, for who exchanges beside backward. tensors: used there, made elsewhere."""
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """A copy, whole once a mark that follows is over."""
+
+
+class _Moment(float):
+    """A mark of a CPU: its time."""
+
+    def is_over(self) -> bool:
+        return True
+
+    def seconds_after(self, earlier: float) -> float:
+        return self - earlier
+
+
+class Cpu:
+    works_behind = False
+
+    def mark(self) -> Mark:
+        return _Moment(time.perf_counter())
+
+    def wait(self, mark: Mark) -> None:
+        pass
+
+    @contextmanager
+    def beside(self, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
+        yield
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+
+class _Event:
+    """A mark of a GPU."""
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.event.record()
+
+    def is_over(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def seconds_after(self, earlier: "_Event") -> float:
+        return float(earlier.event.elapsed_time(self.event)) / 1e3
+
+
+class Gpu:
+    works_behind = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def mark(self) -> Mark:
+        return _Event()
+
+    def wait(self, mark: _Event) -> None:
+        torch.cuda.current_stream().wait_event(mark.event)
+
+    @contextmanager
+    def beside(self, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
+        for tensor in tensors:
+            tensor.record_stream(self._beside)  # its memory is not given to others before
+        with torch.cuda.stream(self._beside):
+            yield
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return pinned.copy_(tensor, non_blocking=True)
+
+
+def open_device(device: torch.device) -> Device:
+    return Gpu(device) if device.type == "cuda" else Cpu()
