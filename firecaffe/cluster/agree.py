@@ -1,14 +1,24 @@
 """Ranks tell each other texts, and find out who differs before training starts."""
 
+import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Work
 
 from firecaffe.cluster.world import World, peers_may_be_lost, waiting
 from firecaffe.errors import AgreementError
+
+LOOK_S = 0.1
+"""How often a rank that waits looks whether one is lost."""
+
+SIZE_BYTES = 8
 
 
 def gather_text(world: World, text: str) -> list[str]:
@@ -17,21 +27,46 @@ def gather_text(world: World, text: str) -> list[str]:
 
 
 def gather_bytes(world: World, data: bytes) -> list[bytes]:
-    """What all ranks bring, in rank order."""
+    """What all ranks bring, in rank order. First only digests are exchanged: where all bring the
+    same, as they mostly do, nothing more is sent.
+    """
     if world.group is None:
         return [data]
-    own = torch.frombuffer(bytearray(data or b" "), dtype=torch.uint8)[: len(data)]
-    own_size = torch.tensor([own.numel()])
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world.world_size)]
+    own = hashlib.sha256(data).digest() + len(data).to_bytes(SIZE_BYTES, "big")
+    stated = _gather_rows(world, own, len(own))
+    if all(each == own for each in stated):
+        return [data] * world.world_size
+    sizes = [int.from_bytes(each[-SIZE_BYTES:], "big") for each in stated]
+    rows = _gather_rows(world, data, max(sizes))
+    return [row[:size] for row, size in zip(rows, sizes, strict=True)]
+
+
+def _gather_rows(world: World, data: bytes, length: int) -> list[bytes]:
+    """What all ranks bring, padded to `length` bytes."""
+    own = torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8)
+    rows = torch.empty(world.world_size, length, dtype=torch.uint8)
+    finish(world, partial(dist.all_gather, list(rows), own, group=world.group))
+    return [row.numpy().tobytes() for row in rows]
+
+
+def finish(world: World, start: Callable[..., Work | None]) -> None:
+    """Starts an operation of the main group's, with `async_op`, and waits for it, with an eye on
+    the watch: a group may go on waiting for a rank that is lost.
+
+    Raises: PeerLostError.
+    """
     with peers_may_be_lost(world), waiting(world):
-        dist.all_gather(sizes, own_size, group=world.group)
-    longest = max(int(size) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: own.numel()] = own
-    rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world.world_size)]
-    with peers_may_be_lost(world), waiting(world):
-        dist.all_gather(rows, padded, group=world.group)
-    return [row[: int(size)].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
+        work = start(async_op=True)
+        while work is not None:
+            try:
+                work.wait(timedelta(seconds=LOOK_S))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # it has ended meanwhile, or with an error of its own
+                    return
+            if world.watch is not None:
+                world.watch.check()
 
 
 def differing_ranks(texts: list[str]) -> list[int]:
@@ -70,8 +105,7 @@ def take_from_first(world: World, tensors: list[Tensor]) -> None:
         return
     for tensor in tensors:
         dense = tensor.contiguous()
-        with peers_may_be_lost(world), waiting(world):
-            dist.broadcast(dense, group_src=0, group=world.group)
+        finish(world, partial(dist.broadcast, dense, group_src=0, group=world.group))
         tensor.copy_(dense)
 
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import DistError, DistNetworkError, ProcessGroup
+from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.rendezvous import rendezvous
 
 from firecaffe.cluster.addresses import check_known, join_place
@@ -34,6 +35,9 @@ first."""
 
 SERVER = "firecaffe/server"
 """In the store, once the rank that holds it will go on holding it."""
+
+LAZILY = "TORCH_GLOO_LAZY_INIT"
+"""In the environment: what torch (2.13) asks when it makes a group of Gloo's."""
 
 _worlds = count()
 """Every rank of a script makes its worlds in the same order."""
@@ -49,6 +53,8 @@ class Groups:
     """For the main thread: agreement, evaluation."""
     exchange: ProcessGroup
     """For the communication threads alone."""
+    store: Store
+    """Of these ranks alone, as long as these groups are there."""
     made_world: bool
     """Whether torch.distributed was initialized for them."""
 
@@ -88,14 +94,16 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
     rank, world_size = who_am_i()
     makes_world = not dist.is_initialized()
     if makes_world:
-        make_world(device, timeout_s)
-    with meeting(world_size):
+        with connected_when_used():
+            make_world(device, timeout_s)
+    with meeting(world_size), connected_when_used():
         main = dist.new_group(backend=backend, timeout=timeout)
         exchange = dist.new_group(backend=backend, timeout=timeout)
         if device.type == "cuda":
             # NCCL wants all ranks in a group's first operation; a schedule may start with some.
             dist.all_reduce(torch.zeros(1, device=device), group=exchange)
-    return Groups(rank, world_size, main, exchange, makes_world)
+    store = _get_process_group_store(main)
+    return Groups(rank, world_size, main, exchange, store, makes_world)
 
 
 def make_world(device: torch.device, timeout_s: float) -> None:
@@ -115,6 +123,21 @@ def make_world(device: torch.device, timeout_s: float) -> None:
         dist.init_process_group(
             backend_for(device), store=store, rank=rank, world_size=world_size, timeout=timeout
         )
+
+
+@contextmanager
+def connected_when_used() -> Iterator[None]:
+    """Gloo's groups that are made meanwhile connect two ranks when these first have something to
+    send each other, and not each with each at once. Only under a watch: while two ranks are being
+    connected, Gloo knows no time-out.
+    """
+    before = os.environ.get(LAZILY)
+    os.environ.setdefault(LAZILY, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(LAZILY, None)
 
 
 @contextmanager

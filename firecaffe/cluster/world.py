@@ -8,6 +8,7 @@ this one process and no group is made. A world that the script has made by itsel
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError, ProcessGroup
 
 from firecaffe.cluster.addresses import join_place, split_place
+from firecaffe.cluster.beside import pulse_beside
+from firecaffe.cluster.connect import connect_ranks
 from firecaffe.cluster.groups import (
     attempt,
     meet,
@@ -27,9 +30,9 @@ from firecaffe.cluster.groups import (
 )
 from firecaffe.cluster.launched_by import take_over
 from firecaffe.cluster.memory import keep_freed_memory
-from firecaffe.cluster.mesh import connect_ranks
+from firecaffe.cluster.message import Place
 from firecaffe.cluster.traffic import Traffic
-from firecaffe.cluster.watch import Place, Watch, pulse
+from firecaffe.cluster.watch import Watch
 from firecaffe.errors import LaunchError, PeerLostError
 
 TIMEOUT_S = 300.0
@@ -118,9 +121,11 @@ def join(
     try:
         with meeting(world_size):
             one_host = local_world_size == world_size
-            hosts, sockets = connect_ranks(groups.main, timeout_s, one_host=one_host)
-        watch = Watch(rank, hosts, sockets, silent_s, place)
-        with closing(watch), pulse(sockets.values(), silent_s):
+            hosts, sockets = connect_ranks(
+                groups.store, rank, world_size, timeout_s, one_host=one_host
+            )
+        watch = Watch(rank, hosts, sockets, silent_s, place, timeout_s)
+        with closing(watch), pulse_beside(sockets.values(), silent_s):
             yield World(
                 rank,
                 world_size,
@@ -174,7 +179,7 @@ def peers_may_be_lost(world: World, beside_own_code: bool = False) -> Iterator[N
 @contextmanager
 def waiting(world: World) -> Iterator[None]:
     """While this rank has done its part and waits for others, as they may see."""
-    world.place.waits = True
+    world.place.waits_from_s, world.place.waits = time.monotonic(), True
     try:
         yield
     finally:

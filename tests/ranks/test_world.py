@@ -10,7 +10,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
 import firecaffe
-from firecaffe.cluster import mesh
+from firecaffe.cluster import connect
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import join
 from tests.world import Ranks
@@ -47,7 +47,7 @@ def hold_store(where: str) -> None:
     if where == IPV6:
         os.environ["MASTER_ADDR"] = "::1"
         os.environ["LOCAL_WORLD_SIZE"] = "1"  # two hosts, for all they know
-        vars(mesh)["own_addresses"] = lambda _: ["::1"]
+        vars(connect)["own_addresses"] = lambda _: ["::1"]
 
 
 def meet_once(said: str) -> list[str]:

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from firecaffe.cluster.beside import pulse_beside
+from firecaffe.cluster.message import HEADER, PULSE, take_messages
 from firecaffe.cluster.pulse import is_stopped
-from firecaffe.cluster.watch import BEATS, HEADER, PULSE, pulse
+from firecaffe.cluster.verdict import BEATS
 
 LONG_MS = 60_000
 SEIZE, INTERRUPT = 0x4206, 0x4207
@@ -32,19 +34,19 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_it_beats_while_the_interpreters_lock_is_held() -> None:
     near, far = socket.socketpair()
-    with near, far, pulse([near], BEATS * 0.01):
+    with near, far, pulse_beside([near], BEATS * 0.01):
         # As a PyDLL's function, poll keeps the lock: no other thread of this process can send.
         wanted = ctypes.create_string_buffer(struct.pack("ihh", far.fileno(), select.POLLIN, 0))
         assert ctypes.PyDLL(None).poll(wanted, 1, LONG_MS) == 1
-        kind, *_ = HEADER.unpack(far.recv(HEADER.size))
-        assert kind == PULSE
+        (message,) = take_messages(bytearray(far.recv(HEADER.size)))
+        assert message.kind == PULSE
 
 
 def test_it_goes_when_it_is_not_needed() -> None:
     before = set(psutil.Process().children())
     near, far = socket.socketpair()
     with near, far:
-        with pulse([near], BEATS * 0.01):
+        with pulse_beside([near], BEATS * 0.01):
             assert len(set(psutil.Process().children()) - before) == 1
         assert set(psutil.Process().children()) <= before
 

@@ -1,87 +1,14 @@
 """Ranks that watch over each other, as threads of one process with real sockets between them."""
 
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from firecaffe.cluster import watch as module
-from firecaffe.cluster.watch import BEAT, HEADER, Place, Watch
+from firecaffe.cluster.message import BEAT, FAULT, HEADER, NOBODY, Place, pack
+from firecaffe.cluster.neighbour import Neighbour
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
-
-SILENT_S = 0.6
-LONG_S = 300.0
-
-
-def connect() -> tuple[socket.socket, socket.socket]:
-    """Over TCP: what a host has acknowledged is asked of the kernel."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname())
-        far, _ = listener.accept()
-    return near, far
-
-
-def mesh(size: int) -> list[dict[int, socket.socket]]:
-    sockets: list[dict[int, socket.socket]] = [{} for _ in range(size)]
-    for first in range(size):
-        for second in range(first + 1, size):
-            sockets[first][second], sockets[second][first] = connect()
-    return sockets
-
-
-@contextmanager
-def watches(
-    size: int, watching: range | None = None, silent_s: float = LONG_S, hosts: str = ""
-) -> Iterator[tuple[list[Watch], list[dict[int, socket.socket]]]]:
-    """Of the first ranks; the others are sockets in the test's hands."""
-    sockets = mesh(size)
-    names = list(hosts) or [f"host{rank}" for rank in range(size)]
-    started = [
-        Watch(rank, names, sockets[rank], silent_s, Place()) for rank in watching or range(size)
-    ]
-    try:
-        yield started, sockets
-    finally:
-        for each in started:
-            each.close()
-        for of_rank in sockets:
-            for one in of_rank.values():
-                one.close()
-
-
-def fault_of(watch: Watch) -> Fault:
-    assert watch._known.wait(LONG_S)
-    assert watch.fault is not None
-    return watch.fault
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Looks every few milliseconds."""
-    end_s = time.monotonic() + LONG_S
-    while not is_so():
-        assert time.monotonic() < end_s
-        threading.Event().wait(0.005)
-
-
-def beat(step: int, waits: bool = False) -> bytes:
-    return HEADER.pack(BEAT, step, waits, 0, 0)
-
-
-def keep_beating(
-    ends: dict[int, socket.socket], step: int, waits: bool, stop: threading.Event
-) -> threading.Thread:
-    def run() -> None:
-        while not stop.wait(SILENT_S / 8):
-            for end in ends.values():
-                end.send(beat(step, waits))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
+from tests.unit.cluster.watches import LONG_S, SILENT_S, connect, fault_of, until, watches
 
 
 def test_a_closed_connection_is_a_rank_that_is_gone() -> None:
@@ -118,7 +45,9 @@ def test_a_silent_rank_whose_host_does_not_answer_cannot_be_reached(
 ) -> None:
     with watches(3, range(2), SILENT_S) as (watching, sockets):
         lost = [sockets[rank][2] for rank in range(2)]
-        monkeypatch.setattr(module, "_last_acknowledged_s", lambda peer: LONG_S * (peer in lost))
+        monkeypatch.setattr(
+            Neighbour, "last_acknowledged_s", lambda each: LONG_S * (each.socket in lost)
+        )
         for watch in watching:
             fault = fault_of(watch)
             assert (fault.kind, fault.rank) == ("unreachable", 2)
@@ -127,7 +56,7 @@ def test_a_silent_rank_whose_host_does_not_answer_cannot_be_reached(
 def test_a_rank_that_reaches_no_other_host_blames_its_own_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_last_acknowledged_s", lambda _: LONG_S)
+    monkeypatch.setattr(Neighbour, "last_acknowledged_s", lambda _: LONG_S)
     with watches(4, range(1), SILENT_S) as (watching, _):
         fault = fault_of(watching[0])
         assert (fault.kind, fault.rank) == ("unreachable", 0)
@@ -141,36 +70,39 @@ def test_a_rank_that_reaches_no_other_host_blames_its_own_link(
 def test_a_host_answers_for_a_process_that_reads_nothing() -> None:
     near, far = connect()
     with near, far:
-        until(lambda: module._last_acknowledged_s(near) > 0.1)
-        near.send(b"x")
-        until(lambda: module._last_acknowledged_s(near) < 0.1)
+        host = Neighbour(near, 0.0)
+        until(lambda: host.last_acknowledged_s() > 0.1)
+        host.send(b"x")
+        until(lambda: host.last_acknowledged_s() < 0.1)
 
 
 def test_who_is_behind_is_named_when_a_time_is_over() -> None:
-    with watches(3, range(1), LONG_S) as (watching, sockets):
-        watch, stop = watching[0], threading.Event()
-        watch._beat_s = SILENT_S
-        watch.place.step, watch.place.waits = 9, True
-        beating = [
-            keep_beating(sockets[1], 9, True, stop),
-            keep_beating(sockets[2], 9, False, stop),
-        ]
-        try:
-            until(lambda: all(watch._peers[rank].place.step == 9 for rank in (1, 2)))
-            fault = watch.verdict(timed_out=True)
-        finally:
-            stop.set()
-            for thread in beating:
-                thread.join()
+    with watches(7, silent_s=SILENT_S) as (watching, _):
+        for watch in watching:
+            watch.place.step, watch.place.waits = 9, watch.rank != 5
+        # 3 and 5 have no link, nor have their parents.
+        judge = watching[3]._judge
+        until(lambda: judge.furthest_behind(without=3) == (9, False, 5))
+        fault = watching[3].verdict(timed_out=True)
         assert fault is not None
-        assert (fault.kind, fault.rank, fault.step) == ("stuck", 2, 9)
+        assert (fault.kind, fault.rank, fault.step) == ("stuck", 5, 9)
+        assert all(fault_of(watch) == fault for watch in watching)
+
+
+def test_a_wait_that_the_process_group_does_not_end_is_over_in_time() -> None:
+    with watches(2, silent_s=SILENT_S, timeout_s=SILENT_S) as (watching, _):
+        watching[0].place.step = watching[1].place.step = 3
+        watching[0].place.waits_from_s = time.monotonic()
+        watching[0].place.waits = True
+        fault = fault_of(watching[0])
+        assert (fault.kind, fault.rank, fault.step) == ("stuck", 1, 3)
 
 
 def test_nobody_is_named_where_nobody_is_behind() -> None:
     with watches(2, silent_s=SILENT_S) as (watching, _):
         for watch in watching:
             watch.place.step, watch.place.waits = 4, True
-        until(lambda: watching[0]._peers[1].place == watching[1].place)
+        until(lambda: watching[0]._neighbours[1].furthest_behind == (4, True, 1))
         assert watching[0].verdict(timed_out=True) is None
 
 
@@ -198,7 +130,7 @@ def test_the_first_verdict_stays() -> None:
     [
         b"",
         b"\xff" * 100,
-        HEADER.pack(BEAT, 1, 0, 0, 1 << 31),
+        HEADER.pack(BEAT, 1, False, 0, False, NOBODY, 0, 1 << 31),
         b"GET / HTTP/1.1\r\n\r\n",
         b"\0" * 5000,
     ],
@@ -206,7 +138,7 @@ def test_the_first_verdict_stays() -> None:
 def test_noise_on_a_connection_is_no_verdict(noise: bytes) -> None:
     with watches(2, range(1), LONG_S) as (watching, sockets):
         sockets[1][0].send(noise)
-        sockets[1][0].send(HEADER.pack(module.FAULT, 1, 0, 0, 4) + b"null")
+        sockets[1][0].send(pack(FAULT, Place(1), text=b"null"))
         assert not watching[0]._known.wait(0.3)
         sockets[1][0].close()
         assert fault_of(watching[0]).kind == "gone"

@@ -1,18 +1,20 @@
-"""Connects every two ranks of a world by a TCP socket of their own, beside the process group."""
+"""Connects a rank with those over which it watches, by TCP sockets beside the process group."""
 
 import hmac
+import json
 import os
 import secrets
 import socket
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 
-import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.addresses import LOOPBACK, join_place, listen_to_all, own_addresses
+from firecaffe.cluster.tree import links_of, most_links
 from firecaffe.errors import LaunchError
 
 TOKEN_BYTES = 16
@@ -20,6 +22,9 @@ RANK = struct.Struct("!I")
 WELCOME = b"firecaffe"
 TRY_S = 2.0
 """For one address of a rank that has several."""
+
+LISTENERS = "firecaffe/listeners"
+"""In the store: LISTENERS/RANK is a rank's own word, LISTENERS are all of them in rank order."""
 
 
 @dataclass(frozen=True)
@@ -29,41 +34,61 @@ class Listener:
     host: str
     addresses: Sequence[str]
     port: int
-    token: bytes
+    token: str
+    """In hex digits."""
 
 
 def connect_ranks(
-    group: ProcessGroup, timeout_s: float, *, one_host: bool
+    store: Store, rank: int, world_size: int, timeout_s: float, *, one_host: bool
 ) -> tuple[list[str], dict[int, socket.socket]]:
-    """The hosts by rank, and a connected socket to every other rank. All ranks must call it.
+    """The hosts by rank, and a connected socket to each rank that this one is linked with. All
+    ranks must call it. store: of these ranks alone.
 
-    Addresses and a secret go by the group; who does not know the secret is not let in. Ranks of one
+    Addresses and a secret go by the store; who does not know the secret is not let in. Ranks of one
     host listen on its loopback alone. Where several hosts call themselves the same, their addresses
     tell them apart.
 
-    Raises: LaunchError that names a rank which cannot be reached.
+    Raises: LaunchError that names a rank which cannot be reached; RuntimeError of the store's where
+    one does not come.
     """
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     deadline = time.monotonic() + timeout_s
     token = secrets.token_bytes(TOKEN_BYTES)
-    with _listen(world_size, one_host) as listener:
+    with _listen(min(world_size, most_links()), one_host) as listener:
         port = listener.getsockname()[1]
         addresses = [LOOPBACK] if one_host else own_addresses(os.environ.get("MASTER_ADDR", ""))
-        own = Listener(socket.gethostname(), addresses, port, token)
-        listeners = [own] * world_size
-        dist.all_gather_object(listeners, own, group=group)
+        own = Listener(socket.gethostname(), addresses, port, token.hex())
+        listeners = _share(store, own, rank, world_size, timedelta(seconds=timeout_s))
+        hosts = host_names(listeners)
+        linked = links_of(rank, hosts).ranks
         sockets: dict[int, socket.socket] = {}
         try:
-            for other in range(rank):
-                sockets[other] = _call(listeners[other], rank, other, deadline)
-            _answer(listener, token, sockets, range(rank + 1, world_size), deadline)
+            for other in linked:
+                if other < rank:
+                    sockets[other] = _call(listeners[other], rank, other, deadline)
+            _answer(listener, token, sockets, {other for other in linked if other > rank}, deadline)
         except BaseException:
             for each in sockets.values():
                 each.close()
             raise
     for each in sockets.values():
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return host_names(listeners), sockets
+    return hosts, sockets
+
+
+def _share(
+    store: Store, own: Listener, rank: int, world_size: int, timeout: timedelta
+) -> list[Listener]:
+    """Those of all ranks: rank 0 puts them together, so that the store has a key for each.
+
+    Not over the process group: it would not end where a rank is lost before there is a watch.
+    """
+    store.set(f"{LISTENERS}/{rank}", json.dumps(asdict(own)))
+    if rank == 0:
+        keys = [f"{LISTENERS}/{each}" for each in range(world_size)]
+        store.wait(keys, timeout)
+        store.set(LISTENERS, json.dumps([json.loads(store.get(key)) for key in keys]))
+    store.wait([LISTENERS], timeout)
+    return [Listener(**each) for each in json.loads(store.get(LISTENERS))]
 
 
 def host_names(listeners: Sequence[Listener]) -> list[str]:
@@ -87,7 +112,7 @@ def _call(listener: Listener, rank: int, other: int, deadline: float) -> socket.
             break
         try:
             peer = socket.create_connection((address, port), min(TRY_S, left_s))
-            peer.sendall(listener.token + RANK.pack(rank))
+            peer.sendall(bytes.fromhex(listener.token) + RANK.pack(rank))
             # Else somebody else listens there. It may be busy with calls of its own.
             peer.settimeout(left_s)
             if _read(peer, len(WELCOME)) != WELCOME:
@@ -107,10 +132,9 @@ def _answer(
     listener: socket.socket,
     token: bytes,
     sockets: dict[int, socket.socket],
-    awaited: range,
+    missing: set[int],
     deadline: float,
 ) -> None:
-    missing = set(awaited)
     while missing:
         listener.settimeout(max(0.01, deadline - time.monotonic()))
         try:

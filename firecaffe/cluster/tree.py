@@ -1,0 +1,73 @@
+"""The links over which ranks watch over each other: few for each rank, however many there are.
+
+The first rank of each host watches for its host. These first ranks form a tree, and so do the ranks
+of one host below their first. In each of the two trees a rank also has a link to its grandparent,
+and those right below the root have one to the next of them; so a rank of the tree may be gone, or
+silent, and news still go round it. (Between a host and the others stands its first rank alone.
+Where that one is lost, each side sees it for itself.)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FAN_OUT = 2
+"""Children of a rank in a tree. Three would save two hops of nine at 512 hosts, for twice the
+links."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """The ranks that a rank is linked with, each once."""
+
+    parent: int | None = None
+    children: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
+    """Grandparent and grandchildren, or who else is right below the root."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """All of them, in rank order."""
+        above = () if self.parent is None else (self.parent,)
+        return sorted((*above, *self.children, *self.beside))
+
+
+def links_of(rank: int, hosts: Sequence[str], fan_out: int = FAN_OUT) -> Links:
+    """The links of one rank. hosts: by rank."""
+    by_host: dict[str, list[int]] = {}
+    for each, host in enumerate(hosts):
+        by_host.setdefault(host, []).append(each)
+    own = by_host[hosts[rank]]
+    below = _in_tree(own.index(rank), own, fan_out)
+    if rank != own[0]:
+        return below
+    firsts = [ranks[0] for ranks in by_host.values()]
+    among = _in_tree(firsts.index(rank), firsts, fan_out)
+    return Links(among.parent, among.children + below.children, among.beside + below.beside)
+
+
+def most_links(fan_out: int = FAN_OUT) -> int:
+    """No rank has more. In a tree: a parent, two beside it, children, grandchildren; in two trees,
+    where it is the root of the one.
+    """
+    below = fan_out + fan_out**2
+    return 3 + below + below
+
+
+def _in_tree(place: int, ranks: Sequence[int], fan_out: int) -> Links:
+    """In a complete tree by levels, as a heap is: the children of i are from i * fan_out + 1 on."""
+
+    def children(of: int) -> range:
+        return range(min(len(ranks), of * fan_out + 1), min(len(ranks), (of + 1) * fan_out + 1))
+
+    beside = [grandchild for child in children(place) for grandchild in children(child)]
+    parent = (place - 1) // fan_out if place else None
+    if parent:
+        beside.append((parent - 1) // fan_out)
+    elif parent == 0:
+        level = children(0)
+        beside += [each for each in (place - 1, place + 1) if each in level]
+    return Links(
+        None if parent is None else ranks[parent],
+        tuple(ranks[each] for each in children(place)),
+        tuple(ranks[each] for each in beside),
+    )

@@ -1,0 +1,95 @@
+"""Who is lost, by what a rank hears, and does not hear, from the ranks that it is linked with."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from firecaffe.cluster.message import Place, Standing
+from firecaffe.cluster.neighbour import Neighbour
+from firecaffe.faults import Fault
+
+BEATS = 4
+"""In the time after which a silent rank is given up; one a second at least."""
+
+SETTLE_S = 0.2
+"""From the first lost rank to the verdict: several may have been lost at once."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """This rank's judgement of the others."""
+
+    rank: int
+    hosts: Sequence[str]
+    """By rank."""
+    silent_s: float
+    place: Place
+    """This rank's own."""
+    neighbours: Mapping[int, Neighbour]
+
+    @property
+    def beat_s(self) -> float:
+        """Between two beats."""
+        return beat_s(self.silent_s)
+
+    def lost(self, now: float) -> Fault | None:
+        """A verdict, if one is due: on who is gone, or silent."""
+        gone_s = {r: n.gone_s for r, n in self.neighbours.items() if n.gone_s is not None}
+        if gone_s and now - min(gone_s.values()) > SETTLE_S:
+            return self.say("gone", min(gone_s), f"rank {self.rank}: its connection closed")
+        silent_s = {r: now - n.heard_s for r, n in self.neighbours.items() if not n.has_left}
+        # Where this rank's own link is cut, all others fall silent, within one beat.
+        if max(silent_s.values(), default=0.0) > self.silent_s + 1.5 * self.beat_s:
+            return self._silent([r for r, taken_s in silent_s.items() if taken_s > self.silent_s])
+        return None
+
+    def behind(self, now: float) -> Fault | None:
+        """The rank for which others wait, if one has not got as far as this one."""
+        here = {rank: each for rank, each in self.neighbours.items() if not each.has_left}
+        silent = [rank for rank, each in here.items() if now - each.heard_s > 1.5 * self.beat_s]
+        if silent:
+            return self._silent(silent)
+        last = self.furthest_behind(without=self.rank)
+        if last is None or (last.step, last.waits) >= (self.place.step, True):
+            return None
+        how = f"rank {self.rank}: others waited for it in vain"
+        return Fault("stuck", last.rank, self.hosts[last.rank], last.step, how)
+
+    def furthest_behind(self, without: int) -> Standing | None:
+        """Of this rank and all that it knows of, less the side of the tree that a neighbour stands
+        for; without this rank's own number, less itself.
+        """
+        known = [
+            each.furthest_behind
+            for rank, each in self.neighbours.items()
+            if rank != without and each.furthest_behind is not None and not each.has_left
+        ]
+        if without != self.rank:
+            known.append(Standing(self.place.step, self.place.waits, self.rank))
+        return min(known, default=None)
+
+    def say(self, kind: str, rank: int, seen: str) -> Fault:
+        """What has happened to a rank that this one is linked with, or to itself."""
+        # Beats are seconds old; but where steps are taken together, nobody is in an earlier one.
+        other = self.place if rank == self.rank else self.neighbours[rank].place
+        return Fault(kind, rank, self.hosts[rank], max(self.place.step, other.step), seen)
+
+    def _silent(self, silent: Sequence[int]) -> Fault:
+        # What is sent every beat is acknowledged by a host that is there.
+        too_long_s, linked = self.silent_s / 2, self.neighbours
+        cut = [r for r in silent if linked[r].last_acknowledged_s() > too_long_s]
+        elsewhere = {self.hosts[rank] for rank in linked} - {self.hosts[self.rank]}
+        cut_hosts = {self.hosts[rank] for rank in cut}
+        if len(elsewhere) > 1 and 2 * len(cut_hosts) > len(elsewhere):
+            how = f"itself: {len(cut_hosts)} of {len(elsewhere)} other hosts do not answer"
+            return self.say("unreachable", self.rank, how)
+        taken_s = time.monotonic() - min(linked[rank].heard_s for rank in silent)
+        how = f"rank {self.rank}: silent for {taken_s:.0f} s"
+        if cut:
+            return self.say("unreachable", min(cut), f"{how}, and its host does not answer")
+        return self.say("frozen", min(silent), f"{how}, while its host answers")
+
+
+def beat_s(silent_s: float) -> float:
+    """Between two beats."""
+    return min(1.0, silent_s / BEATS)
