@@ -4,11 +4,14 @@ A rank *computes* longer than others where the time before it waits (data, forwa
 longer than the median of the others', by a signed-rank test over blocks of steps. A rank's *link*
 is slow where round trips to and from it, between hosts, take longer than those between all others,
 by a rank-sum test over blocks of them. Both are one-sided, at ALPHA over all ranks together (Holm).
+A rank has round trips to few others (`cluster.tree`); so once one is named, its own are left out
+of what is said of the others.
 Neighboring steps are alike, so blocks and not steps are counted.
 
 Source: Wilcoxon 1945; Mann and Whitney 1947; Holm 1979.
 """
 
+import dataclasses
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -42,6 +45,9 @@ FEWEST_TRIPS = 3
 
 Rows = Mapping[int, Sequence[Mapping[str, Any]]]
 """A file's rows, by rank."""
+
+Pairs = list[tuple[tuple[int, int], float]]
+"""The two ends, and the time of a block of round trips between them."""
 
 
 @dataclass(frozen=True)
@@ -183,25 +189,36 @@ def _slow_links(trips: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[
         return [], []
     if len({tuple(sorted(ends)) for ends, _ in pairs}) < 2:
         return [], ["two ranks have one link: there is no other to compare it with"]
-    p_values, values, samples = {}, {}, {}
-    for rank in ranks:
-        own = [taken_s for ends, taken_s in pairs if rank in ends]
-        others = [taken_s for ends, taken_s in pairs if rank not in ends]
-        if min(len(own), len(others)) < BLOCKS_OF_PAIR:
-            continue
-        p_values[rank] = float(mannwhitneyu(own, others, alternative="greater").pvalue)
-        values[rank] = statistics.median(own), statistics.median(others)
-        samples[rank] = len(own)
-    if not p_values:
+    slow: list[Slow] = []
+    tested = False
+    while ranks:
+        found = [each for each in (_slow_link(rank, pairs) for rank in ranks) if each is not None]
+        tested = tested or bool(found)
+        corrected = holm({each.rank: each.p_value for each in found})
+        worst = min(found, key=lambda each: (each.p_value, each.rank), default=None)
+        if worst is None or corrected[worst.rank] >= ALPHA:
+            break
+        slow.append(dataclasses.replace(worst, p_value=corrected[worst.rank]))
+        # What is slow on the way to this one does not speak against those at the other ends.
+        pairs = [each for each in pairs if worst.rank not in each[0]]
+        ranks.remove(worst.rank)
+    if not tested:
         return [], ["too few round trips between hosts to tell a slow link from noise"]
-    return [
-        Slow(rank, "link", *values[rank], p_value, samples[rank])
-        for rank, p_value in holm(p_values).items()
-        if p_value < ALPHA
-    ], []
+    return slow, []
 
 
-def _between_hosts(trips: Rows) -> list[tuple[tuple[int, int], float]]:
+def _slow_link(rank: int, pairs: Pairs) -> Slow | None:
+    """The test of one rank's round trips; None where there are too few."""
+    own = [taken_s for ends, taken_s in pairs if rank in ends]
+    others = [taken_s for ends, taken_s in pairs if rank not in ends]
+    if min(len(own), len(others)) < BLOCKS_OF_PAIR:
+        return None
+    p_value = float(mannwhitneyu(own, others, alternative="greater").pvalue)
+    medians = statistics.median(own), statistics.median(others)
+    return Slow(rank, "link", *medians, p_value, len(own))
+
+
+def _between_hosts(trips: Rows) -> Pairs:
     """The two ends, and the median of a block of round trips, from the second step on."""
     blocks = []
     for rank, rows in trips.items():

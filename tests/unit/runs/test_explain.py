@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import false_discovery_control
 
 from firecaffe.cli.explain import lines
+from firecaffe.cluster.tree import links_of
 from firecaffe.errors import RunError
 from firecaffe.runs.explain import ALPHA, explain, holm
 
@@ -22,8 +23,11 @@ def write_run(
     ranks: int = 4,
     steps: int = STEPS,
     in_host: Callable[[int, int], bool] = lambda _, __: False,
+    linked: Callable[[int, int], list[int]] | None = None,
 ) -> Path:
-    """compute_s: by rank and step. trip_s, in_host: by the two ends."""
+    """compute_s: by rank and step. trip_s, in_host: by the two ends. linked: those with which a
+    rank has a round trip in a step, of so many ranks.
+    """
     (folder / "timings").mkdir()
     for rank in range(ranks):
         rows, trips = [], []
@@ -34,8 +38,8 @@ def write_run(
             row = {"step": step, "data_s": 0.0, "compute_s": own, "exchange_s": waits}
             row |= {"exposed_communication_s": waits, "update_s": 0.001}
             rows.append(row | {"step_s": own + waits + 0.001})
-            peer = (rank + step) % ranks
-            if peer != rank:
+            peers = [(rank + step) % ranks] if linked is None else linked(rank, ranks)
+            for peer in {*peers} - {rank}:
                 trip = {"step": step, "peer": peer, "in_host": in_host(rank, peer)}
                 trips.append(trip | {"round_trip_s": trip_s(rank, peer)})
         for name, lines_ in ((f"rank-{rank}", rows), (f"round-trips-{rank}", trips)):
@@ -72,6 +76,21 @@ def test_a_slow_link_is_told_apart(tmp_path: Path) -> None:
     assert [(slow.rank, slow.cause) for slow in found.slow] == [(1, "link")]
     assert (found.slow[0].own_s, found.slow[0].others_s) == (0.08, 0.002)
     assert "rank 1 has a slow link" in lines(found)[0]
+
+
+@pytest.mark.parametrize("slow", [0, 3, 5, 15])
+def test_who_is_linked_with_a_slow_rank_is_not_slow(slow: int, tmp_path: Path) -> None:
+    """3 is linked with 15, and 5 with 12, which have two links alone."""
+    base = random.Random(slow)
+
+    def trip_s(one: int, other: int) -> float:
+        return (0.01 if slow in (one, other) else 0.002) * (1 + abs(base.gauss(0, 0.3)))
+
+    hosts = [f"host{rank}" for rank in range(16)]
+    run = write_run(
+        tmp_path, noise(8), trip_s, ranks=16, linked=lambda rank, _: links_of(rank, hosts).ranks
+    )
+    assert [each.rank for each in explain(run).slow] == [slow]
 
 
 def test_ways_inside_a_host_are_no_links(tmp_path: Path) -> None:
