@@ -22,7 +22,7 @@ from typing import Any
 from firecaffe.models import MODELS
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
-from firecaffe.plan.price import LIBRARY, rounds_only_s
+from firecaffe.plan.price import NATIVE_CANDIDATES, rounds_only_s
 from firecaffe.plan.workload import layers_of
 
 START_RATE = 1e10
@@ -275,7 +275,7 @@ def _exchange_s(row: Row, links: Sequence[Link], setting: Setting) -> float:
     network = Network(tuple(links), row.devices)
     itemsize = 2 if setting.half else 4
     size = round(_net(row.net).parameters)
-    return min(rounds_only_s(each, network, size, itemsize) for each in LIBRARY)
+    return min(rounds_only_s(each, network, size, itemsize) for each in NATIVE_CANDIDATES)
 
 
 def _level(links: Sequence[Link], devices: int) -> int:

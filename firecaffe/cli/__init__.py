@@ -88,7 +88,7 @@ def _fail(message: str, exit_code: int, fault: Fault | None = None) -> int:
 
 
 def _fail_with_traceback(error: Exception) -> int:
-    """Of an error that is nobody's mistake that we know of."""
+    """Ends with the traceback of an error that is nobody's mistake that we know of."""
     traceback.print_exc()
     fault: Fault | None = getattr(error, "fault", None)
     line = f"{type(error).__name__}: {error}" if fault is None else fault.line

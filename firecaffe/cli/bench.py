@@ -14,7 +14,7 @@ from rich.console import Console
 
 from firecaffe.cli import bench_data, bench_step
 from firecaffe.cli.bench_report import make_report, show
-from firecaffe.cli.bench_words import Plan, make_plan
+from firecaffe.cli.bench_words import BenchPlan, make_plan
 from firecaffe.cli.console import make_console
 from firecaffe.cli.launched import check_launched
 from firecaffe.cli.options.bench_exchange import make_parser
@@ -38,11 +38,13 @@ from firecaffe.transport.local import meet_local_ranks
 RANKS = 2
 """Started where neither --nproc-per-node nor a launcher says how many."""
 THREADS = 1
-"""Of each rank, as in training by default."""
+"""Threads of each rank, as in training by default."""
 VECTORS_HELD = 4
-"""Of the largest size, by each rank at least: its own, the sum, the summed, what arrives."""
+"""Vectors of the largest size that each rank holds at least: its own, the sum, the summed, what
+arrives.
+"""
 VECTORS_OF_COMPRESSOR = 4
-"""More of them for each: the vector, its memory, what is decoded, the total."""
+"""Further vectors for each compressor: the vector, its memory, what is decoded, the total."""
 
 PROGRESS_WIDTH = 24
 
@@ -73,7 +75,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def run_rank(plan: Plan, as_json: bool) -> None:
+def run_rank(plan: BenchPlan, as_json: bool) -> None:
     """This rank's part of the measurement; the first rank prints."""
     torch.set_num_threads(THREADS)
     with join(plan.device) as world:
@@ -91,7 +93,7 @@ def run_rank(plan: Plan, as_json: bool) -> None:
             show(report, console)
 
 
-def _measure(plan: Plan, world: World, progress: Callable[[str], None]) -> dict[str, Any]:
+def _measure(plan: BenchPlan, world: World, progress: Callable[[str], None]) -> dict[str, Any]:
     # torchrun numbers its agents; hosts that another launcher uses are told apart by name.
     who = json.dumps([describe_environment(), os.environ.get("GROUP_RANK", "")])
     stated = [json.loads(text) for text in gather_text(world, who)]
@@ -129,7 +131,7 @@ def _measure(plan: Plan, world: World, progress: Callable[[str], None]) -> dict[
     )
 
 
-def _choices(plan: Plan, world: World, link: Link, *, shares: bool) -> list[Choice]:
+def _choices(plan: BenchPlan, world: World, link: Link, *, shares: bool) -> list[Choice]:
     """What `auto` takes for each size, were the vectors of a step all of that size."""
     ranks, size = world.world_size, world.local_world_size
     senders = find_route("tree", ranks, ranks, size, shared_memory=shares).senders
@@ -155,7 +157,7 @@ def _check_ranks(ranks: int, word: str) -> None:
         raise RecipeError(f"{word} is {ranks}; it must be at most {MAX_WORLD_SIZE}")
 
 
-def _check_hosts(plan: Plan, world: World) -> None:
+def _check_hosts(plan: BenchPlan, world: World) -> None:
     for name in plan.exchanges:
         if name == NATIVE:
             continue
@@ -165,7 +167,7 @@ def _check_hosts(plan: Plan, world: World) -> None:
             raise RecipeError(f"--exchanges: {error}") from None
 
 
-def _check_memory(plan: Plan, ranks: int) -> None:
+def _check_memory(plan: BenchPlan, ranks: int) -> None:
     held = VECTORS_HELD + VECTORS_OF_COMPRESSOR * len(plan.compressors)
     # In shared memory each exchange has a vector of its own.
     held += len(plan.exchanges) if plan.shared_memory else 0

@@ -24,8 +24,8 @@ from firecaffe.data.shard_files import is_remote, open_files
 from firecaffe.data.source import check_words
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.measure.input import (
-    Sampled,
     Stage,
+    StoredImages,
     encoded_stages,
     formats,
     raw_stages,
@@ -33,11 +33,11 @@ from firecaffe.measure.input import (
 )
 from firecaffe.plan.cluster import Storage
 
-TOGETHER = ("together, warm", "together, cold")
+WHOLE_INPUT = ("together, warm", "together, cold")
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class InputRates:
     """All that was found."""
 
     about: str
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def measure(options: Any) -> Measured:
+def measure(options: Any) -> InputRates:
     """Raises: DataError where there is nothing to read."""
     threads = decode_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -99,7 +99,7 @@ def measure(options: Any) -> Measured:
             raise DataError(f"{path}: holds no images")
         part = PackedPart(packed, name, open_files(path))
         files = [] if is_remote(path) else [Path(path) / info.file for info in part.infos]
-        found = Sampled(part.read, sample(len(part), options.images), files)
+        found = StoredImages(part.read, sample(len(part), options.images), files)
         if packed.kind == "raw":
             own = dataclasses.replace(config, mean=[], std=[])
             stages = raw_stages(part, found, threads, own, device)
@@ -111,7 +111,7 @@ def measure(options: Any) -> Measured:
         if source.kind == "raw":
             raise DataError(f"{path}: {source.about} are held in memory; pack them to measure")
         encoded = _AsEncoded(source)
-        found = Sampled(
+        found = StoredImages(
             encoded.read, sample(len(encoded), options.images), _files_of(Path(path), encoded.part)
         )
         stages = encoded_stages(encoded, found, threads, config, device)
@@ -119,7 +119,7 @@ def measure(options: Any) -> Measured:
     contents = [len(found.read(each)) for each in found.samples[:100]]
     beside = Path.cwd() if is_remote(path) else Path(path).resolve().parent
     rates = formats(found, shape, threads, beside)
-    return Measured(about, threads, sum(contents) / len(contents), stages, rates)
+    return InputRates(about, threads, sum(contents) / len(contents), stages, rates)
 
 
 class _AsEncoded:
@@ -155,7 +155,7 @@ def _files_of(path: Path, part: Part) -> list[Path]:
     )
 
 
-def storage_of(found: Measured) -> Storage:
+def storage_of(found: InputRates) -> Storage:
     """What a cluster file says of a node's storage and input."""
     cold = next((each for each in found.stages if each.name == "storage, cold"), found.stages[0])
     together = found.rate("together, warm") or 0.0
@@ -167,9 +167,9 @@ def storage_of(found: Measured) -> Storage:
     )
 
 
-def advice(found: Measured, model_rate: float) -> list[str]:
+def advice(found: InputRates, model_rate: float) -> list[str]:
     """What limits; what a training of such a rate needs; what the other format would give."""
-    alone = [each for each in found.stages if each.name not in TOGETHER]
+    alone = [each for each in found.stages if each.name not in WHOLE_INPUT]
     slowest = min(alone, key=lambda each: each.images_per_s)
     lines = [f"what limits: {slowest.name}, {slowest.images_per_s:,.4g} images/s"]
     together = found.rate("together, warm")
@@ -192,7 +192,7 @@ def advice(found: Measured, model_rate: float) -> list[str]:
     return lines
 
 
-def _table(found: Measured) -> Table:
+def _table(found: InputRates) -> Table:
     title = f"{found.about}; {found.image_bytes / 1e3:.3g} kB an image; {found.threads} threads"
     table = Table(box=SIMPLE_HEAD, title=title)
     for header in ("stage", "images/s", "MB/s"):

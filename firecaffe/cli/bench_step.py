@@ -29,8 +29,13 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.sections import Recipe
 
-SHORT = {"convolution": "conv", "fully connected": "full", "pooling": "pool", "dropout": "drop"}
-SHORT |= {"normalization": "norm", "activation": "act"}
+SHORT_LAYER_NAMES = {
+    "convolution": "conv",
+    "fully connected": "full",
+    "pooling": "pool",
+    "dropout": "drop",
+}
+SHORT_LAYER_NAMES |= {"normalization": "norm", "activation": "act"}
 MOST_SECONDS = 3600
 
 
@@ -122,7 +127,7 @@ def _show(
     for header in ("images", "ms", "images/s", "of best", "update, ms", "MB"):
         table.add_column(header, justify="right", no_wrap=True)
     for name in names:
-        table.add_column(SHORT.get(name, name), justify="right", no_wrap=True)
+        table.add_column(SHORT_LAYER_NAMES.get(name, name), justify="right", no_wrap=True)
     best = max(row.images_per_s for row in rows)
     for row, each in zip(rows, types, strict=True):
         whole = sum(each.time_s.values())

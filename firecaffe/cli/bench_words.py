@@ -16,7 +16,7 @@ MOST_REPETITIONS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What is to be measured; the same on all ranks."""
 
     exchanges: tuple[str, ...]
@@ -28,14 +28,14 @@ class Plan:
     shared_memory: bool
 
 
-def make_plan(options: Namespace) -> Plan:
+def make_plan(options: Namespace) -> BenchPlan:
     """Raises: RecipeError, with the word that is wrong."""
     if not 1 <= options.iters <= MOST_REPETITIONS:
         raise RecipeError(f"-n is {options.iters}; it must be 1 to {MOST_REPETITIONS:,}")
     if options.device not in DEVICES:
         raise RecipeError(f"--device is {options.device!r}; it must be {', '.join(DEVICES)}")
     least, most = parse_size("-b", options.minbytes), parse_size("-e", options.maxbytes)
-    return Plan(
+    return BenchPlan(
         parse_exchanges(options.exchanges),
         () if options.compressors is None else parse_compressors(options.compressors),
         sizes(least, most, options.stepfactor),
@@ -113,7 +113,7 @@ def parse_link(text: str) -> float:
 
 
 def sizes(least_bytes: int, most_bytes: int, factor: int) -> tuple[int, ...]:
-    """From the least to at most the most, each `factor` times the one before.
+    """The sizes from the least to at most the most, each `factor` times the one before.
 
     Raises: RecipeError.
     """

@@ -27,7 +27,7 @@ from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
 from firecaffe.measure.cluster import links_of, look_over
 from firecaffe.measure.exchange import time_exchanges
-from firecaffe.measure.found_cluster import Found, cluster_of, findings
+from firecaffe.measure.found_cluster import MeasuredCluster, cluster_of, findings
 from firecaffe.measure.step import (
     MOST_MICRO_BATCHES,
     Timed,
@@ -106,7 +106,9 @@ def run_rank(recipe: Recipe | None, options: Any) -> None:
                       f"{options.write}", markup=False, soft_wrap=True)  # fmt: skip
 
 
-def _look(world: World, recipe: Recipe | None, folder: Path, say: Callable[[str], None]) -> Found:
+def _look(
+    world: World, recipe: Recipe | None, folder: Path, say: Callable[[str], None]
+) -> MeasuredCluster:
     is_gpu = world.device.type == "cuda"
     name = torch.cuda.get_device_name(world.device) if is_gpu else cpu_name()
     ranks = look_over(world, folder, name, say)
@@ -130,11 +132,11 @@ def _look(world: World, recipe: Recipe | None, folder: Path, say: Callable[[str]
         finally:
             if local is not None:
                 local.close()
-    return Found(ranks, links, world.local_world_size, timed, exchanges, slowdown)
+    return MeasuredCluster(ranks, links, world.local_world_size, timed, exchanges, slowdown)
 
 
 def _steps(world: World, recipe: Recipe, say: Callable[[str], None]) -> list[list[Timed]]:
-    """By rank, of three micro-batch sizes; all ranks get all."""
+    """The timed steps of three micro-batch sizes, by rank; all ranks get all."""
     size = recipe.train.micro_batch_size
     steps = []
     for each in sorted({max(1, size // 2), size, 2 * size}):
@@ -147,7 +149,7 @@ def _steps(world: World, recipe: Recipe, say: Callable[[str], None]) -> list[lis
 
 
 def _micro_batches(world: World, recipe: Recipe) -> int:
-    """Of a timed step: as many as a rank has in training, up to some."""
+    """The micro-batches of a timed step: as many as a rank has in training, up to some."""
     return min(ceil(recipe.train.num_micro_batches / world.world_size), MOST_MICRO_BATCHES)
 
 
@@ -185,7 +187,7 @@ def _exchanges(
     return found
 
 
-def _show(console: Console, found: Found) -> None:
+def _show(console: Console, found: MeasuredCluster) -> None:
     table = Table(box=SIMPLE_HEAD)
     for header in HEADERS:
         table.add_column(header, justify="right", no_wrap=True)

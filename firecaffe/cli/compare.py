@@ -34,7 +34,7 @@ from firecaffe.runs.files import write_atomically
 from firecaffe.runs.groups import differing, group_rows, group_runs
 from firecaffe.runs.statistics import BAND
 
-NUMBERS = (
+NUMBER_COLUMNS = (
     "workers",
     "global\nbatch",
     "base\nlr",
@@ -146,7 +146,7 @@ def _table(table: Sequence[Row]) -> Table:
     shown = _empty_table()
     for header in ("run", "exchange"):
         shown.add_column(header, overflow="fold")
-    for header in NUMBERS:
+    for header in NUMBER_COLUMNS:
         shown.add_column(header, justify="right", overflow="fold")
     shown.add_column("weights", no_wrap=True)
     for row in table:

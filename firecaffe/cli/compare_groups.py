@@ -98,7 +98,7 @@ def cells(row: GroupRow) -> list[str]:
 
 
 def _time(mean: Mean) -> str:
-    """In s, min or h; the median and all values if the interval goes below nothing."""
+    """A time in s, min or h; the median and all values if its interval goes below nothing."""
     if not mean.n:
         return "-"
     scale, unit = (
@@ -117,7 +117,7 @@ def ratio(found: Ratio) -> str:
 
 
 def verdict(found: Difference) -> str:
-    """In words; of one that is not to be had, how many runs would do."""
+    """A verdict in words; if there is none yet, how many runs would do."""
     if found.verdict != UNDECIDED:
         return found.verdict
     if found.more is None:

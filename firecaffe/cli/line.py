@@ -18,12 +18,12 @@ NUMBER = re.compile(r"-(\d|\.\d|inf|nan)")
 
 
 @dataclass(frozen=True)
-class Line:
+class TypedWords:
     """What was typed, in two parts."""
 
     positionals: list[str]
     options: list[str]
-    """With their values, in the spelling of the program."""
+    """Options with their values, in the spelling of the program."""
     words: list[str]
     """The words of a recipe among them, by dotted name."""
 
@@ -34,13 +34,13 @@ class Line:
 
 def read_line(
     command: str, argv: list[str], options: Mapping[str, Action], words: Collection[str]
-) -> Line:
+) -> TypedWords:
     """options: by each of their spellings. words: a recipe's, by dotted name; none where the
     command takes no recipe.
 
     Raises: RecipeError for an option that is not there, with the one that may be meant.
     """
-    line = Line([], [], [])
+    line = TypedWords([], [], [])
     left = deque(argv)
     while left:
         token = left.popleft()
@@ -93,7 +93,7 @@ def _with_value(name: str, left: deque[str]) -> list[str]:
 
 
 def _most_values(action: Action, there: int) -> int:
-    """Of an option that takes another number of values than one."""
+    """The most values of an option that takes another number of them than one."""
     if action.nargs in ("+", "*"):
         return there
     return min(there, 1 if action.nargs == "?" else int(action.nargs or 0))

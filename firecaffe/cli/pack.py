@@ -114,7 +114,7 @@ def _info(root: str) -> int:
 
 
 def describe(packed: PackedSet, root: str) -> list[str]:
-    """For people, a line each."""
+    """A packed data set in words, a line for each fact."""
     lines = [f"{root}: {packed.kind} images of {packed.source}, {len(packed.classes)} classes"]
     if packed.shape:
         lines[0] += f", {' x '.join(map(str, packed.shape))}"

@@ -48,7 +48,7 @@ def read_recipe(path: Path) -> Recipe:
     return parse_recipe(Parser("train", "RECIPE.toml", "", takes_recipe=True), [str(path)])[0]
 
 
-LENGTHS = (("steps", "epochs"), ("epochs", "steps"))
+LENGTH_WORDS = (("steps", "epochs"), ("epochs", "steps"))
 """Both say how long a training is."""
 
 
@@ -57,7 +57,7 @@ def _with_length(recipe: Recipe, typed: set[str], in_file: set[str]) -> tuple[Re
 
     Raises: RecipeError where no length was typed, but none.
     """
-    for word, other in LENGTHS:
+    for word, other in LENGTH_WORDS:
         value, before = getattr(recipe.train, word), getattr(recipe.train, other)
         if f"train.{word}" not in typed or f"train.{other}" in typed:
             continue
@@ -71,13 +71,15 @@ def _with_length(recipe: Recipe, typed: set[str], in_file: set[str]) -> tuple[Re
     return recipe, ""
 
 
-TRAINS = ("train", "verify", "demo", "tune")
-"""Of others a recipe's words are a description, from which each takes what it needs."""
+TRAINING_COMMANDS = ("train", "verify", "demo", "tune")
+"""Commands that train the recipe. To others its words are a description, of which each takes what
+it needs.
+"""
 
 
 def _check_typed(parser: Parser, recipe: Recipe, typed: list[str]) -> None:
     """Raises: RecipeError where a word that was typed has no effect."""
-    idle = idle_words(recipe) if parser.command in TRAINS else {}
+    idle = idle_words(recipe) if parser.command in TRAINING_COMMANDS else {}
     for word in typed:
         if word in parser.instead:
             raise RecipeError(f"--{word} has no effect on {parser.command}: {parser.instead[word]}")

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
-from firecaffe.cli.line import Line, read_line
+from firecaffe.cli.line import TypedWords, read_line
 from firecaffe.errors import RecipeError
 
 KINDS = {
@@ -17,11 +17,11 @@ KINDS = {
     "list": "a list",
     "dict": "a table: { NAME = VALUE, … }",
 }
-"""For people."""
+"""Kinds of values in words for people."""
 
 
 class _Help(DefaultHelpFormatter):
-    """With a default only where it says something."""
+    """Help that shows a default only if it says something."""
 
     def _get_help_string(self, action: Action) -> str:
         default = action.default
@@ -57,7 +57,7 @@ class Parser(ArgumentParser):
         self.takes_recipe = takes_recipe
         self.instead = dict(instead or {})
 
-    def read(self, argv: list[str]) -> Line:
+    def read(self, argv: list[str]) -> TypedWords:
         """Raises: RecipeError for an option that is not there."""
         words: list[str] = []
         if self.takes_recipe:
@@ -68,7 +68,7 @@ class Parser(ArgumentParser):
         return read_line(f"firecaffe {self.command}", argv, self._option_string_actions, words)
 
     def add_overwrite(self) -> None:
-        """Of a command that writes a file where it is told to."""
+        """Adds --overwrite, for a command that writes a file to a path that it is told."""
         self.add_argument("--overwrite", action="store_true", help="a file that is there already")
 
     def parse_args(self, args: Sequence[str], **more: Any) -> Namespace:  # type: ignore[override]

@@ -4,7 +4,7 @@ import codecs
 import io
 import sys
 
-PLAIN = {
+PLAIN_SIGNS = {
     **dict.fromkeys("─━", "-"),
     **dict.fromkeys("═", "="),
     **dict.fromkeys("│┃", "|"),
@@ -19,19 +19,19 @@ PLAIN = {
 }
 """Signs of one column stay signs of one column, so that pictures stay pictures."""
 
-HANDLER = "firecaffe-plain"
+ENCODING_ERRORS = "firecaffe-plain"
 
 
 def print_plainly() -> None:
     """Makes the process's output show a plain sign for what its encoding does not have."""
-    codecs.register_error(HANDLER, _plain)
+    codecs.register_error(ENCODING_ERRORS, _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=HANDLER)
+            stream.reconfigure(errors=ENCODING_ERRORS)
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     signs = error.object[error.start : error.end]
-    return "".join(PLAIN.get(sign, "?") for sign in signs), error.end
+    return "".join(PLAIN_SIGNS.get(sign, "?") for sign in signs), error.end

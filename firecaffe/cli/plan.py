@@ -22,14 +22,14 @@ from firecaffe.errors import RecipeError
 from firecaffe.plan.advice import paragraph
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
-from firecaffe.plan.forecast import NO_COMPRESSOR, Forecast, fastest, forecasts, spread
+from firecaffe.plan.forecast import NO_COMPRESSOR, Forecast, by_workers, fastest, forecasts
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
 from firecaffe.plan.workload import Workload
 
 MOST_WORKERS = 1_000_000
 MICRO_BATCH_SIZE = 8
 LEAST_BATCH_SIZE = 256
-"""Of a network alone, if nothing says which."""
+"""The batch sizes of a network alone, if nothing says which."""
 
 
 def main(argv: list[str]) -> int:
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
 
 
 def _works(options: Namespace) -> dict[str, Workload]:
-    """Of a network alone, or of two recipes."""
+    """The workload of a network alone, or those of two recipes, by name."""
     model, compared = options.model, options.compare
     if bool(model) == bool(compared):
         raise RecipeError(f"give a recipe, --model or --compare; usage: firecaffe plan {USAGE}")
@@ -149,7 +149,7 @@ def _workers(words: str, work: Workload, cluster: Cluster) -> list[int]:
 
 
 def _numbers(words: str) -> list[int]:
-    """Of workers; none where nothing is said."""
+    """The numbers of workers that were typed; none if nothing was."""
     try:
         workers = sorted({int(word) for word in words.split(",") if words})
     except ValueError:
@@ -209,7 +209,7 @@ def _show(
     table.add_column("exchange", no_wrap=True)
     for header in HEADERS:
         table.add_column(header, justify="right", no_wrap=True)
-    for _, own in spread(rows):
+    for _, own in by_workers(rows):
         shown = own if is_long else own[:3] if own[0].workers > 1 else own[:1]
         for row in shown:
             way = row.exchange if row.compressor == NO_COMPRESSOR else row.compressor
@@ -281,7 +281,7 @@ def _totals(row: Forecast) -> str:
 
 
 def _hours_band(row: Forecast, hours: float) -> str:
-    """As wide as the step's: steps are counted, not forecast."""
+    """Hours with a band as wide as the step's: steps are counted, not forecast."""
     low, high = (hours * each / row.step_s for each in (row.step_low_s, row.step_high_s))
     return f"{_hours(hours)} ({_hours(low)} to {_hours(high)})"
 

@@ -41,7 +41,7 @@ def page(
 def _sources(
     called: Sequence[str], groups: Sequence[Group]
 ) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Of each row its runs' folders, and the digests of their weights: a run's id."""
+    """Each row's runs: their folders, and the digests of their weights, which are a run's id."""
     where = iter(places([run for group in groups for run in group.runs]))
     return [
         (letter, [(next(where), run.result["weights_sha256"][:12]) for run in group.runs])

@@ -14,27 +14,27 @@ from firecaffe.errors import RecipeError
 from firecaffe.runs.curves import Curves, Point, curves_of
 from firecaffe.runs.groups import Group
 
-SALT = "firecaffe"
-"""Of matplotlib's ids, which are random otherwise: the same runs give the same bytes."""
+ID_SALT = "firecaffe"
+"""Salt of matplotlib's ids, which are random otherwise: the same runs give the same bytes."""
 
-SMOOTHED = 0.05
+SMOOTHING_SHARE = 0.05
 """Share of a curve's points that a smoothed one is the mean of."""
-FEW = 20
+MOST_MARKED_POINTS = 20
 """Points up to which a curve is drawn as it is, with a mark at each."""
-MOST_WORDS = 3
-"""Of a line's name."""
+MOST_NAME_WORDS = 3
+"""Words that differ and are part of a line's name, at most."""
 
 Of = Callable[[Point], float | None]
 Units = Mapping[str, float]
 
-TIMES: Units = {"s": 1, "min": 60, "h": 3600}
-SAMPLES: Units = {"": 1, "thousands": 1e3, "millions": 1e6, "billions": 1e9}
-BYTES: Units = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+TIME_UNITS: Units = {"s": 1, "min": 60, "h": 3600}
+SAMPLE_UNITS: Units = {"": 1, "thousands": 1e3, "millions": 1e6, "billions": 1e9}
+BYTE_UNITS: Units = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 AXES: dict[str, tuple[str, Units, Of]] = {
-    "time": ("time of training", TIMES, lambda point: point.time_s),
-    "samples": ("samples seen", SAMPLES, lambda point: point.samples),
-    "bytes": ("gradients sent", BYTES, lambda point: point.sent_bytes),
+    "time": ("time of training", TIME_UNITS, lambda point: point.time_s),
+    "samples": ("samples seen", SAMPLE_UNITS, lambda point: point.samples),
+    "bytes": ("gradients sent", BYTE_UNITS, lambda point: point.sent_bytes),
 }
 CURVES: dict[str, tuple[str, Callable[[Curves], list[Point]], float]] = {
     "loss": ("training loss", lambda curves: curves.loss, 1.0),
@@ -58,7 +58,7 @@ def unit_for(largest: float, units: Units) -> tuple[str, float]:
 
 def smoothed(values: Sequence[float]) -> list[float]:
     """Each value's mean with those near it on both sides, fewer of them at the ends."""
-    reach = round(SMOOTHED * len(values) / 2) if len(values) > FEW else 0
+    reach = round(SMOOTHING_SHARE * len(values) / 2) if len(values) > MOST_MARKED_POINTS else 0
     found = []
     for place in range(len(values)):
         near = min(reach, place, len(values) - 1 - place)
@@ -72,15 +72,15 @@ def line_names(called: Sequence[str], words: Mapping[str, Sequence[str]]) -> lis
     names = []
     for place, letter in enumerate(called):
         said = [f"{word.split('.')[-1]} {values[place]}" for word, values in words.items()]
-        rest = ["…"] if len(said) > MOST_WORDS else []
+        rest = ["…"] if len(said) > MOST_NAME_WORDS else []
         names.append(
-            ": ".join([letter, *([", ".join([*said[:MOST_WORDS], *rest])] if said else [])])
+            ": ".join([letter, *([", ".join([*said[:MOST_NAME_WORDS], *rest])] if said else [])])
         )
     return names
 
 
 def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
-    """Of loss and accuracy against time, samples and bytes, as far as they are known.
+    """Pictures of loss and accuracy against time, samples and bytes, as far as these are known.
 
     Raises: RecipeError if matplotlib is missing; RunError if a run's metrics cannot be read.
     """
@@ -91,7 +91,7 @@ def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
     mpl.use("agg")
     of_groups = [[curves_of(run) for run in group.runs] for group in groups]
     found = []
-    with mpl.rc_context({"svg.hashsalt": SALT, "svg.fonttype": "path", "font.size": 12}):
+    with mpl.rc_context({"svg.hashsalt": ID_SALT, "svg.fonttype": "path", "font.size": 12}):
         for curve, (ylabel, points_of, _) in CURVES.items():
             for axis, (what, units, x_of) in AXES.items():
                 known = [
@@ -128,7 +128,7 @@ def _draw(
             points = [(x_of(point), point.value) for point in points_of(each)]
             known = [(x / size, unit * y) for x, y in points if x is not None and y is not None]
             xs, ys = [x for x, _ in known], [y for _, y in known]
-            mark = "." if len(known) <= FEW else ""
+            mark = "." if len(known) <= MOST_MARKED_POINTS else ""
             if not mark:
                 place.plot(xs, ys, color=color, linewidth=0.6, alpha=0.25)
             place.plot(xs, smoothed(ys), color=color, linewidth=1.2, marker=mark)

@@ -19,7 +19,7 @@ from firecaffe.runs.compare import read_run
 from firecaffe.runs.files import finite, write_atomically
 from firecaffe.runs.folder import read_run_file
 from firecaffe.tuning.trial import Trial
-from firecaffe.tuning.tune import Asked, Tuned, recipe_file, tune
+from firecaffe.tuning.tune import TuneRequest, TuneResult, recipe_file, tune
 from firecaffe.tuning.verdict import KEPT, LOST, UNDECIDED
 
 MOST_TRAININGS = 10_000
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     folder = Path(options.out or f"runs/tune-{stem}")
     path = Path(options.write) if options.write else folder / f"{stem}.toml"
     check_target("--write", options.write, options.overwrite)
-    asked = Asked(
+    asked = TuneRequest(
         recipe=recipe,
         global_batch_size=options.global_batch_size,
         solvers=list(dict.fromkeys((options.solvers or recipe.solver.type).split(","))),
@@ -82,7 +82,7 @@ def _check_least(word: str, value: float, least: int) -> None:
 
 
 def _at_once(train: TrainConfig, workers: int) -> int:
-    """As many as have GPUs, or cores, of their own."""
+    """How many trainings have GPUs, or cores, of their own."""
     if train.device != "cpu" and torch.cuda.is_available():
         return max(1, torch.cuda.device_count() // workers)
     return max(1, cores() // (workers * train.threads))
@@ -102,7 +102,7 @@ def _line(trial: Trial) -> str:
     return f"{trial.name}: {rate}: top-1 {last.top1:.2%} after {steps} steps, {state}"
 
 
-def _show(tuned: Tuned, path: Path) -> None:
+def _show(tuned: TuneResult, path: Path) -> None:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for header in ("", "rule", "solver", "rate", "warm-up", "steps", "held-out\ntop-1", ""):
         table.add_column(header, justify="left" if header in ("", "rule", "solver") else "right")

@@ -25,7 +25,7 @@ from firecaffe.data.random_resized_crop import box, cut, draws, middle
 from firecaffe.errors import DataError, RecipeError
 
 SMALLEST = torch.finfo(torch.float32).tiny
-"""What is less is 0 to a division in float32."""
+"""Least number that a division in float32 does not take for 0."""
 
 
 def output_shape(dataset: Dataset, config: DataConfig) -> tuple[int, int, int]:
@@ -153,7 +153,7 @@ def _plain(
 
 
 FETCH = {"caffe": _caffe, "inception": _inception, "none": _plain}
-"""By `data.augment`."""
+"""Ways to fetch images, by `data.augment`."""
 
 Fetch = Callable[[Tensor], tuple[Tensor, Tensor]]
 

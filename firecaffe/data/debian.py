@@ -11,7 +11,9 @@ from firecaffe.errors import DataError
 _COMMAND_TIMEOUT_S = 300
 _NETWORK = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10")
 _SANDBOX = ("-o", "APT::Sandbox::User=root")
-"""As root, apt would download as another user, who may not write into our folder."""
+"""Options with which root's apt does not download as another user, who may not write into our
+folder.
+"""
 
 
 def fetch_package(package: str, work: Path, report: Callable[[str], None]) -> Path:

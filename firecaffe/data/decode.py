@@ -1,4 +1,4 @@
-"""From an encoded image to pixels: libjpeg-turbo where it can, Pillow where it cannot.
+"""Decodes images: libjpeg-turbo those that it can, Pillow the others.
 
 Both let go of the interpreter's lock, so threads decode side by side. Pillow takes PNG, WebP and
 BMP, JPEGs in CMYK, and what libjpeg-turbo calls damaged but can be read. Nothing is scaled while it
@@ -25,14 +25,14 @@ from torch.nn.functional import interpolate
 from firecaffe.data.dataset import BrokenSampleError
 
 MOST_PIXELS = 1 << 28
-"""Of one image, 0.8 GB decoded: larger ones are taken for decompression bombs."""
+"""Pixels of one image, 0.8 GB decoded: larger ones are taken for decompression bombs."""
 
-LONGEST = 8
-"""Times its shorter side: more of an image is never looked at, and would fill the memory."""
+MOST_PROPORTION = 8
+"""Ratio of an image's sides: more of it is never looked at, and would fill the memory."""
 
 JPEG = b"\xff\xd8"
 
-INKS = ("CMYK", "YCCK")
+CONVERTED_MODES = ("CMYK", "YCCK")
 """Color spaces that Pillow turns into RGB."""
 
 FORMATS = {
@@ -41,8 +41,8 @@ FORMATS = {
     "WEBP": WebPImagePlugin,
     "BMP": BmpImagePlugin,
 }
-"""That Pillow may take a file for, and who enters them into `Image.OPEN`; others would start
-programs.
+"""Formats that Pillow may take a file for, and who enters them into `Image.OPEN`; others would
+start programs.
 """
 
 PILLOW_ERRORS = (
@@ -67,7 +67,7 @@ def decode(content: bytes) -> Tensor:
         try:
             rows, columns, space, _ = simplejpeg.decode_jpeg_header(content)
             _check_size(rows, columns)
-            if space not in INKS:
+            if space not in CONVERTED_MODES:
                 return torch.from_numpy(simplejpeg.decode_jpeg(content)).permute(2, 0, 1)
         except ValueError:
             pass  # Pillow has the last word
@@ -110,7 +110,7 @@ def _check_size(rows: int, columns: int) -> None:
 
 
 def scale(image_CHW: Tensor, rows: int, columns: int) -> Tensor:
-    """Bilinear with antialiasing, as Pillow's (63 dB and more between the two)."""
+    """Scales bilinearly with antialiasing, as Pillow does (63 dB and more between the two)."""
     if image_CHW.shape[1:] == (rows, columns):
         return image_CHW
     # torch's fast path is for channels last, which one image shows by its strides alone; a copy of
@@ -121,9 +121,11 @@ def scale(image_CHW: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def scale_shorter_side(image_CHW: Tensor, side: int) -> Tensor:
-    """Keeps the proportions. Of an image longer than LONGEST times its shorter side, the middle."""
+    """Scales the shorter side to `side` and keeps the proportions. Of an image whose sides have a
+    ratio of more than MOST_PROPORTION, the middle.
+    """
     _, rows, columns = image_CHW.shape
-    most = LONGEST * min(rows, columns)
+    most = MOST_PROPORTION * min(rows, columns)
     if max(rows, columns) > most:
         top, left = max(0, (rows - most) // 2), max(0, (columns - most) // 2)
         image_CHW = image_CHW[:, top : top + most, left : left + most]

@@ -25,7 +25,7 @@ MOST_STAND_INS = 100
 """Broken images in a row: then the data set is broken, not an image."""
 
 PARTS_OF_THREAD = 2
-"""Of a batch, that each thread decodes: threads that finish early take another's."""
+"""Parts of a batch for each thread: threads that finish early take another's."""
 
 Transform = Callable[[Tensor, int], Tensor]
 """(image, uint8 of 3 x H x W; its place in the batch) -> what the batch holds of it."""
@@ -46,13 +46,13 @@ class Encoded(Protocol):
         """Raises: DataError."""
 
     def name(self, sample: int) -> str:
-        """For people."""
+        """The sample's name for people."""
 
     def labels(self, samples_B: Tensor) -> Tensor: ...
 
 
 def cores() -> int:
-    """That this process may use: ranks that are bound to cores keep to them."""
+    """The number of cores that this process may use: ranks that are bound to cores keep to them."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

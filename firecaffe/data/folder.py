@@ -10,7 +10,7 @@ from torch import Tensor
 
 from firecaffe.errors import DataError
 
-MEAN_OF = 64
+SIZE_SAMPLES = 64
 """Images whose mean size stands for all."""
 
 NO_SUFFIX, FOLDER = "without a suffix", "folder"
@@ -102,7 +102,7 @@ class ImageFolder:
 
     def image_bytes(self) -> float:
         """The mean of some, taken evenly."""
-        every = max(1, len(self) // MEAN_OF)
+        every = max(1, len(self) // SIZE_SAMPLES)
         sizes = [self.size(number) for number in range(0, len(self), every)]
         return sum(sizes) / len(sizes)
 

@@ -17,7 +17,7 @@ from firecaffe.data.packed import RawPart
 from firecaffe.errors import DataError
 
 MEMBERS = ("sample_CHW", "num_classes", "__len__", "batch")
-WANTED = (
+EXPECTED = (
     "expected firecaffe.TensorDataset(images, labels), or an object with sample_CHW, num_classes, "
     "__len__() and batch(indices)"
 )
@@ -35,7 +35,7 @@ def check_own(name: str, dataset: Any) -> Dataset:
     missing = [member for member in MEMBERS if not hasattr(dataset, member)]
     if kind or missing:
         lacking = kind or f"{_name_of(dataset)}, which lacks {', '.join(missing)}"
-        raise DataError(f"{name} is {lacking}; {WANTED}")
+        raise DataError(f"{name} is {lacking}; {EXPECTED}")
     shape = dataset.sample_CHW
     if not (
         isinstance(shape, Sequence)

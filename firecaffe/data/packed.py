@@ -43,7 +43,7 @@ class PackedSet:
     shape: tuple[int, ...]
     classes: tuple[str, ...]
     parts: dict[str, tuple[ShardInfo, ...]]
-    """By name: train, test, validation."""
+    """Shards of each part: train, test, validation."""
     source: str
     """What was packed, and how, for people."""
     skipped: tuple[str, ...] = ()
@@ -178,7 +178,7 @@ class PackedPart:
         return content
 
     def image_bytes(self) -> float:
-        """Of an image, on average."""
+        """The average size of an image."""
         return sum(info.num_bytes for info in self.infos) / len(self)
 
 

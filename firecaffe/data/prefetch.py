@@ -19,7 +19,7 @@ from firecaffe.data.packed import RawPart
 T = TypeVar("T")
 
 AHEAD_BYTES = 256_000_000
-"""Of batches that wait to be taken."""
+"""Memory of batches that wait to be taken."""
 
 FEWEST, MOST = 2, 32
 """Batches ahead, however large or small they are."""
@@ -34,7 +34,7 @@ def is_slow(dataset: Dataset) -> bool:
 
 
 def image_bytes(dataset: Dataset) -> int:
-    """Of one image while it waits: bytes of what is decoded, float32 of what is not ours."""
+    """Memory of one image while it waits: bytes of what is decoded, float32 of what is not ours."""
     return prod(dataset.sample_CHW) * (1 if isinstance(dataset, DecodedSet | RawPart) else 4)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from firecaffe.data.dataset import Dataset
 
-ASKED = 8
+NUM_ASKED_TWICE = 8
 """Samples that are asked for twice before the first step: of those that are mirrored by the toss of
 a coin, all eight look alike once in 256.
 """
@@ -17,7 +17,7 @@ a coin, all eight look alike once in 256.
 def is_repeatable(dataset: Dataset) -> bool:
     """Asks for samples from all over the data set, twice."""
     last = len(dataset) - 1
-    samples = torch.unique(torch.linspace(0, last, ASKED, dtype=torch.float64).long())
+    samples = torch.unique(torch.linspace(0, last, NUM_ASKED_TWICE, dtype=torch.float64).long())
     return same_bits(dataset.batch(samples), dataset.batch(samples.clone()))
 
 

@@ -52,11 +52,11 @@ class ShardInfo:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where a shard's samples are, and what they are."""
+    """The samples of a shard: their places in it, and what they are."""
 
     kind: str
     shape: tuple[int, ...]
-    """Of raw samples: channels, rows, columns; else empty."""
+    """Shape of raw samples: channels, rows, columns; else empty."""
     offsets: NDArray[np.uint64]
     labels: NDArray[np.uint32]
     checksums: NDArray[np.uint32]

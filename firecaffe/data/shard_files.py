@@ -1,4 +1,4 @@
-"""Where shards are read from: a folder, a remote address, or a copy that is kept nearby.
+"""Sources of shards: a folder, a remote address, or a copy that is kept nearby.
 
 A folder's files are read in place, by `pread`. Of a remote address (`s3://…`, anything that fsspec
 knows) each sample's range is fetched alone, so that a node moves only what its ranks need. With a
@@ -18,10 +18,10 @@ from firecaffe.data.shard import ShardInfo, sha256_of
 from firecaffe.errors import DataError
 
 OPEN_FILES = 256
-"""That are kept open; more shards are opened as they are read."""
+"""Files that are kept open; more shards are opened as they are read."""
 
 FREE_SHARE = 0.1
-"""Of a disk, that a cache without a limit leaves free."""
+"""Share of a disk that a cache without a limit leaves free."""
 
 
 class ShardFiles(Protocol):
@@ -34,7 +34,7 @@ class ShardFiles(Protocol):
         """Bytes of the file that is there. Raises: DataError."""
 
     def name(self, info: ShardInfo) -> str:
-        """For people."""
+        """The shard's name for people."""
 
 
 def is_remote(root: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where a run's data comes from: one function per source.
+"""Sources of a run's data: one function for each.
 
 Each `open_*` takes the Config and returns the data set's parts.
 """

@@ -64,7 +64,9 @@ class BatchesAhead:
             self.doubts = None  # said once
 
     def train_batch(self, step: int, leaf: int) -> Batch:
-        """As `Batches.train_batch`; its errors come when the batch is asked for, not before."""
+        """The same as `Batches.train_batch`; its errors come when the batch is asked for, not
+        before.
+        """
         expected = next(self._next)
         if expected != (step, leaf):
             raise RuntimeError(f"asked for {(step, leaf)}, expected {expected}")

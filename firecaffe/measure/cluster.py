@@ -30,7 +30,7 @@ from firecaffe.transport.link import (
 LEAST_STREAM_S = 0.1
 PINGS = 50
 FILE_BYTES = 64_000_000
-MATRIX = 1024
+MATRIX_SIZE = 1024
 COPIED_BYTES = 64_000_000
 REPETITIONS = 7
 
@@ -178,7 +178,7 @@ def _clock(world: World) -> tuple[float, float]:
 
 
 def _matrix_flops(device: torch.device) -> list[float]:
-    a = torch.randn(MATRIX, MATRIX, device=device)
+    a = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device)
     torch.mm(a, a)
     rates = []
     for _ in range(REPETITIONS):
@@ -186,7 +186,7 @@ def _matrix_flops(device: torch.device) -> list[float]:
         start_s = time.perf_counter()
         torch.mm(a, a)
         finish(device)
-        rates.append(2 * MATRIX**3 / (time.perf_counter() - start_s))
+        rates.append(2 * MATRIX_SIZE**3 / (time.perf_counter() - start_s))
     return rates
 
 

@@ -17,12 +17,12 @@ class Counters:
     busy_cpu_s: float
     process_cpu_s: float
     retransmitted_segments: int | None
-    """Of all connections of this network namespace; None where /proc does not tell."""
+    """Segments of all connections of this network namespace; None if /proc does not tell."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Between two moments; shares are of all processors of the host."""
+    """What a host was like between two moments; shares are of all its processors."""
 
     congestion_control: str | None
     cpu_busy_share: float

@@ -22,7 +22,9 @@ ROUNDING = {
     # Half a step of 1/127 of the row's largest, which its norm is not below, in each element.
     "int8": sqrt(ROW) / 254,
 }
-"""Of codecs by rows: the L2 norm of what one encoding loses is at most so much of the vector's."""
+"""Errors of codecs by rows: the L2 norm of what one encoding loses is at most so much of the
+vector's.
+"""
 
 
 def error_bound(name: str, num_elements: int) -> float:
@@ -63,7 +65,7 @@ class OneNodeEach:
         self.wire_bytes = 0
 
     def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """As long as was said, of float32."""
+        """A vector of zeros, as long as was said."""
         self._flat = torch.zeros(padded(num_elements), dtype=dtype, device=device)
         return self._flat[:num_elements]
 
@@ -76,7 +78,7 @@ class OneNodeEach:
         self.wire_bytes = (self._wire.world.traffic.sent_bytes or 0) - before
 
     def alone(self, vectors: Sequence[Tensor]) -> Tensor:
-        """Without memory, as all ranks' first sum is."""
+        """The sum without memory, as all ranks' first one is."""
         missing = padded(self._num_elements) - self._num_elements
         nodes = [torch.nn.functional.pad(vector, (0, missing)) for vector in vectors]
         wire = NodeWire(World(0, 1, vectors[0].device), len(vectors))

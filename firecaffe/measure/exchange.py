@@ -23,7 +23,7 @@ from firecaffe.exchange.route import across_hosts
 from firecaffe.measure.known_sum import (
     BYTES_PER_ELEMENT,
     EncodedSum,
-    Sums,
+    SumsByName,
     check_exchanges,
     checks_bits,
     difference,
@@ -96,7 +96,7 @@ class _OwnTimes:
 
     samples_s: list[float]
     digests: list[str]
-    """Of what each repetition of an encoded sum came to."""
+    """Digests of what each repetition of an encoded sum came to."""
     wire_bytes: int
 
 
@@ -119,7 +119,7 @@ def time_exchanges(
     """
     coded = {} if encoders is None else encoders
 
-    def make(num_elements: int) -> Sums:
+    def make(num_elements: int) -> SumsByName:
         # Anew for each size, so that shared memory of one size is gone before that of the next.
         ways: dict[str, Exchange | EncodedSum] = {
             name: Exchange(world, name, local) for name in algorithms
@@ -198,7 +198,7 @@ def way_of(
 
 
 def _time_size(
-    world: World, make: Callable[[int], Sums], size_bytes: int, repetitions: int
+    world: World, make: Callable[[int], SumsByName], size_bytes: int, repetitions: int
 ) -> tuple[dict[str, _OwnTimes], str]:
     """What this rank found by name; and the first wrong sum, if any."""
     num_elements = size_bytes // BYTES_PER_ELEMENT

@@ -12,7 +12,7 @@ from scipy.stats import mannwhitneyu
 from firecaffe.measure.cluster import PairLink, RankFacts
 from firecaffe.measure.device import calibrated
 from firecaffe.measure.step import Timed
-from firecaffe.plan.calibrate import spread
+from firecaffe.plan.calibrate import relative_spread
 from firecaffe.plan.cluster import Cluster, Device, Link, Storage
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices
@@ -22,40 +22,40 @@ from firecaffe.transport.exchange import LANES
 
 ALPHA = 0.01
 LEAST_RATIO = 0.9
-"""Of a rate to the others' median: what is nearer to them than that is not named."""
+"""Ratio of a rate to the others' median: what is nearer to them than that is not named."""
 
-CLOCK_S = 1.0
-LITTLE = 0.1
-"""Of a host's memory, where less than that is free."""
+MOST_CLOCK_DIFFERENCE_S = 1.0
+LEAST_FREE_SHARE = 0.1
+"""Share of a host's memory; a host with less than that free is told of."""
 
 BYTES_PER_ELEMENT = 4
 USUAL_OVERHEAD_S = 2e-5
 
 
 @dataclass(frozen=True)
-class Found:
+class MeasuredCluster:
     """All that was measured."""
 
     ranks: list[RankFacts]
     links: list[PairLink]
     local_world_size: int
     steps: list[list[Timed]]
-    """By rank; of the recipe, where there was one."""
+    """Timed steps of the recipe by rank, if there was one."""
     exchanges: dict[str, dict[int, float]]
     """Seconds by exchange and bytes."""
     slowdown: float
-    """Of computing beside an exchange; see `plan.cluster.Device`."""
+    """How much slower computing is beside an exchange; see `plan.cluster.Device`."""
 
 
-def findings(found: Found) -> list[str]:
+def findings(found: MeasuredCluster) -> list[str]:
     """What a user should know, one thing a line; nothing where all is well."""
     lines = []
     versions = defaultdict(list)
     for rank in found.ranks:
         versions[rank.versions].append(rank.rank)
-        if abs(rank.clock_s) > CLOCK_S + rank.clock_error_s:
+        if abs(rank.clock_s) > MOST_CLOCK_DIFFERENCE_S + rank.clock_error_s:
             lines.append(f"clock: rank {rank.rank} on {rank.host} is {rank.clock_s:+.1f} s off")
-        if rank.free_memory_bytes < LITTLE * rank.memory_bytes:
+        if rank.free_memory_bytes < LEAST_FREE_SHARE * rank.memory_bytes:
             lines.append(
                 f"memory: rank {rank.rank} on {rank.host} has {rank.free_memory_bytes / 1e9:.2f} "
                 f"of {rank.memory_bytes / 1e9:.3g} GB free"
@@ -137,7 +137,7 @@ def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[fl
     }
 
 
-def cluster_of(found: Found, recipe: Recipe | None, name: str) -> Cluster:
+def cluster_of(found: MeasuredCluster, recipe: Recipe | None, name: str) -> Cluster:
     """The cluster file's content: medians over ranks and links, and their spreads as errors."""
     ranks, size = found.ranks, found.local_world_size
     flops = [median(rank.matrix_flops) for rank in ranks]
@@ -187,12 +187,14 @@ def _jitter(steps: Sequence[Sequence[Timed]]) -> float:
     four fifths are 2.56 of it wide. A step's is less: each of its micro-batches varies for itself.
     """
     spreads = [
-        spread(row.compute_s) * sqrt(row.micro_batches) for of_rank in steps for row in of_rank
+        relative_spread(row.compute_s) * sqrt(row.micro_batches)
+        for of_rank in steps
+        for row in of_rank
     ]
     return median(spreads) / 1.28 if spreads else 0.0
 
 
-def _links(found: Found, size: int) -> tuple[Link, ...]:
+def _links(found: MeasuredCluster, size: int) -> tuple[Link, ...]:
     inside = [link for link in found.links if link.in_host]
     between = [link for link in found.links if not link.in_host]
     links = []
@@ -211,11 +213,11 @@ def _link(name: str, pairs: Sequence[PairLink], group: int) -> Link:
         latency_s=median([pair.latency_s for pair in pairs]),
         bandwidth_bytes_per_s=median(rates),
         group=group,
-        error=max(0.05, spread(samples) if len(samples) > 1 else 0.05),
+        error=max(0.05, relative_spread(samples) if len(samples) > 1 else 0.05),
     )
 
 
-def _with_exchanges(cluster: Cluster, found: Found) -> Cluster:
+def _with_exchanges(cluster: Cluster, found: MeasuredCluster) -> Cluster:
     """Each exchange's efficiency: what the links would give, over what was measured."""
     if not found.exchanges:
         return cluster

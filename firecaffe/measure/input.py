@@ -40,7 +40,7 @@ B = TypeVar("B")
 
 REPETITIONS = 3
 DECODED_IMAGES = 200
-"""That lie in memory at a time: half a megabyte each, or more."""
+"""Images that lie in memory at a time: half a megabyte each, or more."""
 BATCH = 32
 
 
@@ -51,11 +51,11 @@ class Stage:
     name: str
     images_per_s: float
     bytes_per_s: float = 0.0
-    """Of encoded images."""
+    """Rate of encoded images."""
 
 
 @dataclass(frozen=True)
-class Sampled:
+class StoredImages:
     """Images of a data set, in random order, as they are stored."""
 
     read: Callable[[int], bytes]
@@ -70,9 +70,9 @@ def sample(count: int, most: int) -> list[int]:
 
 
 def encoded_stages(
-    source: Encoded, found: Sampled, threads: int, config: DataConfig, device: torch.device
+    source: Encoded, found: StoredImages, threads: int, config: DataConfig, device: torch.device
 ) -> list[Stage]:
-    """Of photos: storage, decode, crop and resize, batch, device, and all together."""
+    """The stages of photos: storage, decode, crop and resize, batch, device, and all together."""
     with ThreadPoolExecutor(threads) as pool:
         stages, contents = _storage(found, pool)
         contents = list(filter(_is_whole, contents))
@@ -101,9 +101,9 @@ def encoded_stages(
 
 
 def raw_stages(
-    part: PackedPart, found: Sampled, threads: int, config: DataConfig, device: torch.device
+    part: PackedPart, found: StoredImages, threads: int, config: DataConfig, device: torch.device
 ) -> list[Stage]:
-    """Of pixels: storage, batch, device."""
+    """The stages of pixels: storage, batch, device."""
     with ThreadPoolExecutor(threads) as pool:
         stages, contents = _storage(found, pool)
     shape = part.shape
@@ -111,7 +111,9 @@ def raw_stages(
     return [*stages, *_batch_and_device(pixels, config, device)]
 
 
-def formats(found: Sampled, shape: tuple[int, ...], threads: int, beside: Path) -> dict[str, float]:
+def formats(
+    found: StoredImages, shape: tuple[int, ...], threads: int, beside: Path
+) -> dict[str, float]:
     """Images a second from storage, cold, of the same images as files and as shards.
 
     Both are written anew, one after the other: what lies below the system (a disk's own cache, a
@@ -126,16 +128,16 @@ def formats(found: Sampled, shape: tuple[int, ...], threads: int, beside: Path) 
     return rates
 
 
-def _as_folder(found: Sampled, shape: tuple[int, ...], folder: Path) -> Sampled:
+def _as_folder(found: StoredImages, shape: tuple[int, ...], folder: Path) -> StoredImages:
     """One file each."""
     for number, each in enumerate(found.samples):
         (folder / f"{number:06d}").write_bytes(found.read(each))
     os.sync()
     files = [folder / f"{number:06d}" for number in range(len(found.samples))]
-    return Sampled(lambda number: files[number].read_bytes(), list(range(len(files))), files)
+    return StoredImages(lambda number: files[number].read_bytes(), list(range(len(files))), files)
 
 
-def _as_shards(found: Sampled, shape: tuple[int, ...], folder: Path) -> Sampled:
+def _as_shards(found: StoredImages, shape: tuple[int, ...], folder: Path) -> StoredImages:
     """Packed."""
     sizes = [len(found.read(each)) for each in found.samples]
     names = [str(each) for each in found.samples]
@@ -145,7 +147,9 @@ def _as_shards(found: Sampled, shape: tuple[int, ...], folder: Path) -> Sampled:
     Packing(source, folder, PackOptions(), threads=1).run()
     os.sync()
     packed = PackedPart(read_list(str(folder)), "train", open_files(str(folder)))
-    return Sampled(packed.read, sample(len(packed), len(packed)), sorted(folder.glob("*.shard")))
+    return StoredImages(
+        packed.read, sample(len(packed), len(packed)), sorted(folder.glob("*.shard"))
+    )
 
 
 @contextmanager
@@ -178,7 +182,7 @@ class _Chosen:
         return torch.zeros(len(samples_B), dtype=torch.int64)
 
 
-def _storage(found: Sampled, pool: ThreadPoolExecutor) -> tuple[list[Stage], list[bytes]]:
+def _storage(found: StoredImages, pool: ThreadPoolExecutor) -> tuple[list[Stage], list[bytes]]:
     stages = []
     with _cold(found.files) as is_cold:
         start = time.perf_counter()
@@ -230,7 +234,7 @@ def _mean(contents: Sequence[bytes]) -> float:
 def _batch_and_device(
     images: Sequence[Tensor], config: DataConfig, device: torch.device
 ) -> list[Stage]:
-    """By one thread each, as in a training."""
+    """The stages that one thread does by itself, as in a training."""
     parts = [images[at : at + BATCH] for at in range(0, len(images) - BATCH + 1, BATCH)] or [images]
     count = sum(map(len, parts))
 
@@ -259,7 +263,7 @@ def _together(
     device: torch.device,
     repetitions: int = REPETITIONS,
 ) -> Stage:
-    """As a training takes its batches."""
+    """All stages together, as a training takes its batches."""
     order = SampleOrder(0, len(dataset), BATCH, BATCH)
     rates = []
     for repetition in range(repetitions):

@@ -17,7 +17,8 @@ from firecaffe.transport.interpret import interpret
 
 BYTES_PER_ELEMENT = 4
 MOST_INTERPRETED_BYTES = 2**22
-"""Over all ranks: above it the tree's bits are not computed in one process beside the exchange."""
+"""Bytes over all ranks up to which the tree's bits are computed in one process beside the exchange.
+"""
 
 # A prime number of elements, which no shard's length is a multiple of.
 _PERIOD = 65521
@@ -25,7 +26,7 @@ _MOST_PATTERN = 15
 _MOST_WEIGHT = 255
 
 _ROUNDING = 2.0**-20
-"""Of additions in float32, beside a codec's own error."""
+"""Relative error of additions in float32, beside a codec's own error."""
 
 
 class EncodedSum(Protocol):
@@ -49,7 +50,7 @@ class EncodedSum(Protocol):
         """The first sum, of all ranks' vectors, in this process."""
 
 
-Sums = Mapping[str, Exchange | EncodedSum]
+SumsByName = Mapping[str, Exchange | EncodedSum]
 """Ways to a sum by name."""
 
 
@@ -87,7 +88,7 @@ def checks_bits(
     return small and adds_in_tree_order(algorithm, world_size, ranks_per_node)
 
 
-def check_exchanges(world: World, make: Callable[[int], Sums], sizes: Sequence[int]) -> None:
+def check_exchanges(world: World, make: Callable[[int], SumsByName], sizes: Sequence[int]) -> None:
     """Holds every way to a sum, at every number of float32 elements, against the true sum.
 
     make: the ways for vectors of so many elements. Exchanges that add in tree order at this world
@@ -123,7 +124,7 @@ def difference(found: Tensor, expected: Tensor) -> str:
     )
 
 
-def _fault_at(world: World, sums: Sums, num_elements: int) -> str:
+def _fault_at(world: World, sums: SumsByName, num_elements: int) -> str:
     """What the first exchange that is wrong on this rank did wrong; all have had their turn."""
     ranks = range(world.world_size)
     exchanges = {name: way for name, way in sums.items() if isinstance(way, Exchange)}

@@ -1,4 +1,4 @@
-"""Where a micro-batch's time goes, and what its outputs take, by type of layer.
+"""The time of a micro-batch, and the memory of its outputs, by type of layer.
 
 Time is that of the operations that torch's profiler saw, forward and backward; memory is that of
 the layers' outputs, which backward needs.

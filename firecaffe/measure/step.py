@@ -23,8 +23,8 @@ from firecaffe.exchange.route import find_route
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer, begin_thread
 from firecaffe.models import build_model
-from firecaffe.plan.calibrate import spread
-from firecaffe.plan.cluster import Measured
+from firecaffe.plan.calibrate import relative_spread
+from firecaffe.plan.cluster import MeasuredStep
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import make_optimizer
@@ -39,7 +39,9 @@ from firecaffe.transport.local import LocalRanks
 from firecaffe.transport.worker import Worker
 
 MOST_MICRO_BATCHES = 4
-"""Of a timed step: what a step costs besides them is no more than a part of each then."""
+"""Micro-batches of a timed step: what a step costs besides them is no more than a part of each
+then.
+"""
 
 FEWEST_STEPS, WARM_UP = 7, 2
 
@@ -50,7 +52,7 @@ class Timed:
 
     micro_batch_size: int
     micro_batches: int
-    """Of each step."""
+    """Micro-batches of each step."""
     compute_s: tuple[float, ...]
     data_s: tuple[float, ...]
     update_s: tuple[float, ...]
@@ -61,16 +63,16 @@ class Timed:
     def images_per_s(self) -> float:
         return self.micro_batch_size / (median(self.compute_s) + median(self.data_s))
 
-    def measured(self, recipe: Recipe) -> Measured:
-        """As a row of a cluster file."""
-        return Measured(
+    def measured(self, recipe: Recipe) -> MeasuredStep:
+        """The times as a row of a cluster file."""
+        return MeasuredStep(
             model=recipe.model.name,
             micro_batch_size=self.micro_batch_size,
             compute_s=median(self.compute_s),
             data_s=median(self.data_s),
             update_s=median(self.update_s),
             autocast=recipe.train.autocast,
-            error=max(spread(self.compute_s), 0.01),
+            error=max(relative_spread(self.compute_s), 0.01),
         )
 
 
@@ -164,7 +166,7 @@ def time_steps_beside_exchange(
     finish(world.device)
 
     def sum_until_over() -> None:
-        """For all ranks: whoever still computes adds one to the first element."""
+        """Sums until all ranks have computed: one that still does adds one to the first element."""
         with torch.cuda.stream(stream):
             while True:
                 vector[0] = 0.0 if is_over.is_set() else 1.0

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 NAME = "torch._dynamo"
 REMEMBERED = "__dynamo_disable"
-"""Where torch keeps the compiler's answer, with the function."""
+"""Name under which torch keeps the compiler's answer, with the function."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -20,7 +20,7 @@ from firecaffe.plan.forecast import (
 from firecaffe.plan.workload import Workload
 
 LEAST_GAIN = 0.02
-"""Of a step: what brings less is not worth a word."""
+"""Share of a step: what brings less is not worth a word."""
 
 LIMITS = {
     "compute_s": "computing",

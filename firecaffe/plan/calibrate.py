@@ -81,7 +81,7 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return found.values["latency_s"], found.values["rate"]
 
 
-def spread(samples: Sequence[float]) -> float:
+def relative_spread(samples: Sequence[float]) -> float:
     """Half the width of the middle four fifths, over the median."""
     tenths = quantiles(samples, n=10)
     return (tenths[-1] - tenths[0]) / 2 / median(samples)

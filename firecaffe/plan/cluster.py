@@ -18,11 +18,11 @@ from firecaffe.errors import RecipeError
 T = TypeVar("T")
 
 MOST_BYTES = 1_000_000
-"""Of a cluster file."""
+"""Size of a cluster file that is read at most."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """A training step of one network, measured on one device without any exchange."""
 
     model: str
@@ -49,15 +49,16 @@ class Device:
     efficiency: float
     """The share of the peak that a long convolution reaches, of the memory rate too."""
     overhead_s: float
-    """Of every call of a layer, and of each of its two gradients, however small: the start of a
-    kernel, and the time in which it does not yet fill the device. It makes small batches slow."""
+    """Time of every call of a layer, and of each of its two gradients, however small: the start of
+    a kernel, and the time in which it does not yet fill the device. It makes small batches slow.
+    """
     power_w: float = 0.0
     jitter: float = 0.0
     """The standard deviation of a worker's own time of a micro-batch, over its mean."""
     exchange_slowdown: float = 0.0
     """How much longer computing takes while an exchange is under way, as a share of its time."""
     error: float = 0.3
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[MeasuredStep, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,33 +68,33 @@ class Link:
     name: str
     latency_s: float
     bandwidth_bytes_per_s: float
-    """Of one port, each way."""
+    """Rate of one port, each way."""
     group: int = 0
     """Devices that it joins; 0 for the outermost, which joins all."""
     ports: int = 1
-    """Of each group that it joins."""
+    """Ports of each group that it joins."""
     congestion: float = 0.0
     """What a port loses that more senders than one want to fill: see `plan.ports`."""
     addition_s_per_byte: float = 0.0
     """γ: what adding a byte that has arrived costs, where the exchange waits for it."""
     error: float = 0.15
     efficiency: dict[str, float] = field(default_factory=dict, hash=False)
-    """By exchange: predicted over measured time, where it has been measured."""
+    """Predicted over measured time, by exchange, of those that have been measured."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Where the training data are. Rates are of one node."""
+    """The storage that holds the training data. Rates are of one node."""
 
     name: str
     read_bytes_per_s: float
     error: float = 0.3
     decoded_images_per_s: float = 0.0
-    """By all threads of a node, where decoding was measured; 0: nobody waits for it."""
+    """Rate of all threads of a node, if decoding was measured; 0: nobody waits for it."""
 
 
 @dataclass(frozen=True)
-class Prices:
+class CostRates:
     """What an hour costs. power_w: of a whole node under load, devices included."""
 
     node_usd_per_hour: float = 0.0
@@ -111,14 +112,14 @@ class Cluster:
     devices_per_node: int
     links: tuple[Link, ...]
     storage: Storage | None = None
-    prices: Prices = Prices()
+    prices: CostRates = CostRates()
     most_devices: int = 0
     """Devices that there are; 0: as many as one likes."""
     lanes: int = 1
     """Vectors under way at once: 2 where ranks exchange through Gloo between hosts."""
     failures_per_node_hour: float = 0.0
     restart_s: float = 60.0
-    """From a failure to the next step."""
+    """Time from a failure to the next step."""
     sources: tuple[str, ...] = ()
 
 
@@ -165,10 +166,10 @@ def parse_cluster(words: dict[str, Any], name: str) -> Cluster:
     measured = device.pop("measured", [])
     if not isinstance(measured, list):
         raise RecipeError(f"cluster {name}: device.measured is no list of [[device.measured]]")
-    rows = tuple(_build(Measured, row, f"cluster {name}: device.measured") for row in measured)
+    rows = tuple(_build(MeasuredStep, row, f"cluster {name}: device.measured") for row in measured)
     words["device"] = _build(Device, {**device, "measured": rows}, f"cluster {name}: device")
     words["links"] = tuple(_build(Link, w, f"cluster {name}: links") for w in words["links"])
-    for section, kind in (("storage", Storage), ("prices", Prices)):
+    for section, kind in (("storage", Storage), ("prices", CostRates)):
         if section in words:
             words[section] = _build(kind, words[section], f"cluster {name}: {section}")
     sources = words.get("sources", [])

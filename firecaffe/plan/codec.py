@@ -23,7 +23,7 @@ PRICED = tuple(name for name in COMPRESSORS if name != "threshold")
 """What `threshold` sends depends on the gradients."""
 
 PASSES = 16
-"""Over a node's float32 to encode it, to keep what was not sent, and to decode."""
+"""Passes over a node's float32 to encode it, to keep what was not sent, and to decode."""
 
 
 def coded_s(

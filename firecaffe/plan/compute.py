@@ -16,16 +16,18 @@ from math import log
 
 import numpy as np
 
-from firecaffe.plan.cluster import Device, Measured
+from firecaffe.plan.cluster import Device, MeasuredStep
 from firecaffe.plan.workload import LayerWork, Workload
 
 BACKWARD_CALLS = 2
-"""Of a layer with weights: the gradients of its inputs and of its weights."""
+"""Calls in backward of a layer with weights: the gradients of its inputs and of its weights."""
 
 UPDATE_PASSES = 3
-"""Over the weights, for each vector: the update reads and writes weights, gradients and state."""
+"""Passes over the weights for each vector: the update reads and writes weights, gradients and
+state.
+"""
 
-HALF = ("bfloat16", "float16")
+HALF_PRECISION = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class MicroBatch:
 
     forward_s: float
     backward_s: tuple[float, ...]
-    """By layer, from the last to the first: the order in which gradients become ready."""
+    """Time by layer, from the last to the first: the order in which gradients become ready."""
 
     @property
     def compute_s(self) -> float:
@@ -46,7 +48,7 @@ def micro_batch(workload: Workload, device: Device, images: int) -> MicroBatch:
     """One micro-batch, by the device's figures and, where it has them, its measurements."""
     scale = correction(workload, device, images)
     flops, rate = _rates(workload, device)
-    half = 0.5 if workload.autocast in HALF else 1.0
+    half = 0.5 if workload.autocast in HALF_PRECISION else 1.0
     forward = [_layer_s(layer, images, flops, rate, half, device) for layer in workload.layers]
     backward = [
         BACKWARD_CALLS * each if layer.flops else each * 1.5
@@ -96,7 +98,7 @@ def error_of(workload: Workload, device: Device) -> float:
     return max((row.error for row in rows), default=device.error)
 
 
-def _rows(workload: Workload, device: Device) -> list[Measured]:
+def _rows(workload: Workload, device: Device) -> list[MeasuredStep]:
     return [
         row
         for row in device.measured
@@ -106,7 +108,7 @@ def _rows(workload: Workload, device: Device) -> list[Measured]:
 
 def _rates(workload: Workload, device: Device) -> tuple[float, float]:
     """FLOP/s and bytes/s that the device reaches."""
-    dtype = workload.autocast if workload.autocast in HALF else "float32"
+    dtype = workload.autocast if workload.autocast in HALF_PRECISION else "float32"
     other = "float16" if dtype == "bfloat16" else "bfloat16"
     peaks = device.peak_flops
     peak = peaks.get(dtype) or (dtype != "float32" and peaks.get(other)) or peaks["float32"]

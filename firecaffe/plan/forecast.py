@@ -26,8 +26,8 @@ from firecaffe.plan.workload import Workload
 
 NO_COMPRESSOR = "none"
 MOST_ERROR = 0.9
-WORTH = 0.5
-"""Of what one worker does alone, that each further one must bring to be worth having."""
+LEAST_GAIN_OF_A_WORKER = 0.5
+"""Share of what one worker does alone that a further one must bring to be worth having."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Forecast:
     exchange: str
     compressor: str
     micro_batches: int
-    """Of the busiest worker."""
+    """Micro-batches of the busiest worker."""
     step_s: float
     low: Step
     high: Step
@@ -55,12 +55,12 @@ class Forecast:
     memory_low_bytes: float
     memory_high_bytes: float
     fits: bool
-    """As it is counted; at memory_high_bytes it may not."""
+    """Whether memory as it is counted suffices; memory_high_bytes may not fit."""
     goodput: float
     """The share of time that failures, restarts and checkpoints leave."""
     epochs_to_accuracy: float | None
     hours: float | None
-    """Of the whole training: the recipe's steps."""
+    """Time of the whole training: the recipe's steps."""
     hours_to_accuracy: float | None
     usd: float | None
     kwh: float | None
@@ -208,11 +208,13 @@ def fastest(rows: Sequence[Forecast]) -> list[Forecast]:
 
 
 def most_useful(rows: Sequence[Forecast]) -> int:
-    """The most workers of which each one more than a smaller useful number brings WORTH."""
+    """The largest number of workers that is still worth having: each one more than the next smaller
+    such number brings LEAST_GAIN_OF_A_WORKER.
+    """
     useful, speedup = 1, 1.0
     for row in fastest(rows):
         more = row.workers - useful
-        if more > 0 and row.speedup - speedup >= WORTH * more:
+        if more > 0 and row.speedup - speedup >= LEAST_GAIN_OF_A_WORKER * more:
             useful, speedup = row.workers, row.speedup
     return useful
 
@@ -318,7 +320,7 @@ def _kwh(cluster: Cluster, nodes: int, workers: int, hours: float | None) -> flo
     return None if hours is None or not power_w else hours * power_w / 1000
 
 
-def spread(rows: Sequence[Forecast]) -> Iterator[tuple[int, list[Forecast]]]:
+def by_workers(rows: Sequence[Forecast]) -> Iterator[tuple[int, list[Forecast]]]:
     """Rows by number of workers, the fastest first."""
     for workers in sorted({row.workers for row in rows}):
         own = [row for row in rows if row.workers == workers]

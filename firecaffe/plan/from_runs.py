@@ -15,11 +15,11 @@ from statistics import median
 from typing import Any
 
 from firecaffe.errors import RunError
-from firecaffe.plan.calibrate import Fit, fit, spread
-from firecaffe.plan.cluster import Cluster, Link, Measured
+from firecaffe.plan.calibrate import Fit, fit, relative_spread
+from firecaffe.plan.cluster import Cluster, Link, MeasuredStep
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.network import Network
-from firecaffe.plan.of_recipe import INSTEAD, workload_of
+from firecaffe.plan.of_recipe import PRICED_AS, workload_of
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import Workload
 from firecaffe.recipe.sections import Recipe
@@ -29,13 +29,13 @@ from firecaffe.runs.score import measured_parts
 
 LATENCY_RUNS = 3
 LEAST_CHANGE = 0.03
-"""Of a step, by halving a link's bandwidth: less says nothing of the link."""
+"""Share of a step that halving a link's bandwidth must add: less says nothing of the link."""
 LEAST_ERROR = 0.02
-"""Of a time that was measured once, where its steps scatter less."""
+"""Error of a time that was measured once, if its steps scatter less."""
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """One run, as far as a cluster learns from it."""
 
     folder: Path
@@ -50,7 +50,7 @@ class Finished:
 
     @property
     def micro_batches(self) -> float:
-        """Of the average rank."""
+        """Micro-batches of the average rank."""
         return self.workload.num_micro_batches / self.world_size
 
 
@@ -89,7 +89,7 @@ def learn(
         said.append(f"a rank's micro-batch scatters by {device.jitter:.1%}")
     sources = tuple(dict.fromkeys([*cluster.sources, *(f"run: {run.folder.name}" for run in runs)]))
     learned = replace(cluster, device=device, sources=sources)
-    by_level: dict[int, list[Finished]] = defaultdict(list)
+    by_level: dict[int, list[FinishedRun]] = defaultdict(list)
     for run in runs:
         if run.world_size > 1:
             network = Network(cluster.links, run.world_size)
@@ -100,7 +100,7 @@ def learn(
     return learned, said
 
 
-def _read(folder: Path, read_recipe: Callable[[Path], Recipe]) -> Finished:
+def _read(folder: Path, read_recipe: Callable[[Path], Recipe]) -> FinishedRun:
     if not (folder / FORECAST).is_file():
         raise RunError(f"{folder}: has no {FORECAST}; only a run that was forecast teaches a plan")
     recipe = read_recipe(folder / "recipe.toml")
@@ -109,24 +109,24 @@ def _read(folder: Path, read_recipe: Callable[[Path], Recipe]) -> Finished:
         raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
     parts = measured_parts(timings)
     computed = [[row["compute_s"] for row in rows[1:]] for rows in timings.values()]
-    scatter = [spread(each) for each in computed if len(each) > 1]
+    scatter = [relative_spread(each) for each in computed if len(each) > 1]
     found = read_run_file(folder, FORECAST)
     try:
         words = str(found["exchange"]), str(found["compressor"])
     except KeyError as error:
         raise RunError(f"{folder / FORECAST}: lacks {error}") from error
-    return Finished(
+    return FinishedRun(
         folder,
         workload_of(recipe),
         len(timings),
-        INSTEAD.get(words[0], words[0]),
+        PRICED_AS.get(words[0], words[0]),
         words[1],
         parts,
         max(LEAST_ERROR, median(scatter)) if scatter else 0.5,
     )
 
 
-def _alone_s(run: Finished, cluster: Cluster) -> float:
+def _alone_s(run: FinishedRun, cluster: Cluster) -> float:
     """What the run computed in a step, less what its exchange slowed it down by, as forecast."""
     if run.world_size == 1 or not cluster.device.exchange_slowdown:
         return run.parts["compute_s"]
@@ -138,9 +138,9 @@ def _alone_s(run: Finished, cluster: Cluster) -> float:
     return run.parts["compute_s"] * alone_s / beside_s
 
 
-def _rows(runs: Sequence[Finished], cluster: Cluster) -> list[Measured]:
+def _rows(runs: Sequence[FinishedRun], cluster: Cluster) -> list[MeasuredStep]:
     """One for each network and size: of several runs the median, as far off as they differ."""
-    by_case: dict[tuple[str, str, int], list[Finished]] = defaultdict(list)
+    by_case: dict[tuple[str, str, int], list[FinishedRun]] = defaultdict(list)
     for run in runs:
         work = run.workload
         by_case[work.model, work.autocast, work.micro_batch_size].append(run)
@@ -150,7 +150,7 @@ def _rows(runs: Sequence[Finished], cluster: Cluster) -> list[Measured]:
         middle_s = median(each_s)
         differ = (max(each_s) - min(each_s)) / 2 / middle_s
         rows.append(
-            Measured(
+            MeasuredStep(
                 model=model,
                 micro_batch_size=size,
                 compute_s=middle_s,
@@ -163,7 +163,7 @@ def _rows(runs: Sequence[Finished], cluster: Cluster) -> list[Measured]:
     return rows
 
 
-def _with_link(cluster: Cluster, level: int, runs: Sequence[Finished]) -> tuple[Cluster, str]:
+def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tuple[Cluster, str]:
     """The cluster with this link fitted, and what is to be said of it."""
     link = cluster.links[level]
 
@@ -172,7 +172,7 @@ def _with_link(cluster: Cluster, level: int, runs: Sequence[Finished]) -> tuple[
         links[level] = replace(link, **words)
         return replace(cluster, links=tuple(links))
 
-    def step_s(found: Cluster, run: Finished) -> float:
+    def step_s(found: Cluster, run: FinishedRun) -> float:
         """Forward, backward and waiting for the exchange; computing as this run measured it."""
         row = forecast(run.workload, found, run.world_size, run.exchange, run.compressor)
         return run.parts["compute_s"] + row.exposed_communication_s

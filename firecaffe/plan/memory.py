@@ -1,20 +1,21 @@
 """What one worker holds in memory during a step, in bytes."""
 
-from firecaffe.plan.compute import HALF
+from firecaffe.plan.compute import HALF_PRECISION
 from firecaffe.plan.workload import Workload
 
 LIBRARY_BYTES = 600_000_000
-"""Of a process with torch loaded, or of a GPU's context."""
+"""Memory of a process with torch loaded, or of a GPU's context."""
 
 
 ACTIVATIONS_HIGH = 1.2
-"""Of the activations, on top of them, that a step may hold: gradients under way, libraries' copies
-in layouts of their own, and freed memory that an allocator keeps. Measured on a CPU by `firecaffe
-bench step`, from micro-batches of 4 to 32: 0.27 (nin_cifar), 0.67 (resnet18), 1.1
-(googlenet); 2.9 of the few that AlexNet has, which is outside."""
+"""Share of the activations that a step may hold on top of them: gradients under way, libraries'
+copies in layouts of their own, and freed memory that an allocator keeps. Measured on a CPU by
+`firecaffe bench step`, from micro-batches of 4 to 32: 0.27 (nin_cifar), 0.67 (resnet18), 1.1
+(googlenet); 2.9 of the few that AlexNet has, which is outside.
+"""
 
 LIBRARY_LOW = 0.5
-"""Of LIBRARY_BYTES that a process may do with."""
+"""Share of LIBRARY_BYTES that a process may do with."""
 
 
 def memory_band(parts: dict[str, float]) -> tuple[float, float]:
@@ -25,14 +26,14 @@ def memory_band(parts: dict[str, float]) -> tuple[float, float]:
 
 
 def memory_bytes(workload: Workload, world_size: int) -> dict[str, float]:
-    """By what it is for.
+    """Memory by what it is for.
 
     Sums: of the micro-batch tree's nodes that wait for their neighbors, one at each level at most.
     Buckets: what arrives, beside the gradients, of the largest one.
     """
     weights = float(workload.parameter_bytes)
     share = -(-workload.num_micro_batches // world_size)
-    half = 0.5 if workload.autocast in HALF else 1.0
+    half = 0.5 if workload.autocast in HALF_PRECISION else 1.0
     largest = max(workload.bucket_bytes, max(workload.tensors_bytes, default=0))
     return {
         "parameters": weights,

@@ -23,7 +23,7 @@ class Network:
 
     @cached_property
     def inner(self) -> tuple[int, ...]:
-        """For each link, the number of devices of the groups that it joins."""
+        """The number of devices of the groups that each link joins."""
         return (1, *(link.group for link in self.links[:-1]))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""From a recipe, or a network's name, to what the planner prices; and a run's forecast."""
+"""What the planner prices, made of a recipe or a network's name; and a run's forecast."""
 
 import re
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import NO_COMPRESSOR, forecast
 from firecaffe.plan.timeline import slowest_of
-from firecaffe.plan.workload import IMAGES, Workload, layers_of
+from firecaffe.plan.workload import PROFILED_IMAGES, Workload, layers_of
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.runs.files import write_json
@@ -29,7 +29,7 @@ from firecaffe.runs.folder import FORECAST
 from firecaffe.solvers.optimizer import make_optimizer
 
 JPEG_BYTES = 110_000.0
-"""Of a photo of ImageNet's training set, on average: 138 GB for 1.28 million."""
+"""Size of a photo of ImageNet's training set, on average: 138 GB for 1.28 million."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Samples:
     num_classes: int
     count: int
     stored_bytes: float = 0.0
-    """Of one image, where images are read from storage as they are needed."""
+    """Size of one image, if images are read from storage as they are needed."""
     assumption: str = ""
 
 
-KNOWN = {
+KNOWN_SAMPLES = {
     "fashion-mnist": Samples((1, 28, 28), 10, 60_000),
     "mnist": Samples((1, 28, 28), 10, 60_000),
     "cifar10": Samples((3, 32, 32), 10, 50_000),
@@ -119,7 +119,7 @@ def _workload(
     name: str, shape: tuple[int, int, int], num_classes: int, words: Workload
 ) -> Workload:
     layers, found = layers_of(name, shape, num_classes)
-    kept = sum(row.output_activation_bytes for row in found.layers) / IMAGES
+    kept = sum(row.output_activation_bytes for row in found.layers) / PROFILED_IMAGES
     return Workload(
         **{
             **words.__dict__,
@@ -134,8 +134,8 @@ def _workload(
 def _samples(recipe: Recipe) -> tuple[Samples, tuple[int, int, int]]:
     """The data set's, and the shape that the network is given."""
     config = recipe.data
-    if config.name in KNOWN:
-        samples = KNOWN[config.name]
+    if config.name in KNOWN_SAMPLES:
+        samples = KNOWN_SAMPLES[config.name]
         held = num_held_out(samples.count, config.hold_out)
         samples = replace(samples, count=samples.count - held)
     else:
@@ -184,7 +184,7 @@ BY_DEVICE = {
 }
 """A shipped cluster with a GPU that has this word in its name."""
 
-INSTEAD = {"fold": "sharded_parameter_server"}
+PRICED_AS = {"fold": "sharded_parameter_server"}
 """What is priced for an exchange that has no schedule: fold sends the same messages."""
 
 
@@ -212,7 +212,7 @@ def forecast_run(recipe: Recipe, world_size: int, gpu: str, route: str) -> dict[
         return None
     try:
         row = forecast(
-            workload_of(recipe), cluster, world_size, INSTEAD.get(route, route), compressor
+            workload_of(recipe), cluster, world_size, PRICED_AS.get(route, route), compressor
         )
     except (FirecaffeError, ValueError):  # a run goes on without what cannot be foreseen of it
         return None

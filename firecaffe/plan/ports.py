@@ -24,13 +24,14 @@ from firecaffe.plan.network import Network, Port
 T = TypeVar("T")
 
 BLOCK_BYTES = 15_928
-"""In which connections take turns: 11 segments of Ethernet. TCP hands 16 to 64 kB to a network card
-at a time."""
+"""Size of the blocks in which connections take turns: 11 segments of Ethernet. TCP hands 16 to 64
+kB to a network card at a time.
+"""
 
 MOST_BLOCKS = 9
-"""Of a message of such blocks: 128 kB, as segments are."""
+"""Blocks of a message of such blocks: 128 kB, as segments are."""
 LONG_BLOCKS = 4
-"""Of a longer message, whose blocks are longer, or there would be millions."""
+"""Blocks of a longer message: they are longer, or there would be millions."""
 
 WINDOW = 2
 """Blocks of one connection under way at once."""
@@ -58,7 +59,7 @@ class Clock:
 class _Message:
     blocks: int
     block_s: float
-    """That a block takes to leave; `last_s`: the last one, which may be shorter."""
+    """Time that a block takes to leave; `last_s`: the last one, which may be shorter."""
     last_s: float
     crowding: float
     """How many times as long it takes to arrive."""
@@ -124,7 +125,7 @@ class Ports:
         self._ask(connection)
 
     def _ask(self, connection: _Connection) -> None:
-        """As many blocks get in line as may be under way."""
+        """Gets as many blocks in line as may be under way."""
         while connection.waiting and connection.under_way < WINDOW:
             message = connection.waiting[0]
             connection.sent += 1

@@ -19,7 +19,7 @@ MOST_PAIRS = 512
 """Ranks whose messages to each other are listed where they fill no whole groups; else, and of more,
 the sharded server's formula."""
 
-LIBRARY = ("ring", "halving_doubling")
+NATIVE_CANDIDATES = ("ring", "halving_doubling")
 """What a library's all_reduce is taken for: whichever is faster at a size, its additions hidden."""
 
 OVERLAP_SIZE = 2**20
@@ -56,7 +56,7 @@ class Prices:
     _at: dict[int, float] = field(default_factory=dict)
 
     def seconds(self, sizes: Sequence[int]) -> list[float]:
-        """For vectors of so many elements, one at a time; float32.
+        """The time of vectors of so many elements, one at a time; float32.
 
         Raises: ValueError where the exchange cannot be among so many ranks.
         """
@@ -87,14 +87,14 @@ class Prices:
         return self._at[num_elements]
 
     def _efficiency(self) -> float:
-        """Of this exchange on the outermost link that it uses, where it was measured."""
+        """The efficiency of this exchange on the outermost link that it uses; 1 if not measured."""
         outermost = self.network.links[self.network.level(0, self.network.world_size - 1)]
         return outermost.efficiency.get(self.algorithm, 1.0)
 
     def _price_s(self, num_elements: int) -> float:
         network = self.network
         if self.algorithm == NATIVE:
-            return min(rounds_only_s(each, network, num_elements) for each in LIBRARY)
+            return min(rounds_only_s(each, network, num_elements) for each in NATIVE_CANDIDATES)
         if not self.in_pieces:
             return rounds_only_s(self.algorithm, network, num_elements)
         if network.world_size <= SIMULATED_RANKS:

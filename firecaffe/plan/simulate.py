@@ -85,10 +85,10 @@ class _Run:
                     self.own_next[actor, step] = following
         self.place = dict.fromkeys(self.program, 0)
         self.done_s = dict.fromkeys(self.program, 0.0)
-        """By actor: when it was through with its last step."""
+        """When each actor was through with its last step."""
         self.arrived_s: dict[tuple[int, _Step], float] = defaultdict(float)
         self.starts_s: dict[int, float] = defaultdict(float)
-        """By rank: when it may start its next message; `takes_s`: take in the next."""
+        """When each rank may start its next message; `takes_s`: when it may take in the next."""
         self.takes_s: dict[int, float] = defaultdict(float)
 
     def _plan(self, round_: Round, step: _Step, first: int, steps: dict[int, set[_Step]]) -> None:

@@ -32,7 +32,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Step:
-    """Where a step's time goes, in seconds."""
+    """The parts of a step's time, in seconds."""
 
     compute_s: float
     """Forward and backward of this worker's micro-batches, and waiting for slower workers."""

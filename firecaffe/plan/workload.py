@@ -13,8 +13,8 @@ from firecaffe.models.profile import Profile, profile
 
 FLOAT_BYTES = 4
 
-IMAGES = 2
-"""That the volumes are found with: batch normalization has no statistics of one."""
+PROFILED_IMAGES = 2
+"""Images that the volumes are found with: batch normalization has no statistics of one."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,14 @@ class LayerWork:
 
     name: str
     flops: float
-    """Of the forward of one image, multiply and add counted as two; 0 but for convolutions and
-    fully connected layers."""
+    """Operations of the forward of one image, multiply and add counted as two; 0 but for
+    convolutions and fully connected layers.
+    """
     moved_bytes: float
     """What it reads and writes of activations for one image, as float32."""
     weight_bytes: float
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Of its parameters."""
+    """Shapes of its parameters."""
 
     @cached_property
     def parameters_bytes(self) -> tuple[int, ...]:
@@ -49,15 +50,15 @@ class Workload:
     global_batch_size: int
     micro_batch_size: int
     samples: int = 0
-    """Of an epoch; 0 where that is not known."""
+    """Samples of an epoch; 0 if that is not known."""
     steps: int = 0
-    """Of the whole training; 0 where that is not known."""
+    """Steps of the whole training; 0 if that is not known."""
     optimizer_vectors: int = 1
     """Vectors as long as the weights that the optimizer keeps."""
     autocast: str = "none"
     bucket_bytes: int = 4_000_000
     stored_bytes: float = 0.0
-    """Of one image in storage; 0 where the data are held in memory."""
+    """Size of one image in storage; 0 if the data are held in memory."""
     compressor_level: int = 0
     assumption: str = ""
     """What was taken for granted, for people; empty where nothing was."""
@@ -72,7 +73,7 @@ class Workload:
 
     @cached_property
     def tensors_bytes(self) -> tuple[int, ...]:
-        """Of the parameters, in the order in which backward makes their gradients ready."""
+        """Sizes of the parameters, in the order in which backward makes their gradients ready."""
         backwards = (layer.parameters_bytes[::-1] for layer in reversed(self.layers))
         return tuple(chain.from_iterable(backwards))
 
@@ -89,7 +90,7 @@ def layers_of(
         network = build_model(model, num_classes, None if shape is None else shape[0])
     shape = shape or MODELS[model].input_CHW
     try:
-        found = profile(network, shape, IMAGES)
+        found = profile(network, shape, PROFILED_IMAGES)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         by = "x".join(map(str, shape))
@@ -100,8 +101,9 @@ def layers_of(
     layers = [
         LayerWork(
             name=row.name,
-            flops=2.0 * row.macs / IMAGES,
-            moved_bytes=(row.input_activation_bytes + row.output_activation_bytes) / IMAGES,
+            flops=2.0 * row.macs / PROFILED_IMAGES,
+            moved_bytes=(row.input_activation_bytes + row.output_activation_bytes)
+            / PROFILED_IMAGES,
             weight_bytes=row.weight_bytes,
             shapes=tuple(shapes.pop(row.name, ())),
         )

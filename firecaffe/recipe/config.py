@@ -48,7 +48,7 @@ class TrainConfig:
         return self.global_batch_size // self.micro_batch_size
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Of the whole training."""
+        """Steps of the whole training."""
         return self.steps or (self.epochs or 1) * steps_per_epoch
 
 

@@ -44,9 +44,9 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
 
 
 def search_id(recipe: Recipe) -> str:
-    """Of a recipe that a search has ended in: 12 hexadecimal digits for all words that decide bits
-    but the seed, and for the training's length. Words that have their default do not count, so that
-    a later version's new ones make no other recipe of it.
+    """The digest of a recipe that a search has ended in: 12 hexadecimal digits for all words that
+    decide bits but the seed, and for the training's length. Words that have their default do not
+    count, so that a later version's new ones make no other recipe of it.
     """
     deciding = {*identity(recipe, recipe.train.steps), "train.steps", "train.epochs"}
     defaults, found = flatten(Recipe()), flatten(recipe)

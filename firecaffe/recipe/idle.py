@@ -9,7 +9,7 @@ from typing import Any
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 
-ANY = ()
+NOT_DEFAULT = ()
 """Whatever is not the other word's default."""
 
 COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -18,20 +18,20 @@ COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "data.decode_threads": ("data.name", ("folder", "packed")),
     "data.on_error": ("data.name", ("folder", "packed")),
     "data.cache": ("data.name", ("packed",)),
-    "data.cache_bytes": ("data.cache", ANY),
+    "data.cache_bytes": ("data.cache", NOT_DEFAULT),
     "data.mirror": ("data.augment", ("caffe", "inception")),
     "solver.gamma": ("solver.lr_policy", ("step", "exp", "inv", "multistep", "sigmoid")),
     "solver.power": ("solver.lr_policy", ("inv", "poly")),
     "solver.stepsize": ("solver.lr_policy", ("step", "sigmoid")),
     "solver.stepvalue": ("solver.lr_policy", ("multistep",)),
-    "solver.reference_batch_size": ("solver.scale", ANY),
+    "solver.reference_batch_size": ("solver.scale", NOT_DEFAULT),
     "solver.momentum": ("solver.type", ("sgd", "nesterov", "adadelta", "adam", "lars", "lamb")),
     "solver.momentum2": ("solver.type", ("adam", "lamb")),
     "solver.trust": ("solver.type", ("lars",)),
     "solver.rms_decay": ("solver.type", ("rmsprop",)),
     "solver.delta": ("solver.type", ("adagrad", "adadelta", "rmsprop", "adam", "lamb")),
-    "solver.decay_mult": ("solver.weight_decay", ANY),
-    "exchange.compressor_level": ("exchange.compressor", ANY),
+    "solver.decay_mult": ("solver.weight_decay", NOT_DEFAULT),
+    "exchange.compressor_level": ("exchange.compressor", NOT_DEFAULT),
 }
 """A word, the other one that it depends on, and with which of its values it has an effect."""
 

@@ -21,7 +21,7 @@ class Item:
     what: str
     is_met: bool
     why: str
-    """What was found; of what is missing, what would do."""
+    """What was found, or what would do in place of what is missing."""
 
 
 def checklist(groups: Sequence[Group], rows: Sequence[GroupRow], band: float = BAND) -> list[Item]:
@@ -112,7 +112,7 @@ def _hyperparameters(groups: Sequence[Group]) -> Item:
 
 
 def _named_code(run: Run) -> str:
-    """By its commit; an installed package by its version and its source."""
+    """The name of a run's code: its commit, or an installed package's version and source."""
     source = run.words.get("environment.source")
     version = run.words.get("environment.firecaffe")
     installed = f"firecaffe {version}, source {source[:12]}" if source and version else ""

@@ -36,13 +36,13 @@ WORDS: dict[str, type | tuple[type, ...]] = {
     "train.global_batch_size": int,
     "solver.base_lr": NUMBER,
 }
-"""What it cannot do without in recipe.toml."""
+"""What a comparison cannot do without in recipe.toml."""
 
 ENVIRONMENT = (
     *("host", "cpu", "cores", "cpu_capability", "gpus"),
     *("torch", "cuda", "firecaffe", "commit", "source"),
 )
-"""What it takes from environment.json, as environment.FACT."""
+"""What a comparison takes from environment.json, as environment.FACT."""
 
 
 HOW_READ = (
@@ -79,7 +79,7 @@ class Row:
     did other work.
     """
     other_work: list[str]
-    """In what the run did other work than the first one."""
+    """What the run did otherwise than the first one, if its work was not the same."""
     exposed_communication: float
     top1: float
     failure: str
@@ -146,7 +146,7 @@ def differing_words(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def other_work(first: Run, run: Run) -> list[str]:
-    """In what two runs did not do the same work: data, augmentation, model, samples seen.
+    """What makes the work of two runs unequal: data, augmentation, model, samples seen.
 
     The batch and the rate are how the work is done; as many samples of the same data is what.
     """
@@ -164,7 +164,7 @@ def other_epochs(first: Run, run: Run) -> bool:
 
 
 def samples_seen(run: Run) -> int:
-    """Of the training, each time that it was seen."""
+    """Training samples that a run saw, each counted as often as it was seen."""
     in_whole_steps = run.result["steps"] * run.words["train.global_batch_size"]
     return int(run.result.get("samples_seen", in_whole_steps))
 

@@ -11,20 +11,20 @@ from firecaffe.runs.compare import Run
 from firecaffe.runs.record import read_json_lines
 
 MOST_POINTS = 150
-"""Of a loss curve: more than a picture's width has no use for."""
+"""Points of a loss curve: a picture's width has no use for more."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where a training stood."""
+    """A moment of a training."""
 
     time_s: float | None
-    """Of steps alone: without evaluations and checkpoints. None where the run goes on with another,
-    whose time it does not know.
+    """Time of steps alone, without evaluations and checkpoints. None if the run goes on with
+    another one, whose time it does not know.
     """
     samples: int
     sent_bytes: float | None
-    """Of gradients, by all ranks together; None where nobody knows."""
+    """Bytes of gradients that all ranks together have sent; None if nobody knows."""
     value: float | None
     """The loss or the accuracy; None where it was no number."""
 

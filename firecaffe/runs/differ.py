@@ -8,14 +8,14 @@ from firecaffe.runs.record import read_json_lines
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """The first step, counted from 1, and in it the first tensor in network order."""
 
     step: int
     tensor: str
 
 
-def first_difference(run: Path, other: Path) -> Difference | None:
+def first_difference(run: Path, other: Path) -> FirstDifference | None:
     """None where all tensors are the same after every step.
 
     Raises: RunError where a run has no digests, or where they did not take the same steps with
@@ -31,7 +31,7 @@ def first_difference(run: Path, other: Path) -> Difference | None:
             raise RunError(f"{run} and {other} did not train the same tensors at the same steps")
         for name, value in tensors.items():
             if value != other_tensors[name]:
-                return Difference(row["step"], name)
+                return FirstDifference(row["step"], name)
     if len(rows) != len(other_rows):
         raise RunError(f"{run} has {len(rows)} steps, {other} has {len(other_rows)}")
     return None

@@ -27,20 +27,21 @@ from firecaffe.errors import RunError
 from firecaffe.runs.record import read_json_lines
 
 PARTS = ("data_s", "compute_s", "exposed_communication_s", "update_s")
-"""Of a step, as one rank sees it; what is left over is the loop's own."""
+"""Parts of a step, as one rank sees it; what is left over is the loop's own."""
 
 ALPHA = 0.01
 
 BLOCKS = 10
-"""Of steps, and one more for each doubling of the ranks: fewer could say nothing at ALPHA."""
+"""Blocks of steps, and one more for each doubling of the ranks: fewer could say nothing at ALPHA.
+"""
 
 FEWEST_STEPS = 5
-"""Of a block. What slows a rank down for some steps should not count as several events."""
+"""Steps of a block. What slows a rank down for some steps should not count as several events."""
 
 BLOCKS_OF_PAIR = 4
-"""Of the round trips of one rank with another one: as many samples."""
+"""Blocks of the round trips of one rank with another one: as many samples."""
 FEWEST_TRIPS = 3
-"""Of such a block."""
+"""Round trips of such a block."""
 
 
 Rows = Mapping[int, Sequence[Mapping[str, Any]]]

@@ -28,7 +28,7 @@ from firecaffe.runs.record import read_json_lines
 
 NAME = "fault.json"
 
-UNTOLD = "this attempt ended"
+UNKNOWN_NEXT = "this attempt ended"
 """What follows a fault as ranks know it; a launcher knows better."""
 
 KIND_OF = {
@@ -65,7 +65,7 @@ def fault_of(error: Exception, rank: int, host: str, step: int) -> Fault | None:
     return Fault(kind, rank, host, step, seen, " ".join(f"{name}{error}".split()))
 
 
-def write_fault(folder: Path, fault: Fault, then: str = UNTOLD) -> str:
+def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:
     """Puts a fault before those that the run has met already. Returns why it could not be, as on a
     full disk; empty where it is there.
 
@@ -110,7 +110,7 @@ def _step_under_way(folder: Path, rank: int) -> int:
 
 def is_same(row: dict[str, Any], fault: Fault) -> bool:
     """Whether both tell of one event: a rank's end may be known better later, its step too."""
-    if row.get("then") != UNTOLD:
+    if row.get("then") != UNKNOWN_NEXT:
         return False  # a launcher has told it; what comes now is new
     step = row.get("step")
     is_of_all = fault.kind in TOGETHER and row.get("kind") == fault.kind

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 16_000_000
-"""Of a recipe, or one of a run's JSON files."""
+"""Size of a recipe, or of one of a run's JSON files, that is read at most."""
 
 
 class GrowingFile:

@@ -63,12 +63,12 @@ class GroupRow:
     global_batch_size: int
     initial_lr: float
     time_s: Mean
-    """Of training, without evaluations and checkpoints; to the target, where there is one."""
+    """Time of training, without evaluations and checkpoints; to the target, if there is one."""
     speedup: Ratio | None
     unequal: list[str]
-    """In what the work was not the first group's."""
+    """What makes the work another one than the first group's."""
     why_no_speedup: str
-    """Empty where there is one."""
+    """Why there is no speed-up; empty if there is one."""
     top1: Mean
     top5: Mean | None
     failure: str
@@ -89,7 +89,7 @@ def letters(count: int) -> list[str]:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """In the order in which each group's first run was given."""
+    """The runs by groups, in the order in which each group's first run was given."""
     found: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         found.setdefault(_key(run), []).append(place)
@@ -116,7 +116,7 @@ def _key(run: Run) -> str:
 
 
 def differing_conditions(runs: Sequence[Run]) -> list[str]:
-    """In what of the code, the hardware and the versions runs differ."""
+    """The code, hardware and versions in which runs differ."""
     found = [
         word
         for word in differing_words(runs)
@@ -134,10 +134,10 @@ def differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
         found["workers"] = workers
     if len({code_of(run) for run in firsts}) == 1:
         found.pop("environment.commit", None)  # the same source under another commit
-    return {word: each for word, each in found.items() if word not in NOT_NAMED}
+    return {word: each for word, each in found.items() if word not in WORDS_OF_ONE_RUN}
 
 
-NOT_NAMED = ("train.seed", "environment.host")
+WORDS_OF_ONE_RUN = ("train.seed", "environment.host")
 """Words of single runs, not of groups."""
 
 
@@ -147,7 +147,7 @@ def group_rows(
     allow_unequal: bool = False,
     band: float = BAND,
 ) -> list[GroupRow]:
-    """Against the first group.
+    """The rows of a table of groups, compared with the first one.
 
     target: a top-1 accuracy; times are then those until an evaluation has reached it.
     allow_unequal: give speedups between runs of other work too. band: top-1 that counts as no
@@ -203,7 +203,7 @@ def _failure(group: Group) -> str:
 
 
 def _against(groups: Sequence[Group], band: float) -> list[Difference | None]:
-    """Of each group's top-1 from the first's; a group that has failed has none to compare."""
+    """Each group's difference of top-1 from the first's; None for a group that has failed."""
     found: list[Difference | None] = [None] * len(groups)
     whole = [place for place, group in enumerate(groups) if not _failure(group)]
     if 0 not in whole:
@@ -227,7 +227,7 @@ def _why_no_speedup(
 
 
 def _speedups(times: Sequence[Sequence[float]], has_one: Sequence[bool]) -> list[Ratio | None]:
-    """Over the first group."""
+    """Each group's speed-up over the first; None if one of the two has no time."""
     found: list[Ratio | None] = [None] * len(times)
     if has_one[0]:
         found[0] = Ratio(1.0, 1.0, 1.0)
@@ -238,7 +238,7 @@ def _speedups(times: Sequence[Sequence[float]], has_one: Sequence[bool]) -> list
 
 
 def _times(group: Group, target: float | None) -> list[float]:
-    """Of each run; none where one of them has none, for a mean of the others would flatter."""
+    """The time of each run; none if one has none, for a mean of the others would flatter."""
     if target is not None:
         found = [time_to(run, target) for run in group.runs]
         return [] if None in found else [each for each in found if each is not None]
@@ -249,7 +249,7 @@ def _times(group: Group, target: float | None) -> list[float]:
 
 
 def _unequal(baseline: Group, group: Group, target: float | None) -> list[str]:
-    """In what the work differs. Towards a target, how long each took is the question itself."""
+    """What makes the work unequal. Towards a target, how long each took is the question itself."""
     unequal = other_work(baseline.first, group.first)
     return [each for each in unequal if target is None or each != "samples seen"]
 
@@ -262,7 +262,7 @@ def _hardware(run: Run) -> str:
 
 
 def _epochs(run: Run) -> float | None:
-    """From the data's own line: "NAME: N training and …"."""
+    """The epochs of a run, by the data's own line, "NAME: N training and …"."""
     words = str(run.result["data"]).split()
     numbers = [int(word) for word in words if word.isdigit()]
     return samples_seen(run) / numbers[0] if numbers else None

@@ -9,8 +9,8 @@ from typing import Any
 
 from scipy.stats import binomtest
 
-CHANCE = 0.001
-"""With which a network that learned nothing may still be taken for one that did."""
+SIGNIFICANCE = 0.001
+"""Probability with which a network that learned nothing may be taken for one that did."""
 
 
 def has_learned(result: Mapping[str, Any]) -> bool | None:
@@ -21,7 +21,7 @@ def has_learned(result: Mapping[str, Any]) -> bool | None:
     if not share or not samples:
         return None
     correct = round(result["top1"] * samples)
-    return bool(binomtest(correct, samples, share, alternative="greater").pvalue < CHANCE)
+    return bool(binomtest(correct, samples, share, alternative="greater").pvalue < SIGNIFICANCE)
 
 
 def failure(results: Sequence[Mapping[str, Any]]) -> str:

@@ -42,9 +42,9 @@ class Metrics:
         self._curves = None
         if tensorboard:
             # Here, for it takes time from every command that writes no curves.
-            from firecaffe.runs.tensorboard import Curves
+            from firecaffe.runs.tensorboard import EventFile
 
-            self._curves = Curves(folder / "tensorboard", after_step)
+            self._curves = EventFile(folder / "tensorboard", after_step)
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
         """One row of a kind ("train", "validation" or "test") at a step, counted from 1."""

@@ -17,10 +17,10 @@ from firecaffe.runs.explain import Explanation, Rows
 from firecaffe.runs.folder import FORECAST, read_run_file
 
 LEAST_GAIN = 0.01
-"""Of a step: what mending less would bring is not told."""
+"""Share of a step: a gain that is smaller is not told."""
 
 LEAST_MISS = 0.05
-"""Of a step: a part that is outside its band by less is no wrong forecast."""
+"""Share of a step: a part that is outside its band by less is no wrong forecast."""
 
 ADVICE = {
     "compute_s": "a faster device, larger micro-batches, bfloat16 (train.autocast)",
@@ -33,7 +33,7 @@ ADVICE = {
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """One part of a step, in seconds: forecast with its band, and measured."""
 
     name: str
@@ -52,10 +52,10 @@ class Score:
     """How good the forecast was, and what the difference is made of."""
 
     cluster: str
-    step: Part
-    parts: list[Part]
+    step: StepPart
+    parts: list[StepPart]
     lines: list[str]
-    """For people: first the forecast, then causes, the most worth mending first."""
+    """The score in words: first the forecast, then causes, the most worth mending first."""
 
 
 def measured_parts(timings: Rows) -> dict[str, float]:
@@ -101,7 +101,7 @@ def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None
     measured = measured_parts(timings)
     try:
         parts = [_part(name, forecast, measured[name]) for name in ADVICE]
-        step = Part(
+        step = StepPart(
             "step_s",
             forecast["step_s"],
             forecast["step_low_s"],
@@ -114,22 +114,24 @@ def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None
     return Score(cluster, step, parts, _lines(cluster, step, parts, explanation))
 
 
-def _part(name: str, forecast: Mapping[str, Any], measured_s: float) -> Part:
+def _part(name: str, forecast: Mapping[str, Any], measured_s: float) -> StepPart:
     if name == "rest_s":
-        return Part(name, 0.0, 0.0, 0.0, measured_s)
+        return StepPart(name, 0.0, 0.0, 0.0, measured_s)
     if name == "stragglers_s":
         said = float(forecast["stragglers_s"])
-        return Part(name, said, 0.0, 2 * said, measured_s)
+        return StepPart(name, said, 0.0, 2 * said, measured_s)
     key = "exposed_communication_s" if name == "exchange_s" else name
     low, high = float(forecast["low"][key]), float(forecast["high"][key])
     said = float(forecast[key])
     if name == "compute_s":
         waits = float(forecast["stragglers_s"])
-        return Part(name, said - waits, low - waits, high - waits, measured_s)
-    return Part(name, said, low, high, measured_s)
+        return StepPart(name, said - waits, low - waits, high - waits, measured_s)
+    return StepPart(name, said, low, high, measured_s)
 
 
-def _lines(cluster: str, step: Part, parts: Sequence[Part], explanation: Explanation) -> list[str]:
+def _lines(
+    cluster: str, step: StepPart, parts: Sequence[StepPart], explanation: Explanation
+) -> list[str]:
     error = step.forecast_s / step.measured_s - 1
     inside = "outside" if step.is_outside else "inside"
     lines = [
@@ -162,7 +164,7 @@ def causes(measured: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def _whose(part: Part, explanation: Explanation) -> str:
+def _whose(part: StepPart, explanation: Explanation) -> str:
     """Computing and data are the median rank's, which one slow rank does not move; only a slow link
     makes everybody's exchange long.
     """

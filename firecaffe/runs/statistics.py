@@ -31,7 +31,7 @@ FEWEST = 3
 POWER = 0.8
 """Chance of a verdict, with as many runs as are said to be enough."""
 MOST_RUNS = 1000
-"""Of a group; more are not asked for."""
+"""Runs of a group; more are not asked for."""
 
 ROUNDING = 1e-9
 """Accuracies are counts of images, so a loss of exactly the band is ordinary."""
@@ -45,18 +45,20 @@ class Mean:
     half: float
     n: int
     values: tuple[float, ...] = ()
-    """In ascending order; empty if they were not kept."""
+    """All values in ascending order; empty if they were not kept."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Between two means (second less first), with its interval at CONFIDENCE for all rows."""
+    """The difference of two means (second less first), with its interval at CONFIDENCE for all
+    rows.
+    """
 
     value: float
     low: float
     high: float
     p_value: float
-    """Of Welch's test, two-sided, times the number of comparisons."""
+    """The p-value of Welch's test, two-sided, times the number of comparisons."""
     effect: float
     """Hedges' g: in standard deviations."""
     verdict: str

@@ -20,7 +20,7 @@ from firecaffe.runs.files import GrowingFile
 VERSION = "brain.Event:2"
 
 
-class Curves:
+class EventFile:
     """A folder's event file."""
 
     def __init__(self, folder: Path, after_step: int | None = None) -> None:

@@ -1,1 +1,1 @@
-"""In anyone's training script: DDP with our exchange, and timings of its steps."""
+"""Parts of anyone's training script: DDP with our exchange, and timings of its steps."""

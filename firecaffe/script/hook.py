@@ -38,7 +38,7 @@ from firecaffe.transport.local import meet_local_ranks
 from firecaffe.transport.worker import Worker
 
 BUCKET_BYTES = 25 * 1024 * 1024
-"""Of DDP's buckets, unless it is told otherwise (bucket_cap_mb)."""
+"""Size of DDP's buckets, unless it is told otherwise (bucket_cap_mb)."""
 
 PATIENCE_S = 1.0
 """How long the end of a program waits for a bucket that is still under way."""

@@ -49,7 +49,7 @@ class Parallelized(DistributedDataParallel):
         super().register_comm_hook(state, hook)
 
     def join_hook(self, **kwargs: Any) -> Any:
-        """For `torch.distributed.algorithms.Join`: uneven inputs."""
+        """The hook of `torch.distributed.algorithms.Join`, for uneven inputs."""
         for _, hook_state in self._comm_hooks:
             if isinstance(hook_state, HookState):
                 every_rank = kwargs.get("divide_by_initial_world_size", True)

@@ -98,7 +98,8 @@ class RankMean:
         return max(1, round(active.item()))
 
     def _place_of(self, bucket: Bucket) -> Tensor:
-        """Where a bucket is summed in shared memory: its own buffer, which moves there, as a rule.
+        """The vector in shared memory in which a bucket is summed: its own buffer, which moves
+        there, as a rule.
 
         What decides is the same on all ranks. A rank without inputs brings another buffer each
         time (`Join`), and DDP may cut buckets of the same sizes anew: these are copied.

@@ -1,1 +1,1 @@
-"""From a gradient to an update: learning rates and optimizers, with Caffe's words."""
+"""Learning rates and optimizers, which make an update of a gradient, with Caffe's words."""

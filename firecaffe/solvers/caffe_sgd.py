@@ -19,7 +19,7 @@ from torch import Tensor, optim
 
 
 class CaffeSGD(optim.Optimizer):
-    """With Caffe's words. `nesterov` and `correction` hold for all groups."""
+    """SGD with Caffe's words. `nesterov` and `correction` hold for all groups."""
 
     def __init__(
         self,

@@ -111,12 +111,12 @@ def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get("rate_factor", 1.0)
 
 
-VECTORS = "@vector"
-"""Instead of a pattern: parameters of one dimension, which are biases and normalization."""
+VECTOR_PATTERN = "@vector"
+"""The pattern of parameters of one dimension, which are biases and normalization."""
 
 
 def _matches(pattern: str, name: str, parameter: nn.Parameter) -> bool:
-    return parameter.ndim < 2 if pattern == VECTORS else fnmatchcase(name, pattern)
+    return parameter.ndim < 2 if pattern == VECTOR_PATTERN else fnmatchcase(name, pattern)
 
 
 def _multiplier(patterns: Mapping[str, float], name: str, parameter: nn.Parameter) -> float:

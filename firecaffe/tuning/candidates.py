@@ -21,21 +21,24 @@ SWEEP = {
     "linear / 8": 1 / 8,
     "linear / 16": 1 / 16,
 }
-BEYOND = {"linear x 2": 2.0}
+ABOVE_SWEEP = {"linear x 2": 2.0}
 """A base rate that nobody tuned may be low; where it is not, this one diverges and costs little."""
 
 OWN_SWEEP = {"its own": 1.0, "x 2": 2.0, "/ 2": 1 / 2, "x 4": 4.0, "/ 4": 1 / 4}
-"""Where the batch stays, and its rate is what is to be searched for."""
+"""Factors of the recipe's own rate, if the batch stays and its rate is searched for."""
 
 LARS_RATE = 16.0
-"""Ours: with a trust of 0.001 a layer moves by 1.6 % of its weights in a step, before momentum."""
+"""Our own choice: with a trust of 0.001 a layer moves by 1.6 % of its weights in a step, before
+momentum.
+"""
 
 LAMB_RATE, LAMB_BATCH = 0.04, 32_768
 """Source: You et al. 2020 (arXiv 1904.00962), ResNet-50; by its square-root rule for others."""
 
 WARMUP_SHARES = (0.15, 0.0)
-"""Of the training. Goyal et al. warm up for 5 epochs, of 90: in a training of a few epochs, where a
-twentieth is some dozen steps, that was too steep for one seed of three.
+"""Shares of the training that the rate rises over. Goyal et al. warm up for 5 epochs, of 90: in a
+training of a few epochs, where a twentieth is some dozen steps, that was too steep for one seed of
+three.
 """
 
 
@@ -46,9 +49,9 @@ class Candidate:
     solver: str
     base_lr: float
     warmup_share: float
-    """Of the training's steps, over which the rate rises."""
+    """Share of the training's steps over which the rate rises."""
     rule: str
-    """Where it comes from."""
+    """Name of the rule that the rate comes from."""
 
 
 def rules(recipe: Recipe, previous_batch: int, solvers: Sequence[str]) -> list[Candidate]:
@@ -90,7 +93,7 @@ def _sweep(recipe: Recipe, previous_batch: int, solver: str) -> tuple[float, dic
     if batch == previous_batch:
         return own, OWN_SWEEP
     ratio = batch / previous_batch
-    return own * ratio, {"linear": 1.0, "square root": sqrt(1 / ratio), **BEYOND, **SWEEP}
+    return own * ratio, {"linear": 1.0, "square root": sqrt(1 / ratio), **ABOVE_SWEEP, **SWEEP}
 
 
 SWEEP_OF = {

@@ -18,15 +18,15 @@ from statistics import fmean, median
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.tuning.candidates import Candidate, apply, rules
-from firecaffe.tuning.trial import Score, Trial
+from firecaffe.tuning.trial import Trial, TrialScore
 
 HELD_OUT = 0.1
 """Share of the training images that candidates are judged on."""
 
-TESTS = 8
-"""In the course of a candidate's training: where it may be given up."""
+TESTS_OF_A_TRIAL = 8
+"""Tests in the course of a candidate's training, at which it may be given up."""
 
-PATIENCE = 3
+LEAST_TESTS = 3
 """Tests before which, and finished candidates with fewer than which, none is given up: a small rate
 is ahead at first.
 """
@@ -34,12 +34,12 @@ is ahead at first.
 FINALISTS, SEEDS_OF_FINALISTS = 3, 1
 """How many of the best are trained again, under how many seeds more: one seed may flatter."""
 
-LATE = 3 / 4
-"""From where in a training its tests count: their mean, for a rate that is still large leaves the
-last step's accuracy half a point of noise.
+LATE_SHARE = 3 / 4
+"""Share of a training after which its tests count, by their mean: a rate that is still large leaves
+the last step's accuracy half a point of noise.
 """
 
-TIE = 0.0025
+SAME_TOP1 = 0.0025
 """Top-1 that two seeds do not tell apart, where a rate that diverges under a third costs it all."""
 
 MOST_AT_ONCE = 4
@@ -52,7 +52,7 @@ Run = Callable[[Sequence[Trial]], None]
 
 
 @dataclass(frozen=True)
-class Searched:
+class CandidateResult:
     """A candidate, and what became of it."""
 
     candidate: Candidate
@@ -60,11 +60,12 @@ class Searched:
     state: str
     """finished, given up or diverged."""
     steps: int
-    """That it was judged after."""
+    """Steps after which it was judged."""
     top1: float
-    """On the held-out images, then; of finished ones the mean over the training's last quarter."""
+    """Accuracy on the held-out images then; the mean over the last quarter of a finished training.
+    """
     again: tuple[float, ...] = ()
-    """Likewise, under other seeds: of finalists."""
+    """The same of a finalist's trainings under other seeds."""
 
     @property
     def mean_top1(self) -> float:
@@ -78,7 +79,7 @@ class Search:
     recipe: Recipe
     previous_batch: int
     steps: int
-    """Of a whole training at the new batch."""
+    """Steps of a whole training at the new batch."""
     solvers: Sequence[str]
     budget: float
     """Whole trainings that the candidates may cost together."""
@@ -89,14 +90,15 @@ class Search:
         """A candidate's training, with tests on held-out images on its way."""
         recipe = apply(self.recipe, candidate, self.steps)
         train = replace(
-            recipe.train, steps=self.steps, epochs=0, eval_every=-(-self.steps // TESTS)
+            recipe.train, steps=self.steps, epochs=0, eval_every=-(-self.steps // TESTS_OF_A_TRIAL)
         )
         data = replace(recipe.data, hold_out=HELD_OUT, order="samples")
         checkpoint = replace(recipe.checkpoint, every=0, every_s=0.0, keep_last=1)
         return replace(recipe, train=train, data=data, checkpoint=checkpoint)
 
-    def run(self, train: Run) -> list[Searched]:
-        """In the order in which candidates were asked for, the finalists with all their seeds.
+    def run(self, train: Run) -> list[CandidateResult]:
+        """Tries candidates and returns them in the order in which they were asked for, the
+        finalists with all their seeds.
 
         Raises: RecipeError where all diverged; what `train` raises.
         """
@@ -124,11 +126,11 @@ class Search:
             found.append(Trial(f"candidate-{place + 1:02d}-seed-{seed}", other, self.parent))
         return found
 
-    def _candidates(self, train: Run) -> list[Searched]:
-        """Of the rules, until the budget is spent or all are tried."""
+    def _candidates(self, train: Run) -> list[CandidateResult]:
+        """The rules' candidates, until the budget is spent or all are tried."""
         left = self.rules()
-        found: list[Searched] = []
-        finished: list[Sequence[Score]] = []
+        found: list[CandidateResult] = []
+        finished: list[Sequence[TrialScore]] = []
         while left and sum(each.steps for each in found) < self.budget * self.steps:
             asked, left = left[: self.width], left[self.width :]
             hopeless = partial(is_hopeless, finished=tuple(finished))
@@ -155,15 +157,15 @@ class Search:
         return rules(self.recipe, self.previous_batch, self.solvers)
 
 
-def ranked(found: Sequence[Searched]) -> list[Searched]:
-    """The finalists, best first: of those whose mean accuracy is within TIE of the highest the
-    safest, which is one with a warm-up, then the one with the smallest rate.
+def ranked(found: Sequence[CandidateResult]) -> list[CandidateResult]:
+    """The finalists, best first: of those whose mean accuracy is within SAME_TOP1 of the highest
+    the safest, which is one with a warm-up, then the one with the smallest rate.
     """
     left = [each for each in found if each.again]
     order = []
     while left:
         highest = max(each.mean_top1 for each in left)
-        near = [each for each in left if each.mean_top1 >= highest - TIE]
+        near = [each for each in left if each.mean_top1 >= highest - SAME_TOP1]
         order.append(
             min(near, key=lambda each: (each.candidate.warmup_share == 0, each.candidate.base_lr))
         )
@@ -171,19 +173,19 @@ def ranked(found: Sequence[Searched]) -> list[Searched]:
     return order
 
 
-def late_top1(scores: Sequence[Score]) -> float:
+def late_top1(scores: Sequence[TrialScore]) -> float:
     """The mean over the tests of the last quarter of a training that has come to its end."""
-    return fmean(each.top1 for each in scores if each.step >= LATE * scores[-1].step)
+    return fmean(each.top1 for each in scores if each.step >= LATE_SHARE * scores[-1].step)
 
 
-def is_hopeless(scores: Sequence[Score], finished: Sequence[Sequence[Score]]) -> bool:
-    """Whether a training is to be given up: it has diverged; or PATIENCE evaluations on, its best
-    is below the median that as many finished ones had at this step.
+def is_hopeless(scores: Sequence[TrialScore], finished: Sequence[Sequence[TrialScore]]) -> bool:
+    """Whether a training is to be given up: it has diverged; or LEAST_TESTS evaluations on, its
+    best is below the median that as many finished ones had at this step.
     """
     last = scores[-1]
     if not last.is_finite:
         return True
-    if len(scores) < PATIENCE or len(finished) < PATIENCE:
+    if len(scores) < LEAST_TESTS or len(finished) < LEAST_TESTS:
         return False
     then = [each.top1 for of_one in finished for each in of_one if each.step == last.step]
     return bool(then) and max(each.top1 for each in scores) < median(then)
@@ -195,7 +197,7 @@ def _state(trial: Trial) -> str:
     return "given up" if trial.ended_early else "finished"
 
 
-def _searched(candidate: Candidate, trial: Trial) -> Searched:
+def _searched(candidate: Candidate, trial: Trial) -> CandidateResult:
     last, state = trial.told[-1], _state(trial)
     top1 = late_top1(trial.told) if state == "finished" else last.top1
-    return Searched(candidate, trial.folder, state, last.step, top1)
+    return CandidateResult(candidate, trial.folder, state, last.step, top1)

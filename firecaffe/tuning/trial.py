@@ -28,7 +28,7 @@ LOCK = ".lock"
 
 
 @dataclass(frozen=True)
-class Score:
+class TrialScore:
     """What an evaluation in the course of a training came to."""
 
     step: int
@@ -44,10 +44,10 @@ class Trial:
     name: str
     recipe: Recipe
     parent: Path
-    end: Callable[[Sequence[Score]], bool] = lambda _: False
+    end: Callable[[Sequence[TrialScore]], bool] = lambda _: False
     """Asked after each evaluation but the last, with all so far: is it to be given up?"""
     ended_early: bool = field(default=False, init=False)
-    told: list[Score] = field(default_factory=list, init=False)
+    told: list[TrialScore] = field(default_factory=list, init=False)
 
     @property
     def folder(self) -> Path:
@@ -55,7 +55,7 @@ class Trial:
 
     @property
     def recipe_path(self) -> Path:
-        """Beside the run's folder, as its log is."""
+        """The trial's recipe, beside the run's folder, as its log is."""
         return self.parent / f"{self.name}.toml"
 
     @property
@@ -87,13 +87,13 @@ class Trial:
         return self.ended_early
 
 
-def scores(folder: Path) -> list[Score]:
+def scores(folder: Path) -> list[TrialScore]:
     """A run's evaluations on its validation images so far, in order. Raises: RunError."""
     path = folder / "metrics.jsonl"
     try:
         lines = read_json_lines(path, holding='"validation"')
         rows = [row for row in lines if row["kind"] == "validation"]
-        found = [Score(row["step"], row["top1"], row["loss"] is not None) for row in rows]
+        found = [TrialScore(row["step"], row["top1"], row["loss"] is not None) for row in rows]
         return [*found, *_diverged(folder, found)]
     except FileNotFoundError:
         return []
@@ -101,7 +101,7 @@ def scores(folder: Path) -> list[Score]:
         raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _diverged(folder: Path, found: Sequence[Score]) -> list[Score]:
+def _diverged(folder: Path, found: Sequence[TrialScore]) -> list[TrialScore]:
     """What a run that a number which is not finite has ended would have scored."""
     try:
         fault = json.loads(read_small(folder / FAULT))
@@ -109,7 +109,7 @@ def _diverged(folder: Path, found: Sequence[Score]) -> list[Score]:
         return []
     if fault["kind"] != "not_finite":
         return []
-    return [Score(fault["step"], found[-1].top1 if found else 0.0, False)]
+    return [TrialScore(fault["step"], found[-1].top1 if found else 0.0, False)]
 
 
 @contextmanager
@@ -209,7 +209,9 @@ def _put_aside(trial: Trial) -> None:
 
 
 def environment_of(slot: int, workers: int) -> dict[str, str]:
-    """Of the trial in a slot: it sees GPUs of its own, where there are enough for all slots."""
+    """The environment of the trial in a slot, with GPUs of its own if there are enough for all
+    slots.
+    """
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = shown.split(",") if shown else list(map(str, range(torch.cuda.device_count())))
     own = gpus[slot * workers : (slot + 1) * workers]

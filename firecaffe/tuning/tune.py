@@ -28,20 +28,27 @@ from firecaffe.runs.record import read_json_lines
 from firecaffe.training.preflight import preflight, sample_order, total_steps
 from firecaffe.tuning.candidates import apply
 from firecaffe.tuning.larger_batch import with_batch
-from firecaffe.tuning.search import FINALISTS, SEEDS_OF_FINALISTS, TESTS, Search, Searched, ranked
-from firecaffe.tuning.trial import Score, Trial, run_trials, working_in
+from firecaffe.tuning.search import (
+    FINALISTS,
+    SEEDS_OF_FINALISTS,
+    TESTS_OF_A_TRIAL,
+    CandidateResult,
+    Search,
+    ranked,
+)
+from firecaffe.tuning.trial import Trial, TrialScore, run_trials, working_in
 from firecaffe.tuning.verdict import Verdict, judge
 
 
 @dataclass(frozen=True)
-class Asked:
+class TuneRequest:
     """What a user wants of a search."""
 
     recipe: Recipe
     global_batch_size: int
     solvers: Sequence[str]
     budget: float
-    """In whole trainings at the new batch size."""
+    """The cost allowed, in whole trainings at the new batch size."""
     seeds: int
     band: float
     """Top-1 that may be lost, as a fraction of 1."""
@@ -53,7 +60,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Cost:
+class SearchCost:
     """What a search costs at most, in trainings. All see as many samples."""
 
     candidates: int
@@ -67,9 +74,9 @@ class Cost:
     if_passed_over: int
     """More, if finalists do not learn under every new seed."""
     samples: int
-    """Of one training."""
+    """Samples of one training."""
     samples_per_s: float | None
-    """Of one training; None if nobody knows it before the first."""
+    """Rate of one training; None if nobody knows it before the first."""
     at_once: int
 
     @property
@@ -97,11 +104,11 @@ class Cost:
         return said
 
 
-def cost_of(asked: Asked, search: Search) -> Cost:
+def cost_of(asked: TuneRequest, search: Search) -> SearchCost:
     """What is known of it before anything is started."""
     finalists = min(FINALISTS, search.most_candidates)
     rates = [run.result["images_per_s"] for run in asked.against if run.result["images_per_s"]]
-    return Cost(
+    return SearchCost(
         candidates=search.most_candidates,
         again=finalists * SEEDS_OF_FINALISTS,
         before=0 if asked.against else asked.seeds,
@@ -116,18 +123,18 @@ def cost_of(asked: Asked, search: Search) -> Cost:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuneResult:
     """What has come of it."""
 
-    searched: list[Searched]
-    best: Searched
-    passed_over: list[Searched]
+    searched: list[CandidateResult]
+    best: CandidateResult
+    passed_over: list[CandidateResult]
     """Finalists that came before it and did not learn under every new seed."""
     before: list[Path]
     after: list[Path]
     verdict: Verdict
     recipe: Recipe
-    """At the new batch size, with the best rate."""
+    """The recipe at the new batch size, with the best rate."""
 
     def as_dict(self) -> dict[str, Any]:
         found = asdict(self)
@@ -137,7 +144,7 @@ class Tuned:
         return found | {name: list(map(str, found[name])) for name in ("before", "after")}
 
 
-def plan_search(asked: Asked) -> Search:
+def plan_search(asked: TuneRequest) -> Search:
     """Raises: RecipeError, before anything is started, where the search cannot be."""
     recipe = asked.recipe
     if recipe.data.hold_out:
@@ -157,10 +164,10 @@ def plan_search(asked: Asked) -> Search:
         asked.at_once,
         asked.folder,
     )
-    if steps < 2 * TESTS:
+    if steps < 2 * TESTS_OF_A_TRIAL:
         raise RecipeError(
             f"--global-batch-size {asked.global_batch_size} leaves {steps} steps of training; "
-            f"expected at least {2 * TESTS} to judge a rate by"
+            f"expected at least {2 * TESTS_OF_A_TRIAL} to judge a rate by"
         )
     candidate = search.trial_recipe(search.rules()[0])
     for each in (large, candidate, *([] if asked.against else [recipe])):
@@ -181,7 +188,7 @@ def plan_search(asked: Asked) -> Search:
     return search
 
 
-FREE = ("train.seed", "train.steps", "train.epochs")
+FREE_WORDS = ("train.seed", "train.steps", "train.epochs")
 """Words in which runs of a recipe may differ; how many samples they saw is looked at besides."""
 
 
@@ -190,14 +197,16 @@ def _check_against(run: Run, recipe: Recipe, data: str, samples: int) -> None:
     wanted = {"data": data, "samples seen": samples, **identity(recipe, 0)}
     found = {"data": run.result["data"], "samples seen": samples_seen(run), **run.words}
     for name, value in wanted.items():
-        if name in found and name not in FREE and found[name] != value:
+        if name in found and name not in FREE_WORDS and found[name] != value:
             raise RecipeError(
                 f"--against {run.folder}: its {name} is {found[name]}, the recipe's is {value}; "
                 "give runs of the recipe as it is"
             )
 
 
-def tune(asked: Asked, say: Callable[[Trial], None], say_cost: Callable[[Cost], None]) -> Tuned:
+def tune(
+    asked: TuneRequest, say: Callable[[Trial], None], say_cost: Callable[[SearchCost], None]
+) -> TuneResult:
     """Searches, confirms, judges; goes on with what its folder holds of the same search.
 
     say: told each training as it ends. say_cost: told the whole cost, before the first begins.
@@ -237,7 +246,7 @@ def tune(asked: Asked, say: Callable[[Trial], None], say_cost: Callable[[Cost], 
         if unlike:
             said = f"{verdict.words}; the two sides differ in {', '.join(unlike)}"
             verdict = replace(verdict, words=said)
-        tuned = Tuned(
+        tuned = TuneResult(
             searched=searched,
             best=winner,
             passed_over=finalists[:place],
@@ -251,16 +260,16 @@ def tune(asked: Asked, say: Callable[[Trial], None], say_cost: Callable[[Cost], 
         return tuned
 
 
-def has_diverged(scores: Sequence[Score]) -> bool:
+def has_diverged(scores: Sequence[TrialScore]) -> bool:
     """Ends what has no finite loss any more; its candidate is passed over."""
     return not scores[-1].is_finite
 
 
 def _over_seeds(
-    asked: Asked,
+    asked: TuneRequest,
     recipe: Recipe,
     name: str,
-    end: Callable[[Sequence[Score]], bool] = lambda _: False,
+    end: Callable[[Sequence[TrialScore]], bool] = lambda _: False,
 ) -> list[Trial]:
     """The recipe on all training images, under seeds that the search has not seen."""
     found = []
@@ -272,7 +281,7 @@ def _over_seeds(
     return found
 
 
-def _has_learned(folder: Path, winner: Searched) -> bool:
+def _has_learned(folder: Path, winner: CandidateResult) -> bool:
     """Whether a training's last tenth was better on its own images than half of what its candidate
     had on the held-out ones: a rate at the edge may diverge under one seed of three. No test image
     is asked.
@@ -283,7 +292,7 @@ def _has_learned(folder: Path, winner: Searched) -> bool:
     return bool(correct >= winner.mean_top1 / 2 * sum(row["samples"] for row in late))
 
 
-def _signed(asked: Asked, tuned: Tuned) -> Recipe:
+def _signed(asked: TuneRequest, tuned: TuneResult) -> Recipe:
     """The recipe that says where its rate is from."""
     said = (
         f"best of {len(tuned.searched)} candidates at batch {asked.global_batch_size} "
@@ -294,7 +303,7 @@ def _signed(asked: Asked, tuned: Tuned) -> Recipe:
     return replace(tuned.recipe, run=run)
 
 
-def recipe_file(tuned: Tuned) -> str:
+def recipe_file(tuned: TuneResult) -> str:
     """The recipe with its story above it."""
     candidate = tuned.best.candidate
     found = (
@@ -304,7 +313,7 @@ def recipe_file(tuned: Tuned) -> str:
     return f"{found}\n# Accuracy {tuned.verdict.words}.\n\n{to_toml(tuned.recipe)}"
 
 
-def _claim(asked: Asked) -> None:
+def _claim(asked: TuneRequest) -> None:
     """Raises: RunError where the folder holds another search, or is in use for something else."""
     path = asked.folder / "search.json"
     wanted: dict[str, Any] = {

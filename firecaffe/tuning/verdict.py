@@ -28,14 +28,14 @@ KEPT, LOST, UNDECIDED = "kept", "lost", "not enough seeds"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of top-1 accuracies, as fractions of 1."""
+    """What became of the accuracy; top-1 as fractions of 1."""
 
     before: Mean
     after: Mean
     against: Difference
     """After less before."""
     band: float
-    """That may be lost."""
+    """Top-1 that may be lost."""
     verdict: str
     """kept, lost or not enough seeds."""
     more: int | None

@@ -10,7 +10,7 @@ from pkgutil import ModuleInfo, iter_modules
 import pytest
 
 from firecaffe.cli import main, options
-from firecaffe.cli.plain_text import PLAIN
+from firecaffe.cli.plain_text import PLAIN_SIGNS
 from firecaffe.data.generated import generate
 
 HUGE = "99999999999999999999"
@@ -119,6 +119,6 @@ def test_pictures_where_only_ascii_can_be_shown() -> None:
         ).stdout.decode(encoding)
         for encoding in ("ascii", "utf-8")
     ]
-    assert pictures[0] == "".join(PLAIN.get(sign, sign) for sign in pictures[1])
+    assert pictures[0] == "".join(PLAIN_SIGNS.get(sign, sign) for sign in pictures[1])
     assert pictures[0] != pictures[1]
     assert "?" not in pictures[0]

@@ -35,7 +35,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
 
 
 def cluster_file(parser: Parser, what: str) -> None:
-    """Where what is measured is written."""
+    """Adds the options that say which cluster file takes what is measured."""
     add = parser.add_argument
     add("--write", type=str, default="", metavar="FILE", help=what)
     parser.add_overwrite()

@@ -4,7 +4,8 @@ from firecaffe.cli.parser import Parser
 from firecaffe.exchange import ALGORITHMS
 
 ELEMENTS_PER_RANK = 1024
-"""With this many for each rank all shards are equal at every world size; segments need not be."""
+"""Elements for each rank with which all shards are equal at every world size; segments need not be.
+"""
 
 
 def make_parser() -> Parser:

@@ -6,7 +6,7 @@ USAGE = "RECIPE.toml [--nproc-per-node 1,2] [--steps 20] [--section.word value â
 STEPS = "--steps says how long each training is"
 FOLDER = "each training has a folder of its own, which is removed"
 OF_TWINS = {"run.folder": FOLDER, "run.tensorboard": FOLDER, "run.digests": FOLDER}
-"""Of trainings that are only compared."""
+"""Words that have no effect on trainings that are only compared, and why."""
 
 
 def make_parser() -> Parser:

@@ -1,1 +1,1 @@
-"""From whatever a user has to shards: sources, the packing itself, and its verification."""
+"""Shards of whatever a user has: sources, the packing itself, and its verification."""

@@ -22,7 +22,7 @@ FIELDS = (
     ("label", 5, "INT32"),
     ("encoded", 7, "BOOL"),
 )
-"""Of a Datum; float_data (6) is not for images."""
+"""Fields of a Datum; float_data (6) is not for images."""
 
 
 def is_lmdb(path: Path) -> bool:

@@ -15,7 +15,7 @@ from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.packing.part import Part, Source
 from firecaffe.errors import DataError, RecipeError
 
-TENTH = 0.1
+HELD_OUT_SHARE = 0.1
 
 
 def with_test_part(source: Source, share: float | None) -> tuple[Source, str]:
@@ -39,7 +39,7 @@ def with_test_part(source: Source, share: float | None) -> tuple[Source, str]:
     if share == 0:
         return source, f"{source.about} has no test part, which a training needs"
     whole = source.parts["train"]
-    held = _held_out(whole.labels, TENTH if share is None else share)
+    held = _held_out(whole.labels, HELD_OUT_SHARE if share is None else share)
     if not held:
         raise DataError(
             f"{source.about}: has no test part, and no class has two images to hold one out of"

@@ -31,7 +31,7 @@ from firecaffe.errors import DataError, RecipeError
 
 UNDER_WAY = "packing.json"
 QUALITY = 90
-"""Of images that are encoded anew."""
+"""JPEG quality of images that are encoded anew."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PackOptions:
 
 @dataclass
 class Sizes:
-    """Of the images that were packed, for people."""
+    """Sizes of the images that were packed, for people."""
 
     least: tuple[int, int] = (1 << 30, 1 << 30)
     most: tuple[int, int] = (0, 0)

@@ -28,10 +28,10 @@ class Source:
     kind: str
     """jpeg (encoded images), or raw (pixels of one shape)."""
     shape: tuple[int, ...]
-    """Of raw images."""
+    """Shape of raw images."""
     classes: list[str]
     parts: dict[str, Part]
     about: str
-    """For people."""
+    """What the source is, for people."""
     notes: list[str] = field(default_factory=list)
     """What is to be said of it besides, in lines."""

@@ -22,7 +22,7 @@ from firecaffe.errors import DataError, RecipeError
 
 PARTS = ("train", *TESTS)
 PART_WORDS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
-"""In the name of a file or folder, whole."""
+"""Words of a file's or folder's name, each whole, and the part that they name."""
 
 
 def open_source(path: Path, channel_order: str | None = None) -> Source:

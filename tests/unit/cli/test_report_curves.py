@@ -2,22 +2,30 @@
 
 import pytest
 
-from firecaffe.cli.report_curves import BYTES, FEW, SAMPLES, TIMES, line_names, smoothed, unit_for
+from firecaffe.cli.report_curves import (
+    BYTE_UNITS,
+    MOST_MARKED_POINTS,
+    SAMPLE_UNITS,
+    TIME_UNITS,
+    line_names,
+    smoothed,
+    unit_for,
+)
 
 
 @pytest.mark.parametrize(
     ("largest", "units", "expected"),
     [
-        (0.4, TIMES, "s"),
-        (119, TIMES, "s"),
-        (121, TIMES, "min"),
-        (8000, TIMES, "h"),
-        (1500, SAMPLES, ""),
-        (60_000, SAMPLES, "thousands"),
-        (3e6, SAMPLES, "millions"),
-        (5e5, BYTES, "kB"),
-        (5e8, BYTES, "MB"),
-        (5e9, BYTES, "GB"),
+        (0.4, TIME_UNITS, "s"),
+        (119, TIME_UNITS, "s"),
+        (121, TIME_UNITS, "min"),
+        (8000, TIME_UNITS, "h"),
+        (1500, SAMPLE_UNITS, ""),
+        (60_000, SAMPLE_UNITS, "thousands"),
+        (3e6, SAMPLE_UNITS, "millions"),
+        (5e5, BYTE_UNITS, "kB"),
+        (5e8, BYTE_UNITS, "MB"),
+        (5e9, BYTE_UNITS, "GB"),
     ],
 )
 def test_units_that_people_read(largest: float, units: dict[str, float], expected: str) -> None:
@@ -31,7 +39,9 @@ def test_smoothing_takes_the_noise_and_leaves_the_course() -> None:
     noisy = [x + (-1) ** place * 10 for place, x in enumerate(line)]
     left = [abs(a - b) for a, b in zip(smoothed(noisy), line, strict=True)]
     assert max(left[5:-5]) < 2
-    assert smoothed([1.0, 5.0] * (FEW // 2)) == [1.0, 5.0] * (FEW // 2)
+    assert smoothed([1.0, 5.0] * (MOST_MARKED_POINTS // 2)) == [1.0, 5.0] * (
+        MOST_MARKED_POINTS // 2
+    )
     assert smoothed([]) == []
 
 

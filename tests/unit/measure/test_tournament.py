@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from firecaffe.measure.cluster import PairLink, RankFacts, tournament
-from firecaffe.measure.found_cluster import Found, findings, slower
+from firecaffe.measure.found_cluster import MeasuredCluster, findings, slower
 
 
 @pytest.mark.parametrize("players", range(8))
@@ -56,13 +56,15 @@ def links(ranks: int, slow_rank: int | None = None) -> list[PairLink]:
 
 
 def test_nothing_stands_out_where_all_is_well() -> None:
-    assert findings(Found([rank(i) for i in range(4)], links(4), 1, [], {}, 0.0)) == []
+    assert findings(MeasuredCluster([rank(i) for i in range(4)], links(4), 1, [], {}, 0.0)) == []
 
 
 def test_a_slow_rank_and_a_slow_link_are_named() -> None:
     ranks = [rank(i) for i in range(4)]
     slow = rank(2, matrix_flops=tuple(0.5 * flops for flops in rank(9).matrix_flops))
-    said = findings(Found([*ranks[:2], slow, ranks[3]], links(4, slow_rank=1), 1, [], {}, 0.0))
+    said = findings(
+        MeasuredCluster([*ranks[:2], slow, ranks[3]], links(4, slow_rank=1), 1, [], {}, 0.0)
+    )
     assert len(said) == 2
     assert said[0].startswith("slow rank: 2 on host2 computes 50")
     assert said[1].startswith("slow link: that of rank 1 on host1 has 2")
@@ -71,7 +73,7 @@ def test_a_slow_rank_and_a_slow_link_are_named() -> None:
 def test_versions_clocks_and_memory_are_told() -> None:
     ranks = [rank(0), rank(1, versions="python 3.12"), rank(2, clock_s=5.0)]
     ranks.append(rank(3, free_memory_bytes=5))
-    said = " ".join(findings(Found(ranks, [], 1, [], {}, 0.0)))
+    said = " ".join(findings(MeasuredCluster(ranks, [], 1, [], {}, 0.0)))
     for words in ("versions differ", "clock: rank 2", "memory: rank 3 on host3"):
         assert words in said
 

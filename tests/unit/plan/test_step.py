@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from firecaffe.plan.advice import changes
-from firecaffe.plan.cluster import Cluster, Device, Link, Measured, Storage
+from firecaffe.plan.cluster import Cluster, Device, Link, MeasuredStep, Storage
 from firecaffe.plan.compute import MicroBatch, correction, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.timeline import Bucket, buckets_of, overlap, slowest_of
-from firecaffe.plan.workload import IMAGES, LayerWork, Workload, layers_of
+from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, layers_of
 
 DEVICE = Device("d", 1e12, 1e15, {"float32": 1e12}, efficiency=1.0, overhead_s=0.0)
 WORK = workload_of_model("googlenet", 256, 8)
@@ -40,7 +40,7 @@ def test_memory_can_be_the_limit() -> None:
 
 
 def test_what_was_measured_replaces_what_is_computed() -> None:
-    rows = tuple(Measured("googlenet", n, 0.1 * n, 0.01 * n, 0.5, error=0.02) for n in (4, 16))
+    rows = tuple(MeasuredStep("googlenet", n, 0.1 * n, 0.01 * n, 0.5, error=0.02) for n in (4, 16))
     device = dataclasses.replace(DEVICE, measured=rows)
     for size in (4, 16):
         assert micro_batch(WORK, device, size).compute_s == pytest.approx(0.1 * size)
@@ -54,7 +54,9 @@ def test_what_was_measured_replaces_what_is_computed() -> None:
 def test_layers_hold_every_parameter_and_every_flop() -> None:
     layers, found = layers_of("googlenet", None, None)
     assert sum(sum(layer.parameters_bytes) for layer in layers) == found.weight_bytes
-    assert sum(layer.flops for layer in layers) * 3 == found.forward_backward_flops / IMAGES
+    assert (
+        sum(layer.flops for layer in layers) * 3 == found.forward_backward_flops / PROFILED_IMAGES
+    )
 
 
 def test_a_bucket_is_ready_with_its_last_gradient() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from firecaffe.errors import RunError
-from firecaffe.runs.differ import Difference, first_difference
+from firecaffe.runs.differ import FirstDifference, first_difference
 
 NAMES = ("parameter/conv1.weight", "parameter/a.bias", "losses")
 
@@ -29,14 +29,17 @@ def test_equal_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({3: ("losses",)}, Difference(3, "losses")),
-        ({2: ("losses",), 1: ("losses", "parameter/a.bias")}, Difference(1, "parameter/a.bias")),
+        ({3: ("losses",)}, FirstDifference(3, "losses")),
+        (
+            {2: ("losses",), 1: ("losses", "parameter/a.bias")},
+            FirstDifference(1, "parameter/a.bias"),
+        ),
         # In network order, which is not the alphabet's.
-        ({2: NAMES}, Difference(2, "parameter/conv1.weight")),
+        ({2: NAMES}, FirstDifference(2, "parameter/conv1.weight")),
     ],
 )
 def test_first_step_then_first_tensor(
-    tmp_path: Path, changed: dict[int, tuple[str, ...]], expected: Difference
+    tmp_path: Path, changed: dict[int, tuple[str, ...]], expected: FirstDifference
 ) -> None:
     run, other = planted(tmp_path / "a", 3), planted(tmp_path / "b", 3, changed)
     assert first_difference(run, other) == expected
@@ -45,7 +48,7 @@ def test_first_step_then_first_tensor(
 
 def test_a_difference_comes_before_unequal_lengths(tmp_path: Path) -> None:
     run, other = planted(tmp_path / "a", 3), planted(tmp_path / "b", 2, {2: ("losses",)})
-    assert first_difference(run, other) == Difference(2, "losses")
+    assert first_difference(run, other) == FirstDifference(2, "losses")
 
 
 def test_unequal_lengths(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from firecaffe.solvers.config import SolverConfig
 from firecaffe.tuning.candidates import Candidate
 from firecaffe.tuning.search import (
     MOST_AT_ONCE,
-    TESTS,
+    TESTS_OF_A_TRIAL,
+    CandidateResult,
     Search,
-    Searched,
     is_hopeless,
     ranked,
 )
-from firecaffe.tuning.trial import Score, Trial
+from firecaffe.tuning.trial import Trial, TrialScore
 
 STEPS = 80
 BEST = 0.05
@@ -86,8 +86,8 @@ def test_the_rules_are_tried_in_their_order(tmp_path: Path) -> None:
     assert best.state == "finished"
 
 
-def evaluations(*top1s: float) -> list[Score]:
-    return [Score(10 * number, top1, True) for number, top1 in enumerate(top1s, 1)]
+def evaluations(*top1s: float) -> list[TrialScore]:
+    return [TrialScore(10 * number, top1, True) for number, top1 in enumerate(top1s, 1)]
 
 
 def test_who_is_given_up() -> None:
@@ -98,7 +98,7 @@ def test_who_is_given_up() -> None:
     assert not is_hopeless(evaluations(0.1, 0.52, 0.49), finished)  # its best counts
     assert not is_hopeless(evaluations(0.0, 0.0), finished)
     assert not is_hopeless(evaluations(0.0, 0.0, 0.0), finished[:2])
-    assert is_hopeless([Score(10, 0.1, False)], [])
+    assert is_hopeless([TrialScore(10, 0.1, False)], [])
 
 
 def test_what_diverges_or_falls_behind_costs_little(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_finalists_are_trained_again_and_their_mean_counts(tmp_path: Path) -> No
     assert sorted((each.top1 for each in again), reverse=True) == top1s[:3]
 
 
-def planted(top1: float, again: float, rate: float, share: float = 0.05) -> Searched:
+def planted(top1: float, again: float, rate: float, share: float = 0.05) -> CandidateResult:
     candidate = Candidate("sgd", rate, share, "planted")
-    return Searched(candidate, Path("candidate-01"), "finished", STEPS, top1, (again,))
+    return CandidateResult(candidate, Path("candidate-01"), "finished", STEPS, top1, (again,))
 
 
 def test_ranks() -> None:
@@ -156,7 +156,7 @@ def test_a_search_begun_again_asks_for_the_same(tmp_path: Path) -> None:
     assert len(more) > len(first)
 
 
-def _bare(found: Sequence[Searched]) -> list[Searched]:
+def _bare(found: Sequence[CandidateResult]) -> list[CandidateResult]:
     """Finalists may be others once more is known."""
     return [replace(each, again=()) for each in found]
 
@@ -203,7 +203,7 @@ def test_candidates_see_no_test_image(tmp_path: Path) -> None:
     search(tmp_path).run(train)
     assert {recipe.data.hold_out for recipe in recipes} == {0.1}
     assert {recipe.train.steps for recipe in recipes} == {STEPS}
-    assert {recipe.train.eval_every for recipe in recipes} == {STEPS // TESTS}
+    assert {recipe.train.eval_every for recipe in recipes} == {STEPS // TESTS_OF_A_TRIAL}
 
 
 def test_where_nothing_learns_there_is_no_best(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.tuning import trial as trial_module
 from firecaffe.tuning.trial import (
-    Score,
     Trial,
+    TrialScore,
     environment_of,
     run_trials,
     scores,
@@ -79,7 +79,9 @@ def run(trials: Sequence[Trial], parent: Path, at_once: int = 2) -> list[str]:
 def test_trainings_leave_their_scores(parent: Path) -> None:
     trials = [trial(parent, name) for name in ("a", "b", "c")]
     assert sorted(run(trials, parent)) == ["a", "b", "c"]
-    assert [each.told for each in trials] == 3 * [[Score(1, 0.1, True), Score(2, 0.2, True)]]
+    assert [each.told for each in trials] == 3 * [
+        [TrialScore(1, 0.1, True), TrialScore(2, 0.2, True)]
+    ]
     assert not any(each.ended_early for each in trials)
 
 
@@ -98,7 +100,7 @@ def test_a_training_whose_loss_is_not_finite_has_lost(parent: Path) -> None:
     diverging = trial(parent, "a", "diverges", end=lambda told: not told[-1].is_finite)
     run([diverging, trial(parent, "b")], parent)
     assert diverging.ended_early
-    assert diverging.told == [Score(1, 0.1, True), Score(2, 0.1, False)]
+    assert diverging.told == [TrialScore(1, 0.1, True), TrialScore(2, 0.1, False)]
     with pytest.raises(RankFailedError):  # where nobody is to give it up, as of a finalist's seed
         run([trial(parent, "c", "diverges")], parent)
 
@@ -134,7 +136,7 @@ def test_one_that_fails_ends_the_search_and_the_others(parent: Path) -> None:
 
 
 def test_a_search_that_is_asked_to_stop_leaves_no_training(parent: Path) -> None:
-    def ask(_: Sequence[Score]) -> bool:
+    def ask(_: Sequence[TrialScore]) -> bool:
         os.kill(os.getpid(), signal.SIGTERM)
         return False
 
@@ -167,7 +169,7 @@ def test_scores_that_cannot_be_read(tmp_path: Path) -> None:
     path.write_text(
         json.dumps({"kind": "validation", "step": 3, "top1": 0.5, "loss": None}) + "\n{"
     )
-    assert scores(tmp_path) == [Score(3, 0.5, False)]
+    assert scores(tmp_path) == [TrialScore(3, 0.5, False)]
     path.write_text('["validation"]\n')
     with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be read"):
         scores(tmp_path)

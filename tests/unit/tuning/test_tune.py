@@ -20,7 +20,15 @@ from firecaffe.runs.files import finite
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.tuning import tune as tune_module
 from firecaffe.tuning.trial import Trial
-from firecaffe.tuning.tune import Asked, Cost, Tuned, cost_of, plan_search, recipe_file, tune
+from firecaffe.tuning.tune import (
+    SearchCost,
+    TuneRequest,
+    TuneResult,
+    cost_of,
+    plan_search,
+    recipe_file,
+    tune,
+)
 from firecaffe.tuning.verdict import KEPT, LOST
 
 RATE = 0.01
@@ -30,19 +38,19 @@ Judge = Callable[[Recipe], float]
 """The accuracy that a recipe comes to."""
 
 
-def asked(folder: Path, **words: object) -> Asked:
+def asked(folder: Path, **words: object) -> TuneRequest:
     recipe = Recipe(
         model=ModelConfig("lenet"),
         data=DataConfig("generated"),
         train=TrainConfig(16, 16, steps=400),
         solver=SolverConfig(base_lr=RATE),
     )
-    given = Asked(recipe, 64, ["sgd"], 6.0, 3, 0.003, [], folder, 1, 2)
+    given = TuneRequest(recipe, 64, ["sgd"], 6.0, 3, 0.003, [], folder, 1, 2)
     return replace(given, **words)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuneResult]:
     """A search whose trainings come to what `judge` says, at once."""
 
     def plant(trial: Trial, judge: Judge) -> None:
@@ -78,7 +86,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]
         (trial.folder / "recipe.toml").write_text(trial.text)
         trial.recipe_path.write_text(trial.text)
 
-    def go(judge: Judge, **words: object) -> Tuned:
+    def go(judge: Judge, **words: object) -> TuneResult:
         def run_trials(trials: Sequence[Trial], **_: object) -> None:
             for trial in trials:
                 if not trial.is_there:
@@ -100,7 +108,7 @@ def rising(recipe: Recipe) -> float:
     return 0.9 - (0.1 * octaves if octaves > 0 else -0.01 * octaves)
 
 
-def test_the_best_is_confirmed_and_written(run: Callable[..., Tuned], tmp_path: Path) -> None:
+def test_the_best_is_confirmed_and_written(run: Callable[..., TuneResult], tmp_path: Path) -> None:
     tuned = run(rising)
     assert tuned.verdict.verdict == KEPT
     assert tuned.passed_over == []
@@ -133,7 +141,7 @@ def test_the_best_is_confirmed_and_written(run: Callable[..., Tuned], tmp_path: 
 
 @pytest.mark.parametrize("comes_to", [0.1, nan])
 def test_one_that_does_not_learn_under_a_new_seed_is_passed_over(
-    run: Callable[..., Tuned], comes_to: float
+    run: Callable[..., TuneResult], comes_to: float
 ) -> None:
     """Nor one whose loss is no number there, which ends a training."""
 
@@ -147,7 +155,7 @@ def test_one_that_does_not_learn_under_a_new_seed_is_passed_over(
     assert tuned.verdict.after.value > 0.88
 
 
-def test_what_is_lost_is_said(run: Callable[..., Tuned]) -> None:
+def test_what_is_lost_is_said(run: Callable[..., TuneResult]) -> None:
     tuned = run(lambda recipe: rising(recipe) - 0.02 * (recipe.train.global_batch_size > 16))
     assert tuned.verdict.verdict == LOST
     assert "lost: " in tuned.recipe.run.tuned
@@ -155,7 +163,7 @@ def test_what_is_lost_is_said(run: Callable[..., Tuned]) -> None:
 
 
 def test_a_larger_budget_goes_on_and_never_judges_another_candidates_runs(
-    run: Callable[..., Tuned],
+    run: Callable[..., TuneResult],
 ) -> None:
     """With a budget of 1 only the first round is known, at its best the linear rule; what comes
     later is better here."""
@@ -171,7 +179,7 @@ def test_a_larger_budget_goes_on_and_never_judges_another_candidates_runs(
     assert more.verdict.after.value > first.verdict.after.value
 
 
-def test_another_search_in_the_same_folder_is_refused(run: Callable[..., Tuned]) -> None:
+def test_another_search_in_the_same_folder_is_refused(run: Callable[..., TuneResult]) -> None:
     run(rising)
     with pytest.raises(RunError, match="a search with another global_batch_size, side_by_side"):
         run(rising, global_batch_size=128, at_once=3)
@@ -181,7 +189,7 @@ def test_the_whole_cost_is_said_before_the_first_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what comes behind the candidates: finalists, and both sides of the verdict."""
-    said: list[Cost] = []
+    said: list[SearchCost] = []
 
     def refuse(*_: object, **__: object) -> None:
         raise RunError("nothing is to be trained yet")
@@ -200,7 +208,9 @@ def test_the_whole_cost_is_said_before_the_first_training(
     assert "about 0.17 h at the 80 images/s" in timed.words
 
 
-def test_baselines_of_other_code_are_no_baseline(run: Callable[..., Tuned], tmp_path: Path) -> None:
+def test_baselines_of_other_code_are_no_baseline(
+    run: Callable[..., TuneResult], tmp_path: Path
+) -> None:
     """Two sources among the runs are refused; one that is not this one's is said."""
     folders = run(rising).before
     environment = folders[0] / "environment.json"
