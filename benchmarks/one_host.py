@@ -24,7 +24,7 @@ from torch import Tensor
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import NATIVE, tree
-from firecaffe.exchange.schedule import fold
+from firecaffe.exchange.schedule import tree_sum
 from firecaffe.measure.known_sum import BYTES_PER_ELEMENT, difference, stop_at_fault
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.transport.exchange import Exchange
@@ -131,7 +131,7 @@ def _time(
     inputs = _random_vectors(world.world_size, num_elements)
     own = inputs[world.rank].clone()
     # That this fold has the bits of the interpreted tree is what the short vectors have shown.
-    expected = fold(inputs, lambda left, right: left.add_(right))
+    expected = tree_sum(inputs, lambda left, right: left.add_(right))
     del inputs
     vectors = {
         name: exchange.empty(num_elements, torch.float32, world.device)

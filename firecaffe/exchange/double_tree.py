@@ -11,7 +11,7 @@ Of s segments each tree has s / 2, and floor(lg p) levels below its root. The ro
 other bring 2 s + 4 floor(lg p) - 4 segments through the busiest port, 2 fewer where p is a power
 of two: 2 n β as s grows, at every p from 3 on; at p = 2 it is n β. The least for any all-reduce is
 2 (p - 1) / p · n β. In return there are s + 2 floor(lg p) - 2 rounds, where a ring has 2 (p - 1).
-Sums are not in tree order: a rank and its children are added in one `fold`.
+Sums are not in tree order: a rank and its children are added in one `tree_sum`.
 
 The paper colors the edges so that a port has one message a step; here a round has two, which
 needs no coloring, and keeps the two messages apart that neighbors may have for each other.
@@ -20,11 +20,13 @@ Source: Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast
 scan. Parallel Computing 35, 2009.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
 from typing import TypeAlias
 
 from firecaffe.exchange.pipeline import SEGMENT_ELEMENTS, num_segments, overlay
-from firecaffe.exchange.schedule import Schedule, Transfer, make_schedule, shards
+from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, shards
 
 Levels: TypeAlias = list[list[tuple[int, int]]]
 """The (child, parent) pairs of a tree, by depth of the child from 1 on."""
@@ -33,13 +35,29 @@ Levels: TypeAlias = list[list[tuple[int, int]]]
 def schedule(
     world_size: int, num_elements: int, *, segment_elements: int = SEGMENT_ELEMENTS
 ) -> Schedule:
-    first, second = two_trees(world_size)
     per_tree = num_segments(num_elements, 2 * segment_elements)
-    segments = shards(num_elements, 2 * per_tree)
-    of_first = overlay((_there_and_back(first, *s) for s in segments[:per_tree]), stride=2)
-    of_second = overlay((_there_and_back(second, *s) for s in segments[per_tree:]), stride=2)
-    rounds = [a + b for a, b in zip(of_first, of_second, strict=True)]
-    return make_schedule("double_tree", world_size, num_elements, rounds)
+    depth = world_size.bit_length() - 1
+    return Schedule(
+        "double_tree",
+        world_size,
+        num_elements,
+        partial(_rounds, world_size, num_elements, per_tree),
+        num_rounds=2 * (2 * depth - 2 + per_tree) if depth else 0,
+        num_messages=2 * (world_size - 1) * 2 * per_tree,
+        sent_elements=2 * (world_size - 1) * num_elements,
+        in_tree_order=world_size <= 3,
+    )
+
+
+def _rounds(p: int, n: int, per_tree: int, rank: int) -> Iterator[OwnRound]:
+    segments = shards(n, 2 * per_tree)
+    halves = segments[:per_tree], segments[per_tree:]
+    first, second = (
+        dict(overlay(_there_and_back(p, shift, rank), half, stride=2))
+        for shift, half in enumerate(halves)
+    )
+    for number in sorted({*first, *second}):
+        yield number, [*first.get(number, ()), *second.get(number, ())]
 
 
 def two_trees(world_size: int) -> tuple[Levels, Levels]:
@@ -57,21 +75,40 @@ def _tree(world_size: int) -> Levels:
         subtrees, below = below, []
         levels.append([])
         for start, stop, parent in subtrees:
-            # An odd number of ranks on the left, so that the next subtree starts at an even rank.
-            root = start + ((stop - start - 1) // 2 | 1) if stop - start > 1 else start
+            root = _root(start, stop)
             if parent is not None:
                 levels[-1].append((root, parent))
             below += [(a, b, root) for a, b in ((start, root), (root + 1, stop)) if a < b]
     return levels[1:]
 
 
-def _there_and_back(levels: Levels, start: int, stop: int) -> list[list[Transfer]]:
-    """One segment's rounds: sums go up in every second one, the total comes down in the others."""
-    up = [[Transfer(a, b, start, stop, reduce=True) for a, b in level] for level in levels]
-    down = [[Transfer(b, a, start, stop, reduce=False) for a, b in level] for level in levels]
-    return [*_every_second(up[::-1]), *_every_second(down)]
+def _root(start: int, stop: int) -> int:
+    # An odd number of ranks on the left, so that the next subtree starts at an even rank.
+    return start + ((stop - start - 1) // 2 | 1) if stop - start > 1 else start
 
 
-def _every_second(rounds: Sequence[list[Transfer]]) -> list[list[Transfer]]:
-    spaced = [spaced for round_ in rounds for spaced in (round_, [])]
-    return spaced[:-1]
+def _edges(world_size: int, rank: int) -> Iterator[tuple[int, int, int]]:
+    """(depth, child, parent) of the edges of `_tree` at one rank, found from the root down."""
+    start, stop, depth, parent = 0, world_size, 0, -1
+    while (root := _root(start, stop)) != rank:
+        start, stop = (start, root) if rank < root else (root + 1, stop)
+        depth, parent = depth + 1, root
+    if depth:
+        yield depth, rank, parent
+    for a, b in ((start, rank), (rank + 1, stop)):
+        if a < b:
+            yield depth + 1, _root(a, b), rank
+
+
+def _there_and_back(p: int, shift: int, rank: int) -> list[OwnRound]:
+    """One segment's rounds: sums go up in every second one, the total comes down in the others.
+
+    shift: by how much the ranks of the tree are moved on.
+    """
+    last_up = 2 * (p.bit_length() - 2)
+    own: dict[int, list[Transfer]] = defaultdict(list)
+    for depth, child, parent in _edges(p, (rank - shift) % p):
+        child, parent = (child + shift) % p, (parent + shift) % p
+        own[last_up - 2 * (depth - 1)].append(Transfer(child, parent, 0, 0, reduce=True))
+        own[last_up + 2 * depth - 1].append(Transfer(parent, child, 0, 0, reduce=False))
+    return sorted(own.items())

@@ -9,44 +9,47 @@ order. Other world sizes pair up first (`power_of_two`).
 Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005.
 """
 
-from firecaffe.exchange.power_of_two import active_ranks, hand_on, pair_up
-from firecaffe.exchange.schedule import Schedule, Transfer, make_schedule
+from collections.abc import Iterator
+from functools import partial
+
+from firecaffe.exchange.power_of_two import around, is_tree_after_pairing, largest_power_of_two
+from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer
 
 
 def schedule(world_size: int, num_elements: int) -> Schedule:
-    active = active_ranks(world_size)
-    slices = [(0, num_elements) for _ in active]
-    down: list[list[Transfer]] = []
-    up: list[list[Transfer]] = []
-    distance = 1
-    while distance < len(active):
-        kept = [_half(slices[i], upper=bool(i & distance)) for i in range(len(active))]
-        partner = [i ^ distance for i in range(len(active))]
-        # What a rank gives up is what its partner keeps, for both share one slice.
-        down.append(
-            [
-                Transfer(rank, active[partner[i]], *kept[partner[i]], reduce=True)
-                for i, rank in enumerate(active)
-            ]
-        )
-        up.append(
-            [
-                Transfer(rank, active[partner[i]], *kept[i], reduce=False)
-                for i, rank in enumerate(active)
-            ]
-        )
-        slices = kept
-        distance *= 2
-    rounds = [
-        pair_up(world_size, num_elements),
-        *down,
-        *reversed(up),
-        hand_on(world_size, num_elements),
-    ]
-    return make_schedule("halving_doubling", world_size, num_elements, rounds)
+    p, n = world_size, num_elements
+    q = largest_power_of_two(p)
+    levels = q.bit_length() - 1
+    return Schedule(
+        "halving_doubling",
+        p,
+        n,
+        partial(around, p, n, 2 * levels, partial(_rounds, q, n)),
+        num_rounds=2 * levels + 2,
+        num_messages=2 * q * levels + 2 * (p - q),
+        sent_elements=(2 * (q - 1) + 2 * (p - q)) * n,
+        in_tree_order=is_tree_after_pairing(p),
+        busiest=[0, p - 1],  # the first has what pairs bring, the last the longest halves
+    )
 
 
-def _half(slice_: tuple[int, int], upper: bool) -> tuple[int, int]:
-    start, stop = slice_
-    middle = (start + stop) // 2
-    return (middle, stop) if upper else (start, middle)
+def _rounds(q: int, n: int, rank: int) -> Iterator[OwnRound]:
+    levels = q.bit_length() - 1
+    others = [rank ^ 1 << level for level in range(levels)]
+    # Two partners share one slice until they part: what one gives up is what the other keeps.
+    for level, other in enumerate(others):
+        leaves = Transfer(rank, other, *_kept(n, level + 1, other), True)
+        yield level, [leaves, Transfer(other, rank, *_kept(n, level + 1, rank), True)]
+    for level, other in reversed(list(enumerate(others))):
+        leaves = Transfer(rank, other, *_kept(n, level + 1, rank), False)
+        arrives = Transfer(other, rank, *_kept(n, level + 1, other), False)
+        yield 2 * levels - 1 - level, [leaves, arrives]
+
+
+def _kept(n: int, splits: int, rank: int) -> tuple[int, int]:
+    """What is left to a rank after so many splits: of the k-th the upper half if its bit k is 1."""
+    start, stop = 0, n
+    for level in range(splits):
+        middle = (start + stop) // 2
+        start, stop = (middle, stop) if rank >> level & 1 else (start, middle)
+    return start, stop

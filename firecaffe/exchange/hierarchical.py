@@ -9,9 +9,10 @@ are the bytes of `outer` alone. In tree order where m is a power of two and both
 Source: Goyal et al. 2017, section 4.1: sums in each server, an exchange across, a broadcast.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from firecaffe.exchange.schedule import Round, Schedule, Transfer, make_schedule
+from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer
 
 
 def schedule(
@@ -26,29 +27,47 @@ def schedule(
 
     Raises: ValueError where the ranks do not fill whole nodes.
     """
-    if ranks_per_node < 1 or world_size % ranks_per_node:
+    m = ranks_per_node
+    if m < 1 or world_size % m:
         raise ValueError(
-            f"{world_size} ranks do not fill nodes of {ranks_per_node}; "
+            f"{world_size} ranks do not fill nodes of {m}; "
             "the number of ranks must be a multiple of ranks_per_node"
         )
-    first_ranks = range(0, world_size, ranks_per_node)
-    nodes = [range(first, first + ranks_per_node) for first in first_ranks]
-    inside = inner(ranks_per_node, num_elements)
-    across = outer(len(nodes), num_elements)
-    # The rounds of a rooted exchange either add, and bring sums to the root, or overwrite.
-    up = [round_ for round_ in inside.rounds if round_[0].reduce]
-    down = [round_ for round_ in inside.rounds if not round_[0].reduce]
-    rounds = [
-        *([t for node in nodes for t in _among(node, round_)] for round_ in up),
-        *(_among(first_ranks, round_) for round_ in across.rounds),
-        *([t for node in nodes for t in _among(node, round_)] for round_ in down),
-    ]
-    name = f"hierarchical({inside.algorithm},{across.algorithm})"
-    return make_schedule(name, world_size, num_elements, rounds)
+    nodes = world_size // m
+    inside, across = inner(m, num_elements), outer(nodes, num_elements)
+    busiest = None
+    if inside.busiest is not None and across.busiest is not None:
+        busiest = [*inside.busiest, *(m * node for node in across.busiest)]
+    return Schedule(
+        f"hierarchical({inside.algorithm},{across.algorithm})",
+        world_size,
+        num_elements,
+        partial(_rounds, inside, across),
+        num_rounds=inside.num_rounds + across.num_rounds,
+        num_messages=nodes * inside.num_messages + across.num_messages,
+        sent_elements=nodes * inside.sent_elements + across.sent_elements,
+        # A node of m ranks is a node of the tree only if m is a power of two.
+        in_tree_order=inside.in_tree_order
+        and (nodes == 1 or (m & (m - 1) == 0 and across.in_tree_order)),
+        busiest=busiest,
+    )
 
 
-def _among(ranks: Sequence[int], round_: Round) -> list[Transfer]:
-    """The round with `ranks` in place of ranks 0, 1, …"""
+def _rounds(inside: Schedule, across: Schedule, rank: int) -> Iterator[OwnRound]:
+    m = inside.world_size
+    node, place = divmod(rank, m)
+    within = [(number, _among(m * node, 1, ts)) for number, ts in inside.rounds_of(place)]
+    # The rounds of a rooted exchange add, and bring sums to the root, or overwrite: half and half.
+    yield from ((number, ts) for number, ts in within if ts[0].reduce)
+    if place == 0:
+        for number, ts in across.rounds_of(node):
+            yield inside.num_rounds // 2 + number, _among(0, m, ts)
+    yield from ((across.num_rounds + number, ts) for number, ts in within if not ts[0].reduce)
+
+
+def _among(first: int, stride: int, transfers: Sequence[Transfer]) -> list[Transfer]:
+    """The transfers with rank first + i · stride in place of rank i."""
     return [
-        Transfer(ranks[t.source], ranks[t.destination], t.start, t.stop, t.reduce) for t in round_
+        Transfer(first + t.source * stride, first + t.destination * stride, *t[2:])
+        for t in transfers
     ]

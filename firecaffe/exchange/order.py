@@ -1,24 +1,23 @@
-"""Which exchanges add in the order of the fixed binary tree: computed, never claimed."""
+"""Which exchanges add in the order of the fixed binary tree.
 
-from functools import lru_cache
+Each schedule says it by a closed rule, for thousands of ranks too; the tests prove the rule, by
+running schedules on symbols, at every world size up to 33 and at larger ones.
+"""
 
 from firecaffe.exchange import NATIVE, find_schedule
-from firecaffe.exchange.proof import prove
 
 
-@lru_cache
 def adds_in_tree_order(algorithm: str, world_size: int, ranks_per_node: int = 1) -> bool:
     """Whether the result has the bits of the fixed tree over ranks at this world size.
 
-    The vector is long enough that no shard of it is empty. `native` is a library's sum in an
-    order that it does not promise; but two numbers have only one sum.
+    `native` is a library's sum in an order that it does not promise; but two numbers have only one
+    sum.
 
     Raises: ValueError where `find_schedule` or what it finds does.
     """
     if algorithm == NATIVE:
         return world_size <= 2
-    schedule = find_schedule(algorithm, ranks_per_node)(world_size, 4 * world_size)
-    return prove(schedule).in_tree_order
+    return find_schedule(algorithm, ranks_per_node)(world_size, 4 * world_size).in_tree_order
 
 
 def keeps_tree_order(algorithm: str) -> bool:

@@ -7,13 +7,29 @@ p n β. The sum at the root is taken in tree order, since all parts are there at
 Source: Li et al., OSDI 2014; Iandola et al. 2016 (FireCaffe).
 """
 
-from firecaffe.exchange.schedule import Schedule, Transfer, make_schedule
+from collections.abc import Iterator
+from functools import partial
+
+from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer
 
 ROOT = 0
 
 
 def schedule(world_size: int, num_elements: int) -> Schedule:
-    workers = [rank for rank in range(world_size) if rank != ROOT]
-    push = [Transfer(rank, ROOT, 0, num_elements, reduce=True) for rank in workers]
-    pull = [Transfer(ROOT, rank, 0, num_elements, reduce=False) for rank in workers]
-    return make_schedule("parameter_server", world_size, num_elements, [push, pull])
+    return Schedule(
+        "parameter_server",
+        world_size,
+        num_elements,
+        partial(_rounds, world_size, num_elements),
+        num_rounds=2,
+        num_messages=2 * (world_size - 1),
+        sent_elements=2 * (world_size - 1) * num_elements,
+        in_tree_order=True,
+        busiest=[ROOT],
+    )
+
+
+def _rounds(p: int, n: int, rank: int) -> Iterator[OwnRound]:
+    workers = [each for each in range(p) if each != ROOT] if rank == ROOT else [rank]
+    yield 0, [Transfer(worker, ROOT, 0, n, reduce=True) for worker in workers]
+    yield 1, [Transfer(ROOT, worker, 0, n, reduce=False) for worker in workers]

@@ -23,8 +23,7 @@ def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
 
     One that cuts it itself into short messages is not cut again. itemsize: bytes of an element.
     """
-    messages = [transfer.num_elements for transfer in schedule.transfers()]
-    mean_bytes = sum(messages) * itemsize // max(1, len(messages))
+    mean_bytes = schedule.sent_elements * itemsize // max(1, schedule.num_messages)
     is_long = schedule.num_elements * itemsize > PIECES * LONGEST_PIECE_BYTES
     most = 2 * PIECES if is_long else PIECES
     count = max(1, min(most, mean_bytes // SHORTEST_MESSAGE_BYTES))

@@ -7,10 +7,9 @@ sooner the pipeline is full; but each is a message, which costs whatever its len
 Source: Pjesivac-Grbovic et al. 2007 (segmentation); Sanders, Speck, Träff 2009.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
-from firecaffe.exchange.schedule import Transfer
+from firecaffe.exchange.schedule import OwnRound
 
 SEGMENT_ELEMENTS = 32_768
 """128 kB of float32: 1 ms of a 1 Gbit/s line, several times what sending a message costs."""
@@ -27,11 +26,21 @@ def num_segments(num_elements: int, segment_elements: int) -> int:
 
 
 def overlay(
-    rounds_by_segment: Iterable[Sequence[Sequence[Transfer]]], stride: int
-) -> list[list[Transfer]]:
-    """Segment c does its round r in round r + c · stride of the whole."""
-    whole: dict[int, list[Transfer]] = defaultdict(list)
-    for segment, rounds in enumerate(rounds_by_segment):
-        for index, round_ in enumerate(rounds):
-            whole[index + segment * stride] += round_
-    return [whole[index] for index in sorted(whole)]
+    own: Sequence[OwnRound], segments: Sequence[tuple[int, int]], stride: int
+) -> Iterator[OwnRound]:
+    """A rank's rounds for all segments: segment c does its round r in round r + c · stride.
+
+    own: the rank's rounds for one segment, whose slices do not matter.
+    """
+    if not own:
+        return
+    numbers = [number for number, _ in own]
+    for number in range(min(numbers), max(numbers) + (len(segments) - 1) * stride + 1):
+        active = []
+        for first, transfers in own:
+            segment, between = divmod(number - first, stride)
+            if between == 0 and 0 <= segment < len(segments):
+                start, stop = segments[segment]
+                active += [t._replace(start=start, stop=stop) for t in transfers]
+        if active:
+            yield number, active

@@ -9,25 +9,34 @@ is added as by the tree.
 Source: Thakur, Rabenseifner, Gropp 2005; Pjesivac-Grbovic et al. 2007 (segmentation).
 """
 
+from collections.abc import Iterator
+from functools import partial
+
 from firecaffe.exchange import tree
 from firecaffe.exchange.pipeline import SEGMENT_ELEMENTS, num_segments, overlay
-from firecaffe.exchange.schedule import Schedule, Transfer, make_schedule, shards
+from firecaffe.exchange.schedule import OwnRound, Schedule, shards
 
 
 def schedule(
     world_size: int, num_elements: int, *, segment_elements: int = SEGMENT_ELEMENTS
 ) -> Schedule:
-    tree_rounds = tree.schedule(world_size, 1).rounds
-    segments = shards(num_elements, num_segments(num_elements, segment_elements))
-    rounds = overlay(
-        (
-            [
-                [Transfer(t.source, t.destination, *segment, t.reduce) for t in r]
-                for r in tree_rounds
-            ]
-            for segment in segments
-        ),
-        # Each pair of ranks meets once each way in a segment's rounds, so never twice in a round.
-        stride=1,
+    count = num_segments(num_elements, segment_elements)
+    whole = tree.schedule(world_size, num_elements)
+    return Schedule(
+        "pipelined_tree",
+        world_size,
+        num_elements,
+        partial(_rounds, world_size, num_elements, count),
+        num_rounds=whole.num_rounds + count - 1,
+        num_messages=whole.num_messages * count,
+        sent_elements=whole.sent_elements,
+        in_tree_order=True,
+        # While it fills and empties, a longer segment may be at a child of the root.
+        busiest=[0, *(1 << level for level in range(tree.num_levels(world_size)))],
     )
-    return make_schedule("pipelined_tree", world_size, num_elements, rounds)
+
+
+def _rounds(p: int, n: int, count: int, rank: int) -> Iterator[OwnRound]:
+    own = list(tree.rounds(p, n, rank))
+    # Each pair of ranks meets once each way in a segment's rounds, so never twice in a round.
+    yield from overlay(own, shards(n, count), stride=1)

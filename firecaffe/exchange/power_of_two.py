@@ -7,25 +7,51 @@ result on. This costs two more rounds of the whole vector.
 Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005.
 """
 
-from firecaffe.exchange.schedule import Transfer
+from collections.abc import Callable, Iterator
+
+from firecaffe.exchange.schedule import OwnRound, Transfer
+
+
+def around(
+    p: int, n: int, num_rounds: int, rounds: Callable[[int], Iterator[OwnRound]], rank: int
+) -> Iterator[OwnRound]:
+    """A rank's rounds: pairing up, those of q ranks (so many, numbered among them), handing on."""
+    extra = p - largest_power_of_two(p)
+    is_paired = rank < 2 * extra
+    even = rank - rank % 2
+    if is_paired:
+        yield 0, [Transfer(even + 1, even, 0, n, reduce=True)]
+    if not is_paired or rank == even:
+        for number, transfers in rounds(rank // 2 if is_paired else rank - extra):
+            yield (
+                1 + number,
+                [
+                    Transfer(_active(extra, t.source), _active(extra, t.destination), *t[2:])
+                    for t in transfers
+                ],
+            )
+    if is_paired:
+        yield 1 + num_rounds, [Transfer(even, even + 1, 0, n, reduce=False)]
 
 
 def active_ranks(world_size: int) -> list[int]:
     """The q ranks that do the algorithm, in rank order."""
-    extra = world_size - largest_power_of_two(world_size)
-    return [*range(0, 2 * extra, 2), *range(2 * extra, world_size)]
+    q = largest_power_of_two(world_size)
+    return [_active(world_size - q, index) for index in range(q)]
 
 
-def pair_up(world_size: int, num_elements: int) -> list[Transfer]:
-    """The round before: odd ranks of the pairs give their vector away."""
-    extra = world_size - largest_power_of_two(world_size)
-    return [Transfer(2 * i + 1, 2 * i, 0, num_elements, reduce=True) for i in range(extra)]
+def _active(extra: int, index: int) -> int:
+    return 2 * index if index < extra else index + extra
 
 
-def hand_on(world_size: int, num_elements: int) -> list[Transfer]:
-    """The round after: odd ranks of the pairs receive the result."""
-    extra = world_size - largest_power_of_two(world_size)
-    return [Transfer(2 * i, 2 * i + 1, 0, num_elements, reduce=False) for i in range(extra)]
+def is_tree_after_pairing(world_size: int) -> bool:
+    """Whether doubling after pairing up adds as the tree over all ranks does.
+
+    It does at 2^a - 2^b. The tree's left side has q ranks, the first half of the active ranks;
+    these stand for q ranks only if all are pairs, or none is; and so on to the right.
+    """
+    lowest = world_size & -world_size
+    return (world_size + lowest) & world_size == 0
 
 
 def largest_power_of_two(world_size: int) -> int:

@@ -2,7 +2,7 @@
 
 Every rank starts with its own symbol; a sum is an unordered pair of earlier sums (IEEE addition
 commutes, so only the pairing decides the bits). At the end each element of each rank must be a
-sum that holds every symbol exactly once; and if it is the very sum that `fold` builds, the
+sum that holds every symbol exactly once; and if it is the very sum that `tree_sum` builds, the
 schedule adds in tree order, and no number of workers can change a bit of its result.
 """
 
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from firecaffe.exchange.schedule import Schedule, fold
+from firecaffe.exchange.schedule import Schedule, tree_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ def prove(schedule: Schedule) -> Proof:
                     written[t.destination, segment] = value
         for (rank, segment), parts in arriving.items():
             parts.append((rank, held[rank][segment]))
-            written[rank, segment] = fold([value for _, value in sorted(parts)], sums.add)
+            written[rank, segment] = tree_sum([value for _, value in sorted(parts)], sums.add)
         for (rank, segment), value in written.items():
             held[rank][segment] = value
-    tree = fold(range(world_size), sums.add)
+    tree = tree_sum(range(world_size), sums.add)
     everybody = (1 << world_size) - 1
     results = [value for row in held for value in row]
     return Proof(

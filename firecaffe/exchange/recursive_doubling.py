@@ -7,21 +7,31 @@ Other world sizes pair up first (`power_of_two`).
 Source: Thakur, Rabenseifner, Gropp 2005.
 """
 
-from firecaffe.exchange.power_of_two import active_ranks, hand_on, pair_up
-from firecaffe.exchange.schedule import Schedule, Transfer, make_schedule
+from collections.abc import Iterator
+from functools import partial
+
+from firecaffe.exchange.power_of_two import around, is_tree_after_pairing, largest_power_of_two
+from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer
 
 
 def schedule(world_size: int, num_elements: int) -> Schedule:
-    active = active_ranks(world_size)
-    rounds = [pair_up(world_size, num_elements)]
-    distance = 1
-    while distance < len(active):
-        rounds.append(
-            [
-                Transfer(rank, active[i ^ distance], 0, num_elements, reduce=True)
-                for i, rank in enumerate(active)
-            ]
-        )
-        distance *= 2
-    rounds.append(hand_on(world_size, num_elements))
-    return make_schedule("recursive_doubling", world_size, num_elements, rounds)
+    p, n = world_size, num_elements
+    q = largest_power_of_two(p)
+    levels = q.bit_length() - 1
+    return Schedule(
+        "recursive_doubling",
+        p,
+        n,
+        partial(around, p, n, levels, partial(_rounds, q, n)),
+        num_rounds=levels + 2,
+        num_messages=q * levels + 2 * (p - q),
+        sent_elements=(q * levels + 2 * (p - q)) * n,
+        in_tree_order=is_tree_after_pairing(p),
+        busiest=[0],
+    )
+
+
+def _rounds(q: int, n: int, rank: int) -> Iterator[OwnRound]:
+    for level in range(q.bit_length() - 1):
+        other = rank ^ 1 << level
+        yield level, [Transfer(a, b, 0, n, True) for a, b in ((rank, other), (other, rank))]

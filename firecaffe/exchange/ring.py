@@ -7,18 +7,31 @@ ring from another starting rank: one after the other, not in tree order.
 Source: Patarasuk and Yuan 2009; Thakur, Rabenseifner, Gropp 2005.
 """
 
-from firecaffe.exchange.schedule import Schedule, Transfer, make_schedule, shards
+from collections.abc import Iterator
+from functools import partial
+
+from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, shard
 
 
 def schedule(world_size: int, num_elements: int) -> Schedule:
-    p = world_size
-    chunk = shards(num_elements, p)
+    num_rounds = 2 * (world_size - 1)
+    return Schedule(
+        "ring",
+        world_size,
+        num_elements,
+        partial(_rounds, world_size, num_elements),
+        num_rounds=num_rounds,
+        num_messages=num_rounds * world_size,
+        sent_elements=num_rounds * num_elements,
+        in_tree_order=world_size <= 2,
+    )
 
-    def one_round(offset: int, reduce: bool) -> list[Transfer]:
-        return [
-            Transfer(rank, (rank + 1) % p, *chunk[(rank + offset) % p], reduce) for rank in range(p)
-        ]
 
-    scatter = [one_round(-step, reduce=True) for step in range(p - 1)]
-    gather = [one_round(1 - step, reduce=False) for step in range(p - 1)]
-    return make_schedule("ring", p, num_elements, scatter + gather)
+def _rounds(p: int, n: int, rank: int) -> Iterator[OwnRound]:
+    left, right = (rank - 1) % p, (rank + 1) % p
+    for number in range(2 * (p - 1)):
+        # A rank passes on the chunk that it was sent in the round before.
+        is_sum = number < p - 1
+        arrives = Transfer(left, rank, *shard(n, p, (left - number) % p), is_sum)
+        leaves = Transfer(rank, right, *shard(n, p, (rank - number) % p), is_sum)
+        yield number, [arrives, leaves]

@@ -1,27 +1,29 @@
 """A gradient exchange as a value: rounds of transfers between ranks.
 
-A `Schedule` says who sends which slice to whom, and nothing about how. The same value is
-executed over a process group (`transport.execute`), interpreted in one process
-(`transport.interpret`), proved (`exchange.proof`) and drawn (`exchange.draw`).
+A `Schedule` says who sends which slice to whom, and nothing about how. It is asked for one rank's
+rounds at a time, for at thousands of ranks there are millions of transfers, of which a rank sees
+few. The same value is executed over a process group (`transport.execute`), interpreted in one
+process (`transport.interpret`), priced (`plan.price`), proved (`exchange.proof`) and drawn
+(`exchange.draw`); the last four make the whole of it, the union over ranks, at small world sizes.
 
 What a round means: all its transfers read the vectors as they were when the round began. A
 transfer that does not reduce overwrites the destination's slice. The transfers of one round
 that reduce into one slice of one destination are added together with the destination's own
-slice in one `fold` over rank, so that even a server that hears from everybody at once adds in
+slice in one `tree_sum` over rank, so that even a server that hears from everybody at once adds in
 a fixed order.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
     """`source` sends its elements [start, stop) to `destination`, which adds or overwrites."""
 
     source: int
@@ -37,48 +39,135 @@ class Transfer:
 
 Round = tuple[Transfer, ...]
 
+OwnRound = tuple[int, list[Transfer]]
+"""One round as one rank sees it: its number, and the transfers in which the rank takes part."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Schedule:
-    """An all-reduce of `num_elements` elements over `world_size` ranks."""
+    """An all-reduce of `num_elements` elements over `world_size` ranks.
+
+    What is said here of all ranks together is known without asking each: the tests hold it
+    against the whole.
+    """
 
     algorithm: str
     world_size: int
     num_elements: int
-    rounds: tuple[Round, ...]
+    of_rank: Callable[[int], Iterator[OwnRound]] = field(repr=False, compare=False)
+    """A rank's rounds, by number; to be asked by `rounds_of`, which leaves out what is empty."""
+    num_rounds: int
+    """Rounds are numbered from 0 to less than this."""
+    num_messages: int
+    """In all, if none is empty."""
+    sent_elements: int
+    """By all ranks together."""
+    in_tree_order: bool = False
+    """Whether every element is added up in the order of the fixed binary tree over ranks."""
+    busiest: Sequence[int] | None = None
+    """Ranks among which each round has its busiest port; None if that may be any rank."""
+    whole: tuple[Round, ...] | None = field(default=None, repr=False)
+    """All rounds, of a schedule that was written down as such."""
+
+    def rounds_of(self, rank: int) -> Iterator[OwnRound]:
+        """The rounds in which the rank sends or receives anything."""
+        for number, transfers in self.of_rank(rank):
+            own = [t for t in transfers if t.start != t.stop]
+            if own:
+                yield number, own
+
+    @cached_property
+    def rounds(self) -> tuple[Round, ...]:
+        """All transfers of all ranks, by source; empty rounds are left out. For small world sizes.
+
+        Raises: ValueError if two ranks do not say the same of what goes between them.
+        """
+        if self.whole is not None:
+            return self.whole
+        sent: dict[int, list[Transfer]] = defaultdict(list)
+        received: dict[int, Counter[Transfer]] = defaultdict(Counter)
+        for rank in range(self.world_size):
+            for number, transfers in self.rounds_of(rank):
+                sent[number] += [t for t in transfers if t.source == rank]
+                received[number].update(t for t in transfers if t.destination == rank)
+        for number in {*sent, *received}:
+            if apart := (Counter(sent[number]) - received[number]) + (
+                received[number] - Counter(sent[number])
+            ):
+                raise ValueError(f"round {number}: only one end knows of {next(iter(apart))}")
+        return tuple(tuple(sent[number]) for number in sorted(sent))
+
+    def transfers(self) -> Iterable[Transfer]:
+        return (transfer for round_ in self.rounds for transfer in round_)
 
     def elements_of_busiest_rank(self) -> int:
         """The most elements that one rank sends, or receives, in the whole exchange."""
-        sent: Counter[int] = Counter()
-        received: Counter[int] = Counter()
-        for transfer in self.transfers():
-            sent[transfer.source] += transfer.num_elements
-            received[transfer.destination] += transfer.num_elements
-        return max((*sent.values(), *received.values()), default=0)
+        most = 0
+        for rank in range(self.world_size):
+            sent = received = 0
+            for _, transfers in self.rounds_of(rank):
+                sent += sum(t.stop - t.start for t in transfers if t.source == rank)
+                received += sum(t.stop - t.start for t in transfers if t.destination == rank)
+            most = max(most, sent, received)
+        return most
 
     def serial_elements(self) -> int:
         """Elements through the busiest port, summed over rounds: what β multiplies.
 
         A port sends and receives at once (full duplex); rounds follow each other.
         """
-        return sum(_busiest_port(round_, lambda t: t.num_elements) for round_ in self.rounds)
+        return self._serial[0]
 
     def serial_messages(self) -> int:
         """Messages through the busiest port, summed over rounds: what α multiplies."""
-        return sum(_busiest_port(round_, lambda t: 1) for round_ in self.rounds)
+        return self._serial[1]
 
     def serial_additions(self) -> int:
         """Additions of the rank that adds most, summed over rounds: what γ multiplies."""
-        additions = 0
-        for round_ in self.rounds:
-            per_rank: Counter[int] = Counter()
-            for transfer in round_:
-                per_rank[transfer.destination] += transfer.num_elements * transfer.reduce
-            additions += max(per_rank.values(), default=0)
-        return additions
+        return self._serial[2]
 
-    def transfers(self) -> Iterable[Transfer]:
-        return (transfer for round_ in self.rounds for transfer in round_)
+    @cached_property
+    def _serial(self) -> tuple[int, int, int]:
+        most: dict[int, tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
+        ranks = range(self.world_size) if self.busiest is None else self.busiest
+        for rank in ranks:
+            for number, transfers in self.rounds_of(rank):
+                out = [t.stop - t.start for t in transfers if t.source == rank]
+                into = [t.stop - t.start for t in transfers if t.destination == rank]
+                added = sum(
+                    t.stop - t.start for t in transfers if t.destination == rank and t.reduce
+                )
+                before = most[number]
+                most[number] = (
+                    max(before[0], sum(out), sum(into)),
+                    max(before[1], len(out), len(into)),
+                    max(before[2], added),
+                )
+        elements, messages, additions = zip(*most.values(), strict=True) if most else ((), (), ())
+        return sum(elements), sum(messages), sum(additions)
+
+
+def from_rounds(
+    algorithm: str, world_size: int, num_elements: int, rounds: Iterable[Iterable[Transfer]]
+) -> Schedule:
+    """A schedule that is written down whole, without its empty transfers and empty rounds."""
+    kept = (tuple(t for t in round_ if t.start != t.stop) for round_ in rounds)
+    whole = tuple(round_ for round_ in kept if round_)
+
+    def of_rank(rank: int) -> Iterator[OwnRound]:
+        for number, round_ in enumerate(whole):
+            yield number, [t for t in round_ if rank in (t.source, t.destination)]
+
+    return Schedule(
+        algorithm,
+        world_size,
+        num_elements,
+        of_rank,
+        num_rounds=len(whole),
+        num_messages=sum(map(len, whole)),
+        sent_elements=sum(t.num_elements for round_ in whole for t in round_),
+        whole=whole,
+    )
 
 
 def lower_bound_elements(world_size: int, num_elements: int) -> float:
@@ -89,59 +178,7 @@ def lower_bound_elements(world_size: int, num_elements: int) -> float:
     return 2 * (world_size - 1) / world_size * num_elements
 
 
-def make_schedule(
-    algorithm: str, world_size: int, num_elements: int, rounds: Iterable[Iterable[Transfer]]
-) -> Schedule:
-    """A checked schedule without its empty transfers and empty rounds."""
-    kept = (tuple(t for t in round_ if t.num_elements) for round_ in rounds)
-    schedule = Schedule(algorithm, world_size, num_elements, tuple(r for r in kept if r))
-    check(schedule)
-    return schedule
-
-
-def check(schedule: Schedule) -> None:
-    """Refuses a schedule whose meaning would depend on timing.
-
-    Raises: ValueError where a transfer leaves the ranks or the vector, where two transfers of a
-    round write overlapping slices (other than additions to the very same slice), where a rank
-    sends a slice that the same round overwrites, or where one rank sends another two messages in
-    one round, which the receiver could not tell apart.
-    """
-    for index, round_ in enumerate(schedule.rounds):
-        writes: dict[int, dict[tuple[int, int], bool]] = defaultdict(dict)
-        sends: dict[int, set[tuple[int, int]]] = defaultdict(set)
-        pairs: set[tuple[int, int]] = set()
-        for t in round_:
-            if (t.source, t.destination) in pairs:
-                raise ValueError(f"round {index}: {t} is a second message between its two ranks")
-            pairs.add((t.source, t.destination))
-            if not (
-                0 <= t.source < schedule.world_size and 0 <= t.destination < schedule.world_size
-            ):
-                raise ValueError(
-                    f"round {index}: {t} names a rank outside 0..{schedule.world_size - 1}"
-                )
-            if t.source == t.destination:
-                raise ValueError(f"round {index}: {t} sends to itself")
-            if not 0 <= t.start <= t.stop <= schedule.num_elements:
-                raise ValueError(f"round {index}: {t} leaves 0..{schedule.num_elements}")
-            written = writes[t.destination]
-            slice_ = (t.start, t.stop)
-            if slice_ in written and not (t.reduce and written[slice_]):
-                raise ValueError(f"round {index}: {t} overwrites what another transfer brings")
-            written[slice_] = t.reduce
-            sends[t.source].add(slice_)
-        for rank, written in writes.items():
-            slices = sorted(written)
-            for (_, stop), (start, _) in pairwise(slices):
-                if start < stop:
-                    raise ValueError(f"round {index}: overlapping slices arrive at rank {rank}")
-            for start, stop in (s for s, reduce in written.items() if not reduce):
-                if any(a < stop and start < b for a, b in sends[rank]):
-                    raise ValueError(f"round {index}: rank {rank} sends what it is overwriting")
-
-
-def fold(values: Sequence[T], add: Callable[[T, T], T]) -> T:
+def tree_sum(values: Sequence[T], add: Callable[[T, T], T]) -> T:
     """Adds neighbors, then neighbors of the sums, and so on: the fixed binary tree.
 
     Node (k, j) of the tree is the sum of values [j 2^k, (j + 1) 2^k), clipped at the end; an
@@ -154,15 +191,12 @@ def fold(values: Sequence[T], add: Callable[[T, T], T]) -> T:
     return level[0]
 
 
+def shard(num_elements: int, parts: int, index: int) -> tuple[int, int]:
+    """One of `parts` slices that cover the vector one after the other, as equal as they can be."""
+    return num_elements * index // parts, num_elements * (index + 1) // parts
+
+
 def shards(num_elements: int, parts: int) -> list[tuple[int, int]]:
-    """`parts` consecutive slices that cover the vector, their lengths differing by at most 1."""
+    """All of them."""
     cuts = [num_elements * i // parts for i in range(parts + 1)]
     return list(pairwise(cuts))
-
-
-def _busiest_port(round_: Round, weight: Callable[[Transfer], int]) -> int:
-    load: Counter[tuple[str, int]] = Counter()
-    for transfer in round_:
-        load["out", transfer.source] += weight(transfer)
-        load["in", transfer.destination] += weight(transfer)
-    return max(load.values(), default=0)

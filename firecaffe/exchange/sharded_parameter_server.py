@@ -8,16 +8,28 @@ rank starts with its right-hand neighbor.
 Source: Li et al., OSDI 2014; the same transfers as a direct reduce-scatter and all-gather.
 """
 
-from firecaffe.exchange.schedule import Schedule, Transfer, make_schedule, shards
+from collections.abc import Iterator
+from functools import partial
+
+from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, shard
 
 
 def schedule(world_size: int, num_elements: int) -> Schedule:
-    shard = shards(num_elements, world_size)
-    pairs = [
-        (rank, (rank + distance) % world_size)
-        for distance in range(1, world_size)
-        for rank in range(world_size)
-    ]
-    push = [Transfer(a, b, *shard[b], reduce=True) for a, b in pairs]
-    pull = [Transfer(a, b, *shard[a], reduce=False) for a, b in pairs]
-    return make_schedule("sharded_parameter_server", world_size, num_elements, [push, pull])
+    return Schedule(
+        "sharded_parameter_server",
+        world_size,
+        num_elements,
+        partial(_rounds, world_size, num_elements),
+        num_rounds=2,
+        num_messages=2 * (world_size - 1) * world_size,
+        sent_elements=2 * (world_size - 1) * num_elements,
+        in_tree_order=True,
+        busiest=[world_size - 1],  # whose shard is the longest
+    )
+
+
+def _rounds(p: int, n: int, rank: int) -> Iterator[OwnRound]:
+    others = [(rank + distance) % p for distance in range(1, p)]
+    pairs = [(rank, other) for other in others] + [(other, rank) for other in others]
+    yield 0, [Transfer(a, b, *shard(n, p, b), reduce=True) for a, b in pairs]
+    yield 1, [Transfer(a, b, *shard(n, p, a), reduce=False) for a, b in pairs]

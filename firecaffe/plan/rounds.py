@@ -1,8 +1,8 @@
 """The rounds of an exchange among very many ranks, like ones together.
 
 A ring of a thousand ranks has two million transfers; but all its rounds are alike. Here each
-algorithm says its classes of like rounds as arrays, without a `Schedule`'s objects; a test holds
-their times to those of the schedule itself, at every number of ranks that it can be made for.
+algorithm says its classes of like rounds as arrays, for all ranks at once; a test holds their times
+to those of the whole schedule at small numbers of ranks.
 
 `rounds_s` lets rounds follow each other, each as long as its busiest port: the model of Thakur,
 Rabenseifner and Gropp 2005. It leaves out that pieces overlap rounds, which `plan.simulate` has.

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup, Work
 
 from firecaffe.cluster.world import World, peers_may_be_lost
-from firecaffe.exchange.schedule import fold
+from firecaffe.exchange.schedule import tree_sum
 from firecaffe.transport.rank_rounds import Addition, RankRound
 
 Message = tuple[bool, int, Tensor]
@@ -116,7 +116,7 @@ class Piece:
         self._sending = under_way
 
     def _add(self, addition: Addition) -> None:
-        """The slice becomes the fold, over rank, of itself and the parts that arrived."""
+        """The slice becomes the sum of itself and what arrived, by the tree over rank."""
         own = self.vector[addition.start : addition.stop]
         length = addition.stop - addition.start
         terms = [
@@ -128,7 +128,7 @@ class Piece:
         if len(in_order) == 2:
             torch.add(in_order[0], in_order[1], out=own)
             return
-        total = fold(in_order, lambda left, right: left.add_(right))
+        total = tree_sum(in_order, lambda left, right: left.add_(right))
         if total is not own:
             own.copy_(total)
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from torch import Tensor
 
-from firecaffe.exchange.schedule import Schedule, fold
+from firecaffe.exchange.schedule import Schedule, tree_sum
 
 
 def interpret(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor]:
@@ -25,5 +25,5 @@ def interpret(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor]:
         for (rank, start, stop), parts in arriving.items():
             parts.append((rank, before[rank][start:stop]))
             in_order = [part for _, part in sorted(parts, key=lambda rank_part: rank_part[0])]
-            held[rank][start:stop] = fold(in_order, lambda a, b: a + b)
+            held[rank][start:stop] = tree_sum(in_order, lambda a, b: a + b)
     return held

@@ -60,11 +60,10 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
     Between each two ranks sends and receives stand in one order, so they match without labels.
     """
     own: list[OwnRound] = []
-    for number, round_ in enumerate(schedule.rounds):
-        sent = [t for t in round_ if t.source == rank]
-        arriving = [t for t in round_ if t.destination == rank]
-        if sent or arriving:
-            own.append((number, sent, arriving))
+    for number, transfers in schedule.rounds_of(rank):
+        sent = [t for t in transfers if t.source == rank]
+        arriving = [t for t in transfers if t.destination == rank]
+        own.append((number, sent, arriving))
     world_size = schedule.world_size
     over_scratch = [
         {t for t in arriving if t.reduce or _is_in_use(own, index, t)}

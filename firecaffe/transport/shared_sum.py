@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from firecaffe.exchange.schedule import fold, shards
+from firecaffe.exchange.schedule import shards, tree_sum
 from firecaffe.transport.local import LocalRanks
 
 BLOCK_ELEMENTS = 65_536
@@ -50,7 +50,7 @@ def sum_in_place(
     for parts in blocks:
         if divide_by != 1:
             torch._foreach_div_(parts, divide_by)
-        total = fold(parts, Tensor.add_)
+        total = tree_sum(parts, Tensor.add_)
         for target in into:
             if parts[target] is not total:
                 parts[target].copy_(total)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange.leaves import leaf_share
-from firecaffe.exchange.schedule import fold
+from firecaffe.exchange.schedule import tree_sum
 from firecaffe.transport.node_wire import NodeWire
 from tests.world import Ranks
 
@@ -83,8 +83,8 @@ def test_nodes_are_summed_and_gathered_alike_on_any_number_of_ranks(
     for plain, by_rows, payloads in ranks.shared(world_size, over_wire):
         for index, size in enumerate(SIZES):
             vectors = [vector_of(node, size) for node in range(NODES)]
-            assert torch.equal(plain[index], fold(vectors, torch.add))
-            total = coded(fold([coded(vector) for vector in vectors], torch.add))
+            assert torch.equal(plain[index], tree_sum(vectors, torch.add))
+            total = coded(tree_sum([coded(vector) for vector in vectors], torch.add))
             assert torch.equal(by_rows[index], total)
         for gathered, lengths in zip(payloads, LENGTHS.values(), strict=True):
             assert len(gathered) == NODES

@@ -6,7 +6,7 @@ import pytest
 
 from firecaffe.exchange import ALGORITHMS, find_schedule
 from firecaffe.exchange.draw import LEGEND, draw
-from firecaffe.exchange.schedule import Schedule, Transfer
+from firecaffe.exchange.schedule import Transfer, from_rounds
 
 TREE = """
 rank     0   1   2   3
@@ -139,7 +139,7 @@ def test_kinds_and_lengths_are_not_mixed_up() -> None:
         Transfer(2, 1, 6, 7, reduce=True),
     )
     odd = (Transfer(0, 2, 0, 7, reduce=False),)
-    picture = draw(Schedule("by hand", 3, 9, (round_, odd)))
+    picture = draw(from_rounds("by hand", 3, 9, (round_, odd)))
     assert picture.splitlines()[2:] == [
         "rank     0   1   2",
         "         │   │   │",
@@ -155,7 +155,7 @@ def test_kinds_and_lengths_are_not_mixed_up() -> None:
 def test_all_pairs_of_two_kinds_are_drawn_one_by_one() -> None:
     pairs = [(a, b) for a in range(5) for b in range(5) if a != b]
     round_ = tuple(Transfer(a, b, 0, 9, reduce=a + b != 7) for a, b in pairs)
-    picture = draw(Schedule("by hand", 5, 9, (round_,)))
+    picture = draw(from_rounds("by hand", 5, 9, (round_,)))
     assert "all pairs" not in picture
     assert picture.count("►") - LEGEND.count("►") == 10
 
@@ -209,7 +209,7 @@ LOOKS = {
 @pytest.mark.parametrize(("looks", "names"), LOOKS.items())
 def test_rounds_that_look_alike_or_take_turns_are_drawn_once(looks: str, names: list[str]) -> None:
     rounds = tuple((Transfer(0, "xabc".index(look) + 1, 0, 1, reduce=True),) for look in looks)
-    lines = draw(Schedule("by hand", 5, 1, rounds)).splitlines()
+    lines = draw(from_rounds("by hand", 5, 1, rounds)).splitlines()
     assert [line[: line.index("╞")].rstrip() for line in lines if line.startswith("round")] == names
 
 

@@ -12,7 +12,7 @@ from firecaffe.exchange.leaves import (
     leaf_share,
     shares_are_subtrees,
 )
-from firecaffe.exchange.schedule import fold
+from firecaffe.exchange.schedule import tree_sum
 
 Sum: TypeAlias = "int | tuple[Sum, Sum]"
 NUM_LEAVES = range(1, 41)
@@ -68,7 +68,7 @@ def test_one_worker_reaches_the_root_by_the_tree() -> None:
         assert node == root_of(num_leaves)
         assert total == value_of(node, num_leaves)
         leaves: list[Sum] = list(range(num_leaves))
-        assert total == fold(leaves, lambda left, right: (left, right))
+        assert total == tree_sum(leaves, lambda left, right: (left, right))
 
 
 def test_any_number_of_workers_makes_the_same_additions() -> None:
@@ -111,7 +111,7 @@ def test_shares_are_subtrees_where_they_are_equal_and_one_node_each() -> None:
             assert shares_are_subtrees(num_leaves, world_size) == (equal and one_each)
             if equal and one_each:
                 sums = [value for [(_, value)] in held]
-                over_ranks = fold(sums, lambda left, right: (left, right))
+                over_ranks = tree_sum(sums, lambda left, right: (left, right))
                 assert over_ranks == value_of(root_of(num_leaves), num_leaves)
 
 
@@ -123,7 +123,7 @@ def test_one_node_each_is_not_enough() -> None:
     """Eight leaves on six workers: every share is one node, but a tree over ranks is another."""
     held = [nodes_of(8, 6, rank) for rank in range(6)]
     sums = [value for [(_, value)] in held]
-    assert fold(sums, lambda left, right: (left, right)) != value_of(root_of(8), 8)
+    assert tree_sum(sums, lambda left, right: (left, right)) != value_of(root_of(8), 8)
     assert not shares_are_subtrees(8, 6)
 
 

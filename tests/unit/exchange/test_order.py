@@ -1,4 +1,4 @@
-"""Which algorithm adds in tree order at which world size, by arguments that run no schedule."""
+"""Which algorithm adds in tree order at which world size: its rule, an argument, and the proof."""
 
 from collections.abc import Callable
 
@@ -66,6 +66,15 @@ def test_pairing_up_suits_ones_followed_by_zeros() -> None:
     """The same world sizes in closed form, 2^a - 2^b; powers of two are 2^(b + 1) - 2^b."""
     closed = {2**a - 2**b for a in range(1, 8) for b in range(a)}
     assert {p for p in range(1, 100) if pairs_fill_the_left(p)} == {p for p in closed if p < 100}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_rule_is_what_the_proof_finds(algorithm: str) -> None:
+    for world_size in (*range(1, 34), 48, 60, 64):
+        schedule = ALGORITHMS[algorithm](world_size, 4 * world_size)
+        proof = prove(schedule)
+        assert proof.complete
+        assert proof.in_tree_order == schedule.in_tree_order
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

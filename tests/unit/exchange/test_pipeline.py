@@ -1,16 +1,18 @@
 """The segmented exchanges, with many segments: right sums, closed formulas, the shape of trees."""
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import chain, pairwise, product
 from math import ceil, log2
 
 import pytest
 
 from firecaffe.exchange import double_tree, pipelined_tree, tree
+from firecaffe.exchange.check import check
 from firecaffe.exchange.double_tree import two_trees
 from firecaffe.exchange.pipeline import num_segments, overlay
 from firecaffe.exchange.proof import prove
-from firecaffe.exchange.schedule import Transfer, check
+from firecaffe.exchange.schedule import OwnRound, Transfer
 
 WORLD_SIZES = range(1, 18)
 SEGMENTED = {
@@ -55,10 +57,22 @@ def test_number_of_segments(num_elements: int, segments: int) -> None:
 
 
 def test_overlay_by_hand() -> None:
-    a, b, c, d = (Transfer(0, rank, 0, 1, reduce=True) for rank in (1, 2, 3, 4))
-    assert overlay([[[a], [b]], [[c], [d]]], stride=1) == [[a], [b, c], [d]]
-    assert overlay([[[a], [b]], [[c], [d]]], stride=2) == [[a], [b], [c], [d]]
-    assert overlay([[[a], [], [b]], [[c], [], [d]]], stride=2) == [[a], [], [b, c], [], [d]]
+    a, b = (Transfer(0, rank, 0, 0, reduce=True) for rank in (1, 2))
+    halves = [(0, 5), (5, 9)]
+    (a1, a2), (b1, b2) = ([t._replace(start=i, stop=j) for i, j in halves] for t in (a, b))
+    one_by_one = [(0, [a]), (1, [b])]
+    with_a_gap = [(0, [a]), (2, [b])]
+    rounds = [(0, [a1]), (1, [b1, a2]), (2, [b2])]
+    assert by_number(overlay(one_by_one, halves, stride=1)) == by_number(rounds)
+    rounds = [(0, [a1]), (1, [b1]), (2, [a2]), (3, [b2])]
+    assert by_number(overlay(one_by_one, halves, stride=2)) == by_number(rounds)
+    rounds = [(0, [a1]), (2, [b1, a2]), (4, [b2])]
+    assert by_number(overlay(with_a_gap, halves, stride=2)) == by_number(rounds)
+    assert list(overlay([], halves, stride=1)) == []
+
+
+def by_number(rounds: Iterable[OwnRound]) -> list[tuple[int, set[Transfer]]]:
+    return [(number, set(transfers)) for number, transfers in rounds]
 
 
 def segments_of_pipelined_tree(p: int, s: int) -> int:

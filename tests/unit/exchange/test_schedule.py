@@ -1,5 +1,7 @@
 """What a schedule may say, what it counts, and the one order of additions."""
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -7,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from firecaffe.exchange.check import check
 from firecaffe.exchange.schedule import (
+    OwnRound,
     Round,
-    Schedule,
     Transfer,
-    check,
-    fold,
+    from_rounds,
     lower_bound_elements,
-    make_schedule,
+    shard,
     shards,
+    tree_sum,
 )
 
 Sum: TypeAlias = "int | tuple[Sum, Sum]"
@@ -55,9 +58,7 @@ REFUSED: dict[str, tuple[Round, str]] = {
 def test_refuses(round_: Round, message: str) -> None:
     harmless = (add(1, 0),)
     with pytest.raises(ValueError, match=message):
-        check(Schedule("by hand", 3, 10, (harmless, round_)))
-    with pytest.raises(ValueError, match=message):
-        make_schedule("by hand", 3, 10, [harmless, (add(0, 1, 3, 3), *round_)])
+        check(from_rounds("by hand", 3, 10, [harmless, (add(0, 1, 3, 3), *round_)]))
 
 
 ALLOWED: dict[str, Round] = {
@@ -70,18 +71,44 @@ ALLOWED: dict[str, Round] = {
 
 @pytest.mark.parametrize("round_", ALLOWED.values(), ids=ALLOWED)
 def test_allows(round_: Round) -> None:
-    check(Schedule("by hand", 3, 10, (round_,)))
+    check(from_rounds("by hand", 3, 10, (round_,)))
 
 
-def test_make_schedule_leaves_out_what_is_empty() -> None:
-    made = make_schedule("by hand", 2, 10, [[], [add(0, 1, 4, 4)], [add(0, 1), copy(1, 0, 2, 2)]])
-    assert made == Schedule("by hand", 2, 10, ((add(0, 1),),))
+def test_what_is_empty_is_left_out() -> None:
+    rounds = [[], [add(0, 1, 4, 4)], [add(0, 1), copy(1, 0, 2, 2)]]
+    assert from_rounds("by hand", 2, 10, rounds).rounds == ((add(0, 1),),)
+    by_rank = replace(from_rounds("by hand", 2, 10, rounds), of_rank=apart(rounds), whole=None)
+    assert by_rank.rounds == ((add(0, 1),),)
+    assert list(by_rank.rounds_of(1)) == [(2, [add(0, 1)])]
+
+
+def apart(rounds: Sequence[Sequence[Transfer]]) -> Callable[[int], Iterator[OwnRound]]:
+    """What each rank says of the rounds."""
+
+    def of_rank(rank: int) -> Iterator[OwnRound]:
+        for number, round_ in enumerate(rounds):
+            yield number, [t for t in round_ if rank in (t.source, t.destination)]
+
+    return of_rank
+
+
+@pytest.mark.parametrize("forgetful", [0, 1])
+def test_both_ends_must_know_of_a_transfer(forgetful: int) -> None:
+    """In the same round, and with the same slice."""
+    rounds = [[add(1, 0)], [copy(0, 1)]]
+    whole = from_rounds("by hand", 2, 10, rounds)
+    for told in ([[add(1, 0)], []], [[], [add(1, 0), copy(0, 1)]], [[add(1, 0)], [copy(0, 1, 1)]]):
+        by_rank = [list(apart(told if rank == forgetful else rounds)(rank)) for rank in (0, 1)]
+        own = [iter(each) for each in by_rank]
+        wrong = replace(whole, of_rank=own.__getitem__, whole=None)
+        with pytest.raises(ValueError, match=r"round \d: only one end knows of Transfer"):
+            _ = wrong.rounds
 
 
 def test_counts_of_a_schedule_written_by_hand() -> None:
     """Rank 0 hears from both others at once, then speaks to one of them."""
     rounds = ((add(1, 0, 0, 10), add(2, 0, 0, 10), copy(0, 1, 10, 14)), (copy(0, 2, 0, 7),))
-    schedule = Schedule("by hand", 3, 20, rounds)
+    schedule = from_rounds("by hand", 3, 20, rounds)
     assert schedule.elements_of_busiest_rank() == 20  # rank 0 receives 10 + 10 and sends 4 + 7
     assert schedule.serial_elements() == 20 + 7
     assert schedule.serial_messages() == 2 + 1
@@ -90,7 +117,7 @@ def test_counts_of_a_schedule_written_by_hand() -> None:
 
 
 def test_an_empty_schedule_counts_nothing() -> None:
-    empty = Schedule("by hand", 1, 20, ())
+    empty = from_rounds("by hand", 1, 20, ())
     assert empty.elements_of_busiest_rank() == 0
     assert empty.serial_elements() == empty.serial_messages() == empty.serial_additions() == 0
 
@@ -100,30 +127,31 @@ def test_lower_bound(world_size: int, bound: float) -> None:
     assert lower_bound_elements(world_size, 60) == pytest.approx(bound)
 
 
-def tree_sum(lo: int, hi: int) -> Sum:
+def from_the_root(lo: int, hi: int) -> Sum:
     """The tree from its root: the left side takes the largest power of two below the whole."""
     if hi - lo == 1:
         return lo
     left = 1
     while 2 * left < hi - lo:
         left *= 2
-    return tree_sum(lo, lo + left), tree_sum(lo + left, hi)
+    return from_the_root(lo, lo + left), from_the_root(lo + left, hi)
 
 
 @pytest.mark.parametrize("count", range(1, 71))
-def test_fold_is_the_tree_seen_from_its_root(count: int) -> None:
+def test_tree_sum_is_the_tree_seen_from_its_root(count: int) -> None:
     values: list[Sum] = list(range(count))
-    assert fold(values, lambda a, b: (a, b)) == tree_sum(0, count)
+    assert tree_sum(values, lambda a, b: (a, b)) == from_the_root(0, count)
     assert values == list(range(count))
 
 
-def test_fold_by_hand() -> None:
-    assert fold(list("abcdefg"), lambda a, b: f"({a}{b})") == "(((ab)(cd))((ef)g))"
+def test_tree_sum_by_hand() -> None:
+    assert tree_sum(list("abcdefg"), lambda a, b: f"({a}{b})") == "(((ab)(cd))((ef)g))"
 
 
 @given(st.integers(0, 10**6), st.integers(1, 300))
 def test_shards_cover_the_vector_evenly(num_elements: int, parts: int) -> None:
     slices = shards(num_elements, parts)
+    assert slices == [shard(num_elements, parts, index) for index in range(parts)]
     assert len(slices) == parts
     assert slices[0][0] == 0
     assert slices[-1][1] == num_elements

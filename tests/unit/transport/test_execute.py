@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from firecaffe.exchange import ALGORITHMS, ROOTED, double_tree, find_schedule, pipelined_tree
-from firecaffe.exchange.schedule import Schedule, Transfer, shards
+from firecaffe.exchange.schedule import Schedule, Transfer, from_rounds, shards
 from firecaffe.transport.execute import Message, Piece, Start, execute
 from firecaffe.transport.interpret import interpret
 from firecaffe.transport.rank_rounds import rounds_of_rank, scratch_elements
@@ -332,7 +332,7 @@ def test_a_backend_that_starts_messages_together(algorithm: str) -> None:
 
 
 def by_hand(*rounds: tuple[Transfer, ...]) -> MakeSchedule:
-    return lambda world_size, num_elements: Schedule("by hand", world_size, num_elements, rounds)
+    return lambda world_size, num_elements: from_rounds("by hand", world_size, num_elements, rounds)
 
 
 def test_a_slow_send_keeps_what_it_sends() -> None:

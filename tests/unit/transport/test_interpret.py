@@ -11,7 +11,7 @@ from torch import Tensor
 
 from firecaffe.exchange import ALGORITHMS, ROOTED, double_tree, find_schedule, pipelined_tree
 from firecaffe.exchange.order import adds_in_tree_order
-from firecaffe.exchange.schedule import Schedule, Transfer
+from firecaffe.exchange.schedule import Schedule, Transfer, from_rounds
 from firecaffe.transport.interpret import interpret
 from firecaffe.transport.rank_rounds import RankRound, rounds_of_rank, scratch_elements
 
@@ -95,7 +95,7 @@ def test_nodes(inner: str, outer: str) -> None:
 def test_transfers_read_what_was_there_when_the_round_began() -> None:
     rounds = ((Transfer(0, 1, 0, 2, reduce=True), Transfer(1, 2, 0, 2, reduce=True)),)
     vectors = [torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0]), torch.tensor([100.0, 200.0])]
-    results = interpret(Schedule("by hand", 3, 2, rounds), vectors)
+    results = interpret(from_rounds("by hand", 3, 2, rounds), vectors)
     assert [result.tolist() for result in results] == [[1, 2], [11, 22], [110, 220]]
 
 
@@ -202,7 +202,7 @@ def test_sends_match_receives_between_each_two_ranks(algorithm: str) -> None:
 def test_two_messages_between_two_ranks_keep_their_order(reduce: bool) -> None:
     """Slices of equal length: only the order of sends and receives tells them apart."""
     round_ = (Transfer(1, 0, 2, 4, reduce), Transfer(1, 0, 0, 2, reduce))
-    schedule = Schedule("by hand", 2, 4, (round_,))
+    schedule = from_rounds("by hand", 2, 4, (round_,))
     vectors = random_numbers(2, 4)
     alone = run_through_queues(schedule, vectors)
     assert same_bits(alone[0], interpret(schedule, vectors)[0])

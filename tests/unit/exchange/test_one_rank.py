@@ -1,0 +1,131 @@
+"""One rank's rounds, asked for alone: what they say of all ranks, and how few they are."""
+
+import random
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from firecaffe.exchange import ALGORITHMS, double_tree, find_schedule, pipelined_tree
+from firecaffe.exchange.schedule import Schedule
+
+NODES = {
+    f"hierarchical({inner},{outer})": (inner, outer)
+    for inner in ("parameter_server", "tree")
+    for outer in ALGORITHMS
+}
+MAKERS: dict[str, Callable[[int, int], Schedule]] = {
+    **ALGORITHMS,
+    "pipelined_tree, many segments": partial(pipelined_tree.schedule, segment_elements=7),
+    "double_tree, many segments": partial(double_tree.schedule, segment_elements=7),
+    "nodes of one": find_schedule("hierarchical(tree,ring)", 1),
+}
+MANY = 4096
+ELEMENTS = 7_000_000
+
+
+def schedules(name: str) -> Iterator[Schedule]:
+    if name in NODES:
+        for nodes in (1, 2, 3, 4, 5):
+            for size in (1, 61, 1009):
+                yield find_schedule(name, 3)(3 * nodes, size)
+    else:
+        for world_size in (*range(1, 18), 24, 31, 33):
+            for size in (1, 61, 400 if "segments" in name else 40_003):
+                yield MAKERS[name](world_size, size)
+
+
+@pytest.mark.parametrize("name", [*MAKERS, *NODES])
+def test_what_is_said_of_all_ranks_is_so(name: str) -> None:
+    """Counts, and the ranks that are enough to know each round's busiest port."""
+    for schedule in schedules(name):
+        transfers = list(schedule.transfers())
+        assert schedule.sent_elements == sum(t.num_elements for t in transfers)
+        if schedule.num_elements >= 10 * schedule.world_size:
+            assert schedule.num_messages == len(transfers)
+        by_all = replace(schedule, busiest=range(schedule.world_size))
+        assert schedule.serial_messages() == by_all.serial_messages()
+        assert schedule.serial_elements() == by_all.serial_elements()
+        assert schedule.serial_additions() == by_all.serial_additions()
+
+
+@pytest.mark.parametrize("name", [*MAKERS, *NODES])
+def test_rounds_come_by_number(name: str) -> None:
+    for schedule in schedules(name):
+        for rank in range(schedule.world_size):
+            numbers = [number for number, _ in schedule.rounds_of(rank)]
+            assert numbers == sorted(set(numbers))
+            assert not numbers or 0 <= numbers[0] <= numbers[-1] < schedule.num_rounds
+
+
+TRANSFERS = {
+    "parameter_server": 2 * (MANY - 1),
+    "sharded_parameter_server": 4 * (MANY - 1),
+    "tree": 2 * 12,
+    "pipelined_tree": 2 * 12 * 214,
+    "double_tree": 3 * 214,
+    "ring": 4 * (MANY - 1),
+    "recursive_doubling": 2 * 12,
+    "halving_doubling": 4 * 12,
+}
+"""At rank 0 of so many; of a root in the trees, 214 segments; of a leaf in one of two trees."""
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_one_rank_of_thousands_is_asked_for_its_own_transfers_alone(algorithm: str) -> None:
+    """And neither pricing nor tree order asks any but the busiest."""
+    schedule = ALGORITHMS[algorithm](MANY, ELEMENTS)
+    tracemalloc.start()
+    own = list(schedule.rounds_of(0))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 10e6
+    assert sum(len(transfers) for _, transfers in own) == TRANSFERS[algorithm]
+    assert schedule.busiest is None or len(schedule.busiest) <= 13
+    assert (schedule.busiest is None) == (algorithm in ("ring", "double_tree"))
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, "hierarchical(tree,halving_doubling)"])
+@pytest.mark.parametrize("world_size", [MANY, 4080])
+def test_two_ranks_of_thousands_say_the_same(name: str, world_size: int) -> None:
+    schedule = find_schedule(name, 8 if name.startswith("h") else 1)(world_size, 100_003)
+    numbers = random.Random(world_size)
+    for rank in (0, world_size - 1, numbers.randrange(world_size)):
+        own = [(number, t) for number, ts in schedule.rounds_of(rank) for t in ts]
+        for number, t in numbers.sample(own, min(5, len(own))):
+            assert rank in (t.source, t.destination)
+            other = t.source + t.destination - rank
+            assert t in dict(schedule.rounds_of(other))[number]
+
+
+@pytest.mark.parametrize("algorithm", ["tree", "recursive_doubling", "halving_doubling"])
+def test_twice_the_ranks_go_on_where_half_of_them_end(algorithm: str) -> None:
+    """What is proved of 2^k ranks carries over: the first k rounds up are those of every aligned
+    half, and the one after them joins rank r of one half with rank r of the other.
+    """
+    for levels in range(1, 12):
+        half = 1 << levels
+        numbers = random.Random(levels)
+        for rank in {0, half - 1, *(numbers.randrange(half) for _ in range(5))}:
+            for side in (0, half):
+                few = partners(algorithm, half, rank, levels)
+                many = partners(algorithm, 2 * half, rank + side, levels + 1)
+                assert {k: v + side for k, v in few.items()} == {
+                    k: v for k, v in many.items() if k < levels
+                }
+                joined = many.get(levels)
+                assert joined in (None, (rank + side) ^ half)
+                assert joined is not None or (algorithm == "tree" and rank)
+
+
+def partners(algorithm: str, world_size: int, rank: int, levels: int) -> dict[int, int]:
+    """Whom a rank meets in each of so many first rounds, which add."""
+    is_paired_first = algorithm != "tree"  # their round 0 is for other world sizes
+    found = {}
+    for number, transfers in ALGORITHMS[algorithm](world_size, 2 * world_size).rounds_of(rank):
+        for t in transfers:
+            if t.reduce and number - is_paired_first < levels:
+                found[number - is_paired_first] = t.source + t.destination - rank
+    return found
