@@ -77,6 +77,11 @@ def differing_ranks(texts: list[str]) -> list[int]:
     return [rank for rank, text in enumerate(texts) if text != common]
 
 
+def ranks_that_differ(world: World, text: str) -> list[int]:
+    """The ranks that bring another text than most; the same list on all."""
+    return differing_ranks(gather_text(world, text))
+
+
 def agree(world: World, facts: dict[str, str]) -> None:
     """Checks that all ranks state the same facts.
 

@@ -9,7 +9,7 @@ from firecaffe.transport.collect import Part
 
 
 class CodecMemory:
-    """A compressor's memory by NODE.PARAMETER; see `training.state.Piece`.
+    """A compressor's memory by NODE.PARAMETER; see `training.piece.Piece`.
 
     A node is on one rank, and on another one if the number of ranks changes. What all ranks hold
     alike (`q.PARAMETER` of power_sgd) is saved once.

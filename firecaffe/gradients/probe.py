@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.agree import differing_ranks, gather_text
+from firecaffe.cluster.agree import gather_text, ranks_that_differ
 from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import World
 from firecaffe.gradients.buffers import BufferChanges
@@ -53,9 +53,9 @@ def run_probe(
     for parameter in parameters:
         parameter.grad = None
     ready += [index for index in range(len(parameters)) if index not in set(ready)]
-    digests = gather_text(world, own)
+    different = ranks_that_differ(world, own)
     order = json.loads(gather_text(world, json.dumps(ready))[0])
-    return Probe(own, order, differing_ranks(digests))
+    return Probe(own, order, different)
 
 
 def _note(ready: list[int], index: int, _: Tensor) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from firecaffe.cluster.agree import differing_ranks, gather_text
+from firecaffe.cluster.agree import gather_text, ranks_that_differ
 from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import World
 from firecaffe.errors import NotIdenticalError
@@ -164,7 +164,7 @@ def _fault_of_encoded(world: World, way: EncodedSum, vector: Tensor) -> str:
     vector.copy_(inputs[world.rank])
     way.all_reduce(vector)
     total = vector.cpu()
-    different = differing_ranks(gather_text(world, digest([("total", total)])))
+    different = ranks_that_differ(world, digest([("total", total)]))
     if different:
         return f"rank {', '.join(map(str, different))} ended in other bits than most"
     true_total = torch.zeros(total.numel(), dtype=torch.float64)

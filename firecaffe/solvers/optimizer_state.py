@@ -11,7 +11,7 @@ from firecaffe.transport.collect import Part
 
 
 class OptimizerTensors:
-    """Momentum and the like, by PARAMETER/KEY; see `training.state.Piece`."""
+    """Momentum and the like, by PARAMETER/KEY; see `training.piece.Piece`."""
 
     held_by_all = True
     is_result = True
@@ -29,7 +29,7 @@ class OptimizerTensors:
         }
 
     def load(self, stored: Mapping[str, Tensor]) -> None:
-        """Raises: CheckpointError where a tensor is of no parameter of this network."""
+        """Raises: CheckpointError if a tensor is of no parameter of this network."""
         for path in stored:
             parameter, key = _find(self._model, path, f"optimizer/{path}")
             value = stored[path]
@@ -39,7 +39,7 @@ class OptimizerTensors:
 
 
 class OptimizerNumbers:
-    """The rest of its state, numbers and None, by PARAMETER/KEY; see `training.state.Numbers`."""
+    """The rest of its state, numbers and None, by PARAMETER/KEY; see `training.piece.Numbers`."""
 
     def __init__(self, model: nn.Module, optimizer: optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -53,7 +53,7 @@ class OptimizerNumbers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises: CheckpointError where a number is of no parameter of this network."""
+        """Raises: CheckpointError if a number is of no parameter of this network."""
         for path, value in state.items():
             parameter, key = _find(self._model, path, path)
             self._optimizer.state[parameter][key] = value

@@ -26,15 +26,24 @@ from torch import Tensor
 
 from firecaffe.errors import CheckpointError
 from firecaffe.runs.files import read_small, sync_file, sync_folder, write_atomically
-from firecaffe.training.tensor_file import InMemory, Stored, TensorFile
+from firecaffe.training.stored import InMemory, Stored
+from firecaffe.training.tensor_file import TensorFile
 
 STATE, META, SUMS, LATEST = "state.safetensors", "meta.json", "SHA256SUMS", "latest"
 SUFFIX = ".safetensors"
+"""Of the files that hold tensors: STATE, and one for each piece that ranks hold apart."""
+
+
+UNREADABLE = (
+    *(CheckpointError, OSError, ValueError),
+    *(KeyError, TypeError, AttributeError, RecursionError),
+)
+"""What reading the files of a stranger may raise."""
 
 
 @dataclass
 class Checkpoint:
-    """What is saved. `step` updates were done; `history` digests all losses so far."""
+    """A training after `step` updates, as it is saved; `history` digests all losses so far."""
 
     step: int
     identity: dict[str, Any]
@@ -58,7 +67,7 @@ class Checkpoint:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Writes a checkpoint below `folder` and points `latest` to it, for people and scripts.
 
-    Raises: CheckpointError where the disk does not take it; older checkpoints stay whole.
+    Raises: CheckpointError if the disk does not take it; older checkpoints stay whole.
     """
     name = f"step-{checkpoint.step:08d}"
     aside = folder / f".{name}.partial"
@@ -118,7 +127,7 @@ def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
 
     where: a run folder, its checkpoints folder, or a checkpoint, which then is the only one.
 
-    Raises: CheckpointError where there is none.
+    Raises: CheckpointError if there is none.
     """
     if (where / SUMS).is_file():
         return load_checkpoint(where), []
@@ -135,7 +144,7 @@ def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def newest_name(folder: Path) -> str:
-    """The path of the newest checkpoint in a folder; empty where there is none."""
+    """The path of the newest checkpoint in a folder; empty if there is none."""
     return next((str(path) for path in _by_step(folder)), "")
 
 
@@ -148,7 +157,7 @@ def _by_step(folder: Path) -> list[Path]:
 def load_checkpoint(where: Path) -> Checkpoint:
     """Reads a checkpoint after comparing its digests.
 
-    Raises: CheckpointError where a file is missing, was changed, or is no checkpoint.
+    Raises: CheckpointError if a file is missing, was changed, or is no checkpoint.
     """
     apart = [name for name in verify_checkpoint(where) if name not in (STATE, META)]
     try:
@@ -165,15 +174,12 @@ def load_checkpoint(where: Path) -> Checkpoint:
             digest=_sha256(where / SUMS),
             folder=where,
         )
-    except (
-        *(CheckpointError, OSError, ValueError),
-        *(KeyError, TypeError, AttributeError, RecursionError),
-    ) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"{where}: is no checkpoint of this program ({error})") from error
 
 
 def verify_checkpoint(where: Path) -> list[str]:
-    """The names of its files. Raises: CheckpointError where a file's SHA-256 is not the one in
+    """The names of its files. Raises: CheckpointError if a file's SHA-256 is not the one in
     SHA256SUMS.
     """
     try:
@@ -197,7 +203,7 @@ def verify_checkpoint(where: Path) -> list[str]:
 def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None:
     """steps: at which the recipe ends.
 
-    Raises: CheckpointError where the checkpoint is beyond; else naming the first word of the recipe
+    Raises: CheckpointError if the checkpoint is beyond; else naming the first word of the recipe
     that differs.
     """
     if checkpoint.step > steps:

@@ -1,8 +1,8 @@
 """Saves checkpoints beside the training: copied in its time, written in a thread's.
 
-A step waits for the copy alone, or where the checkpoint before is still being written, for that
+A step waits for the copy alone, or, if the one before is still being written, for that
 too. Pieces that ranks hold apart are not copied, for they may be many times the weights: they are
-written in the step's time, tensor by tensor. Where the disk does not take one, the run goes on and
+written in the step's time, tensor by tensor. If the disk does not take one, the run goes on and
 says so; older ones stay whole. Whether the last one is on the disk is told when the saver is
 finished.
 """
@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from torch import Tensor
 from firecaffe.errors import CheckpointError
 from firecaffe.training.checkpoint import Checkpoint, remove_old, save_checkpoint
 from firecaffe.training.state import State
-from firecaffe.training.tensor_file import InMemory, write_tensors
+from firecaffe.training.stored import InMemory
+from firecaffe.training.tensor_file import write_tensors
 
 Write = Callable[[Path, Checkpoint], Path]
 """(folder, checkpoint) -> where it is now."""
@@ -65,7 +67,7 @@ class Saver:
         """Saves a training's state; its tensors may change from here on. All ranks call it, and
         rank 0 writes. checkpoint: what is saved beside the state.
 
-        Raises: NotFiniteError on all ranks where there is nothing worth saving; PeerLostError.
+        Raises: NotFiniteError on all ranks if there is nothing worth saving; PeerLostError.
         """
         state.check_finite()
         self._wait()
@@ -98,7 +100,7 @@ class Saver:
     def finish(self) -> None:
         """Waits until the last checkpoint is on the disk.
 
-        Raises: CheckpointError where it is not.
+        Raises: CheckpointError if it is not.
         """
         self._wait()
         error = self._last.result() if self._last is not None else None
@@ -141,6 +143,7 @@ class Saver:
             return error
         finally:
             for path in checkpoint.apart.values():
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
             self.costs.write_s += time.perf_counter() - start
         return None

@@ -18,53 +18,22 @@ apart by four ranks may be held by all if there is one.
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn, optim
 
-from firecaffe.cluster.agree import differing_ranks, gather_text, take_from_first
+from firecaffe.cluster.agree import gather_text, ranks_that_differ, take_from_first
 from firecaffe.cluster.digest import digest, digest_each
 from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, NotFiniteError
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.losses import Losses
-from firecaffe.training.tensor_file import Stored, TensorFile, Under
+from firecaffe.training.piece import Numbers, Piece
+from firecaffe.training.stored import Stored, Under
+from firecaffe.training.tensor_file import TensorFile
 from firecaffe.training.weights import Weights
-from firecaffe.transport.collect import Part, Whole, collect, list_wholes
-
-
-class Piece(Protocol):
-    """Named tensors of a training, and who holds them."""
-
-    @property
-    def held_by_all(self) -> bool:
-        """Whether every rank holds all of them, the same bits; the same answer on all ranks."""
-
-    @property
-    def is_result(self) -> bool:
-        """Whether they are what the training comes to: they enter its digests, and none with an
-        infinity or a NaN is saved.
-        """
-
-    def parts(self) -> dict[str, Part]:
-        """What this rank holds of them: the live tensors, no copies. Their order is that of the
-        digests; where ranks have other names, `Part.order` tells it.
-        """
-
-    def load(self, stored: Stored) -> None:
-        """Takes what this rank holds, and reads no more. Raises: CheckpointError where names,
-        shapes or types are those of something else.
-        """
-
-
-class Numbers(Protocol):
-    """State that is no tensor: JSON, alike on all ranks."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
-
+from firecaffe.transport.collect import Whole, collect, list_wholes
 
 WEIGHTS = ("parameter", "buffer")
 """The pieces that are what `weights_sha256` digests."""
@@ -102,7 +71,7 @@ class State:
     def load(self, checkpoint: Checkpoint) -> None:
         """Takes what a checkpoint holds of the pieces that are there.
 
-        Raises: CheckpointError where it is that of something else.
+        Raises: CheckpointError if it is that of something else.
         """
         for full_name in checkpoint.tensors:
             if full_name.partition("/")[0] not in self.pieces:
@@ -118,10 +87,14 @@ class State:
         self._resumed = checkpoint
 
     def check_all_was_loaded(self) -> None:
-        """Raises: CheckpointError where the checkpoint holds a piece that is not there."""
-        held = {} if self._resumed is None else self._resumed.apart
-        for name in held.keys() - self.pieces.keys():
-            raise CheckpointError(f"checkpoint holds {held[name].name}, which nothing here carries")
+        """Raises: CheckpointError if the checkpoint holds pieces or numbers that are not here."""
+        if self._resumed is None:
+            return
+        words = {word for word, values in self._resumed.numbers.items() if values}
+        left = {*(self._resumed.apart.keys() - self.pieces.keys()), *(words - self.numbers.keys())}
+        if left:
+            names = ", ".join(sorted(left))
+            raise CheckpointError(f"checkpoint holds {names}, which this training does not have")
 
     def alike(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """The live tensors of the pieces that all ranks hold, or of some, by PIECE/NAME."""
@@ -171,7 +144,7 @@ class State:
         most. It is this rank's own if all hold them.
         """
         own = digest(self.alike(WEIGHTS).items())
-        different = differing_ranks(gather_text(self.world, own))
+        different = ranks_that_differ(self.world, own)
         if all(self.pieces[name].held_by_all for name in WEIGHTS):
             return own, different
         return self._digest(WEIGHTS), different
@@ -220,7 +193,7 @@ def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> Stat
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
-    """The name of the first tensor that holds an infinity or a NaN; empty where none does."""
+    """The name of the first tensor that holds an infinity or a NaN; empty if none does."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.numel():
             low, high = torch.aminmax(tensor)

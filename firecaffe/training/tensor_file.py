@@ -7,8 +7,7 @@ Source: https://github.com/huggingface/safetensors#format
 """
 
 import json
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
+from firecaffe.training.stored import Stored
 from firecaffe.transport.collect import Whole
 
 DTYPES = {
@@ -64,52 +64,11 @@ def write_tensors(
     return problem
 
 
-class Stored(Mapping[str, Tensor]):
-    """Tensors by name, each read when it is asked for."""
-
-    @abstractmethod
-    def __contains__(self, name: object) -> bool:
-        """Without reading it."""
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `start` to before `stop` of a tensor."""
-        return self[name][start:stop]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self[name].shape)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self[name].dtype
-
-    def full_name(self, name: str) -> str:
-        """What the checkpoint calls it."""
-        return name
-
-
-class InMemory(Stored):
-    """Tensors that are there."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
 class TensorFile(Stored):
     """A file's tensors, each read into memory of its own."""
 
     def __init__(self, path: Path) -> None:
-        """Raises: CheckpointError where it is no such file."""
+        """Raises: CheckpointError if it is no such file."""
         self._path = path
         try:
             with safe_open(path, framework="pt"):
@@ -132,13 +91,13 @@ class TensorFile(Stored):
     def __getitem__(self, name: str) -> Tensor:
         return self._read(name, self.shape(name), 0)
 
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """And reads nothing else of it."""
+    def rows(self, name: str, rows: range) -> Tensor:
+        """And reads nothing else of it. Raises: IndexError."""
         num_rows, *row = self.shape(name)
-        if not 0 <= start <= stop <= num_rows:
-            raise IndexError(f"{name} has {num_rows} rows, not {start} to {stop}")
+        if not 0 <= rows.start <= rows.stop <= num_rows:
+            raise IndexError(f"{name} has {num_rows} rows, not {rows.start} to {rows.stop}")
         row_bytes = prod(row) * self._dtypes[name].itemsize
-        return self._read(name, (stop - start, *row), start * row_bytes)
+        return self._read(name, (len(rows), *row), rows.start * row_bytes)
 
     def _read(self, name: str, shape: tuple[int, ...], offset: int) -> Tensor:
         tensor = torch.empty(shape, dtype=self._dtypes[name])
@@ -163,38 +122,6 @@ class TensorFile(Stored):
 
     def __len__(self) -> int:
         return len(self._places)
-
-
-class Under(Stored):
-    """The tensors whose names begin with PREFIX/, by the rest of their names."""
-
-    def __init__(self, stored: Stored, prefix: str) -> None:
-        self._stored, self._prefix = stored, f"{prefix}/"
-
-    def full_name(self, name: str) -> str:
-        return self._stored.full_name(self._prefix + name)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored.shape(self._prefix + name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._stored.dtype(self._prefix + name)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self._stored.rows(self._prefix + name, start, stop)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._stored[self._prefix + name]
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._prefix + name in self._stored
-
-    def __iter__(self) -> Iterator[str]:
-        names = (name for name in self._stored if name.startswith(self._prefix))
-        return (name.removeprefix(self._prefix) for name in names)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def _header(listed: Sequence[Whole]) -> bytes:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.training.tensor_file import Stored
+from firecaffe.training.stored import Stored
 from firecaffe.transport.collect import Part
 
 
 class Weights:
-    """A network's parameters, or its buffers; see `training.state.Piece`."""
+    """A network's parameters, or its buffers; see `training.piece.Piece`."""
 
     held_by_all = True
     is_result = True
@@ -31,7 +31,7 @@ class Weights:
 def load_parts(parts: dict[str, Part], stored: Stored) -> None:
     """Copies into each tensor the rows that are held here, and reads no others.
 
-    Raises: CheckpointError where names, shapes or types are not the same.
+    Raises: CheckpointError if names, shapes or types are not the same.
     """
     strangers = stored.keys() - parts.keys()
     if strangers:
@@ -48,4 +48,4 @@ def load_parts(parts: dict[str, Part], stored: Stored) -> None:
                 f"{name} is {dtype} {shape} in the checkpoint, "
                 f"{part.tensor.dtype} {part.shape} in the model"
             )
-        part.tensor.copy_(stored[name] if part.range is None else stored.rows(name, *part.range))
+        part.tensor.copy_(stored[name] if part.rows is None else stored.rows(name, part.rows))

@@ -20,10 +20,10 @@ class Part:
 
     tensor: Tensor
     """The live one, no copy."""
-    start: int = 0
-    """The first row held here."""
-    rows: int | None = None
-    """Rows of the whole tensor; None where all of it is here."""
+    rows: range | None = None
+    """Which rows of the whole tensor these are; None if all of it is here."""
+    num_rows: int = 0
+    """Of the whole tensor, if some are here."""
     order: int = 0
     """Its place among the tensors of all ranks; of the same place, rank 0's come first."""
 
@@ -31,23 +31,22 @@ class Part:
     def shape(self) -> tuple[int, ...]:
         """The whole tensor's."""
         own = tuple(self.tensor.shape)
-        return own if self.rows is None else (self.rows, *own[1:])
+        return own if self.rows is None else (self.num_rows, *own[1:])
 
-    @property
-    def range(self) -> tuple[int, int] | None:
-        """The rows held here, as first and the one after the last; None where it is all of it."""
-        return None if self.rows is None else (self.start, self.start + len(self.tensor))
+
+Holder = tuple[int, range | None]
+"""A rank, and the rows that it has; None for all."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A tensor as a checkpoint has it, and the ranks from which its rows are taken."""
+    """A tensor as a checkpoint has it, and the ranks from which it is taken."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    holders: tuple[tuple[int, tuple[int, int] | None], ...]
-    """(rank, rows) in the order of rows; the rows are None where the rank gives all."""
+    holders: tuple[Holder, ...]
+    """Of each row one, in the order of rows."""
 
     @property
     def nbytes(self) -> int:
@@ -58,34 +57,27 @@ def list_wholes(world: World, parts: Mapping[str, Part]) -> list[Whole]:
     """The tensors of all ranks in their order, the same list on all; what several hold, the first
     of them gives.
 
-    Raises: AgreementError where ranks differ about a tensor, or nobody holds some of its rows;
+    Raises: AgreementError if ranks differ about a tensor, or nobody holds some of its rows;
     PeerLostError.
     """
     own = [
-        [name, part.order, part.shape, str(part.tensor.dtype), part.range]
+        [name, part.order, part.shape, str(part.tensor.dtype), _ends(part.rows)]
         for name, part in parts.items()
     ]
-    orders: dict[str, int] = {}
-    shapes: dict[str, tuple[tuple[int, ...], str]] = {}
-    found: dict[str, list[tuple[int, tuple[int, int] | None]]] = {}
+    kinds: dict[str, tuple[int, tuple[int, ...], str]] = {}
+    found: dict[str, list[Holder]] = {}
     for rank, text in enumerate(gather_text(world, json.dumps(own))):
-        for name, order, shape, dtype, rows in json.loads(text):
-            orders.setdefault(name, order)
-            kind = tuple(shape), dtype
-            if shapes.setdefault(name, kind) != kind:
+        for name, order, shape, dtype, ends in json.loads(text):
+            kind = order, tuple(shape), dtype
+            if kinds.setdefault(name, kind) != kind:
                 raise AgreementError(
-                    f"rank {rank} holds {name} as {dtype} {kind[0]}, an earlier rank as "
-                    f"{shapes[name][1]} {shapes[name][0]}"
+                    f"rank {rank} holds {name} as {dtype} {kind[1]} at place {order}, another rank "
+                    f"as {kinds[name][2]} {kinds[name][1]} at place {kinds[name][0]}"
                 )
-            found.setdefault(name, []).append((rank, None if rows is None else tuple(rows)))
+            found.setdefault(name, []).append((rank, None if ends is None else range(*ends)))
     return [
-        Whole(
-            name,
-            shape,
-            getattr(torch, dtype.removeprefix("torch.")),
-            _holders(name, shape, found[name]),
-        )
-        for name, (shape, dtype) in sorted(shapes.items(), key=lambda item: orders[item[0]])
+        Whole(name, shape, _dtype(dtype), _holders(name, shape, found[name]))
+        for name, (_, shape, dtype) in sorted(kinds.items(), key=lambda item: item[1][0])
     ]
 
 
@@ -112,7 +104,7 @@ def collect(
             continue
         whole = torch.empty(each.shape, dtype=each.dtype)
         for rank, rows in each.holders:
-            place = whole if rows is None else whole[slice(*rows)]
+            place = whole if rows is None else whole[rows.start : rows.stop]
             if rank == 0:
                 assert own is not None
                 place.copy_(own.tensor.detach())
@@ -122,19 +114,28 @@ def collect(
         yield each.name, whole
 
 
-def _holders(
-    name: str, shape: tuple[int, ...], found: Sequence[tuple[int, tuple[int, int] | None]]
-) -> tuple[tuple[int, tuple[int, int] | None], ...]:
+def _holders(name: str, shape: tuple[int, ...], found: Sequence[Holder]) -> tuple[Holder, ...]:
     """The first rank that holds all; else ranks that have each row once between them."""
     for rank, rows in found:
         if rows is None:
             return ((rank, None),)
-    holders: list[tuple[int, tuple[int, int] | None]] = []
+    holders: list[Holder] = []
     covered = 0
-    for start, stop, rank in sorted((*rows, rank) for rank, rows in found if rows is not None):
-        if start == covered < stop:
-            holders.append((rank, (start, stop)))
-            covered = stop
+    parts = [(rows, rank) for rank, rows in found if rows is not None]
+    for rows, rank in sorted(parts, key=lambda part: (part[0].start, part[1])):
+        if rows.start == covered < rows.stop:
+            holders.append((rank, rows))
+            covered = rows.stop
     if covered != shape[0]:
         raise AgreementError(f"no rank gives row {covered} of {name}, which has {shape[0]}")
     return tuple(holders)
+
+
+def _ends(rows: range | None) -> tuple[int, int] | None:
+    return None if rows is None else (rows.start, rows.stop)
+
+
+def _dtype(text: str) -> torch.dtype:
+    """torch's, by what it prints."""
+    found: torch.dtype = getattr(torch, text.removeprefix("torch."))
+    return found

@@ -33,7 +33,7 @@ from firecaffe.runs.compare import read_run
 from firecaffe.runs.explain import explain
 from firecaffe.training import checkpoint as checkpoints
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
-from firecaffe.training.tensor_file import InMemory
+from firecaffe.training.stored import InMemory
 
 MEMORY_BYTES = 1_000_000_000
 """More than the process has when a reader begins."""

@@ -16,9 +16,11 @@ from torch import Tensor
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError, NotFiniteError
 from firecaffe.training.checkpoint import Checkpoint, load_newest
+from firecaffe.training.piece import Piece
 from firecaffe.training.saver import Saver
-from firecaffe.training.state import Piece, State
-from firecaffe.training.tensor_file import Stored, TensorFile
+from firecaffe.training.state import State
+from firecaffe.training.stored import Stored
+from firecaffe.training.tensor_file import TensorFile
 from firecaffe.training.weights import Weights, load_parts
 from firecaffe.transport.collect import Part, list_wholes
 from tests.world import Ranks
@@ -43,13 +45,14 @@ class Split:
     def __init__(self, world: World, whole: dict[str, Tensor]) -> None:
         self.held_by_all = world.world_size == 1
         each, more = divmod(ROWS, world.world_size)
-        self._start = world.rank * each + min(world.rank, more)
-        stop = self._start + each + (world.rank < more)
-        self._rows = {name: tensor[self._start : stop].clone() for name, tensor in whole.items()}
+        start = world.rank * each + min(world.rank, more)
+        stop = start + each + (world.rank < more)
+        self._rows = range(start, stop)
+        self._own = {name: tensor[start:stop].clone() for name, tensor in whole.items()}
 
     def parts(self) -> dict[str, Part]:
-        rows = None if self.held_by_all else ROWS
-        return {name: Part(tensor, self._start, rows) for name, tensor in self._rows.items()}
+        rows = None if self.held_by_all else self._rows
+        return {name: Part(tensor, rows, ROWS) for name, tensor in self._own.items()}
 
     def load(self, stored: Stored) -> None:
         load_parts(self.parts(), stored)
@@ -216,7 +219,7 @@ def refused() -> list[str]:
         except NotFiniteError as error:
             said.append(str(error))
         rows = torch.zeros(2, 3 + world.rank)
-        for part in (Part(rows[:, :3], 4 * world.rank, 8), Part(rows)):
+        for part in (Part(rows[:, :3], range(4 * world.rank, 4 * world.rank + 2), 8), Part(rows)):
             try:
                 list_wholes(world, {"w": part})
             except AgreementError as error:

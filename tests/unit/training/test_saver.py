@@ -11,12 +11,15 @@ from firecaffe.errors import CheckpointError
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from firecaffe.training.saver import Saver
 from firecaffe.training.state import State
-from firecaffe.training.tensor_file import Stored, Under
+from firecaffe.training.stored import Stored, Under
 from firecaffe.training.weights import Weights
+from firecaffe.transport.collect import Part
+
+CPU = World(0, 1, torch.device("cpu"))
 
 
 def save(saver: Saver, step: int, **tensors: torch.Tensor) -> None:
-    state = State(World(0, 1, torch.device("cpu")), {"buffer": Weights(tensors.items)})
+    state = State(CPU, {"buffer": Weights(tensors.items)})
     saver.save(Checkpoint(step, {}, "p"), state)
 
 
@@ -113,3 +116,50 @@ def test_old_ones_go_only_after_a_new_one_is_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         saver.finish()
     assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
+
+
+class Apart:
+    """A piece that is written in the step's time; here one rank has all of it."""
+
+    held_by_all = False
+    is_result = False
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        self.tensors = tensors
+
+    def parts(self) -> dict[str, Part]:
+        return {name: Part(tensor) for name, tensor in self.tensors.items()}
+
+    def load(self, stored: Stored) -> None:
+        self.tensors = dict(stored)
+
+
+def test_what_is_held_apart_has_a_file_of_its_own(tmp_path: Path) -> None:
+    """And is not in the checkpoints' folder, half or whole, where its checkpoint is not saved."""
+    memory = Apart(a=torch.arange(4.0).view(2, 2).T, b=torch.tensor([True, False]))
+    state = State(CPU, {"buffer": Weights({"w": torch.ones(2)}.items), "memory": memory})
+    saver = Saver(tmp_path, 0)
+    saver.save(Checkpoint(1, {}, "p"), state)
+    saver.finish()
+    memory.tensors["a"] = torch.ones(100_000)
+    (tmp_path / ".memory.partial").symlink_to("/dev/full")  # in the next one's way
+    saver.save(Checkpoint(2, {}, "p"), state)
+    with pytest.raises(CheckpointError, match=r"step 2 not saved: .*No space left"):
+        saver.finish()
+    memory.tensors["a"] = torch.zeros(3)
+    saver.save(Checkpoint(3, {}, "p"), state)
+    saver.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "latest",
+        "step-00000001",
+        "step-00000003",
+    ]
+    for step, expected in ((1, torch.tensor([[0.0, 2.0], [1.0, 3.0]])), (3, torch.zeros(3))):
+        checkpoint = load_newest(tmp_path / f"step-{step:08d}")[0]
+        assert list(checkpoint.tensors) == ["buffer/w"]
+        loaded = Apart()
+        State(CPU, {"buffer": Weights({"w": torch.ones(2)}.items), "memory": loaded}).load(
+            checkpoint
+        )
+        assert torch.equal(loaded.tensors["a"], expected)
+        assert loaded.tensors["b"].tolist() == [True, False]

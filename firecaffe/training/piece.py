@@ -1,0 +1,37 @@
+"""What a piece of a training's state is; see `training.state`."""
+
+from typing import Any, Protocol
+
+from firecaffe.training.stored import Stored
+from firecaffe.transport.collect import Part
+
+
+class Piece(Protocol):
+    """Named tensors of a training, and who holds them."""
+
+    @property
+    def held_by_all(self) -> bool:
+        """Whether every rank holds all of them, the same bits; the same answer on all ranks."""
+
+    @property
+    def is_result(self) -> bool:
+        """Whether they are what the training comes to: they enter its digests, and none with an
+        infinity or a NaN is saved.
+        """
+
+    def parts(self) -> dict[str, Part]:
+        """What this rank holds of them: the live tensors, no copies. Their order is that of the
+        digests; if ranks have other names, `Part.order` tells it.
+        """
+
+    def load(self, stored: Stored) -> None:
+        """Takes what this rank holds, and reads no more. Raises: CheckpointError if names,
+        shapes or types are those of something else.
+        """
+
+
+class Numbers(Protocol):
+    """State that is no tensor: JSON, alike on all ranks."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
