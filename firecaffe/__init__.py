@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from firecaffe.script.parallelize import parallelize
     from firecaffe.solvers.config import SolverConfig
     from firecaffe.training.build import train
-    from firecaffe.training.loop import Result
+    from firecaffe.training.result import Result
 
 _PLACES = {
     "CheckpointConfig": "recipe.config",
@@ -35,7 +35,7 @@ _PLACES = {
     "FirecaffeError": "errors",
     "ModelConfig": "models.config",
     "Recipe": "recipe.sections",
-    "Result": "training.loop",
+    "Result": "training.result",
     "RunConfig": "runs.folder",
     "SolverConfig": "solvers.config",
     "TensorDataset": "data",

@@ -35,6 +35,13 @@ class Parts:
     validation: Dataset | None = None
     comm_hook: tuple[object, Hook] | None = None
 
+    @property
+    def hook_name(self) -> str:
+        """What the communication hook is called; empty without one."""
+        if self.comm_hook is None:
+            return ""
+        return str(getattr(self.comm_hook[1], "__qualname__", "of the user"))
+
 
 def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
     """Looks at what a user has given before any rank waits for another.

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from firecaffe.data import Data, SampleOrder, check_data, shard_counts
+from firecaffe.data import check_data
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.models import build_model
 from firecaffe.plan.of_recipe import cluster_for
-from firecaffe.recipe.config import check_batch, check_workers
-from firecaffe.recipe.identity import identity
+from firecaffe.recipe.config import check_workers
+from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.solvers.optimizer import groups_of
 from firecaffe.training.checkpoint import check_identity, load_newest
@@ -28,8 +28,10 @@ def preflight(
     check_recipe(recipe)
     check_workers(recipe.train, world_size, recipe.exchange.level)
     data = check_data(recipe.data)
+    described = "" if resume is None else describe_training(recipe, data)
+    run = resolve(recipe, data, Ranks(world_size), described=described)
     check_validation(recipe, data)
-    check_rates(recipe, total_steps(recipe, data))
+    check_rates(recipe, run.steps)
     with torch.device("meta"):
         model = build_model(recipe.model.name, data.train.num_classes, data.train.sample_CHW[0])
     check_input(model, recipe, data.train)
@@ -42,23 +44,4 @@ def preflight(
         )
     cluster_for(recipe)
     if resume is not None:
-        steps = total_steps(recipe, data)
-        words = identity(recipe, steps)
-        words["the training data"] = describe_training(recipe, data)
-        check_identity(load_newest(resume)[0], words, steps)
-
-
-def total_steps(recipe: Recipe, data: Data) -> int:
-    """The steps of the whole training."""
-    order = sample_order(recipe, data)
-    return recipe.train.num_steps(order.steps_per_epoch)
-
-
-def sample_order(recipe: Recipe, data: Data) -> SampleOrder:
-    """The order of the training's samples. Raises: RecipeError where it cannot be."""
-    config = recipe.train
-    check_batch(config, len(data.train))
-    counts = shard_counts(data.train, recipe.data)
-    return SampleOrder(
-        config.seed, len(data.train), config.global_batch_size, config.micro_batch_size, counts
-    )
+        check_identity(load_newest(resume)[0], dict(run.deciding), run.steps)

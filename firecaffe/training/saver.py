@@ -53,11 +53,18 @@ class SaveCosts:
 class Saver:
     """Saves one training's checkpoints, one at a time."""
 
-    def __init__(self, folder: Path, keep_last: int, write: Write = save_checkpoint) -> None:
-        """keep_last: how many checkpoints stay; 0 keeps all."""
+    def __init__(
+        self,
+        folder: Path,
+        keep_last: int,
+        write: Write = save_checkpoint,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """keep_last: how many checkpoints stay; 0 keeps all. warn: told, by the thread, if one is
+        not saved.
+        """
         self.costs = SaveCosts()
-        self.warn: Callable[[str], None] = lambda _: None
-        """Told, by the thread, when one is not saved."""
+        self._warn = warn
         self._folder, self._keep_last, self._write = folder, keep_last, write
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._last: Future[CheckpointError | None] | None = None
@@ -139,7 +146,7 @@ class Saver:
             error = CheckpointError(f"checkpoint of step {checkpoint.step} not saved: {what}")
             if isinstance(caught, CheckpointError):
                 error = caught
-            self.warn(f"warning: {error}; the run goes on, older checkpoints are whole")
+            self._warn(f"warning: {error}; the run goes on, older checkpoints are whole")
             return error
         finally:
             for path in checkpoint.apart.values():

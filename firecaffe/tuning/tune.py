@@ -20,12 +20,13 @@ from typing import Any
 from firecaffe.data import check_data
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.recipe.identity import identity, search_id, to_toml
+from firecaffe.recipe.run import sample_order, total_steps
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import Run, read_run, samples_seen
 from firecaffe.runs.files import read_small, write_atomically, write_json
 from firecaffe.runs.groups import differing_conditions
 from firecaffe.runs.record import read_json_lines
-from firecaffe.training.preflight import preflight, sample_order, total_steps
+from firecaffe.training.preflight import preflight
 from firecaffe.tuning.candidates import apply
 from firecaffe.tuning.larger_batch import with_batch
 from firecaffe.tuning.search import (

@@ -13,28 +13,30 @@ import firecaffe
 from firecaffe import ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.data import DataConfig
 from firecaffe.errors import PeerLostError
-from firecaffe.training import build
+from firecaffe.training import build, connect, learner
 from tests.world import Ranks
 
-STAGES = (
-    "find_start",
-    "open_parts",
-    "build_network",
-    "run_probe",
-    "_make_folder",
-    "meet_local_ranks",
-    "Exchange",
-    "GradientReducer",
-    "Saver",
-    "BatchesAhead",
-    "around_batches",
-    "rate_notes",
-    "Training",
-    "write_forecast",
-    "run_training",
-    "write_json",
-)
-"""What `build` calls, in its order; each is made to fail."""
+STAGES = {
+    "find_start": build,
+    "open_parts": build,
+    "build_network": learner,
+    "run_probe": learner,
+    "choose": build,
+    "_make_folder": build,
+    "meet_local_ranks": connect,
+    "Exchange": connect,
+    "GradientReducer": connect,
+    "rate_notes": build,
+    "write_forecast": build,
+    "Records": build,
+    "Saver": build,
+    "BatchesAhead": build,
+    "around_batches": build,
+    "Training": build,
+    "run_training": build,
+    "write_json": build,
+}
+"""What builds a training, in its order, and where it is called; each is made to fail."""
 
 
 class StageError(Exception):
@@ -75,7 +77,7 @@ def test_one_worker_with_every_kind_of_thread(
     met = []
     for stage in STAGES:
         with monkeypatch.context() as patch:
-            patch.setattr(build, stage, fail)
+            patch.setattr(STAGES[stage], stage, fail)
             try:
                 firecaffe.train(recipe_in(tmp_path / stage, "int8"))
             except StageError:
@@ -97,7 +99,7 @@ def fail_on_first(stage: str, folder: str) -> tuple[str, Any, Any]:
 
     before = left()
     if os.environ["RANK"] == "0":
-        setattr(build, stage, fail)
+        setattr(STAGES[stage], stage, fail)
     train()
     return told, before, left()
 

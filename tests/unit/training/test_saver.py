@@ -81,8 +81,7 @@ def test_a_full_disk_is_told_once_and_the_next_one_is_saved(tmp_path: Path) -> N
             raise CheckpointError("checkpoint of step 2 not saved: No space left on device")
         return save_checkpoint(folder, checkpoint)
 
-    saver = Saver(tmp_path, 0, write)
-    saver.warn = said.append
+    saver = Saver(tmp_path, 0, write, said.append)
     for step in (1, 2, 3):
         save(saver, step, w=torch.zeros(3))
     saver.finish()

@@ -1,0 +1,122 @@
+"""A run, resolved: all that follows from its recipe, its data and its ranks, decided in one place.
+
+Whoever builds, trains, saves or records takes what it needs from here and decides nothing again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from firecaffe.data import Data, SampleOrder, shard_counts
+from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange.leaves import leaf_share
+from firecaffe.exchange.route import Route, find_route
+from firecaffe.recipe.config import check_batch
+from firecaffe.recipe.identity import identity
+from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.policy import batch_scale, learning_rate
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who trains, as far as a run's course depends on it."""
+
+    world_size: int = 1
+    per_host: int = 1
+    """1 if hosts differ."""
+    share_memory: bool = False
+    """Whether ranks of one host may add in memory."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of so many ranks."""
+
+    recipe: Recipe
+    """As it was written."""
+    ranks: Ranks
+    order: SampleOrder
+    """Which samples each micro-batch of each step has."""
+    deciding: Mapping[str, Any]
+    """What decides bits, by name: a run is only resumed with the same."""
+    algorithm: str
+    """The exchange: that of the recipe, or what `auto` has chosen."""
+    hook: str = ""
+    """The name of a communication hook that takes its place."""
+
+    @property
+    def steps(self) -> int:
+        """Of the whole training."""
+        return self.recipe.train.num_steps(self.order.steps_per_epoch)
+
+    @property
+    def num_leaves(self) -> int:
+        """Micro-batches of a step."""
+        return self.recipe.train.num_micro_batches
+
+    @cached_property
+    def route(self) -> Route:
+        """How gradients go; that of tree as long as `auto` has not chosen."""
+        words = self.recipe.exchange
+        return find_route(
+            "tree" if self.algorithm == AUTO else self.algorithm,
+            self.num_leaves,
+            self.ranks.world_size,
+            self.ranks.per_host,
+            shared_memory=words.shared_memory and self.ranks.share_memory,
+            codec=words.codec,
+            level=words.level,
+            hook=self.hook,
+        )
+
+    @cached_property
+    def rate_scale(self) -> float:
+        """By which the recipe's learning rate grows with its batch."""
+        return batch_scale(self.recipe.solver, self.recipe.train.global_batch_size)
+
+    @property
+    def title(self) -> str:
+        """For people: the network and the workers."""
+        return f"{self.recipe.model.name.replace(' ', '-')}-{self.ranks.world_size}w"
+
+    def share(self, rank: int) -> range:
+        """The micro-batches of a rank, in every step."""
+        level = self.recipe.exchange.level
+        return leaf_share(self.num_leaves, self.ranks.world_size, rank, level)
+
+    def learning_rate(self, step: int) -> float:
+        """Of step `step`, counted from 0."""
+        return learning_rate(self.recipe.solver, step, self.steps, self.rate_scale)
+
+    def by(self, algorithm: str) -> "Run":
+        """The run with what `auto` has chosen."""
+        return replace(self, algorithm=algorithm)
+
+    def without_memory(self) -> "Run":
+        """The run of ranks that could not reach each other's memory."""
+        return replace(self, ranks=replace(self.ranks, share_memory=False))
+
+
+def resolve(recipe: Recipe, data: Data, ranks: Ranks, *, described: str, hook: str = "") -> Run:
+    """The run of a checked recipe. described: the training data, in words that tell others apart.
+
+    Raises: RecipeError if a step has more samples than there are.
+    """
+    deciding = {**identity(recipe, total_steps(recipe, data)), "the training data": described}
+    return Run(recipe, ranks, sample_order(recipe, data), deciding, recipe.exchange.algorithm, hook)
+
+
+def total_steps(recipe: Recipe, data: Data) -> int:
+    """The steps of the whole training."""
+    return recipe.train.num_steps(sample_order(recipe, data).steps_per_epoch)
+
+
+def sample_order(recipe: Recipe, data: Data) -> SampleOrder:
+    """The order of the training's samples. Raises: RecipeError if it cannot be."""
+    config = recipe.train
+    check_batch(config, len(data.train))
+    counts = shard_counts(data.train, recipe.data)
+    return SampleOrder(
+        config.seed, len(data.train), config.global_batch_size, config.micro_batch_size, counts
+    )

@@ -1,0 +1,69 @@
+"""From a run and its learner to a reducer that sums over all ranks."""
+
+from contextlib import ExitStack, closing
+
+from firecaffe.cluster.groups import group_of_one
+from firecaffe.cluster.world import World
+from firecaffe.exchange.choose import AUTO
+from firecaffe.gradients.buckets import cut
+from firecaffe.gradients.combine import Hook
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.recipe.run import Run
+from firecaffe.training.learner import Learner
+from firecaffe.training.step import empty_counts
+from firecaffe.transport.auto import AutoChoice, choose_exchange
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.local import LocalRanks, meet_local_ranks
+
+
+def choose(run: Run, learner: Learner, world: World) -> tuple[Run, AutoChoice | None]:
+    """The run with the exchange that `auto` takes here, if the recipe leaves it to that. All ranks
+    call it.
+    """
+    if run.algorithm != AUTO:
+        return run, None
+    sizes = [parameter.nbytes for parameter in learner.in_ready_order]
+    spans = cut(sizes, run.recipe.exchange.bucket_bytes)
+    choice = choose_exchange(world, [sum(sizes[start:stop]) for start, stop in spans], run.route)
+    return run.by(choice.algorithm), choice
+
+
+def connect(
+    run: Run,
+    learner: Learner,
+    world: World,
+    hook: tuple[object, Hook] | None,
+    resources: ExitStack,
+) -> tuple[Run, GradientReducer]:
+    """The reducer, and the run as its ranks can do it. All ranks call it. resources: takes what has
+    to be closed.
+
+    Raises: PeerLostError.
+    """
+    words = run.recipe.exchange
+    local: LocalRanks | None = None
+    if run.route.shares_memory:
+        local = meet_local_ranks(world, words.timeout_s)
+    if local is None:
+        run = run.without_memory()
+    else:
+        resources.callback(local.close)
+    if hook is not None and world.group is None:
+        resources.enter_context(group_of_one(world.device))
+    exchange = resources.enter_context(closing(Exchange(world, run.route.algorithm, local)))
+    reducer = GradientReducer(
+        learner.named,
+        learner.probe.ready_order,
+        learner.forward.empty_tail(),
+        empty_counts(learner.forward),
+        run.num_leaves,
+        exchange,
+        run.route,
+        words.bucket_bytes,
+        hook,
+    )
+    resources.enter_context(reducer)
+    if reducer.memory is not None:
+        learner.state.add("compressor", reducer.memory)
+    learner.state.check_all_was_loaded()
+    return run, reducer

@@ -1,0 +1,106 @@
+"""What learns on this rank: network, task and optimizer, the state they carry, and their probe."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn, optim
+
+from firecaffe.cluster.agree import agree
+from firecaffe.cluster.world import World
+from firecaffe.data import Batches, Data
+from firecaffe.errors import RecipeError
+from firecaffe.gradients.probe import Probe, run_probe
+from firecaffe.recipe.run import Run
+from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.tasks import CLASSIFICATION
+from firecaffe.training.arithmetic import cost_of_determinism
+from firecaffe.training.checkpoint import Checkpoint, check_identity
+from firecaffe.training.checks import check_coded, check_outputs
+from firecaffe.training.facts import doubt_of_data, doubt_of_weights, doubts_of, facts
+from firecaffe.training.forward import Forward
+from firecaffe.training.parts import Parts, build_network
+from firecaffe.training.state import State, state_of
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Built, alike on all ranks, and where a checkpoint says."""
+
+    forward: Forward
+    named: dict[str, nn.Parameter]
+    """The parameters that are trained."""
+    optimizer: optim.Optimizer
+    state: State
+    batches: Batches
+    probe: Probe
+    doubts: list[str]
+    """Why other numbers of workers may not end in the same bits."""
+    cost_of_determinism: float | None
+    """Time of a micro-batch over that without deterministic kernels; None on a CPU."""
+
+    @property
+    def in_ready_order(self) -> list[nn.Parameter]:
+        """The parameters in the order in which backward finishes their gradients."""
+        parameters = list(self.named.values())
+        return [parameters[index] for index in self.probe.ready_order]
+
+
+def build_learner(
+    run: Run,
+    parts: Parts,
+    data: Data,
+    world: World,
+    checkpoint: Checkpoint | None,
+    unlike: Sequence[str],
+) -> Learner:
+    """Every rank calls it. unlike: the parts of the data that are not repeatable.
+
+    Raises: RecipeError, AgreementError, CheckpointError.
+    """
+    recipe = run.recipe
+    model = build_network(recipe, parts, data, world)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not named:
+        raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
+    if recipe.exchange.codec:
+        check_coded(recipe, named, parts.comm_hook is not None)
+    optimizer = make_optimizer(named, recipe.solver)
+    agree(world, facts(recipe, data, model, world, checkpoint, unlike))
+    state = state_of(world, model, optimizer)
+    doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(state.take_from_first())]
+    batches = Batches(data.train, run.order, recipe.data, world.device)
+    forward = Forward(model, dataclasses.replace(CLASSIFICATION, loss=parts.loss), recipe.train)
+    state.numbers["scaler"] = forward.scaler
+    # Before a checkpoint is restored, so that its digest compares with the first run's.
+    check_outputs(forward, batches, recipe, data.train)
+    first_loss = partial(_first_loss, forward, batches)
+    probe = run_probe(model, list(named.values()), first_loss, world)
+    cost = None
+    if world.device.type == "cuda" and recipe.train.deterministic:
+        cost = _cost_of_determinism(forward, batches)
+    if checkpoint is not None:
+        check_identity(checkpoint, dict(run.deciding), run.steps)
+        state.load(checkpoint)
+    doubts += doubts_of(recipe, world, run.route, probe, checkpoint)
+    once = list(dict.fromkeys(doubts))
+    return Learner(forward, named, optimizer, state, batches, probe, once, cost)
+
+
+def _first_loss(forward: Forward, batches: Batches) -> Tensor:
+    """The loss of the training's first micro-batch, which every rank can compute."""
+    forward.begin_step()
+    loss, _ = forward(*batches.train_batch(0, 0), step=0, leaf=0)
+    assert loss is not None  # the first micro-batch of an epoch is never empty
+    return loss
+
+
+def _cost_of_determinism(forward: Forward, batches: Batches) -> float:
+    buffers = [buffer.clone() for buffer in forward.model.buffers()]
+    cost = cost_of_determinism(lambda: torch.autograd.backward(_first_loss(forward, batches)))
+    for buffer, start in zip(forward.model.buffers(), buffers, strict=True):
+        buffer.copy_(start)
+    forward.model.zero_grad()
+    return cost

@@ -1,0 +1,80 @@
+"""What a training leaves behind while it goes on: lines for people, and rows for everybody else."""
+
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from firecaffe.cluster.world import World
+from firecaffe.recipe.run import Run
+from firecaffe.runs.record import JsonLines, Metrics
+from firecaffe.training.evaluate import Evaluation
+from firecaffe.training.outcome import StepResult
+from firecaffe.training.progress import RunProgress
+
+
+class Records:
+    """This rank's records in the run folder, from `with` to its end."""
+
+    def __init__(
+        self, folder: Path, run: Run, world: World, first_step: int, goes_on: bool
+    ) -> None:
+        """goes_on: whether rows follow those of an earlier attempt at this run."""
+        self._title, self._watch = run.title, world.watch
+        self._metrics, self._digests = None, None
+        with ExitStack() as opened:
+            enter = opened.enter_context
+            shown = world.is_first
+            self._progress = enter(RunProgress(run.title, first_step, run.steps, shown=shown))
+            timings = folder / "timings"
+            self._timings = enter(JsonLines(timings / f"rank-{world.rank}.jsonl", goes_on))
+            self._trips = enter(JsonLines(timings / f"round-trips-{world.rank}.jsonl", goes_on))
+            if world.is_first:
+                after = first_step if goes_on else None
+                self._metrics = enter(Metrics(folder, run.recipe.run.tensorboard, after))
+                if run.recipe.run.digests:
+                    self._digests = enter(JsonLines(folder / "digests.jsonl", goes_on))
+            self._opened = opened.pop_all()
+
+    def say(self, line: str) -> None:
+        """Tells a person, on rank 0."""
+        self._progress.say(f"{self._title}  {line}")
+
+    def step(self, done: int, learning_rate: float, result: StepResult) -> None:
+        """After step `done`, counted from 1."""
+        self._timings.write(asdict(result.timings))
+        for trip in self._watch.take_round_trips() if self._watch is not None else ():
+            self._trips.write(asdict(trip))
+        self._progress.step(done, learning_rate, result)
+        if self._metrics is not None:
+            numbers = {
+                "learning_rate": learning_rate,
+                "samples": result.samples,
+                "loss": result.loss,
+                **result.metrics,
+                "images_per_s": result.samples / result.timings.step_s,
+            }
+            self._metrics.write("train", done, numbers)
+
+    def digests(self, done: int, digests: dict[str, str]) -> None:
+        """Of the state's tensors, by name."""
+        if self._digests is not None:
+            self._digests.write({"step": done, "tensors": digests})
+
+    def evaluation(self, split: str, done: int, evaluation: Evaluation) -> None:
+        """After an evaluation at step `done`, on the samples of a split."""
+        self._progress.evaluation(split, done, evaluation)
+        if self._metrics is not None:
+            self._metrics.write(split, done, evaluation.row)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._opened.__exit__(kind, error, trace)

@@ -1,0 +1,174 @@
+"""What a finished training came to: measured while it went on, put together by all ranks."""
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import World
+from firecaffe.training.evaluate import Evaluation
+from firecaffe.training.outcome import StepResult
+from firecaffe.training.saver import SaveCosts
+from firecaffe.training.state import State
+
+FEW_RANKS = 8
+"""Each of which is told of by itself."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished training came to. Rates leave out the first step, which warms up."""
+
+    steps: int
+    timed_samples: int
+    timed_s: float
+    images_per_s: float
+    exposed_communication: float
+    """Share of the step time that ranks waited for communication, mean over ranks."""
+    data_wait: float
+    """Share of the step time that ranks waited for data, mean over ranks."""
+    data_wait_by_rank: list[float]
+    sent_bytes_per_step_by_rank: list[float | None]
+    """Of gradients, to other ranks; None where they went through a collective of the backend's."""
+    loss: float | None
+    """Mean loss of the last step; None where a resumed run had none left to do."""
+    test_loss: float
+    metrics: dict[str, float]
+    """Of the task, by name, on the test samples."""
+    largest_class_share: float | None
+    """Of the test set's classes: the top-1 of a network that has learned nothing."""
+    validation: dict[str, float] | None
+    """The metrics on the validation samples at the end; None where there are none."""
+    test_samples: int
+    weights_sha256: str
+    """Over all parameters and buffers, by name."""
+    state_sha256: str
+    """Over weights, optimizer state and the losses of all steps."""
+    drifted_ranks: list[int]
+    """Ranks that ended with other weights than most: their updates came to other bits."""
+    checkpoints: SaveCosts
+    """What saving has cost, on rank 0."""
+    broken_images: list[str]
+    """That another image stood in for, and why."""
+    identity_doubts: list[str]
+    """Why other numbers of workers, or another run, may not end in the same bits; of all ranks."""
+
+    @property
+    def top1(self) -> float:
+        """Of images of classes: the share whose label came first."""
+        return self.metrics["top1"]
+
+    @property
+    def top5(self) -> float:
+        """Of images of classes: the share whose label was among the first five."""
+        return self.metrics["top5"]
+
+    def as_row(self) -> dict[str, Any]:
+        """As result.json has it: a name for each metric."""
+        row = asdict(self)
+        metrics, validation = row.pop("metrics"), row.pop("validation")
+        row |= {f"validation_{name}": (validation or {}).get(name) for name in metrics}
+        return {**row, **metrics}
+
+    def lines(self, known_doubts: Iterable[str]) -> list[str]:
+        """What a user should know of it, beside its figures. known_doubts: said already."""
+        lines = [self._waits()]
+        if self.broken_images:
+            lines.append(
+                f"warning: {len(self.broken_images)} broken images, for each the next whole one "
+                f"stood in; the first: {self.broken_images[0]}"
+            )
+        new = (doubt for doubt in self.identity_doubts if doubt not in set(known_doubts))
+        lines += [f"warning: {doubt}" for doubt in new]
+        drifted = "warning: rank {} ended with other weights than most"
+        lines += [drifted.format(rank) for rank in self.drifted_ranks]
+        return lines
+
+    def _waits(self) -> str:
+        waits = self.data_wait_by_rank
+        if len(waits) <= FEW_RANKS:
+            each = ", ".join(f"{wait:.1%} on rank {rank}" for rank, wait in enumerate(waits))
+            return f"waited for data: {each}"
+        worst = waits.index(max(waits))
+        return f"waited for data: {min(waits):.1%} to {max(waits):.1%}, most on rank {worst}"
+
+
+@dataclass
+class Sums:
+    """What the result needs of this rank's steps. Without the first one, which warms up."""
+
+    first_step: int
+    """Counted from 1."""
+    samples: int = 0
+    train_s: float = 0.0
+    exposed_communication_s: float = 0.0
+    data_s: float = 0.0
+    loss: float | None = None
+    broken: Sequence[dict[int, str]] = field(default_factory=list)
+    """Samples that could not be decoded so far, by number: of each part of the data."""
+
+    def add(self, result: StepResult) -> None:
+        self.loss = result.loss
+        if result.timings.step != self.first_step:
+            self.samples += result.samples
+            self.exposed_communication_s += result.timings.exposed_communication_s
+            self.data_s += result.timings.data_s
+
+    def add_time(self, step: int, seconds: float) -> None:
+        """The time of a step with all that the loop does after it."""
+        if step != self.first_step:
+            self.train_s += seconds
+
+
+def result_of(
+    world: World,
+    state: State,
+    sums: Sums,
+    steps: int,
+    costs: SaveCosts,
+    doubts: Sequence[str],
+    validation: Evaluation | None,
+    test: Evaluation,
+) -> Result:
+    """The same on all ranks, which all call it."""
+    weights_sha256, drifted_ranks = state.compare_weights()
+    stated = {
+        "communication": _share(sums.exposed_communication_s, sums.train_s),
+        "data": _share(sums.data_s, sums.train_s),
+        "checkpoints": asdict(costs),
+        "sent": world.traffic.sent_bytes,
+        "broken": [each for of_part in sums.broken for each in of_part.values()],
+        "doubts": list(doubts),
+    }
+    ranks = [json.loads(text) for text in gather_text(world, json.dumps(stated))]
+    steps_done = steps - sums.first_step + 1
+    return Result(
+        steps=steps,
+        timed_samples=sums.samples,
+        timed_s=sums.train_s,
+        images_per_s=_share(sums.samples, sums.train_s),
+        exposed_communication=statistics.fmean(rank["communication"] for rank in ranks),
+        data_wait=statistics.fmean(rank["data"] for rank in ranks),
+        data_wait_by_rank=[rank["data"] for rank in ranks],
+        sent_bytes_per_step_by_rank=[
+            None if rank["sent"] is None else _share(rank["sent"], steps_done) for rank in ranks
+        ],
+        loss=sums.loss,
+        test_loss=test.loss,
+        metrics=test.metrics,
+        largest_class_share=test.largest_class_share,
+        validation=None if validation is None else validation.metrics,
+        test_samples=test.samples,
+        weights_sha256=weights_sha256,
+        state_sha256=state.sha256(),
+        drifted_ranks=drifted_ranks,
+        checkpoints=SaveCosts(**ranks[0]["checkpoints"]),
+        broken_images=sorted({name for rank in ranks for name in rank["broken"]}),
+        identity_doubts=list(dict.fromkeys(doubt for rank in ranks for doubt in rank["doubts"])),
+    )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
