@@ -14,15 +14,12 @@ that nobody used may still receive what was kept back when it was used.)
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.world import waiting
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, TreeSum
 from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
@@ -39,49 +36,13 @@ from firecaffe.gradients.combine import (
 )
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
-from firecaffe.transport.device import Mark, open_device
+from firecaffe.gradients.threads import ExchangeThreads
+from firecaffe.gradients.totals import Totals
+from firecaffe.transport.device import open_device
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.worker import Worker
 
 Leaf = list[Tensor]
 """One tensor for each parameter, then the tail's."""
-
-Span = tuple[Mark, Mark]
-"""Where an exchange begins and where it ends."""
-
-
-LOOK_S = 0.1
-"""How often a step that waits for others looks whether one is lost."""
-
-
-@dataclass(frozen=True)
-class Totals:
-    """What a step's tree came to."""
-
-    tail: tuple[Tensor, ...]
-    """The sums of all tails."""
-    counts: Tensor
-    """The sum of all workers' counts."""
-    computed: Mark
-    """Where backward ends."""
-    summed: Mark
-    """Where the last exchange ends too."""
-    spans: tuple[Span, ...]
-    """Of all exchanges."""
-
-    @property
-    def exposed_s(self) -> float:
-        """Seconds that the step waited for communication after its backward."""
-        return self.summed.seconds_after(self.computed)
-
-    @property
-    def exchange_s(self) -> float:
-        """Seconds that communication took in all, hidden or not."""
-        from_first = [
-            (begin.seconds_after(self.spans[0][0]), end.seconds_after(self.spans[0][0]))
-            for begin, end in self.spans
-        ]
-        return covered_s(from_first)
 
 
 class GradientReducer:
@@ -150,20 +111,20 @@ class GradientReducer:
             self._combine = Fold(world, num_leaves)
         else:
             self._combine = AllReduce(exchange)
-        self._threads: list[Worker] = []
+        self.device = open_device(counts.device)
+        self._threads: ExchangeThreads | None = None
         self._hooks = []
         # One worker encodes in a thread too: torch lets the main thread have several for one sum,
         # and adds in another order then.
         if world.world_size > 1 or route.way == CODEC:
-            begin = partial(begin_thread, counts.device)
-            self._threads = [Worker("exchange", begin) for _ in range(self._combine.lanes)]
+            lanes = self._combine.lanes
+            self._threads = ExchangeThreads(world, lanes, counts.device, self.device)
             last_of_each = [bucket.members[-1] for bucket in self.buckets]
             self._hooks = [
                 self.parameters[index].register_post_accumulate_grad_hook(self._on_ready)  # type: ignore[no-untyped-call]
                 for index in last_of_each
                 if index < len(self.parameters)
             ]
-        self.device = open_device(counts.device)
         self._closing = False
 
     def __enter__(self) -> Self:
@@ -179,8 +140,8 @@ class GradientReducer:
         """
         for hook in self._hooks:
             hook.remove()
-        for thread in self._threads:
-            thread.close(wait)
+        if self._threads is not None:
+            self._threads.close(wait)
         self.exchange.close()
 
     def begin_step(self, total_weight: float) -> None:
@@ -191,7 +152,6 @@ class GradientReducer:
         self._merged: list[Leaf] = []
         self._node = Node(0, 0)
         self._next_bucket = 0
-        self._futures: list[Future[Span]] = []
         self._sent: list[tuple[Tensor, int]] = []
         self._used = [False] * len(self.parameters)
         for parameter in self.parameters:
@@ -234,7 +194,8 @@ class GradientReducer:
     def _backward(self, loss: Tensor | None) -> None:
         if loss is not None:
             torch.autograd.backward(loss)
-        self._raise_failure()  # not in a hook: a backward that is broken off keeps memory
+        if self._threads is not None:  # not in a hook: a backward that is broken off keeps memory
+            self._threads.raise_failure()
         if not all(self._used):
             now = (parameter.grad is not None for parameter in self.parameters)
             self._used = [a or b for a, b in zip(self._used, now, strict=True)]
@@ -245,11 +206,7 @@ class GradientReducer:
         Raises: PeerLostError; what a communication thread has met.
         """
         computed = self.device.mark()
-        with waiting(self.exchange.world):
-            self._wait_for_threads()
-        spans = tuple(future.result() for future in self._futures)
-        for _, end in spans:
-            self.device.wait(end)
+        spans = () if self._threads is None else self._threads.finish()
         summed = self.device.mark()
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
         # What this rank has used, somebody has; of the rest all have to be asked.
@@ -274,25 +231,6 @@ class GradientReducer:
             return torch.stack([-largest, largest], dim=1)
         return torch.stack([torch.stack(torch.aminmax(view)).double() for view in views])
 
-    def _wait_for_threads(self) -> None:
-        """Returns when all that was submitted is done. A thread may never come to its end: for one
-        that waits for a lost rank the watch does, and what another has met is raised at once.
-        """
-        watch = self.exchange.world.watch
-        pending = set(self._futures)
-        while pending:
-            if watch is not None:
-                watch.check()
-            timeout_s = None if watch is None else LOOK_S
-            pending = wait(pending, timeout_s, FIRST_EXCEPTION).not_done
-            self._raise_failure()
-
-    def _raise_failure(self) -> None:
-        """Raises: what a communication thread has met."""
-        for thread in self._threads:
-            if thread.failure is not None:
-                raise thread.failure
-
     def _on_ready(self, _: nn.Parameter) -> None:
         if self._closing:
             self._send_ready_buckets(None)
@@ -311,12 +249,11 @@ class GradientReducer:
                 gradients = [self.parameters[m].grad for m in self.buckets[index].members]
                 self._sent += [(g, g._version) for g in gradients if g is not None]
             nodes = self._close_bucket(self.buckets[index], tail or ())
-            if not self._threads:
-                self._to_mean(index, nodes)
+            to_mean = partial(self._to_mean, index, nodes)
+            if self._threads is None:
+                to_mean()
             else:
-                ready = self.device.mark()
-                thread = self._threads[index % len(self._threads)]
-                self._futures.append(thread.submit(partial(self._exchange, index, nodes, ready)))
+                self._threads.submit(index, to_mean, (vector for _, vector in nodes))
 
     def _is_complete(self, index: int) -> bool:
         return all(
@@ -350,14 +287,6 @@ class GradientReducer:
             nodes.append((node, flat))
         return [*nodes, (self._node, bucket.flat)]
 
-    def _exchange(self, index: int, nodes: list[tuple[Node, Tensor]], ready: Mark) -> Span:
-        """Runs in a communication thread; returns where it begins and ends."""
-        with self.device.beside(vector for _, vector in nodes):
-            self.device.wait(ready)
-            begin = self.device.mark()
-            self._to_mean(index, nodes)
-            return begin, self.device.mark()
-
     def _to_mean(self, index: int, nodes: list[tuple[Node, Tensor]]) -> None:
         """The bucket's gradients become the mean of all workers', its tail the sum. It is here that
         a step is divided by its weight.
@@ -372,16 +301,6 @@ class GradientReducer:
             own.div_(self._total_weight)
 
 
-def covered_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds in which at least one of the spans ran."""
-    total = 0.0
-    until = float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
-
-
 def _gradient(parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
@@ -389,11 +308,3 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 def _add_in_place(left: Leaf, right: Leaf) -> Leaf:
     torch._foreach_add_(left, right)
     return left
-
-
-def begin_thread(device: torch.device) -> None:
-    """What a thread that exchanges does first."""
-    # Threads of its own would take cores from backward, which runs at the same time.
-    torch.set_num_threads(1)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)

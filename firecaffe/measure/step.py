@@ -21,7 +21,8 @@ from firecaffe.data import Batches, Dataset, SampleOrder, TensorDataset, open_da
 from firecaffe.errors import DataError
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.probe import run_probe
-from firecaffe.gradients.reducer import GradientReducer, begin_thread
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.threads import begin_thread
 from firecaffe.models import build_model
 from firecaffe.plan.calibrate import relative_spread
 from firecaffe.plan.cluster import MeasuredStep

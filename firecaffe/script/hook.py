@@ -28,7 +28,7 @@ from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.gradients.reducer import begin_thread
+from firecaffe.gradients.threads import begin_thread
 from firecaffe.script.group import meet, timeout_of
 from firecaffe.script.rank_mean import Bucket, RankMean
 from firecaffe.script.words import check_words

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from firecaffe.errors import NotFiniteError
-from firecaffe.gradients.reducer import Totals
+from firecaffe.gradients.totals import Totals
 from firecaffe.transport.device import Mark
 
 LOOK_S = 0.001

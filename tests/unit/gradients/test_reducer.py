@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.route import find_route
-from firecaffe.gradients.reducer import GradientReducer, covered_s
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.totals import covered_s
 from firecaffe.transport.exchange import Exchange
 
 WAIT_S = 300.0
@@ -160,7 +161,8 @@ def test_a_lane_that_fails_is_heard_while_another_waits() -> None:
 
 def wait_for_failure(reducer: GradientReducer) -> None:
     until = time.monotonic() + WAIT_S
-    while all(thread.failure is None for thread in reducer._threads):
+    assert reducer._threads is not None
+    while all(lane.failure is None for lane in reducer._threads._lanes):
         assert time.monotonic() < until, "no thread has failed"
         time.sleep(0.001)
 

@@ -1,0 +1,92 @@
+"""Exchange beside backward: communication threads, and the device's queue that they fill.
+
+Bucket i goes by lane i mod lanes, and each lane by a thread of its own. Buckets are submitted in
+one order on all ranks.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from firecaffe.cluster.world import World, waiting
+from firecaffe.transport.device import Device, Mark
+from firecaffe.transport.worker import Worker
+
+Span = tuple[Mark, Mark]
+"""Where an exchange begins and where it ends."""
+
+LOOK_S = 0.1
+"""How often a step that waits for others looks whether one is lost."""
+
+
+class ExchangeThreads:
+    """The threads of one reducer. Tensors are on `on`, whose queue is `device`."""
+
+    def __init__(self, world: World, lanes: int, on: torch.device, device: Device) -> None:
+        self._world, self._device = world, device
+        self._lanes = [Worker("exchange", partial(begin_thread, on)) for _ in range(lanes)]
+        self._futures: list[Future[Span]] = []
+
+    def submit(self, index: int, work: Callable[[], None], tensors: Iterable[Tensor]) -> None:
+        """Lets the bucket's lane do `work`, once the device has done what is queued now. tensors:
+        made here and used there.
+        """
+        run = partial(self._run, work, list(tensors), self._device.mark())
+        self._futures.append(self._lanes[index % len(self._lanes)].submit(run))
+
+    def finish(self) -> tuple[Span, ...]:
+        """Returns when all that was submitted is done, or queued on a device that works behind;
+        what this thread queues from here on comes after it.
+
+        Raises: PeerLostError; what a thread has met.
+        """
+        with waiting(self._world):
+            self._wait()
+        spans = tuple(future.result() for future in self._futures)
+        self._futures = []
+        for _, end in spans:
+            self._device.wait(end)
+        return spans
+
+    def raise_failure(self) -> None:
+        """Raises: what a thread has met."""
+        for lane in self._lanes:
+            if lane.failure is not None:
+                raise lane.failure
+
+    def close(self, wait: bool) -> None:
+        """Ends the threads. wait: for them; one that waits for a lost rank may do so for long."""
+        for lane in self._lanes:
+            lane.close(wait)
+
+    def _wait(self) -> None:
+        """A thread may never come to its end: for one that waits for a lost rank the watch does,
+        and what another has met is raised at once.
+        """
+        watch = self._world.watch
+        pending = set(self._futures)
+        while pending:
+            if watch is not None:
+                watch.check()
+            timeout_s = None if watch is None else LOOK_S
+            pending = wait(pending, timeout_s, FIRST_EXCEPTION).not_done
+            self.raise_failure()
+
+    def _run(self, work: Callable[[], None], tensors: list[Tensor], ready: Mark) -> Span:
+        """In a thread."""
+        with self._device.beside(tensors):
+            self._device.wait(ready)
+            begin = self._device.mark()
+            work()
+            return begin, self._device.mark()
+
+
+def begin_thread(device: torch.device) -> None:
+    """What a thread that exchanges does first."""
+    # Threads of its own would take cores from backward, which runs at the same time.
+    torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
