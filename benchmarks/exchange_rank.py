@@ -19,9 +19,9 @@ import torch.distributed as dist
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import EXCHANGES
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.measure.conditions import conditions_since, read_counters
 from firecaffe.measure.known_sum import (
-    BYTES_PER_ELEMENT,
     check_exchanges,
     difference,
     stop_at_fault,

@@ -28,7 +28,7 @@ from benchmarks.exchange_plan import Cell, choose_repetitions, predicted_s
 from benchmarks.namespaces import ClusterError
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
 from firecaffe.exchange import EXCHANGES
-from firecaffe.measure.known_sum import BYTES_PER_ELEMENT
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.runs.environment import commit, cpu_name
 
 RESULTS = Path("benchmarks/results")

@@ -24,8 +24,9 @@ from torch import Tensor
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import NATIVE, tree
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.schedule import tree_sum
-from firecaffe.measure.known_sum import BYTES_PER_ELEMENT, difference, stop_at_fault
+from firecaffe.measure.known_sum import difference, stop_at_fault
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from firecaffe.exchange import NATIVE
-from firecaffe.exchange.choose import Choice
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT, Choice
 from firecaffe.measure.exchange import WARM_UP, Timing
-from firecaffe.measure.known_sum import BYTES_PER_ELEMENT, is_small
+from firecaffe.measure.known_sum import is_small
 from firecaffe.transport.auto import SHARED_MEMORY
 from firecaffe.transport.link import Link
 

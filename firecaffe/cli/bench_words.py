@@ -7,8 +7,8 @@ from jsonargparse import Namespace
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE, find_schedule, parse_hierarchical
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.compressors import COMPRESSORS
-from firecaffe.measure.known_sum import BYTES_PER_ELEMENT
 
 DEVICES = ("auto", "cpu", "cuda")
 MOST_REPETITIONS = 1_000_000

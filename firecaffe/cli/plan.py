@@ -19,10 +19,11 @@ from firecaffe.cli.parse import parse_recipe, read_recipe
 from firecaffe.cli.plan_plot import SUFFIXES, plot
 from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
+from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.advice import paragraph
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
-from firecaffe.plan.forecast import NO_COMPRESSOR, Forecast, by_workers, fastest, forecasts
+from firecaffe.plan.forecast import Forecast, by_workers, fastest, forecasts
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
 from firecaffe.plan.workload import Workload
 

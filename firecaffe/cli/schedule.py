@@ -10,12 +10,12 @@ from rich.table import Table
 from firecaffe.cli.options.schedule import ELEMENTS_PER_RANK, make_parser
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import find_schedule, parse_hierarchical
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.draw import draw
 from firecaffe.exchange.order import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule, Transfer, lower_bound_elements
 
 MAX_WORLD_SIZE = 1024
-BYTES_PER_ELEMENT = 4
 MAX_ROWS = 64
 
 

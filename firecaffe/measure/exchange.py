@@ -19,9 +19,9 @@ from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import across_hosts
 from firecaffe.measure.known_sum import (
-    BYTES_PER_ELEMENT,
     EncodedSum,
     SumsByName,
     check_exchanges,

@@ -9,6 +9,7 @@ from statistics import median
 
 from scipy.stats import mannwhitneyu
 
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.measure.cluster import PairLink, RankFacts
 from firecaffe.measure.device import calibrated
 from firecaffe.measure.step import Timed
@@ -28,7 +29,6 @@ MOST_CLOCK_DIFFERENCE_S = 1.0
 LEAST_FREE_SHARE = 0.1
 """Share of a host's memory; a host with less than that free is told of."""
 
-BYTES_PER_ELEMENT = 4
 USUAL_OVERHEAD_S = 2e-5
 
 

@@ -26,6 +26,7 @@ from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import decode
 from firecaffe.data.decoded import SKIP, DecodedSet, Encoded
 from firecaffe.data.hash import Stream, hash64
+from firecaffe.data.hold_out import SomeEncoded
 from firecaffe.data.order import SampleOrder
 from firecaffe.data.packed import PackedPart, read_list
 from firecaffe.data.packing.pack import Packing, PackOptions
@@ -91,7 +92,7 @@ def encoded_stages(
         stages.append(Stage("crop and resize", _rate(pool, cut_one, range(len(drawn)))))
         cuts = list(pool.map(cut_one, range(len(images))))
         stages += _batch_and_device(cuts, config, device)
-    own = DecodedSet(_Chosen(source, found.samples), config.resize, threads, SKIP)
+    own = DecodedSet(SomeEncoded(source, torch.tensor(found.samples)), config.resize, threads, SKIP)
     stages.append(_together("together, warm", own, config, device))
     with _cold(found.files) as is_cold:
         if is_cold:
@@ -158,28 +159,6 @@ def _scratch(beside: Path) -> Iterator[Path]:
     is_ours = os.access(beside, os.W_OK)
     with tempfile.TemporaryDirectory(dir=beside if is_ours else None) as folder:
         yield Path(folder)
-
-
-class _Chosen:
-    """Some samples of a data set, as one of their own."""
-
-    shard_counts: tuple[int, ...] = ()
-
-    def __init__(self, source: Encoded, samples: Sequence[int]) -> None:
-        self.source, self.samples = source, samples
-        self.num_classes = source.num_classes
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def read(self, number: int) -> bytes:
-        return self.source.read(self.samples[number])
-
-    def name(self, number: int) -> str:
-        return self.source.name(self.samples[number])
-
-    def labels(self, samples_B: Tensor) -> Tensor:
-        return torch.zeros(len(samples_B), dtype=torch.int64)
 
 
 def _storage(found: StoredImages, pool: ThreadPoolExecutor) -> tuple[list[Stage], list[bytes]]:

@@ -11,11 +11,11 @@ from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import World
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import tree
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.order import adds_in_tree_order
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret
 
-BYTES_PER_ELEMENT = 4
 MOST_INTERPRETED_BYTES = 2**22
 """Bytes over all ranks up to which the tree's bits are computed in one process beside the exchange.
 """

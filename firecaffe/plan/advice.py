@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from firecaffe.errors import RecipeError
+from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import (
-    NO_COMPRESSOR,
     Forecast,
     exchanges_on,
     fastest,

@@ -8,15 +8,16 @@ alone, an all-gather of everything where they do not.
 from collections.abc import Sequence
 from math import prod
 
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
 from firecaffe.gradients.compressors.top_k import ENTRY_BYTES, SHARE
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices
-from firecaffe.plan.workload import FLOAT_BYTES, Workload
+from firecaffe.plan.workload import Workload
 
-OF_TENSORS = {"one_bit": 1 / 32, "top_k": ENTRY_BYTES / SHARE / FLOAT_BYTES}
+OF_TENSORS = {"one_bit": 1 / 32, "top_k": ENTRY_BYTES / SHARE / BYTES_PER_ELEMENT}
 """What codecs of whole tensors send, over float32; a few values a tensor left out."""
 
 PRICED = tuple(name for name in COMPRESSORS if name != "threshold")
@@ -33,7 +34,7 @@ def coded_s(
     nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
     own = -(-nodes // network.world_size)
     share = sent_share(name, workload)
-    passes_s = [PASSES * own * FLOAT_BYTES * size / memory_rate for size in sizes]
+    passes_s = [PASSES * own * BYTES_PER_ELEMENT * size / memory_rate for size in sizes]
     if isinstance(COMPRESSORS[name], TensorCodec):
         ring = Prices("ring", network, in_pieces=False)
         wire_s = [each / 2 for each in ring.seconds([round(nodes * share * n) for n in sizes])]
@@ -49,11 +50,11 @@ def sent_share(name: str, workload: Workload) -> float:
     """Bytes of an encoded node, over those of its float32."""
     codec = COMPRESSORS[name]
     if isinstance(codec, RowCodec):
-        return codec.row_bytes / (codec.row_elements * FLOAT_BYTES)
+        return codec.row_bytes / (codec.row_elements * BYTES_PER_ELEMENT)
     if isinstance(codec, LowRank):
         shapes = [shape for layer in workload.layers for shape in layer.shapes]
         thin = sum(_thin(shape, codec.rank) for shape in shapes)
-        return thin * FLOAT_BYTES / max(1, workload.parameter_bytes)
+        return thin * BYTES_PER_ELEMENT / max(1, workload.parameter_bytes)
     return OF_TENSORS[name]
 
 

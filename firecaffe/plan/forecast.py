@@ -13,6 +13,7 @@ from typing import Any
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE
 from firecaffe.exchange.leaves import num_nodes
+from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.accuracy import IMAGENET_IMAGES, LAWS
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import PRICED, coded_s
@@ -24,7 +25,6 @@ from firecaffe.plan.price import Prices
 from firecaffe.plan.timeline import Bucket, Step, buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import Workload
 
-NO_COMPRESSOR = "none"
 MOST_ERROR = 0.9
 LEAST_GAIN_OF_A_WORKER = 0.5
 """Share of what one worker does alone that a further one must bring to be worth having."""

@@ -15,11 +15,12 @@ from firecaffe.data.folder import ImageFolder
 from firecaffe.data.generated import NUM_TRAIN
 from firecaffe.data.packed import PackedPart
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
+from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import MODELS
 from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
-from firecaffe.plan.forecast import NO_COMPRESSOR, forecast
+from firecaffe.plan.forecast import forecast
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import PROFILED_IMAGES, Workload, layers_of
 from firecaffe.recipe.config import check_batch

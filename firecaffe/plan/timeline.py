@@ -17,9 +17,10 @@ from itertools import accumulate
 from math import inf, sqrt
 from statistics import NormalDist
 
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.buckets import cut
 from firecaffe.plan.compute import MicroBatch
-from firecaffe.plan.workload import FLOAT_BYTES, Workload
+from firecaffe.plan.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def buckets_of(workload: Workload, last: MicroBatch) -> list[Bucket]:
     ]
     sizes = workload.tensors_bytes
     return [
-        Bucket(ready_of_tensor[stop - 1], sum(sizes[start:stop]) // FLOAT_BYTES)
+        Bucket(ready_of_tensor[stop - 1], sum(sizes[start:stop]) // BYTES_PER_ELEMENT)
         for start, stop in cut(sizes, workload.bucket_bytes)
     ]
 

@@ -8,10 +8,9 @@ from math import prod
 import torch
 
 from firecaffe.errors import RecipeError
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.models import MODELS, build_model
 from firecaffe.models.profile import Profile, profile
-
-FLOAT_BYTES = 4
 
 PROFILED_IMAGES = 2
 """Images that the volumes are found with: batch normalization has no statistics of one."""
@@ -34,7 +33,7 @@ class LayerWork:
 
     @cached_property
     def parameters_bytes(self) -> tuple[int, ...]:
-        return tuple(FLOAT_BYTES * prod(shape) for shape in self.shapes)
+        return tuple(BYTES_PER_ELEMENT * prod(shape) for shape in self.shapes)
 
 
 @dataclass(frozen=True)

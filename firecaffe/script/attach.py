@@ -65,7 +65,7 @@ class Attached:
     def detach(self) -> None:
         """Takes all hooks away, and closes the file."""
         self._handles.close()
-        self._lines.__exit__(None, None, None)
+        self._lines.close()
 
     def _before_forward(self, *_: Any) -> None:
         if not self._forward_s:  # the first of a step's micro-batches

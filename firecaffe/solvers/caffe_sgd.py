@@ -11,19 +11,20 @@ Source: `SGDSolver` and `NesterovSolver` in BVLC Caffe; the correction: Goyal et
 section 3.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor
+
+from firecaffe.solvers.grouped import GroupedOptimizer, Groups
 
 
-class CaffeSGD(optim.Optimizer):
+class CaffeSGD(GroupedOptimizer):
     """SGD with Caffe's words. `nesterov` and `correction` hold for all groups."""
 
     def __init__(
         self,
-        params: Iterable[dict[str, Any]] | Iterable[Tensor],
+        params: Groups,
         lr: float,
         momentum: float,
         weight_decay: float,
@@ -33,32 +34,25 @@ class CaffeSGD(optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.nesterov, self.correction = nesterov, correction
 
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            weights = [each for each in group["params"] if each.grad is not None]
-            if not weights:
-                continue
-            rate, momentum = group["lr"], group["momentum"]
-            moved = torch._foreach_add(
-                [each.grad for each in weights], weights, alpha=group["weight_decay"]
-            )
-            torch._foreach_mul_(moved, rate)
-            histories = [self._history(each, rate) for each in weights]
-            before: list[Tensor] = []
-            if self.nesterov:
-                before = list(torch._foreach_mul(histories, momentum))
-            torch._foreach_mul_(histories, momentum)
-            torch._foreach_add_(histories, moved)
-            if self.nesterov:
-                ahead = torch._foreach_mul(histories, 1 + momentum)
-                torch._foreach_sub_(ahead, before)
-                torch._foreach_sub_(weights, ahead)
-            else:
-                torch._foreach_sub_(weights, histories)
+    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        rate, momentum = group["lr"], group["momentum"]
+        moved = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
+        torch._foreach_mul_(moved, rate)
+        histories = [self._history(each, rate) for each in weights]
+        before: list[Tensor] = []
+        if self.nesterov:
+            before = list(torch._foreach_mul(histories, momentum))
+        torch._foreach_mul_(histories, momentum)
+        torch._foreach_add_(histories, moved)
+        if self.nesterov:
+            ahead = torch._foreach_mul(histories, 1 + momentum)
+            torch._foreach_sub_(ahead, before)
+            torch._foreach_sub_(weights, ahead)
+        else:
+            torch._foreach_sub_(weights, histories)
 
     def _history(self, weight: Tensor, rate: float) -> Tensor:
-        """Corrected for a change of the rate, where that is asked for."""
+        """The history of a weight, corrected for a change of the rate if that is asked for."""
         state = self.state[weight]
         if "history" not in state:
             state["history"] = torch.zeros_like(weight)

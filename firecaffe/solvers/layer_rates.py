@@ -14,16 +14,15 @@ Source: You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm 1; You et al.
 are left out, or scale a layer otherwise.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor
 
-Groups = Iterable[dict[str, Any]] | Iterable[Tensor]
+from firecaffe.solvers.grouped import GroupedOptimizer, Groups
 
 
-class Lars(optim.Optimizer):
+class Lars(GroupedOptimizer):
     """The rate is inside the momentum, as the paper has it."""
 
     def __init__(
@@ -32,29 +31,23 @@ class Lars(optim.Optimizer):
         words = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
         super().__init__(params, words)
 
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            weights = [each for each in group["params"] if each.grad is not None]
-            if not weights:
-                continue
-            decay = group["weight_decay"]
-            gradients = [each.grad for each in weights]
-            weight_norms = torch._foreach_norm(weights)
-            gradient_norms = torch._foreach_norm(gradients)
-            moved = torch._foreach_add(gradients, weights, alpha=decay)
-            rates = [
-                group["lr"] * _ratio(group["trust"] * own, theirs + decay * own, weight.ndim)
-                for weight, own, theirs in zip(weights, weight_norms, gradient_norms, strict=True)
-            ]
-            torch._foreach_mul_(moved, rates)
-            velocities = [_kept(self.state[each], "velocity", each) for each in weights]
-            torch._foreach_mul_(velocities, group["momentum"])
-            torch._foreach_add_(velocities, moved)
-            torch._foreach_sub_(weights, velocities)
+    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        decay = group["weight_decay"]
+        weight_norms = torch._foreach_norm(weights)
+        gradient_norms = torch._foreach_norm(gradients)
+        moved = torch._foreach_add(gradients, weights, alpha=decay)
+        rates = [
+            group["lr"] * _ratio(group["trust"] * own, theirs + decay * own, weight.ndim)
+            for weight, own, theirs in zip(weights, weight_norms, gradient_norms, strict=True)
+        ]
+        torch._foreach_mul_(moved, rates)
+        velocities = [_kept(self.state[each], "velocity", each) for each in weights]
+        torch._foreach_mul_(velocities, group["momentum"])
+        torch._foreach_add_(velocities, moved)
+        torch._foreach_sub_(weights, velocities)
 
 
-class Lamb(optim.Optimizer):
+class Lamb(GroupedOptimizer):
     """Adam's update with decoupled decay, each layer's scaled to its weights."""
 
     def __init__(
@@ -68,33 +61,27 @@ class Lamb(optim.Optimizer):
         words = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
         super().__init__(params, words)
 
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            weights = [each for each in group["params"] if each.grad is not None]
-            if not weights:
-                continue
-            beta1, beta2 = group["betas"]
-            gradients = [each.grad for each in weights]
-            means = [_kept(self.state[each], "mean", each) for each in weights]
-            squares = [_kept(self.state[each], "square", each) for each in weights]
-            steps = [self._count(each) for each in weights]
-            torch._foreach_lerp_(means, gradients, 1 - beta1)
-            torch._foreach_mul_(squares, beta2)
-            torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-            roots = torch._foreach_div(squares, [1 - beta2**step for step in steps])
-            torch._foreach_sqrt_(roots)
-            torch._foreach_add_(roots, group["delta"])
-            updates = torch._foreach_div(means, [1 - beta1**step for step in steps])
-            torch._foreach_div_(updates, roots)
-            torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
-            weight_norms, update_norms = torch._foreach_norm(weights), torch._foreach_norm(updates)
-            rates = [
-                group["lr"] * _ratio(own, theirs, weight.ndim)
-                for weight, own, theirs in zip(weights, weight_norms, update_norms, strict=True)
-            ]
-            torch._foreach_mul_(updates, rates)
-            torch._foreach_sub_(weights, updates)
+    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        beta1, beta2 = group["betas"]
+        means = [_kept(self.state[each], "mean", each) for each in weights]
+        squares = [_kept(self.state[each], "square", each) for each in weights]
+        steps = [self._count(each) for each in weights]
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        roots = torch._foreach_div(squares, [1 - beta2**step for step in steps])
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, group["delta"])
+        updates = torch._foreach_div(means, [1 - beta1**step for step in steps])
+        torch._foreach_div_(updates, roots)
+        torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+        weight_norms, update_norms = torch._foreach_norm(weights), torch._foreach_norm(updates)
+        rates = [
+            group["lr"] * _ratio(own, theirs, weight.ndim)
+            for weight, own, theirs in zip(weights, weight_norms, update_norms, strict=True)
+        ]
+        torch._foreach_mul_(updates, rates)
+        torch._foreach_sub_(weights, updates)
 
     def _count(self, weight: Tensor) -> int:
         state = self.state[weight]

@@ -16,6 +16,7 @@ from firecaffe.data.packing.part import Part, Source
 from firecaffe.errors import DataError, RecipeError
 
 HELD_OUT_SHARE = 0.1
+"""Share of each class that becomes the test part, if nobody says another."""
 
 
 def with_test_part(source: Source, share: float | None) -> tuple[Source, str]:
