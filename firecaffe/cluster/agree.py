@@ -41,6 +41,25 @@ def gather_bytes(world: World, data: bytes) -> list[bytes]:
     return [row[:size] for row, size in zip(rows, sizes, strict=True)]
 
 
+def text_of_first(world: World, text: str) -> str:
+    """Rank 0's text, on all ranks; what the others bring is not looked at."""
+    if world.group is None:
+        return text
+    data = bytearray(text.encode())
+    size = torch.tensor([len(data)])
+    broadcast(world, size)
+    if not world.is_first:
+        data = bytearray(int(size))
+    if data:
+        broadcast(world, torch.frombuffer(data, dtype=torch.uint8))
+    return data.decode()
+
+
+def broadcast(world: World, tensor: Tensor) -> None:
+    """Gives all ranks what is in rank 0's tensor. Raises: PeerLostError."""
+    finish(world, partial(dist.broadcast, tensor, group_src=0, group=world.group))
+
+
 def _gather_rows(world: World, data: bytes, length: int) -> list[bytes]:
     """What all ranks bring, padded to `length` bytes."""
     own = torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8)
@@ -110,7 +129,7 @@ def take_from_first(world: World, tensors: list[Tensor]) -> None:
         return
     for tensor in tensors:
         dense = tensor.contiguous()
-        finish(world, partial(dist.broadcast, dense, group_src=0, group=world.group))
+        broadcast(world, dense)
         tensor.copy_(dense)
 
 

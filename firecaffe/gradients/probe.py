@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.agree import gather_text, ranks_that_differ
+from firecaffe.cluster.agree import ranks_that_differ, text_of_first
 from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import World
 from firecaffe.gradients.buffers import BufferChanges
@@ -54,7 +54,7 @@ def run_probe(
         parameter.grad = None
     ready += [index for index in range(len(parameters)) if index not in set(ready)]
     different = ranks_that_differ(world, own)
-    order = json.loads(gather_text(world, json.dumps(ready))[0])
+    order = json.loads(text_of_first(world, json.dumps(ready)))
     return Probe(own, order, different)
 
 

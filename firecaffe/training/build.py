@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.last_word import LAUNCHED, tell_uncaught
 from firecaffe.cluster.world import World, join
 from firecaffe.data import DATASETS, Dataset
@@ -204,4 +204,4 @@ def _make_folder(world: World, run: Run, start: Start) -> Path:
         write_atomically(folder / "recipe.toml", to_toml(run.recipe))
         write_json(folder / "environment.json", describe_environment())
         remember_folder(world, start, folder.resolve())
-    return Path(gather_text(world, str(folder.resolve()))[0])
+    return Path(text_of_first(world, str(folder.resolve())))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, NotFiniteError
 from firecaffe.training.checkpoint import newest_name
@@ -28,7 +28,7 @@ def explained(
             with suppress(CheckpointError):
                 saver.finish()
             newest = newest_name(folder)
-        newest = gather_text(world, newest)[0]
+        newest = text_of_first(world, newest)
         good = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint"
         told = NotFiniteError(f"{error}; the learning rate is {rate():.4g}; {good}")
         told.goes_along = not world.is_first

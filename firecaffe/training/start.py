@@ -5,7 +5,7 @@ And how an attempt that is lost tells of it: to the other ranks, and in its run 
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,6 +17,7 @@ from firecaffe.errors import CheckpointError, FirecaffeError, MemoryFullError
 from firecaffe.faults import ANOTHER, TOGETHER, Fault
 from firecaffe.runs.fault import fault_of, write_fault
 from firecaffe.training.checkpoint import Checkpoint, load_newest
+from firecaffe.training.pass_on import pass_on
 
 SHARED_S = 10.0
 """For a shared file system to show what another host has written."""
@@ -61,32 +62,37 @@ def find_start(world: World, resume: str | Path | None) -> Start:
 
 
 def _load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
-    """Rank 0 chooses, for a shared file system may show others an older listing for a while."""
-    chosen = ""
-    found: tuple[Checkpoint, list[str]] | None = None
+    """Rank 0 chooses, reads and verifies, and passes on what it has read."""
+    found: Checkpoint | None = None
+    damaged: list[str] = []
     problem: CheckpointError | None = None
     if world.is_first:
         try:
-            found = load_newest(where)
-            chosen = str(found[0].folder)
+            found, damaged = load_newest(where)
         except CheckpointError as error:
             problem = error
-    chosen = gather_text(world, chosen)[0]
+    is_there = gather_text(world, "" if found is None else "yes")[0]
     if problem is not None:
         raise problem
-    if not chosen:
+    if not is_there:
         none = CheckpointError(f"{where}: rank 0 found no checkpoint there")
         none.goes_along = True
         raise none
-    if found is not None:
-        return found
+    checkpoint = pass_on(world, found)
+    _wait_for(checkpoint.apart.values())
+    return checkpoint, damaged
+
+
+def _wait_for(paths: Iterable[Path]) -> None:
+    """For a shared file system may show others an older listing for a while.
+
+    Raises: CheckpointError.
+    """
     until = time.monotonic() + SHARED_S
-    while True:
-        try:
-            return load_newest(Path(chosen))
-        except CheckpointError:
+    for path in paths:
+        while not path.is_file():
             if time.monotonic() > until:
-                raise
+                raise CheckpointError(f"{path}: is missing")
             time.sleep(0.2)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn, optim
 
-from firecaffe.cluster.agree import gather_text, ranks_that_differ, take_from_first
+from firecaffe.cluster.agree import gather_text, ranks_that_differ, take_from_first, text_of_first
 from firecaffe.cluster.digest import digest, digest_each
 from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, NotFiniteError
@@ -167,7 +167,7 @@ class State:
     def _digest(self, names: Sequence[str]) -> str:
         if all(self.pieces[name].held_by_all for name in names):
             return digest(self.alike(names).items())
-        return gather_text(self.world, digest(self._wholes(names)))[0]
+        return text_of_first(self.world, digest(self._wholes(names)))
 
     def _wholes(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """On rank 0 all tensors of some pieces, one at a time."""

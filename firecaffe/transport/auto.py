@@ -10,7 +10,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import gather_text, text_of_first
 from firecaffe.cluster.world import World
 from firecaffe.exchange.choose import AUTO, choose
 from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
@@ -57,7 +57,7 @@ def choose_exchange(
     """
     reason = _nothing_to_choose(tree)
     # Every rank must come to the same answer before some of them measure.
-    reason = gather_text(world, reason)[0]
+    reason = text_of_first(world, reason)
     if reason:
         return AutoChoice("tree", f"tree ({reason})")
     link = measure_link(world, 0, rank_elsewhere(_places(world)), LEAST_STREAM_S)
@@ -77,7 +77,7 @@ def choose_exchange(
         )
         chosen = AutoChoice(found.algorithm, reason, alpha_s, rate, found.by_algorithm)
         stated = json.dumps(asdict(chosen))
-    return AutoChoice(**json.loads(gather_text(world, stated)[0]))
+    return AutoChoice(**json.loads(text_of_first(world, stated)))
 
 
 def rank_elsewhere(places: Sequence[object]) -> int:

@@ -1,0 +1,88 @@
+"""A checkpoint is read and verified by one rank, and is the same on all."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from firecaffe.cluster.digest import digest
+from firecaffe.cluster.world import join
+from firecaffe.errors import CheckpointError
+from firecaffe.training import checkpoint as module
+from firecaffe.training.checkpoint import Checkpoint, save_checkpoint
+from firecaffe.training.pass_on import WORDS
+from firecaffe.training.start import find_start
+from firecaffe.training.stored import InMemory
+from tests.world import Ranks
+
+TENSORS = {
+    "parameter/w": torch.arange(6.0).reshape(2, 3),
+    "parameter/half": torch.tensor([0.1, -3.0], dtype=torch.bfloat16),
+    "buffer/count": torch.tensor(1 << 40),
+    "buffer/none": torch.empty(0, 4),
+    "buffer/small": torch.tensor([1.5, 2.0]).to(torch.float8_e4m3fn),
+    "optimizer/w/is_there": torch.tensor([True, False]),
+}
+NUMBERS = {"scalars": {"w/step": 3.0, "w/none": None, "w/rate": 0.1}}
+
+
+def count_reads() -> list[str]:
+    """The files that this rank hashes from now on."""
+    read: list[str] = []
+    whole = module._sha256
+
+    def sha256(path: Path) -> str:
+        read.append(path.name)
+        return whole(path)
+
+    vars(module)["_sha256"] = sha256
+    return read
+
+
+def resume(where: str) -> tuple[list[str], str, list[object], list[str]]:
+    whole = module._sha256
+    with join("cpu", 60) as world:
+        read = count_reads()
+        try:
+            start = find_start(world, where)
+        finally:
+            vars(module)["_sha256"] = whole
+        found = start.checkpoint
+        assert found is not None
+        assert sorted(found.tensors) == sorted(TENSORS)
+        for name, tensor in TENSORS.items():
+            assert found.tensors.shape(name) == tuple(tensor.shape)
+            assert found.tensors.dtype(name) == tensor.dtype
+        words = [getattr(found, word) for word in (*WORDS, "folder", "apart")]
+        return read, digest(sorted(found.tensors.items())), words, start.notes
+
+
+def test_one_rank_reads_it_and_all_have_it(ranks: Ranks, tmp_path: Path) -> None:
+    aside = tmp_path / "compressor"
+    aside.write_bytes(b"of each rank its own")
+    for step in (4, 5):
+        checkpoint = Checkpoint(step, {"a": 1, "b": "x"}, "probe", "history", InMemory(TENSORS))
+        checkpoint.numbers, checkpoint.doubts = NUMBERS, ["one"]
+        checkpoint.apart = {"compressor": aside} if step == 4 else {}
+        save_checkpoint(tmp_path / "checkpoints", checkpoint)
+    damaged = tmp_path / "checkpoints/step-00000005/state.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    read, weights, words, notes = zip(*ranks.shared(3, resume, str(tmp_path)), strict=True)
+    assert read[0]
+    assert read[1:] == ([], [])
+    assert set(weights) == {digest(sorted(TENSORS.items()))}
+    assert words[0] == words[1] == words[2]
+    assert words[0][0] == 4
+    assert "damaged" in notes[0][0]
+
+
+def resume_nothing(where: str) -> str:
+    with join("cpu", 60) as world, pytest.raises(CheckpointError) as caught:
+        find_start(world, where)
+    return str(caught.value)
+
+
+def test_all_say_that_there_is_none(ranks: Ranks, tmp_path: Path) -> None:
+    for said in ranks.shared(3, resume_nothing, str(tmp_path)):
+        assert str(tmp_path) in said
+        assert "no checkpoint" in said
