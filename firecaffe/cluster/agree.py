@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
 
-from firecaffe.cluster.world import World, peers_may_be_lost, waiting
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import AgreementError
 
 LOOK_S = 0.1
@@ -21,12 +22,12 @@ LOOK_S = 0.1
 SIZE_BYTES = 8
 
 
-def gather_text(world: World, text: str) -> list[str]:
+def gather_text(world: Group, text: str) -> list[str]:
     """The texts of all ranks, in rank order."""
     return [data.decode() for data in gather_bytes(world, text.encode())]
 
 
-def gather_bytes(world: World, data: bytes) -> list[bytes]:
+def gather_bytes(world: Group, data: bytes) -> list[bytes]:
     """What all ranks bring, in rank order. First only digests are exchanged: where all bring the
     same, as they mostly do, nothing more is sent.
     """
@@ -41,7 +42,7 @@ def gather_bytes(world: World, data: bytes) -> list[bytes]:
     return [row[:size] for row, size in zip(rows, sizes, strict=True)]
 
 
-def text_of_first(world: World, text: str) -> str:
+def text_of_first(world: Group, text: str) -> str:
     """Rank 0's text, on all ranks; what the others bring is not looked at."""
     if world.group is None:
         return text
@@ -55,12 +56,12 @@ def text_of_first(world: World, text: str) -> str:
     return data.decode()
 
 
-def broadcast(world: World, tensor: Tensor) -> None:
+def broadcast(world: Group, tensor: Tensor) -> None:
     """Gives all ranks what is in rank 0's tensor. Raises: PeerLostError."""
     finish(world, partial(dist.broadcast, tensor, group_src=0, group=world.group))
 
 
-def _gather_rows(world: World, data: bytes, length: int) -> list[bytes]:
+def _gather_rows(world: Group, data: bytes, length: int) -> list[bytes]:
     """What all ranks bring, padded to `length` bytes."""
     own = torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8)
     rows = torch.empty(world.world_size, length, dtype=torch.uint8)
@@ -68,7 +69,7 @@ def _gather_rows(world: World, data: bytes, length: int) -> list[bytes]:
     return [row.numpy().tobytes() for row in rows]
 
 
-def finish(world: World, start: Callable[..., Work | None]) -> None:
+def finish(world: Group, start: Callable[..., Work | None]) -> None:
     """Starts an operation of the main group's, with `async_op`, and waits for it, with an eye on
     the watch: a group may go on waiting for a rank that is lost.
 
@@ -96,12 +97,12 @@ def differing_ranks(texts: list[str]) -> list[int]:
     return [rank for rank, text in enumerate(texts) if text != common]
 
 
-def ranks_that_differ(world: World, text: str) -> list[int]:
+def ranks_that_differ(world: Group, text: str) -> list[int]:
     """The ranks that bring another text than most; the same list on all."""
     return differing_ranks(gather_text(world, text))
 
 
-def agree(world: World, facts: dict[str, str]) -> None:
+def agree(world: Group, facts: dict[str, str]) -> None:
     """Checks that all ranks state the same facts.
 
     Raises: AgreementError, on every rank, naming the first fact that differs, who differs, and
@@ -123,7 +124,7 @@ def agree(world: World, facts: dict[str, str]) -> None:
             )
 
 
-def take_from_first(world: World, tensors: list[Tensor]) -> None:
+def take_from_first(world: Group, tensors: list[Tensor]) -> None:
     """Gives every rank the values of rank 0's tensors, in place."""
     if world.group is None:
         return

@@ -11,15 +11,16 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed import DistError, ProcessGroup
+from torch.distributed import DistError
 
 from firecaffe.cluster.addresses import join_place, split_place
 from firecaffe.cluster.beside import pulse_beside
 from firecaffe.cluster.connect import connect_ranks
+from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import (
     attempt,
     meet,
@@ -31,7 +32,6 @@ from firecaffe.cluster.groups import (
 from firecaffe.cluster.launched_by import take_over
 from firecaffe.cluster.memory import keep_freed_memory
 from firecaffe.cluster.message import Place
-from firecaffe.cluster.traffic import Traffic
 from firecaffe.cluster.watch import Watch
 from firecaffe.errors import LaunchError, PeerLostError
 
@@ -50,31 +50,13 @@ LASTING = "FIRECAFFE_STORE"
 
 
 @dataclass(frozen=True)
-class World:
-    """This rank among all. A world of one has no groups."""
+class World(Group):
+    """This rank among all."""
 
-    rank: int
-    world_size: int
-    device: torch.device
-    group: ProcessGroup | None = None
-    """For the main thread: agreement, evaluation."""
-    exchange_group: ProcessGroup | None = None
-    """For the communication thread alone, so that no order between the two can matter."""
-    local_rank: int = 0
-    local_world_size: int = 1
-    """Ranks on this host, as the launcher says."""
-    watch: Watch | None = None
     store: Store | None = None
     """One that outlives the ranks, where their launcher has such a one."""
-    place: Place = field(default_factory=Place)
-    traffic: Traffic = field(default_factory=Traffic)
-    """Of gradients."""
     attempt: int = 0
     """Which start of this run's ranks it is, by a launcher that restarts them."""
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
 
     @property
     def host(self) -> str:
@@ -135,8 +117,8 @@ def join(
                 local_rank,
                 local_world_size,
                 watch,
-                lasting_store(),
                 place,
+                store=lasting_store(),
                 attempt=attempt(),
             )
     finally:
@@ -146,7 +128,7 @@ def join(
 
 
 @contextmanager
-def peers_may_be_lost(world: World, beside_own_code: bool = False) -> Iterator[None]:
+def peers_may_be_lost(world: Group, beside_own_code: bool = False) -> Iterator[None]:
     """Says in our words what a process group says when a rank at the other end is gone.
 
     It stands around a process group's own calls alone: what else may raise here would be told as a
@@ -177,7 +159,7 @@ def peers_may_be_lost(world: World, beside_own_code: bool = False) -> Iterator[N
 
 
 @contextmanager
-def waiting(world: World) -> Iterator[None]:
+def waiting(world: Group) -> Iterator[None]:
     """While this rank has done its part and waits for others, as they may see."""
     world.place.waits_from_s, world.place.waits = time.monotonic(), True
     try:

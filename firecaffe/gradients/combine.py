@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.exchange.leaves import Node, largest_nodes, leaf_share, num_nodes
 from firecaffe.gradients.buckets import Bucket
 from firecaffe.gradients.codec_memory import CodecMemory
@@ -62,7 +63,7 @@ class Fold:
     lanes = 1
     of_means = False
 
-    def __init__(self, world: World, num_leaves: int) -> None:
+    def __init__(self, world: Group, num_leaves: int) -> None:
         self.world = world
         self.num_leaves = num_leaves
         self._nodes_of_rank = [
@@ -87,7 +88,7 @@ class Compressed:
 
     def __init__(
         self,
-        world: World,
+        world: Group,
         compressor: Compressor,
         num_leaves: int,
         level: int,

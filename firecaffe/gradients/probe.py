@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from firecaffe.cluster.agree import ranks_that_differ, text_of_first
 from firecaffe.cluster.digest import digest
-from firecaffe.cluster.world import World
+from firecaffe.cluster.group import Group
 from firecaffe.gradients.buffers import BufferChanges
 
 
@@ -33,7 +33,7 @@ class Probe:
 
 
 def run_probe(
-    model: nn.Module, parameters: list[nn.Parameter], loss: Callable[[], Tensor], world: World
+    model: nn.Module, parameters: list[nn.Parameter], loss: Callable[[], Tensor], world: Group
 ) -> Probe:
     """Computes the loss and gradients of one micro-batch and leaves the model as it was."""
     ready: list[int] = []

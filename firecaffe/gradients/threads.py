@@ -11,7 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from firecaffe.cluster.world import World, waiting
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import waiting
 from firecaffe.transport.device import Device, Mark
 from firecaffe.transport.worker import Worker
 
@@ -25,7 +26,7 @@ LOOK_S = 0.1
 class ExchangeThreads:
     """The threads of one reducer. Tensors are on `on`, whose queue is `device`."""
 
-    def __init__(self, world: World, lanes: int, on: torch.device, device: Device) -> None:
+    def __init__(self, world: Group, lanes: int, on: torch.device, device: Device) -> None:
         self._world, self._device = world, device
         self._lanes = [Worker("exchange", partial(begin_thread, on)) for _ in range(lanes)]
         self._futures: list[Future[Span]] = []

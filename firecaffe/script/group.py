@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import backend_for, make_world, meeting, number_of
-from firecaffe.cluster.world import TIMEOUT_S, World
+from firecaffe.cluster.world import TIMEOUT_S
 from firecaffe.errors import LaunchError
 
 
@@ -36,7 +37,7 @@ def _leave() -> None:
 
 def meet(
     group: ProcessGroup | None, device: torch.device, timeout_s: float | None
-) -> tuple[World, list[int]]:
+) -> tuple[Group, list[int]]:
     """This rank among those of a group, by their order in it, and how many ranks each host has.
 
     All ranks of the group must call it, and only they. group: None is that of all ranks. timeout_s:
@@ -48,7 +49,7 @@ def meet(
     if group is None:
         raise LaunchError("torch.distributed is not initialized, which the first bucket needs")
     if group.size() == 1:
-        return World(0, 1, device), [1]
+        return Group(0, 1, device), [1]
     with meeting(group.size()):
         ranks = dist.get_process_group_ranks(group)
         backend = backend_for(device)
@@ -66,11 +67,11 @@ def meet(
         if device.type == "cuda":
             # NCCL wants all ranks in a group's first operation; a schedule may start with some.
             dist.all_reduce(torch.zeros(1, device=device), group=exchange_group)
-    world = World(group.rank(), group.size(), device, exchange_group, exchange_group)
+    world = Group(group.rank(), group.size(), device, exchange_group, exchange_group)
     keys = gather_text(world, host_key())
     per_host = ranks_per_host(keys)
     size = per_host[0] if len(set(per_host)) == 1 else 1
-    return World(
+    return Group(
         world.rank,
         world.world_size,
         device,

@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroup
 from torch.futures import Future
 
 from firecaffe.cluster.agree import agree
-from firecaffe.cluster.world import World
+from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.choose import AUTO
@@ -72,7 +72,7 @@ class HookState:
         self.choice: AutoChoice | None = None
         """What exchange "auto" came to, and why."""
         self._process_group = process_group
-        self._world: World | None = None
+        self._world: Group | None = None
         self._mean: RankMean | None = None
         self._worker: Worker | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -87,7 +87,7 @@ class HookState:
     def __setstate__(self, words: dict[str, Any]) -> None:
         HookState.__init__(self, **words)
 
-    def meet(self, device: torch.device, sizes_bytes: Sequence[int]) -> World:
+    def meet(self, device: torch.device, sizes_bytes: Sequence[int]) -> Group:
         """Meets the other ranks of the group; all must call it.
 
         sizes_bytes: of a step's buckets, for exchange "auto".
@@ -199,7 +199,7 @@ def bucket_sizes(num_bytes: int, largest: int = BUCKET_BYTES) -> list[int]:
     return [largest] * whole + [rest] * (rest > 0)
 
 
-def _check_hosts(exchange: str, world: World, per_host: Sequence[int]) -> None:
+def _check_hosts(exchange: str, world: Group, per_host: Sequence[int]) -> None:
     """Raises: RecipeError if an exchange does not fit the ranks of the hosts."""
     if exchange in (NATIVE, AUTO):
         return
@@ -214,7 +214,7 @@ def _check_hosts(exchange: str, world: World, per_host: Sequence[int]) -> None:
         raise RecipeError(f"exchange: {error}") from None
 
 
-def _close(worker: Worker, mean: RankMean, world: World) -> None:
+def _close(worker: Worker, mean: RankMean, world: Group) -> None:
     """Ends the thread and its process group; leaves both if a bucket waits for a lost rank."""
     worker.close(wait=False)
     if worker.thread is not threading.current_thread():

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from firecaffe.cluster.agree import gather_text, text_of_first
-from firecaffe.cluster.world import World
+from firecaffe.cluster.group import Group
 from firecaffe.exchange.choose import AUTO, choose
 from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
 from firecaffe.transport.link import measure_link
@@ -45,7 +45,7 @@ class AutoChoice:
 
 
 def choose_exchange(
-    world: World,
+    world: Group,
     sizes_bytes: Sequence[int],
     tree: Route,
 ) -> AutoChoice:
@@ -85,7 +85,7 @@ def rank_elsewhere(places: Sequence[object]) -> int:
     return next((rank for rank, place in enumerate(places) if place != places[0]), 1)
 
 
-def _places(world: World) -> list[str]:
+def _places(world: Group) -> list[str]:
     # torchrun numbers its agents; hosts that another launcher uses are told apart by name.
     own = [socket.gethostname(), os.environ.get("GROUP_RANK", "")]
     return gather_text(world, json.dumps(own))

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from firecaffe.cluster.agree import gather_text
-from firecaffe.cluster.world import World, peers_may_be_lost, waiting
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import AgreementError
 
 
@@ -53,7 +54,7 @@ class Whole:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def list_wholes(world: World, parts: Mapping[str, Part]) -> list[Whole]:
+def list_wholes(world: Group, parts: Mapping[str, Part]) -> list[Whole]:
     """The tensors of all ranks in their order, the same list on all; what several hold, the first
     of them gives.
 
@@ -82,7 +83,7 @@ def list_wholes(world: World, parts: Mapping[str, Part]) -> list[Whole]:
 
 
 def collect(
-    world: World, listed: Sequence[Whole], parts: Mapping[str, Part]
+    world: Group, listed: Sequence[Whole], parts: Mapping[str, Part]
 ) -> Iterator[tuple[str, Tensor]]:
     """On rank 0 the listed tensors, whole, in order, on the CPU; the others give theirs and get
     none.

@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.pieces import PIECES, pieces
 from firecaffe.exchange.route import across_hosts
@@ -34,7 +35,7 @@ class Exchange:
     hosts only the first rank of each then sends. Other vectors go through the algorithm's schedule.
     """
 
-    def __init__(self, world: World, algorithm: str, local: LocalRanks | None = None) -> None:
+    def __init__(self, world: Group, algorithm: str, local: LocalRanks | None = None) -> None:
         """local: the ranks of this host, where they are to share memory."""
         self.world = world
         self.algorithm = algorithm

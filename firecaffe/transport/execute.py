@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup, Work
 
-from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.exchange.schedule import tree_sum
 from firecaffe.transport.rank_rounds import Addition, RankRound
 
@@ -159,14 +160,14 @@ class OfWorld:
     """A process group's Work, whose errors are told in our words."""
 
     work: Work
-    world: World
+    world: Group
 
     def wait(self) -> None:
         with peers_may_be_lost(self.world):
             self.work.wait()
 
 
-def one_by_one(world: World, group: ProcessGroup, ranks: Sequence[int], tag: int) -> Start:
+def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int) -> Start:
     """Messages of a backend that matches them by tag, such as Gloo.
 
     ranks: which ranks of the group the schedule's are.
@@ -185,7 +186,7 @@ def one_by_one(world: World, group: ProcessGroup, ranks: Sequence[int], tag: int
     return start
 
 
-def in_one_call(world: World, group: ProcessGroup, ranks: Sequence[int]) -> Start:
+def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> Start:
     """Messages of a backend that must know those of a round together, such as NCCL.
 
     It matches them by order and its Works stand for the whole call; so nothing is posted ahead.

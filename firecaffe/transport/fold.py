@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.exchange.leaves import Node, TreeSum
 
 
@@ -37,7 +38,7 @@ def fold_nodes(
     nodes_of_rank: Sequence[Sequence[Node]],
     vectors: Sequence[Tensor],
     num_leaves: int,
-    world: World,
+    world: Group,
     coding: Coding = PLAIN,
 ) -> Tensor:
     """The root over all ranks' nodes, the same bits on all ranks.

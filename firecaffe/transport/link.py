@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from firecaffe.cluster.agree import gather_text
-from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost
 
 PING_BYTES = 8
 PINGS = 100
@@ -45,7 +46,7 @@ class Link:
 
 
 def measure_link(
-    world: World, first: int, second: int, least_stream_s: float = LEAST_STREAM_S
+    world: Group, first: int, second: int, least_stream_s: float = LEAST_STREAM_S
 ) -> Link:
     """The link between two ranks as the exchange's own process group sees it.
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from firecaffe.cluster.agree import gather_text
-from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.errors import PeerLostError
 
 
@@ -28,7 +29,7 @@ class LocalRanks:
     first_rank: int
     sockets: tuple[socket.socket | None, ...]
     """To each local rank; None to itself."""
-    world: World
+    world: Group
     """Whose watch knows more of a rank that is lost."""
 
     @property
@@ -179,7 +180,7 @@ def _move(vector: Tensor) -> int | None:
     return descriptor
 
 
-def ranks_per_host(world: World) -> int:
+def ranks_per_host(world: Group) -> int:
     """How many ranks each host has, the same on all ranks; 1 if hosts differ. Every rank must call
     it.
     """
@@ -190,7 +191,7 @@ def ranks_per_host(world: World) -> int:
     return size if is_regular and world.world_size % size == 0 else 1
 
 
-def meet_local_ranks(world: World, timeout_s: float) -> LocalRanks | None:
+def meet_local_ranks(world: Group, timeout_s: float) -> LocalRanks | None:
     """Connects the ranks that torchrun's LOCAL_WORLD_SIZE puts on one host.
 
     None, on all ranks of the world, where hosts have one rank each or not the same number, or where

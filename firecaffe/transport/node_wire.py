@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from firecaffe.cluster.world import World, peers_may_be_lost
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.exchange.leaves import Node, leaf_share
 from firecaffe.transport.fold import PLAIN, Coding, fold_nodes
 
@@ -29,7 +30,7 @@ class NodeWire:
     Used by one thread at a time; all ranks call the same methods in the same order.
     """
 
-    def __init__(self, world: World, num_nodes: int) -> None:
+    def __init__(self, world: Group, num_nodes: int) -> None:
         self.world = world
         self.num_nodes = num_nodes
         self._nodes_of_rank = [

@@ -1,0 +1,104 @@
+"""Some ranks that move data among themselves. The world is one such group.
+
+A rank may be in several: of a mesh of workers it is in the row over which gradients are summed and
+in the column over which a layer is split. Groups are made by all ranks of the world in one order,
+and whoever is in two of them uses them in the same order as everybody else; else two ranks may wait
+for each other.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from firecaffe.cluster.groups import backend_for, connected_when_used
+from firecaffe.cluster.message import Place
+from firecaffe.cluster.traffic import Traffic
+from firecaffe.cluster.watch import Watch
+
+
+@dataclass(frozen=True)
+class Group:
+    """This rank among some. `rank` and `world_size` count within the group, as torch counts them.
+    A group of one has no process groups.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    group: ProcessGroup | None = None
+    """For the main thread: agreement, evaluation."""
+    exchange_group: ProcessGroup | None = None
+    """For the communication threads alone, so that no order between the two can matter."""
+    local_rank: int = 0
+    local_world_size: int = 1
+    """Ranks of the group on this host, which are consecutive in it."""
+    watch: Watch | None = None
+    """That of the world."""
+    place: Place = field(default_factory=Place)
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of gradients."""
+    members: tuple[int, ...] = ()
+    """The ranks' numbers in the world, in the group's order; empty for all of them."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def check_parts(world_size: int, parts: Sequence[Sequence[int]]) -> None:
+    """Raises: ValueError unless each rank is in one part."""
+    found = sorted(rank for part in parts for rank in part)
+    if found != list(range(world_size)) or not all(parts):
+        raise ValueError(f"{parts!s:.120} do not hold each of {world_size} ranks once")
+
+
+@contextmanager
+def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
+    """The group that this rank is in, if the ranks are divided into `parts`, for a `with` block.
+    All ranks call it, with the same parts.
+
+    Raises: ValueError unless each rank is in one part.
+    """
+    check_parts(world.world_size, parts)
+    own = next(tuple(part) for part in parts if world.rank in part)
+    made: list[ProcessGroup] = []
+    try:
+        for part in parts if len(parts) < world.world_size else ():
+            pair = _new(part, world), _new(part, world)  # of the others' parts too: torch asks all
+            made += pair if tuple(part) == own else ()
+        main, exchange = made if len(own) > 1 else (None, None)
+        size = world.local_world_size
+        local = [rank for rank in own if rank // size == world.rank // size]
+        yield Group(
+            rank=own.index(world.rank),
+            world_size=len(own),
+            device=world.device,
+            group=main,
+            exchange_group=exchange,
+            local_rank=local.index(world.rank),
+            local_world_size=len(local),
+            watch=world.watch,
+            place=world.place,
+            members=own,
+        )
+    finally:
+        # Where a rank is lost, a thread may still wait for it, and leaving would wait for that.
+        if world.watch is None or world.watch.fault is None:
+            for each in made:
+                dist.destroy_process_group(each)
+
+
+def _new(part: Sequence[int], world: Group) -> ProcessGroup:
+    assert world.group is not None
+    with connected_when_used():
+        made: ProcessGroup = dist.new_group(
+            list(part),
+            backend=backend_for(world.device),
+            timeout=world.group._get_backend(world.device).options._timeout,
+            sort_ranks=False,
+        )
+    return made

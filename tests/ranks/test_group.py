@@ -1,0 +1,66 @@
+"""Groups of some ranks: a mesh whose rows and columns sum by themselves, beside the world."""
+
+import pytest
+import torch
+
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.group import check_parts, divide
+from firecaffe.cluster.world import join
+from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.local import meet_local_ranks
+from tests.world import Ranks
+
+ROWS, COLUMNS = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+BACKWARDS = [[3, 1, 0], [2]]
+
+
+def sums(algorithm: str) -> dict[str, tuple[float, list[str]]]:
+    """What this rank gets of the sum of ranks' powers of ten, and who is with it, in each group."""
+    found = {}
+    with join("cpu") as world:
+        parts = {"rows": ROWS, "columns": COLUMNS, "backwards": BACKWARDS}
+        for name, each in parts.items():
+            with divide(world, each) as group:
+                vector = torch.full((13,), 10.0**world.rank)
+                Exchange(group, algorithm).all_reduce(vector)
+                assert (vector == vector[0]).all()
+                found[name] = float(vector[0]), gather_text(group, str(world.rank))
+        with divide(world, ROWS) as row, divide(world, COLUMNS) as column:
+            vector = torch.full((8,), 10.0**world.rank)
+            for group in (row, column):  # in one order on all ranks
+                Exchange(group, algorithm).all_reduce(vector)
+            found["both"] = float(vector[0]), []
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["tree", "ring", "native"])
+def test_rows_and_columns_of_a_mesh(ranks: Ranks, algorithm: str) -> None:
+    for rank, found in enumerate(ranks.shared(4, sums, algorithm)):
+        for name, parts in {"rows": ROWS, "columns": COLUMNS, "backwards": BACKWARDS}.items():
+            own = next(part for part in parts if rank in part)
+            assert found[name] == (sum(10.0**each for each in own), [str(each) for each in own])
+        assert found["both"][0] == 1111.0
+
+
+def sum_in_memory() -> float:
+    with join("cpu") as world, divide(world, COLUMNS) as group:
+        local = meet_local_ranks(group, 300.0)
+        assert local is not None
+        exchange = Exchange(group, "tree", local)
+        vector = exchange.empty(70_001, torch.float32, torch.device("cpu"))
+        vector.fill_(10.0**world.rank)
+        exchange.all_reduce(vector)
+        assert (vector == vector[0]).all()
+        total = float(vector[0])
+        exchange.close()
+        return total
+
+
+def test_a_group_on_one_host_adds_in_its_memory(ranks: Ranks) -> None:
+    assert ranks.shared(4, sum_in_memory) == [101.0, 1010.0, 101.0, 1010.0]
+
+
+@pytest.mark.parametrize("parts", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2], []], [[0, 1, 3]]])
+def test_parts_hold_each_rank_once(parts: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="each of 3 ranks once"):
+        check_parts(3, parts)
