@@ -37,7 +37,7 @@ STEPS = 20
 MIDDLE = 15
 """Calls of the loss; some are made before the first step, one in each."""
 
-TRAINING, WATCH = PARTS = "training", "watch"
+SHARED, MESSAGES, WATCH = PARTS = "shared_memory", "messages", "watch"
 
 COLUMNS = (
     *("ranks", "exchange", "start, s", "step, ms", "sockets, median", "most"),
@@ -82,23 +82,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--watches", type=int, default=512)
-    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="of the page")
     given = parser.parse_args()
-    if TRAINING in given.parts:
-        print_training(given.ranks)
+    if SHARED in given.parts:
+        print_head()
+    for way in (SHARED, MESSAGES):
+        if way in given.parts:
+            _run_ranks(1, os.getpid)  # loads torch
+            for line in rows(given.ranks, way == SHARED):
+                print(f"| {' | '.join(line)} |", flush=True)
     if WATCH in given.parts:
         print_watch(given.watches)
 
 
-def print_training(world_size: int) -> None:
+def print_head() -> None:
     facts = {"cpu": cpu_name(), "torch": torch.__version__, "commit": commit()[:12]}
     parameters = sum(each.numel() for each in Network().parameters())
     print(HEAD.format(cores=os.cpu_count(), parameters=parameters, steps=STEPS, **facts))
-    _run_ranks(1, os.getpid)  # loads torch
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
-    for shared_memory in (True, False):
-        for line in rows(world_size, shared_memory):
-            print(f"| {' | '.join(line)} |", flush=True)
 
 
 def print_watch(ranks: int) -> None:

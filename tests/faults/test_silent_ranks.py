@@ -1,4 +1,4 @@
-"""Ranks that cannot beat: one that holds the interpreter's lock, and one that is stopped."""
+"""Ranks that cannot beat, or do not come: busy in C, stopped, elsewhere."""
 
 import ctypes
 import os
@@ -8,12 +8,13 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from firecaffe.cluster import agree
 from firecaffe.cluster.world import join
 from firecaffe.errors import PeerLostError
 from tests.world import Ranks
 
 SILENT_S = 1.5
-BUSY, STOPPED = 1, 2
+BUSY, STOPPED, LATE = 1, 2, 1
 
 
 def fall_silent() -> tuple[float, str, int]:
@@ -45,3 +46,23 @@ def test_only_what_is_stopped_is_frozen(ranks: Ranks) -> None:
     """The busy rank is waited for; the other one is stopped with all that runs beside it."""
     told = ranks.run(3, fall_silent, lost=(STOPPED,))
     assert told == [(3.0, "frozen", STOPPED)] * 2 + [None]
+
+
+def come_to_no_meeting() -> tuple[str, int]:
+    with join("cpu", 2 * SILENT_S, SILENT_S) as world:
+        watch = world.watch
+        assert watch is not None
+        world.place.step = 1
+        try:
+            if world.rank == LATE:
+                assert watch._known.wait(60)
+                watch.check()
+            agree.gather_text(world, "")
+        except PeerLostError as error:
+            return error.kind, error.rank or 0
+        raise AssertionError("a rank was lost")
+
+
+def test_who_is_waited_for_while_two_ranks_are_being_connected_is_stuck(ranks: Ranks) -> None:
+    """Gloo knows no time-out then for one of the two; which one is chance."""
+    assert ranks.run(3, come_to_no_meeting) == [("stuck", LATE)] * 3
