@@ -68,7 +68,7 @@ class PeerLostError(FirecaffeError, RuntimeError):
     """Another rank is gone, frozen, cut off or behind; or told that it has failed. A RuntimeError,
     as `backward()` raises it of a process group.
 
-    `fault` says who and how, and the exit code is that of its kind; None where nobody knows.
+    `fault` says who and how, and the exit code is that of its kind; None if nobody knows.
     """
 
     exit_code = 9

@@ -36,7 +36,7 @@ from firecaffe.transport.link import Link, measure_link
 from firecaffe.transport.local import meet_local_ranks
 
 RANKS = 2
-"""Started where neither --nproc-per-node nor a launcher says how many."""
+"""Started if neither --nproc-per-node nor a launcher says how many."""
 THREADS = 1
 """Threads of each rank, as in training by default."""
 VECTORS_HELD = 4

@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(options: Any) -> InputRates:
-    """Raises: DataError where there is nothing to read."""
+    """Raises: DataError if there is nothing to read."""
     threads = decode_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = DataConfig(

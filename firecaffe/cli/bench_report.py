@@ -150,7 +150,7 @@ def _result(timing: Timing, control: Timing, link_bytes_per_s: float) -> dict[st
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """Prints the report: plain lines where there is no terminal."""
+    """Prints the report: plain lines if there is no terminal."""
     for line in _head(report):
         console.print(line, markup=False, soft_wrap=True)
     if console.is_terminal:

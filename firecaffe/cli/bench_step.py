@@ -23,7 +23,7 @@ from firecaffe.cluster.world import World, join
 from firecaffe.errors import MemoryFullError, RecipeError
 from firecaffe.measure.device import calibrated
 from firecaffe.measure.layers import LayerTypes, by_layer_type
-from firecaffe.measure.step import Timed, time_steps
+from firecaffe.measure.step import StepTimes, time_steps
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.of_recipe import workload_of
@@ -100,7 +100,7 @@ def _sizes(words: str) -> list[int]:
 
 
 def _check_memory(recipe: Recipe, sizes: Sequence[int]) -> None:
-    """Raises: RecipeError where the layers' outputs alone would fill this host."""
+    """Raises: RecipeError if the layers' outputs alone would fill this host."""
     needed_bytes = max(sizes) * workload_of(recipe).activation_bytes
     has_bytes = psutil.virtual_memory().total
     if recipe.train.device != "cuda" and needed_bytes > has_bytes:
@@ -110,7 +110,7 @@ def _check_memory(recipe: Recipe, sizes: Sequence[int]) -> None:
         )
 
 
-def _time(recipe: Recipe, world: World, size: int, seconds: float) -> Timed:
+def _time(recipe: Recipe, world: World, size: int, seconds: float) -> StepTimes:
     try:
         return time_steps(recipe, world.device, size, seconds)
     except torch.OutOfMemoryError as error:
@@ -120,7 +120,7 @@ def _time(recipe: Recipe, world: World, size: int, seconds: float) -> Timed:
 
 
 def _show(
-    console: Console, recipe: Recipe, rows: Sequence[Timed], types: Sequence[LayerTypes]
+    console: Console, recipe: Recipe, rows: Sequence[StepTimes], types: Sequence[LayerTypes]
 ) -> None:
     names = list(dict.fromkeys(name for each in types for name in each.time_s))
     table = Table(box=SIMPLE_HEAD, title=f"{recipe.model.name}, one worker")

@@ -30,7 +30,7 @@ from firecaffe.measure.exchange import time_exchanges
 from firecaffe.measure.found_cluster import MeasuredCluster, cluster_of, findings
 from firecaffe.measure.step import (
     MOST_MICRO_BATCHES,
-    Timed,
+    StepTimes,
     time_steps,
     time_steps_beside_exchange,
 )
@@ -114,7 +114,7 @@ def _look(
     ranks = look_over(world, folder, name, say)
     places = [(each.host, each.group) for each in ranks]
     links = links_of(world, places, say) if world.world_size > 1 else []
-    timed: list[list[Timed]] = []
+    timed: list[list[StepTimes]] = []
     if recipe is not None:
         timed = _steps(world, recipe, say)
     exchanges: dict[str, dict[int, float]] = {}
@@ -135,7 +135,7 @@ def _look(
     return MeasuredCluster(ranks, links, world.local_world_size, timed, exchanges, slowdown)
 
 
-def _steps(world: World, recipe: Recipe, say: Callable[[str], None]) -> list[list[Timed]]:
+def _steps(world: World, recipe: Recipe, say: Callable[[str], None]) -> list[list[StepTimes]]:
     """The timed steps of three micro-batch sizes, by rank; all ranks get all."""
     size = recipe.train.micro_batch_size
     steps = []
@@ -145,7 +145,7 @@ def _steps(world: World, recipe: Recipe, say: Callable[[str], None]) -> list[lis
         steps.append(time_steps(recipe, world.device, each, STEP_S, _micro_batches(world, recipe)))
     own = [dataclasses.asdict(each) for each in steps]
     stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
-    return [[Timed(**_tuples(words)) for words in of_rank] for of_rank in stated]
+    return [[StepTimes(**_tuples(words)) for words in of_rank] for of_rank in stated]
 
 
 def _micro_batches(world: World, recipe: Recipe) -> int:
@@ -154,7 +154,7 @@ def _micro_batches(world: World, recipe: Recipe) -> int:
 
 
 def _slowdown(
-    world: World, recipe: Recipe, local: LocalRanks | None, timed: Sequence[Sequence[Timed]]
+    world: World, recipe: Recipe, local: LocalRanks | None, timed: Sequence[Sequence[StepTimes]]
 ) -> float:
     """How much longer the median rank's step takes beside an exchange, as a share of it."""
     size = recipe.train.micro_batch_size

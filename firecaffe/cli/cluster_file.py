@@ -22,14 +22,14 @@ def write_cluster(path: Path, cluster: Cluster) -> None:
 
 
 def check_cluster_file(options: Namespace) -> None:
-    """Raises: RecipeError or RunError where a cluster cannot be written to `--write`."""
+    """Raises: RecipeError or RunError if a cluster cannot be written to `--write`."""
     check_target("--write", options.write, options.overwrite, (".toml",))
 
 
 def cluster_to_write(options: Namespace) -> Cluster | None:
-    """What a measurement is put into, and written to `--write`; None where nothing is written.
+    """What a measurement is put into, and written to `--write`; None if nothing is written.
 
-    Raises: RecipeError or RunError where that cannot be.
+    Raises: RecipeError or RunError if that cannot be.
     """
     check_cluster_file(options)
     if options.write:

@@ -1,4 +1,4 @@
-"""Where tables are printed: as wide as the terminal, and uncut where there is none."""
+"""Where tables are printed: as wide as the terminal, and uncut if there is none."""
 
 from rich.console import Console
 

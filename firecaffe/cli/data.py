@@ -25,7 +25,7 @@ def get(name: str, dest: str = "") -> Path:
 
     dest: the folder for them, by default the one in the data home in which recipes look.
 
-    Raises: RecipeError where no way to obtain `name` is known; DataError where none worked.
+    Raises: RecipeError if no way to obtain `name` is known; DataError if none worked.
     """
     if name not in GETTERS:
         close = get_close_matches(name, GETTERS, n=1)

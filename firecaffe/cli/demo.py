@@ -43,14 +43,14 @@ def main(argv: list[str]) -> int:
 
 
 def _cores() -> int:
-    """The cores that this process may use, where the system tells; else all."""
+    """The cores that this process may use, if the system tells; else all."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _with_data(recipe: Recipe) -> Recipe:
-    """The recipe with data that is there; a generated set, said aloud, where none can be had."""
+    """The recipe with data that is there; a generated set, said aloud, if none can be had."""
     if recipe.data.name not in data_command.GETTERS or recipe.data.path:
         return recipe
     try:

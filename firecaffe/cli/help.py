@@ -52,7 +52,7 @@ SECTIONS: dict[str, type] = {
 
 
 def section_help(name: str) -> str:
-    """Raises: RecipeError where there is no such section."""
+    """Raises: RecipeError if there is no such section."""
     if name not in SECTIONS:
         known = ", ".join(SECTIONS)
         raise RecipeError(

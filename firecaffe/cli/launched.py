@@ -13,7 +13,7 @@ def check_launched(parser: Parser, argv: list[str], nproc_per_node: int | None) 
     """nproc_per_node: as it was parsed. A rank of our own launcher has its command line as it was
     typed, and that is right.
 
-    Raises: RecipeError where an option would start ranks that another launcher has started.
+    Raises: RecipeError if an option would start ranks that another launcher has started.
     """
     if LAUNCHED in os.environ:
         return

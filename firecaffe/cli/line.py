@@ -35,7 +35,7 @@ class TypedWords:
 def read_line(
     command: str, argv: list[str], options: Mapping[str, Action], words: Collection[str]
 ) -> TypedWords:
-    """options: by each of their spellings. words: a recipe's, by dotted name; none where the
+    """options: by each of their spellings. words: a recipe's, by dotted name; none if the
     command takes no recipe.
 
     Raises: RecipeError for an option that is not there, with the one that may be meant.

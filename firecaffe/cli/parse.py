@@ -55,7 +55,7 @@ LENGTH_WORDS = (("steps", "epochs"), ("epochs", "steps"))
 def _with_length(recipe: Recipe, typed: set[str], in_file: set[str]) -> tuple[Recipe, str]:
     """The recipe with the length that was typed, if its file says another; and a line of it.
 
-    Raises: RecipeError where no length was typed, but none.
+    Raises: RecipeError if no length was typed, but none.
     """
     for word, other in LENGTH_WORDS:
         value, before = getattr(recipe.train, word), getattr(recipe.train, other)
@@ -78,7 +78,7 @@ it needs.
 
 
 def _check_typed(parser: Parser, recipe: Recipe, typed: list[str]) -> None:
-    """Raises: RecipeError where a word that was typed has no effect."""
+    """Raises: RecipeError if a word that was typed has no effect."""
     idle = idle_words(recipe) if parser.command in TRAINING_COMMANDS else {}
     for word in typed:
         if word in parser.instead:
@@ -92,7 +92,7 @@ def _usage(parser: Parser) -> str:
 
 
 def _load(path: Path) -> dict[str, dict[str, Any]]:
-    """The words of a recipe's file, by section. Raises: RecipeError where it is none."""
+    """The words of a recipe's file, by section. Raises: RecipeError if it is none."""
     try:
         sections = tomllib.loads(read_small(path))
     except OSError as error:

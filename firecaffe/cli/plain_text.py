@@ -1,4 +1,4 @@
-"""What is printed where the terminal, or a pipe, takes fewer characters than Unicode has."""
+"""What is printed if the terminal, or a pipe, takes fewer characters than Unicode has."""
 
 import codecs
 import io

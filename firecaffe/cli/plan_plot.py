@@ -18,7 +18,7 @@ style="max-width:100%" src="data:image/png;base64,{}">"""
 def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
     """Writes the picture aside first, so that there is no half of one under its name.
 
-    Raises: RecipeError where matplotlib is missing.
+    Raises: RecipeError if matplotlib is missing.
     """
     try:
         import matplotlib as mpl

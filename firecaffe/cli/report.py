@@ -17,7 +17,7 @@ def page(
 ) -> str:
     """The whole report, which needs no other file.
 
-    Raises: RecipeError where matplotlib is missing; RunError where metrics cannot be read.
+    Raises: RecipeError if matplotlib is missing; RunError if metrics cannot be read.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")

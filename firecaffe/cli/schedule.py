@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 def facts(schedule: Schedule, ranks_per_node: int) -> dict[str, Any]:
-    """What can be said about a schedule, in float32 bytes where it is about bytes."""
+    """What can be said about a schedule, in float32 bytes if it is about bytes."""
     busiest = schedule.elements_of_busiest_rank()
     least = lower_bound_elements(schedule.world_size, schedule.num_elements)
     return {

@@ -6,9 +6,9 @@ from firecaffe.errors import RecipeError, RunError
 
 
 def check_target(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...] = ()) -> None:
-    """name: the file's, after the option `word`; empty where there is none.
+    """name: the file's, after the option `word`; empty if there is none.
 
-    Raises: RecipeError where its name does not end in one of `suffixes`; RunError where there is no
+    Raises: RecipeError if its name does not end in one of `suffixes`; RunError if there is no
     folder for it, or it is there already and is not to be written over.
     """
     if not name:

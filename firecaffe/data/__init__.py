@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from firecaffe.data.datasets import DATASETS, check_data, divide, open_data
     from firecaffe.data.hold_out import num_held_out
     from firecaffe.data.order import SampleOrder, epoch_order
-    from firecaffe.data.source import Data, Parts, check_words, data_home, shard_counts
+    from firecaffe.data.source import Data, DataParts, check_words, data_home, shard_counts
 
 _PLACES = {
     "Batches": "batches",
@@ -18,7 +18,7 @@ _PLACES = {
     "Data": "source",
     "DataConfig": "config",
     "Dataset": "dataset",
-    "Parts": "source",
+    "DataParts": "source",
     "SampleOrder": "order",
     "TensorDataset": "dataset",
     "check_data": "datasets",
@@ -39,8 +39,8 @@ __all__ = [
     "Batches",
     "Data",
     "DataConfig",
+    "DataParts",
     "Dataset",
-    "Parts",
     "SampleOrder",
     "TensorDataset",
     "check_data",

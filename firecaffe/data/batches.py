@@ -75,7 +75,7 @@ class Batches:
 
         B is the micro-batch size, less in the last step of an epoch, down to 0.
 
-        Raises: DataError where the data end before the samples that they have said to hold.
+        Raises: DataError if the data end before the samples that they have said to hold.
         """
         return self.on_device(*self.host_batch(step, leaf))
 
@@ -159,7 +159,7 @@ Fetch = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def _fetch(fetch: Fetch, dataset: Dataset, samples_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Raises: DataError where the data set gives fewer samples than were asked for."""
+    """Raises: DataError if the data set gives fewer samples than were asked for."""
     try:
         images_BCHW, labels_B = fetch(samples_B)
     except (IndexError, EOFError, StopIteration) as error:

@@ -13,7 +13,7 @@ from firecaffe.data.config import DataConfig
 from firecaffe.data.hold_out import hold_out
 from firecaffe.data.source import (
     Data,
-    Parts,
+    DataParts,
     check_words,
     open_cifar,
     open_fashion_mnist,
@@ -24,7 +24,7 @@ from firecaffe.data.source import (
 )
 from firecaffe.errors import DataError, RecipeError
 
-DATASETS: dict[str, Callable[[DataConfig], Parts]] = {
+DATASETS: dict[str, Callable[[DataConfig], DataParts]] = {
     "fashion-mnist": open_fashion_mnist,
     "mnist": open_mnist,
     "cifar10": open_cifar,
@@ -52,7 +52,7 @@ def open_data(config: DataConfig) -> Data:
     return divide(DATASETS[config.name](config), config)
 
 
-def divide(parts: Parts, config: DataConfig) -> Data:
+def divide(parts: DataParts, config: DataConfig) -> Data:
     """What a run takes of a data set: validation images are those that the recipe holds out from
     training, else the data set's own, if it has some.
 

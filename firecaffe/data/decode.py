@@ -59,7 +59,7 @@ PILLOW_ERRORS = (
 def decode(content: bytes) -> Tensor:
     """RGB pixels, uint8 of 3 x H x W, in rows of whole pixels (channels last) in memory.
 
-    Raises: BrokenSampleError, without a name, where this is no whole image.
+    Raises: BrokenSampleError, without a name, if this is no whole image.
     """
     if not content:
         raise BrokenSampleError("not a whole image: it is empty")

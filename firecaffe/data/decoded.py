@@ -38,7 +38,7 @@ class Encoded(Protocol):
 
     @property
     def shard_counts(self) -> tuple[int, ...]:
-        """Samples that lie together, in order; empty where each lies alone."""
+        """Samples that lie together, in order; empty if each lies alone."""
 
     def __len__(self) -> int: ...
 
@@ -90,7 +90,7 @@ class DecodedSet:
         return len(self.source)
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Raises: DataError where an image is missing or broken; it names it."""
+        """Raises: DataError if an image is missing or broken; it names it."""
         _, rows, columns = self.sample_CHW
         return self.transformed(indices_B, lambda image, _: scale(image, rows, columns))
 

@@ -94,7 +94,7 @@ class ImageFolder:
         return self.labels_N[samples_B]
 
     def size(self, sample: int) -> int:
-        """Bytes. Raises: DataError where the file is gone."""
+        """Bytes. Raises: DataError if the file is gone."""
         try:
             return os.stat(self.name(sample)).st_size
         except OSError as error:
@@ -107,7 +107,7 @@ class ImageFolder:
         return sum(sizes) / len(sizes)
 
     def read(self, sample: int) -> bytes:
-        """Raises: DataError where the file is gone or cannot be read."""
+        """Raises: DataError if the file is gone or cannot be read."""
         try:
             return Path(self.name(sample)).read_bytes()
         except OSError as error:
@@ -146,7 +146,7 @@ next one is to choose by.
 
 def open_folder(path: Path) -> list[ImageFolder]:
     """Open `path`/train, `path`/test and `path`/val (or validation), of which one of test and val
-    may be missing: the training set, the test set and, where there is one, what to choose by. The
+    may be missing: the training set, the test set and, if there is one, what to choose by. The
     classes are those of train.
 
     Raises:

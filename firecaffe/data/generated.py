@@ -1,6 +1,6 @@
 """A data set that needs no files: ten classes of shifted, noisy patterns, made from a seed.
 
-For trying things where nothing can be fetched. It is integer arithmetic on `hash64` alone, so a
+For trying things if nothing can be fetched. It is integer arithmetic on `hash64` alone, so a
 seed gives the same bytes everywhere. Class c has a pattern of 7 x 7 random gray blocks of 4 x 4
 pixels; sample i shows the pattern of class i mod 10, moved around the edges by up to 3 pixels
 in each direction, under noise:

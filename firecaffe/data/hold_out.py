@@ -18,7 +18,7 @@ from firecaffe.errors import RecipeError
 def num_held_out(num_samples: int, share: float) -> int:
     """How many of a training set are kept from training.
 
-    Raises: RecipeError where one of the two parts would be empty.
+    Raises: RecipeError if one of the two parts would be empty.
     """
     count = round(num_samples * share)
     if share and not 0 < count < num_samples:

@@ -27,7 +27,7 @@ DTYPES = (torch.uint8, torch.float32)
 def check_own(name: str, dataset: Any) -> Dataset:
     """The data set that a user has given as `name`, with its batches looked at.
 
-    Raises: DataError where it is none.
+    Raises: DataError if it is none.
     """
     if isinstance(dataset, TensorDataset | DecodedSet | RawPart):
         return dataset

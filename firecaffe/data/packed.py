@@ -59,7 +59,7 @@ class PackedSet:
 
 
 def read_list(root: str) -> PackedSet:
-    """Raises: DataError where there is no packed data set, or its list is damaged."""
+    """Raises: DataError if there is no packed data set, or its list is damaged."""
     text = read_text(root, LIST, MOST_LIST_BYTES)
     try:
         words: dict[str, Any] = json.loads(text)
@@ -103,7 +103,7 @@ def _info(words: dict[str, Any]) -> ShardInfo:
 class PackedPart:
     """One part's samples, by number, as they are stored.
 
-    Raises: DataError where a shard is missing or has another length than it was packed with.
+    Raises: DataError if a shard is missing or has another length than it was packed with.
     """
 
     def __init__(self, packed: PackedSet, part: str, files: ShardFiles) -> None:
@@ -168,7 +168,7 @@ class PackedPart:
         )
 
     def read(self, sample: int) -> bytes:
-        """Raises: DataError where the bytes are not those that were packed."""
+        """Raises: DataError if the bytes are not those that were packed."""
         shard, number = self.place(sample)
         index = self._index(shard)
         start, end = int(index.offsets[number]), int(index.offsets[number + 1])
@@ -195,7 +195,7 @@ class RawPart:
         return len(self.part)
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Raises: DataError where a sample is damaged or of another size."""
+        """Raises: DataError if a sample is damaged or of another size."""
         read = b"".join(self.part.read(sample) for sample in indices_B.tolist())
         images = torch.frombuffer(bytearray(read), dtype=torch.uint8) if read else torch.empty(0)
         try:

@@ -70,7 +70,7 @@ class ShardIndex:
 def read_index(read: Read, name: str, num_bytes: int) -> ShardIndex:
     """The index of a shard of so many bytes.
 
-    Raises: DataError where the file is cut, damaged, or no shard.
+    Raises: DataError if the file is cut, damaged, or no shard.
     """
     prologue = read(0, PROLOGUE.size)
     if len(prologue) < PROLOGUE.size:
@@ -126,7 +126,7 @@ def _index_bytes(count: int) -> int:
 
 
 def check_sample(content: bytes, checksum: int, length: int, name: str) -> None:
-    """Raises: DataError where it is cut; BrokenSampleError where its bytes are other ones."""
+    """Raises: DataError if it is cut; BrokenSampleError if its bytes are other ones."""
     if len(content) != length:
         raise DataError(f"{name}: {len(content)} of {length} bytes could be read; it is truncated")
     if zlib.crc32(content) != checksum:

@@ -44,7 +44,7 @@ def is_remote(root: str) -> bool:
 def open_files(root: str, cache: str = "", cache_bytes: int = 0) -> ShardFiles:
     """cache: a folder to keep copies in; cache_bytes: their limit, 0 for all but FREE_SHARE of it.
 
-    Raises: DataError where an address needs what is not installed.
+    Raises: DataError if an address needs what is not installed.
     """
     files: RemoteFiles | LocalFiles = RemoteFiles(root) if is_remote(root) else LocalFiles(root)
     return CachedFiles(files, Path(cache).expanduser(), cache_bytes) if cache else files

@@ -27,7 +27,7 @@ from firecaffe.errors import DataError, RecipeError
 from firecaffe.words import INT64, MOST_THREADS
 
 
-class Parts(NamedTuple):
+class DataParts(NamedTuple):
     """The parts of a data set as they are stored."""
 
     train: Dataset
@@ -57,7 +57,7 @@ class Data:
 
 
 def check_words(config: DataConfig) -> None:
-    """Raises: RecipeError where a word of the data cannot be, whatever the data are."""
+    """Raises: RecipeError if a word of the data cannot be, whatever the data are."""
     choices = {"augment": AUGMENTS, "order": ORDERS, "on_error": ON_ERROR}
     for word, known in choices.items():
         if getattr(config, word) not in known:
@@ -107,41 +107,41 @@ def _existing_path(config: DataConfig, remedy: str) -> Path:
     return path
 
 
-def open_fashion_mnist(config: DataConfig) -> Parts:
+def open_fashion_mnist(config: DataConfig) -> DataParts:
     """60,000 + 10,000 gray images of clothes, 28 x 28, 10 classes.
 
     Source: Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747.
     """
     path = _existing_path(config, "`firecaffe data get fashion-mnist` fetches it")
-    return Parts(*open_idx(path, 10))
+    return DataParts(*open_idx(path, 10))
 
 
-def open_mnist(config: DataConfig) -> Parts:
+def open_mnist(config: DataConfig) -> DataParts:
     """60,000 + 10,000 gray images of digits, 28 x 28, 10 classes.
 
     Source: LeCun, Bottou, Bengio and Haffner 1998.
     """
     path = _existing_path(config, "put its four idx files there or set data.path")
-    return Parts(*open_idx(path, 10))
+    return DataParts(*open_idx(path, 10))
 
 
-def open_cifar(config: DataConfig) -> Parts:
+def open_cifar(config: DataConfig) -> DataParts:
     """50,000 + 10,000 color images, 32 x 32, 10 classes. Source: Krizhevsky 2009."""
-    return Parts(*open_cifar10(_existing_path(config, f"put {ARCHIVE} there or set data.path")))
+    return DataParts(*open_cifar10(_existing_path(config, f"put {ARCHIVE} there or set data.path")))
 
 
-def open_image_folder(config: DataConfig) -> Parts:
+def open_image_folder(config: DataConfig) -> DataParts:
     """Images in train/class/, test/class/ and val/class/, resized when they are read; one of test
     and val will do.
     """
     parts = open_folder(_existing_path(config, "set data.path to your folder"))
     train, test, *validation = [_decoded(part, config) for part in parts]
     notes = notes_of({part.folder.name: part.unread for part in parts})
-    return Parts(train, test, validation[0] if validation else None, tuple(notes))
+    return DataParts(train, test, validation[0] if validation else None, tuple(notes))
 
 
-def open_packed(config: DataConfig) -> Parts:
-    """What `firecaffe pack` has written. Raises: DataError where a part or a shard is missing."""
+def open_packed(config: DataConfig) -> DataParts:
+    """What `firecaffe pack` has written. Raises: DataError if a part or a shard is missing."""
     root = config.path
     if not is_remote(root):
         root = str(_existing_path(config, "make it by `firecaffe pack SOURCE DEST`"))
@@ -153,7 +153,7 @@ def open_packed(config: DataConfig) -> Parts:
         raise DataError(f"{root}: holds {found}; expected train and test (or validation)")
     names = ("train", *tests[:2])
     train, *others = [_packed_part(packed, name, files, config) for name in names]
-    return Parts(train, others[0], others[1] if others[1:] else None)
+    return DataParts(train, others[0], others[1] if others[1:] else None)
 
 
 def _packed_part(packed: PackedSet, name: str, files: ShardFiles, config: DataConfig) -> Dataset:
@@ -177,9 +177,9 @@ def _decoded(source: Encoded, config: DataConfig) -> DecodedSet:
 
 
 def shard_counts(dataset: Dataset, config: DataConfig) -> tuple[int, ...]:
-    """Samples that are visited together: the shards', where `data.order` says so; else none.
+    """Samples that are visited together: the shards', if `data.order` says so; else none.
 
-    Raises: RecipeError where there are no shards.
+    Raises: RecipeError if there are no shards.
     """
     if config.order != SHARDS:
         return ()
@@ -192,6 +192,6 @@ def shard_counts(dataset: Dataset, config: DataConfig) -> tuple[int, ...]:
     return counts
 
 
-def open_generated(config: DataConfig) -> Parts:
+def open_generated(config: DataConfig) -> DataParts:
     """10,000 + 2,000 generated gray images, 28 x 28, 10 classes, always the same ones."""
-    return Parts(*generate())
+    return DataParts(*generate())

@@ -71,7 +71,7 @@ def look_over(
 ) -> list[RankFacts]:
     """What every rank has and does; all ranks get all. folder: where files are written to.
 
-    Raises: OSError where a file cannot be written there, on the rank that cannot; PeerLostError.
+    Raises: OSError if a file cannot be written there, on the rank that cannot; PeerLostError.
     """
     say("clocks")
     clock_s, clock_error_s = _clock(world)

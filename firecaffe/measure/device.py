@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from firecaffe.measure.step import Timed
+from firecaffe.measure.step import StepTimes
 from firecaffe.plan.calibrate import fit
 from firecaffe.plan.cluster import Cluster, Device
 from firecaffe.plan.compute import micro_batch
@@ -15,9 +15,9 @@ from firecaffe.recipe.sections import Recipe
 SIZES_TO_FIT = 3
 
 
-def calibrated(cluster: Cluster, recipe: Recipe, rows: Sequence[Timed]) -> Cluster:
+def calibrated(cluster: Cluster, recipe: Recipe, rows: Sequence[StepTimes]) -> Cluster:
     """The cluster with these steps measured, and its device's efficiency and overhead fitted to
-    them where there are enough sizes.
+    them if there are enough sizes.
     """
     own = recipe.model.name, recipe.train.autocast
     kept = tuple(row for row in cluster.device.measured if (row.model, row.autocast) != own)
@@ -30,7 +30,7 @@ def calibrated(cluster: Cluster, recipe: Recipe, rows: Sequence[Timed]) -> Clust
     return dataclasses.replace(cluster, device=device, sources=sources)
 
 
-def _fitted(device: Device, recipe: Recipe, rows: Sequence[Timed]) -> Device:
+def _fitted(device: Device, recipe: Recipe, rows: Sequence[StepTimes]) -> Device:
     workload = workload_of(recipe)
 
     def with_values(values: Any) -> Device:

@@ -58,7 +58,7 @@ class Timing:
     samples_s: tuple[float, ...]
     through: str = GROUP
     wire_bytes: int | None = None
-    """One way through the busiest rank in one sum; None where only the backend knows."""
+    """One way through the busiest rank in one sum; None if only the backend knows."""
     is_encoded: bool = False
     bits_checked: bool = False
     """Whether it gave the tree's own bits; see `check_exchange.checks_bits`."""
@@ -112,9 +112,9 @@ def time_exchanges(
     """Times each algorithm at each size (a multiple of 4), over all ranks, which all call this.
 
     Timings come size by size, in the order of the algorithms, then of the encoders. Making a
-    schedule is not in them. local: the ranks of this host, where they are to share memory.
+    schedule is not in them. local: the ranks of this host, if they are to share memory.
 
-    Raises: NotIdenticalError, on every rank and before any time is known, where a sum is wrong;
+    Raises: NotIdenticalError, on every rank and before any time is known, if a sum is wrong;
     PeerLostError.
     """
     coded = {} if encoders is None else encoders
@@ -159,7 +159,7 @@ def _timing(
     local: LocalRanks | None,
     by_rank: Sequence[_OwnTimes],
 ) -> Timing:
-    """Raises: NotIdenticalError where ranks ended in different bits."""
+    """Raises: NotIdenticalError if ranks ended in different bits."""
     samples_s = _slowest([times.samples_s for times in by_rank])
     ranks, size = world.world_size, size_bytes // BYTES_PER_ELEMENT
     if by_rank[0].digests:
@@ -182,7 +182,7 @@ def way_of(
 ) -> tuple[str, int | None]:
     """What a float32 sum goes through, and bytes one way through the busiest rank's port.
 
-    shares: whether ranks of one host share memory where the algorithm allows it.
+    shares: whether ranks of one host share memory if the algorithm allows it.
     """
     if algorithm == NATIVE:
         return GROUP, None

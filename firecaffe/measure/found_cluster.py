@@ -12,7 +12,7 @@ from scipy.stats import mannwhitneyu
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.measure.cluster import PairLink, RankFacts
 from firecaffe.measure.device import calibrated
-from firecaffe.measure.step import Timed
+from firecaffe.measure.step import StepTimes
 from firecaffe.plan.calibrate import relative_spread
 from firecaffe.plan.cluster import Cluster, Device, Link, Storage
 from firecaffe.plan.network import Network
@@ -39,7 +39,7 @@ class MeasuredCluster:
     ranks: list[RankFacts]
     links: list[PairLink]
     local_world_size: int
-    steps: list[list[Timed]]
+    steps: list[list[StepTimes]]
     """Timed steps of the recipe by rank, if there was one."""
     exchanges: dict[str, dict[int, float]]
     """Seconds by exchange and bytes."""
@@ -48,7 +48,7 @@ class MeasuredCluster:
 
 
 def findings(found: MeasuredCluster) -> list[str]:
-    """What a user should know, one thing a line; nothing where all is well."""
+    """What a user should know, one thing a line; nothing if all is well."""
     lines = []
     versions = defaultdict(list)
     for rank in found.ranks:
@@ -176,13 +176,13 @@ def cluster_of(found: MeasuredCluster, recipe: Recipe | None, name: str) -> Clus
     return _with_exchanges(cluster, found)
 
 
-def _middle(rows: Sequence[Timed]) -> Timed:
+def _middle(rows: Sequence[StepTimes]) -> StepTimes:
     """The rank whose micro-batches take the median."""
     in_order = sorted(rows, key=lambda row: median(row.compute_s))
     return in_order[len(rows) // 2]
 
 
-def _jitter(steps: Sequence[Sequence[Timed]]) -> float:
+def _jitter(steps: Sequence[Sequence[StepTimes]]) -> float:
     """A micro-batch's standard deviation over its mean, of the median rank: a normal one's middle
     four fifths are 2.56 of it wide. A step's is less: each of its micro-batches varies for itself.
     """

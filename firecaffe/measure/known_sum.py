@@ -92,11 +92,11 @@ def check_exchanges(world: World, make: Callable[[int], SumsByName], sizes: Sequ
     """Holds every way to a sum, at every number of float32 elements, against the true sum.
 
     make: the ways for vectors of so many elements. Exchanges that add in tree order at this world
-    size must also give the bits of the tree over random numbers, where the vectors are small.
-    Encoded sums must be as near as their codec says, the same bits on all ranks and, where the
+    size must also give the bits of the tree over random numbers, if the vectors are small.
+    Encoded sums must be as near as their codec says, the same bits on all ranks and, if the
     vectors are small, those that one process comes to.
 
-    Raises: NotIdenticalError, on every rank, where one differs; PeerLostError.
+    Raises: NotIdenticalError, on every rank, if one differs; PeerLostError.
     """
     fault = ""
     for num_elements in sizes:
@@ -106,14 +106,14 @@ def check_exchanges(world: World, make: Callable[[int], SumsByName], sizes: Sequ
 
 
 def stop_at_fault(world: World, fault: str) -> None:
-    """Raises: NotIdenticalError, on every rank, where one of them has found a fault."""
+    """Raises: NotIdenticalError, on every rank, if one of them has found a fault."""
     for rank, stated in enumerate(gather_text(world, fault)):
         if stated:
             raise NotIdenticalError(f"{stated} on rank {rank}; no time of a wrong sum is shown")
 
 
 def difference(found: Tensor, expected: Tensor) -> str:
-    """The first element whose bits differ and both values; empty where there is none."""
+    """The first element whose bits differ and both values; empty if there is none."""
     differs = found.view(torch.int32) != expected.view(torch.int32)
     if not bool(differs.any()):
         return ""

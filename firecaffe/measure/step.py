@@ -48,7 +48,7 @@ FEWEST_STEPS, WARM_UP = 7, 2
 
 
 @dataclass(frozen=True)
-class Timed:
+class StepTimes:
     """The steps of one micro-batch size. Samples are of one micro-batch, in seconds."""
 
     micro_batch_size: int
@@ -83,7 +83,7 @@ def time_steps(
     micro_batch_size: int,
     least_s: float,
     micro_batches: int = MOST_MICRO_BATCHES,
-) -> Timed:
+) -> StepTimes:
     """Steps of so many micro-batches for `least_s` seconds, and FEWEST_STEPS at least."""
     train = dataclasses.replace(
         recipe.train,
@@ -136,7 +136,7 @@ def time_steps(
         if device.type == "cuda"
         else psutil.Process().memory_info().rss
     )
-    return Timed(
+    return StepTimes(
         micro_batch_size,
         micro_batches,
         tuple(each.compute_s / micro_batches for each in timings),
@@ -153,10 +153,10 @@ def time_steps_beside_exchange(
     micro_batch_size: int,
     least_s: float,
     micro_batches: int,
-) -> Timed:
+) -> StepTimes:
     """The same while vectors of a bucket's length are summed over all ranks, one after the other.
 
-    In shared memory where local ranks have it; else by ring, which keeps all ports busy both ways,
+    In shared memory if local ranks have it; else by ring, which keeps all ports busy both ways,
     so that a tree's ranks lose less. Raises: PeerLostError.
     """
     exchange = Exchange(world, "ring" if local is None else "tree", local)
@@ -187,7 +187,7 @@ def time_steps_beside_exchange(
 
 
 def _dataset(recipe: Recipe, least: int) -> Dataset:
-    """The recipe's training data; where they are not here, noise of the same shape."""
+    """The recipe's training data; if they are not here, noise of the same shape."""
     try:
         train = open_data(recipe.data).train
         if len(train) >= least:

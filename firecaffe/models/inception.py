@@ -19,7 +19,7 @@ def conv_block(
     stride: int = 1,
     padding: int = 0,
 ) -> nn.Sequential:
-    """`conv`, `bn` where asked for (it takes the place of the bias), `relu`."""
+    """`conv`, `bn` if asked for (it takes the place of the bias), `relu`."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["conv"] = nn.Conv2d(
         in_channels, out_channels, kernel_size, stride, padding, bias=not batch_norm

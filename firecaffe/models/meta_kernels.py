@@ -20,7 +20,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """A stand-in for the compiler; where it is loaded already, or the stand-in lacks what is asked
+    """A stand-in for the compiler; if it is loaded already, or the stand-in lacks what is asked
     for, the compiler itself.
 
     For one thread: another one that begins to compile meanwhile may meet the stand-in.

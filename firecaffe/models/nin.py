@@ -95,7 +95,7 @@ def nin_small(*, num_classes: int = 10, in_channels: int = 1) -> nn.Sequential:
 
     The layout with widths for a demonstration on a CPU. Three things differ from nin_cifar so that
     it learns within one epoch: He's filler, since after a Gaussian of 0.05 layers this narrow pass
-    next to nothing on; one dropout, where `nin` has it, instead of two; no ReLU on the logits.
+    next to nothing on; one dropout, if `nin` has it, instead of two; no ReLU on the logits.
     """
     network = _network(
         in_channels,

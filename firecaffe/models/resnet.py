@@ -16,7 +16,7 @@ def _conv(i: int, o: int, kernel_size: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
-    """A projection where the block changes the shape; None where the input itself is added."""
+    """A projection if the block changes the shape; None if the input itself is added."""
     if stride == 1 and in_channels == out_channels:
         return None
     return nn.Sequential(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))

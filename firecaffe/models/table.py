@@ -51,7 +51,7 @@ def build_model(
 
     Build it under `torch.device("meta")` to have its shapes without its memory.
 
-    Raises RecipeError where no network has that name, or a number is below 1.
+    Raises RecipeError if no network has that name, or a number is below 1.
     """
     if name not in MODELS:
         close = difflib.get_close_matches(name, MODELS, n=1)

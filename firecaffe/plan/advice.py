@@ -89,7 +89,7 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
 def _change(
     what: str, row: Forecast, workload: Workload, cluster: Cluster, exchange: str, compressor: str
 ) -> Change | None:
-    """None where it cannot be, or would not fit."""
+    """None if it cannot be, or would not fit."""
     if workload.global_batch_size % workload.micro_batch_size:
         return None
     try:

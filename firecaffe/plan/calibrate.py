@@ -27,7 +27,7 @@ class Fit:
     errors: dict[str, float]
     rows: int
     held_out_error: float
-    """Median over rows of the relative error when predicted from the other rows; NaN where there
+    """Median over rows of the relative error when predicted from the other rows; NaN if there
     are no more rows than parameters."""
 
 
@@ -39,7 +39,7 @@ def fit(
 ) -> Fit:
     """rows: (conditions, measured). start: rough values, all above 0.
 
-    Raises: ValueError where there are fewer rows than parameters, or a value is not above 0.
+    Raises: ValueError if there are fewer rows than parameters, or a value is not above 0.
     """
     names = list(start)
     if len(rows) < len(names):

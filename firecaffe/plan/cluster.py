@@ -76,7 +76,7 @@ class Link:
     congestion: float = 0.0
     """What a port loses that more senders than one want to fill: see `plan.ports`."""
     addition_s_per_byte: float = 0.0
-    """γ: what adding a byte that has arrived costs, where the exchange waits for it."""
+    """γ: what adding a byte that has arrived costs, if the exchange waits for it."""
     error: float = 0.15
     efficiency: dict[str, float] = field(default_factory=dict, hash=False)
     """Predicted over measured time, by exchange, of those that have been measured."""
@@ -116,7 +116,7 @@ class Cluster:
     most_devices: int = 0
     """Devices that there are; 0: as many as one likes."""
     lanes: int = 1
-    """Vectors under way at once: 2 where ranks exchange through Gloo between hosts."""
+    """Vectors under way at once: 2 if ranks exchange through Gloo between hosts."""
     failures_per_node_hour: float = 0.0
     restart_s: float = 60.0
     """Time from a failure to the next step."""
@@ -228,7 +228,7 @@ _NOT_NEGATIVE = {
 
 
 def _check(cluster: Cluster) -> None:
-    """Raises: RecipeError where a figure cannot be."""
+    """Raises: RecipeError if a figure cannot be."""
 
     def need(where: str, value: float, least: float, strict: bool) -> None:
         if not (least < value if strict else least <= value) or value == float("inf"):

@@ -45,7 +45,7 @@ class MicroBatch:
 
 @lru_cache(maxsize=256)
 def micro_batch(workload: Workload, device: Device, images: int) -> MicroBatch:
-    """One micro-batch, by the device's figures and, where it has them, its measurements."""
+    """One micro-batch, by the device's figures and, if it has them, its measurements."""
     scale = correction(workload, device, images)
     flops, rate = _rates(workload, device)
     half = 0.5 if workload.autocast in HALF_PRECISION else 1.0
@@ -68,7 +68,7 @@ def update_s(workload: Workload, device: Device) -> float:
 
 
 def data_s(workload: Workload, device: Device) -> float:
-    """Fetching one micro-batch that is held in memory; 0 where that was not measured."""
+    """Fetching one micro-batch that is held in memory; 0 if that was not measured."""
     by_size = {row.micro_batch_size: row.data_s for row in _rows(workload, device)}
     if not by_size:
         return 0.0
@@ -77,7 +77,7 @@ def data_s(workload: Workload, device: Device) -> float:
 
 
 def correction(workload: Workload, device: Device, images: int) -> float:
-    """What was measured over what the figures say, at this size; 1 where nothing was.
+    """What was measured over what the figures say, at this size; 1 if nothing was.
 
     Between two sizes it is straight in the logarithm, and beyond them it stays.
     """

@@ -79,14 +79,14 @@ class Forecast:
 
 
 def exchanges_on(cluster: Cluster, world_size: int) -> list[str]:
-    """Those that can be on so many workers: the table, and a nested one where there are nodes."""
+    """Those that can be on so many workers: the table, and a nested one if there are nodes."""
     inner = cluster.links[0].group
     nests = inner and world_size > inner and world_size % inner == 0
     return [*EXCHANGES, *(["hierarchical(tree,halving_doubling)"] if nests else [])]
 
 
 def check_plan(workload: Workload, cluster: Cluster, world_size: int) -> None:
-    """Raises: RecipeError where so many workers cannot do this."""
+    """Raises: RecipeError if so many workers cannot do this."""
     if world_size < 1:
         raise RecipeError(f"--workers is {world_size}; it must be at least 1")
     if world_size > workload.num_micro_batches:
@@ -109,7 +109,7 @@ def forecast(
     exchange: str,
     compressor: str = NO_COMPRESSOR,
 ) -> Forecast:
-    """One row. Raises: RecipeError where it cannot be; ValueError where there is no such exchange
+    """One row. Raises: RecipeError if it cannot be; ValueError if there is no such exchange
     among so many workers.
     """
     check_plan(workload, cluster, world_size)
@@ -197,7 +197,7 @@ def forecasts(
 
 
 def fastest(rows: Sequence[Forecast]) -> list[Forecast]:
-    """The fastest row of each number of workers; `native`, the control, only where it is alone."""
+    """The fastest row of each number of workers; `native`, the control, only if it is alone."""
     by_workers: dict[int, list[Forecast]] = {}
     for row in rows:
         by_workers.setdefault(row.workers, []).append(row)
@@ -271,7 +271,7 @@ class _Cost:
         return self._exchange_s[world_size]
 
     def _share_beside(self, world_size: int) -> float:
-        """See `Prices.share_beside_another`; of the largest bucket, where there are several."""
+        """See `Prices.share_beside_another`; of the largest bucket, if there are several."""
         if self.cluster.lanes == 1 or self.compressor != NO_COMPRESSOR or len(self.buckets) < 2:
             return 1.0
         if world_size not in self._shares:
@@ -308,7 +308,7 @@ def _goodput(cluster: Cluster, memory: dict[str, float], nodes: int) -> float:
 
 
 def _usd(cluster: Cluster, nodes: int, hours: float | None, kwh: float | None) -> float | None:
-    """Nodes by the hour, and electricity where it is paid for apart."""
+    """Nodes by the hour, and electricity if it is paid for apart."""
     prices = cluster.prices
     if hours is None or not (prices.node_usd_per_hour or prices.electricity_usd_per_kwh):
         return None

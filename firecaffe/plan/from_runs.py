@@ -2,7 +2,7 @@
 
 A run's own steps replace what the figures say of its network (rows of `device.measured`, and the
 scatter of ranks as `device.jitter`). A link's bandwidth is fitted to the steps of the runs for
-which it is the outermost one, with its latency where there are LATENCY_RUNS of them; a run whose
+which it is the outermost one, with its latency if there are LATENCY_RUNS of them; a run whose
 step would hardly change with a link of half the bandwidth says nothing of it and is left out.
 """
 
@@ -61,7 +61,7 @@ def learn(
 
     folders: of runs. read_recipe: from the recipe's file that each of them holds.
 
-    Raises: RunError where a folder holds no run with steps and a forecast.
+    Raises: RunError if a folder holds no run with steps and a forecast.
     """
     runs = [_read(folder, read_recipe) for folder in folders]
     rows = _rows(runs, cluster)
@@ -202,7 +202,7 @@ def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tup
 
 
 def _error(found: Fit, link: Link) -> float:
-    """What a fit says of itself; where it has no row to spare, what was said of the link before."""
+    """What a fit says of itself; if it has no row to spare, what was said of the link before."""
     if isnan(found.held_out_error):
         return link.error
     return max(found.errors["bandwidth_bytes_per_s"], found.held_out_error)

@@ -190,7 +190,7 @@ PRICED_AS = {"fold": "sharded_parameter_server"}
 
 
 def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
-    """The one that the recipe names, or a shipped one with this device; None where there is none.
+    """The one that the recipe names, or a shipped one with this device; None if there is none.
 
     gpu: its name; empty for a CPU. Raises: RecipeError.
     """
@@ -203,9 +203,9 @@ def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
 
 
 def forecast_run(recipe: Recipe, world_size: int, gpu: str, route: str) -> dict[str, Any] | None:
-    """What the planner expects of a run, for its folder; None where it cannot price it.
+    """What the planner expects of a run, for its folder; None if it cannot price it.
 
-    route: the exchange that is taken. Raises: RecipeError where the cluster is none.
+    route: the exchange that is taken. Raises: RecipeError if the cluster is none.
     """
     cluster = cluster_for(recipe, gpu)
     compressor = recipe.exchange.compressor
@@ -239,7 +239,7 @@ def write_forecast(
 
     The shipped cluster without GPUs is one host; of what links several, nothing is known.
 
-    Raises: RecipeError where the recipe's cluster is none.
+    Raises: RecipeError if the recipe's cluster is none.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if local_world_size < world_size and not name and not recipe.run.cluster:

@@ -5,7 +5,7 @@ leave by one port take turns, block by block, as TCP's do: who has two messages 
 there at the end, and neither sooner. Each has a window of so many blocks under way. What arrives
 at a port goes through it in the order in which it came; a block may come in as it goes out.
 
-Where a switch drops what its queue cannot hold, and TCP makes up for the loss, a port that k
+If a switch drops what its queue cannot hold, and TCP makes up for the loss, a port that k
 senders want to fill takes 1 + congestion · (lg(k + 1) - 1) times as long. (A sender counts by the
 share of its own port that it gives to that destination.) The form is an observation: a server's
 port behind a queue of 1 MB with k = 3, 7 and 15 took 1.14, 1.28 and 1.43 times as long.

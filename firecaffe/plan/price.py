@@ -1,4 +1,4 @@
-"""What an exchange takes on a network: simulated where ranks are few, by like rounds beyond."""
+"""What an exchange takes on a network: simulated if ranks are few, by like rounds beyond."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ SIMULATED_RANKS = 16
 """Among more, rounds follow each other, and what overlaps saves the share that it saves here."""
 
 MOST_PAIRS = 512
-"""Ranks whose messages to each other are listed where they fill no whole groups; else, and of more,
+"""Ranks whose messages to each other are listed if they fill no whole groups; else, and of more,
 the sharded server's formula."""
 
 NATIVE_CANDIDATES = ("ring", "halving_doubling")
@@ -58,7 +58,7 @@ class Prices:
     def seconds(self, sizes: Sequence[int]) -> list[float]:
         """The time of vectors of so many elements, one at a time; float32.
 
-        Raises: ValueError where the exchange cannot be among so many ranks.
+        Raises: ValueError if the exchange cannot be among so many ranks.
         """
         if self.network.world_size == 1:
             return [0.0] * len(sizes)
@@ -73,7 +73,7 @@ class Prices:
 
     def share_beside_another(self, num_elements: int, lanes: int) -> float:
         """What vectors of this size take that are under way together, one in each lane, over what
-        they take one after the other; 1 where it is not simulated.
+        they take one after the other; 1 if it is not simulated.
         """
         is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
         if lanes == 1 or not is_simulated or self.algorithm == NATIVE:
@@ -105,7 +105,7 @@ class Prices:
 
 @lru_cache
 def overlap_share(algorithm: str, links: tuple[Link, ...], per_node: int) -> float:
-    """What is left of the rounds' time where pieces overlap them, among SIMULATED_RANKS or so."""
+    """What is left of the rounds' time if pieces overlap them, among SIMULATED_RANKS or so."""
     ranks = max(2, SIMULATED_RANKS // per_node) * per_node
     if ranks > 2 * SIMULATED_RANKS:
         return 1.0

@@ -26,7 +26,7 @@ Ranks = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Like:
+class EqualRounds:
     """`count` rounds that are alike: who sends to whom how many elements."""
 
     count: int
@@ -37,17 +37,17 @@ class Like:
     """Which of them are added to what is there."""
 
 
-def rounds_of(schedule: Schedule) -> Iterator[Like]:
+def rounds_of(schedule: Schedule) -> Iterator[EqualRounds]:
     """The rounds of a schedule, one by one."""
     for round_ in schedule.rounds:
         rows = [(t.source, t.destination, t.num_elements, t.reduce) for t in round_]
         source, destination, elements, reduce = np.array(rows, dtype=np.int64).T
-        yield Like(1, source, destination, elements, reduce.astype(bool))
+        yield EqualRounds(1, source, destination, elements, reduce.astype(bool))
 
 
 def like_rounds(
     algorithm: str, world_size: int, num_elements: int, ranks_per_node: int = 1
-) -> Iterator[Like]:
+) -> Iterator[EqualRounds]:
     """Those of a row of `exchange.ALGORITHMS`, or of hierarchical(INNER,OUTER)."""
     if world_size == 1 or num_elements == 0:
         return
@@ -62,11 +62,11 @@ def like_rounds(
     yield from (each for each in in_all if each.reduce.all())
     for each in like_rounds(outer, len(first), num_elements):
         ends = first[each.source], first[each.destination]
-        yield Like(each.count, *ends, each.elements, each.reduce)
+        yield EqualRounds(each.count, *ends, each.elements, each.reduce)
     yield from (each for each in in_all if not each.reduce.any())
 
 
-def rounds_s(rounds: Iterator[Like], network: Network, bytes_per_element: int = 4) -> float:
+def rounds_s(rounds: Iterator[EqualRounds], network: Network, bytes_per_element: int = 4) -> float:
     """Seconds of the rounds one after the other."""
     return sum(each.count * _round_s(each, network, bytes_per_element) for each in rounds)
 
@@ -74,7 +74,7 @@ def rounds_s(rounds: Iterator[Like], network: Network, bytes_per_element: int = 
 def sharded_s(network: Network, num_elements: int, bytes_per_element: int = 4) -> float:
     """The sharded server's two rounds by their closed formula, for p² transfers are too many.
 
-    Exact where the ranks fill whole groups: then all ports of a link are as busy.
+    Exact if the ranks fill whole groups: then all ports of a link are as busy.
     """
     world_size = network.world_size
     shard_bytes = -(-num_elements // world_size) * bytes_per_element
@@ -89,7 +89,7 @@ def sharded_s(network: Network, num_elements: int, bytes_per_element: int = 4) -
     return 2 * longest_s + adds_s
 
 
-def _round_s(round_: Like, network: Network, itemsize: int) -> float:
+def _round_s(round_: EqualRounds, network: Network, itemsize: int) -> float:
     source, destination = round_.source, round_.destination
     if not len(source):
         return 0.0
@@ -120,9 +120,9 @@ def _round_s(round_: Like, network: Network, itemsize: int) -> float:
     return float(longest_s + np.bincount(destination, adds_s).max())
 
 
-def _shifted(round_: Like, starts: Ranks) -> Like:
+def _shifted(round_: EqualRounds, starts: Ranks) -> EqualRounds:
     """The same round in several groups at once."""
-    return Like(
+    return EqualRounds(
         round_.count,
         (starts[:, None] + round_.source).ravel(),
         (starts[:, None] + round_.destination).ravel(),
@@ -131,26 +131,28 @@ def _shifted(round_: Like, starts: Ranks) -> Like:
     )
 
 
-def _same(count: int, source: Ranks, destination: Ranks, elements: int, reduce: bool) -> Like:
+def _same(
+    count: int, source: Ranks, destination: Ranks, elements: int, reduce: bool
+) -> EqualRounds:
     size = len(source)
-    return Like(count, source, destination, np.full(size, elements), np.full(size, reduce))
+    return EqualRounds(count, source, destination, np.full(size, elements), np.full(size, reduce))
 
 
-def _parameter_server(p: int, n: int) -> Iterator[Like]:
+def _parameter_server(p: int, n: int) -> Iterator[EqualRounds]:
     others, root = np.arange(1, p), np.zeros(p - 1, dtype=np.int64)
     yield _same(1, others, root, n, True)
     yield _same(1, root, others, n, False)
 
 
-def _sharded_parameter_server(p: int, n: int) -> Iterator[Like]:
+def _sharded_parameter_server(p: int, n: int) -> Iterator[EqualRounds]:
     source, destination = (each.ravel() for each in np.indices((p, p)))
     apart = source != destination
     source, destination = source[apart], destination[apart]
     cuts = n * np.arange(p + 1) // p
     length = np.diff(cuts)
     reduce = np.ones(len(source), dtype=bool)
-    yield Like(1, source, destination, length[destination], reduce)
-    yield Like(1, source, destination, length[source], ~reduce)
+    yield EqualRounds(1, source, destination, length[destination], reduce)
+    yield EqualRounds(1, source, destination, length[source], ~reduce)
 
 
 def _tree_pairs(p: int) -> list[tuple[Ranks, Ranks]]:
@@ -160,20 +162,20 @@ def _tree_pairs(p: int) -> list[tuple[Ranks, Ranks]]:
     return [(j + d, j) for j, d in zip(parents, distances, strict=True)]
 
 
-def _tree(p: int, n: int) -> Iterator[Like]:
+def _tree(p: int, n: int) -> Iterator[EqualRounds]:
     pairs = _tree_pairs(p)
     yield from (_same(1, child, parent, n, True) for child, parent in pairs)
     yield from (_same(1, parent, child, n, False) for child, parent in reversed(pairs))
 
 
-def _pipelined_tree(p: int, n: int) -> Iterator[Like]:
+def _pipelined_tree(p: int, n: int) -> Iterator[EqualRounds]:
     pairs = _tree_pairs(p)
     there_and_back = [*pairs, *((parent, child) for child, parent in reversed(pairs))]
     segments = num_segments(n, SEGMENT_ELEMENTS)
     yield from _overlaid([there_and_back], -(-n // segments), segments, stride=1)
 
 
-def _double_tree(p: int, n: int) -> Iterator[Like]:
+def _double_tree(p: int, n: int) -> Iterator[EqualRounds]:
     per_tree = num_segments(n, 2 * SEGMENT_ELEMENTS)
     trees = []
     for levels in double_tree.two_trees(p):
@@ -190,7 +192,7 @@ def _double_tree(p: int, n: int) -> Iterator[Like]:
 
 def _overlaid(
     trees: Sequence[Sequence[tuple[Ranks, Ranks]]], length: int, segments: int, stride: int
-) -> Iterator[Like]:
+) -> Iterator[EqualRounds]:
     """Segment c does its round r in round r + c · stride; rounds with the same parts together."""
     rounds = len(trees[0])
     like: Counter[tuple[int, ...]] = Counter()
@@ -204,23 +206,23 @@ def _overlaid(
 
 def _union(
     trees: Sequence[Sequence[tuple[Ranks, Ranks]]], active: Sequence[int], length: int, count: int
-) -> Like:
+) -> EqualRounds:
     parts = [tree[index] for tree in trees for index in active]
     source = np.concatenate([part[0] for part in parts])
     destination = np.concatenate([part[1] for part in parts])
     # The first half of a tree's rounds goes up.
     goes_up = [2 * index < len(tree) for tree in trees for index in active]
     reduce = np.repeat(goes_up, [len(part[0]) for part in parts])
-    return Like(count, source, destination, np.full(len(source), length), reduce)
+    return EqualRounds(count, source, destination, np.full(len(source), length), reduce)
 
 
-def _ring(p: int, n: int) -> Iterator[Like]:
+def _ring(p: int, n: int) -> Iterator[EqualRounds]:
     source = np.arange(p)
     for reduce in (True, False):
         yield _same(p - 1, source, (source + 1) % p, -(-n // p), reduce)
 
 
-def _paired(p: int, n: int, rounds: Sequence[tuple[int, int, bool]]) -> Iterator[Like]:
+def _paired(p: int, n: int, rounds: Sequence[tuple[int, int, bool]]) -> Iterator[EqualRounds]:
     """Rounds (distance, elements, reduce) among a power of two of ranks, the others before and
     after.
     """
@@ -236,19 +238,19 @@ def _paired(p: int, n: int, rounds: Sequence[tuple[int, int, bool]]) -> Iterator
         yield _same(1, even, odd, n, False)
 
 
-def _recursive_doubling(p: int, n: int) -> Iterator[Like]:
+def _recursive_doubling(p: int, n: int) -> Iterator[EqualRounds]:
     levels = largest_power_of_two(p).bit_length() - 1
     yield from _paired(p, n, [(1 << k, n, True) for k in range(levels)])
 
 
-def _halving_doubling(p: int, n: int) -> Iterator[Like]:
+def _halving_doubling(p: int, n: int) -> Iterator[EqualRounds]:
     levels = largest_power_of_two(p).bit_length() - 1
     down = [(1 << k, -(-n // (2 << k)), True) for k in range(levels)]
     up = [(distance, elements, False) for distance, elements, _ in reversed(down)]
     yield from _paired(p, n, [*down, *up])
 
 
-ROUNDS: dict[str, Callable[[int, int], Iterator[Like]]] = {
+ROUNDS: dict[str, Callable[[int, int], Iterator[EqualRounds]]] = {
     "parameter_server": _parameter_server,
     "sharded_parameter_server": _sharded_parameter_server,
     "tree": _tree,

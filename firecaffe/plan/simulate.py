@@ -3,7 +3,7 @@
 A rank does what `transport.execute` does: it works through its rounds, piece by piece, sends a
 round's messages as soon as those of its round before have arrived, and adds what it was to add. A
 message arrives latency_s after its last byte. A rank starts one message in latency_s, and takes
-one in: where they are short, latencies follow each other, and where they are long, they are hidden.
+one in: if they are short, latencies follow each other, and if they are long, they are hidden.
 
 Source: the model of latency and bandwidth of Thakur, Rabenseifner and Gropp 2005, on `plan.ports`.
 """

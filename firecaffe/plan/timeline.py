@@ -3,7 +3,7 @@
 Gradients become ready during the last micro-batch's backward, from the last layer to the first,
 and travel in buckets, in this order. What is still on its way when backward has finished is
 exposed: the worker waits for it. What goes on beside backward may slow it down: messages take the
-processor. A step ends with the slowest worker: where micro-batches vary by
+processor. A step ends with the slowest worker: if micro-batches vary by
 `jitter` (a standard deviation, over the mean), each for itself, P workers wait for the largest of P
 sums.
 
@@ -73,7 +73,7 @@ def overlap(
 ) -> tuple[float, float]:
     """What backward takes beside the exchange, and what is left of the exchange then, in seconds.
 
-    lanes: so many buckets may be under way at once, where they are ready. share: what these take,
+    lanes: so many buckets may be under way at once, if they are ready. share: what these take,
     over what they would take one after the other. slowdown: how much longer backward takes, as a
     share of its time, while anything is under way.
     """

@@ -60,7 +60,7 @@ class Workload:
     """Size of one image in storage; 0 if the data are held in memory."""
     compressor_level: int = 0
     assumption: str = ""
-    """What was taken for granted, for people; empty where nothing was."""
+    """What was taken for granted, for people; empty if nothing was."""
 
     @property
     def num_micro_batches(self) -> int:
@@ -82,7 +82,7 @@ def layers_of(
 ) -> tuple[tuple[LayerWork, ...], Profile]:
     """A network's layers, found on the meta device.
 
-    Raises: RecipeError where there is no such network, or it does not take such images.
+    Raises: RecipeError if there is no such network, or it does not take such images.
     """
     shape = input_CHW
     with torch.device("meta"):

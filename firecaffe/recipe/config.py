@@ -69,7 +69,7 @@ class CheckpointConfig:
 
 
 def check_checkpoint(config: CheckpointConfig) -> None:
-    """Raises: RecipeError where a number cannot be."""
+    """Raises: RecipeError if a number cannot be."""
     for name in ("every", "keep_last"):
         _at_least(f"checkpoint.{name}", getattr(config, name), 0)
     if not 0 <= config.every_s < float("inf"):
@@ -77,7 +77,7 @@ def check_checkpoint(config: CheckpointConfig) -> None:
 
 
 def check_train(config: TrainConfig) -> None:
-    """Raises: RecipeError where a number cannot be."""
+    """Raises: RecipeError if a number cannot be."""
     for name in ("global_batch_size", "micro_batch_size", "threads", "eval_batch_size"):
         _at_least(f"train.{name}", getattr(config, name), 1)
     if config.threads > MOST_THREADS:
@@ -97,7 +97,7 @@ def check_train(config: TrainConfig) -> None:
 
 
 def check_batch(config: TrainConfig, num_samples: int) -> None:
-    """Raises: RecipeError where a micro-batch of every step would be empty."""
+    """Raises: RecipeError if a micro-batch of every step would be empty."""
     micro_batch = config.micro_batch_size
     most = -(-num_samples // micro_batch) * micro_batch
     if config.global_batch_size > most:
@@ -108,7 +108,7 @@ def check_batch(config: TrainConfig, num_samples: int) -> None:
 
 
 def check_workers(config: TrainConfig, world_size: int, level: int = 0) -> None:
-    """Raises: RecipeError where there are more ranks than nodes of `level` to share out."""
+    """Raises: RecipeError if there are more ranks than nodes of `level` to share out."""
     nodes = num_nodes(config.num_micro_batches, level)
     if level and world_size > nodes:
         raise RecipeError(

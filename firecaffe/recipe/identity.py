@@ -27,7 +27,7 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     """The words that decide bits, by dotted name: a run may only be resumed with the same.
 
     Workers, buckets, exchange, checkpoints and paths are not among them. A compressor is, and the
-    planned number of steps, where the learning rate depends on it.
+    planned number of steps, if the learning rate depends on it.
     """
     sections = ("model", "data", "train", "solver")
     words = {
@@ -59,7 +59,7 @@ def search_id(recipe: Recipe) -> str:
 
 
 def tuned_by(recipe: Recipe) -> str:
-    """The search that the learning rate is from; empty where the recipe was changed since."""
+    """The search that the learning rate is from; empty if the recipe was changed since."""
     return recipe.run.tuned if recipe.run.tuned.endswith(search_id(recipe)) else ""
 
 

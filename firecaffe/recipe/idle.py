@@ -1,4 +1,4 @@
-"""Words of a recipe that have no effect beside others, as a codec's level where there is no codec.
+"""Words of a recipe that have no effect beside others, as a codec's level if there is no codec.
 
 A table, so that nothing which was asked for is left out in silence: of a word that was typed it is
 an error, of one in a recipe's file it is said (an override may have made it idle).

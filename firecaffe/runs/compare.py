@@ -69,13 +69,13 @@ class Row:
     run: str
     workers: int
     exchange: str
-    """The algorithm, and the route in brackets where another stood in for it."""
+    """The algorithm, and the route in brackets if another stood in for it."""
     global_batch_size: int
     base_lr: float
     steps: int
     images_per_s: float
     speedup: float | None
-    """Images/s over the first run's; None where one of them measured no rate, learned nothing, or
+    """Images/s over the first run's; None if one of them measured no rate, learned nothing, or
     did other work.
     """
     other_work: list[str]
@@ -90,7 +90,7 @@ class Row:
 def read_run(folder: Path) -> Run:
     """Reads a run's result, recipe and environment.
 
-    Raises: RunError where the folder is no finished run or a file is damaged.
+    Raises: RunError if the folder is no finished run or a file is damaged.
     """
     result = read_run_file(folder, "result.json")
     environment = read_run_file(folder, "environment.json")
@@ -126,7 +126,7 @@ def rows(runs: Sequence[Run], allow_unequal: bool = False) -> list[Row]:
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its folder's name, or where it lies, where two have the same."""
+    """What to call each run: its folder's name, or where it lies, if two have the same."""
     short = [run.folder.resolve().name for run in runs]
     return short if len(set(short)) == len(short) else places(runs)
 

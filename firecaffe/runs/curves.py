@@ -26,7 +26,7 @@ class Point:
     sent_bytes: float | None
     """Bytes of gradients that all ranks together have sent; None if nobody knows."""
     value: float | None
-    """The loss or the accuracy; None where it was no number."""
+    """The loss or the accuracy; None if it was no number."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Curves:
 
 
 def curves_of(run: Run) -> Curves:
-    """Raises: RunError where the run's metrics cannot be read."""
+    """Raises: RunError if the run's metrics cannot be read."""
     path = run.folder / "metrics.jsonl"
     by_rank = run.result.get("sent_bytes_per_step_by_rank", [None])
     sent = None if None in by_rank else sum(by_rank)
@@ -80,10 +80,10 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def time_to(run: Run, target: float) -> float | None:
-    """Seconds of training until an evaluation first had this top-1; None where none had, or the run
+    """Seconds of training until an evaluation first had this top-1; None if none had, or the run
     goes on with another.
 
-    Raises: RunError where the run's metrics cannot be read.
+    Raises: RunError if the run's metrics cannot be read.
     """
     reached = (p.time_s for p in curves_of(run).top1 if p.value is not None and p.value >= target)
     return next(reached, None)

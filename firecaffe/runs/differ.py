@@ -16,9 +16,9 @@ class FirstDifference:
 
 
 def first_difference(run: Path, other: Path) -> FirstDifference | None:
-    """None where all tensors are the same after every step.
+    """None if all tensors are the same after every step.
 
-    Raises: RunError where a run has no digests, or where they did not take the same steps with
+    Raises: RunError if a run has no digests, or if they did not take the same steps with
     the same tensors.
     """
     try:

@@ -37,7 +37,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's own name, where the system tells."""
+    """The processor's own name, if the system tells."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -60,7 +60,7 @@ def source_digest() -> str:
 
 @lru_cache
 def commit() -> str:
-    """The commit of this code, with '+' where files were changed since; empty outside of git."""
+    """The commit of this code, with '+' if files were changed since; empty outside of git."""
     folder = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:

@@ -1,8 +1,8 @@
 """Where the time of each rank of a run went, and whether one is slow beyond the noise.
 
-A rank *computes* longer than others where the time before it waits (data, forward, backward) is
+A rank *computes* longer than others if the time before it waits (data, forward, backward) is
 longer than the median of the others', by a signed-rank test over blocks of steps. A rank's *link*
-is slow where round trips to and from it, between hosts, take longer than those between all others,
+is slow if round trips to and from it, between hosts, take longer than those between all others,
 by a rank-sum test over blocks of them. Both are one-sided, at ALPHA over all ranks together (Holm).
 A rank has round trips to few others (`cluster.tree`); so once one is named, its own are left out
 of what is said of the others.
@@ -98,7 +98,7 @@ class Explanation:
 def explain(folder: Path) -> Explanation:
     """Reads the timings of a run, finished or not.
 
-    Raises: RunError where there are none.
+    Raises: RunError if there are none.
     """
     timings = read_rows(folder, "rank-*.jsonl")
     if not timings or not any(timings.values()):
@@ -209,7 +209,7 @@ def _slow_links(trips: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[
 
 
 def _slow_link(rank: int, pairs: Pairs) -> Slow | None:
-    """The test of one rank's round trips; None where there are too few."""
+    """The test of one rank's round trips; None if there are too few."""
     own = [taken_s for ends, taken_s in pairs if rank in ends]
     others = [taken_s for ends, taken_s in pairs if rank not in ends]
     if min(len(own), len(others)) < BLOCKS_OF_PAIR:

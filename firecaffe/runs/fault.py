@@ -53,7 +53,7 @@ def kind_of(error: Exception) -> str:
 
 
 def fault_of(error: Exception, rank: int, host: str, step: int) -> Fault | None:
-    """What is to be told of an exception that ends this rank; None where nobody knows of whom."""
+    """What is to be told of an exception that ends this rank; None if nobody knows of whom."""
     if isinstance(error, PeerLostError):
         return error.fault
     kind = kind_of(error)
@@ -67,7 +67,7 @@ def fault_of(error: Exception, rank: int, host: str, step: int) -> Fault | None:
 
 def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:
     """Puts a fault before those that the run has met already. Returns why it could not be, as on a
-    full disk; empty where it is there.
+    full disk; empty if it is there.
 
     The same fault again, as several ranks and the launcher may write it, stays one.
     """
@@ -87,7 +87,7 @@ def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:
 
 def settle_fault(folder: Path | None, fault: Fault, then: str) -> Fault:
     """The fault as a launcher tells it: with the step that the rank's own record shows, and in the
-    run folder, where there is one.
+    run folder, if there is one.
     """
     if folder is None:
         return fault
@@ -100,7 +100,7 @@ def settle_fault(folder: Path | None, fault: Fault, then: str) -> Fault:
 
 
 def _step_under_way(folder: Path, rank: int) -> int:
-    """The one after the last that the rank has recorded; 0 where it has recorded none."""
+    """The one after the last that the rank has recorded; 0 if it has recorded none."""
     try:
         rows = read_json_lines(folder / f"timings/rank-{rank}.jsonl")
         return int(rows[-1]["step"]) + 1

@@ -15,7 +15,7 @@ MOST_BYTES = 16_000_000
 class GrowingFile:
     """Bytes at the end of a file, in it as soon as they are written.
 
-    Where the disk is full they wait until there is room, for what goes on does not end for that.
+    If the disk is full they wait until there is room, for what goes on does not end for that.
     """
 
     def __init__(self, path: Path, goes_on: bool = False) -> None:
@@ -55,7 +55,7 @@ def write_atomically(path: Path, text: str) -> None:
 def read_small(path: Path) -> str:
     """A text file of which nobody may want much memory: it may be a stranger's.
 
-    Raises: OSError; ValueError where it is too long or no UTF-8.
+    Raises: OSError; ValueError if it is too long or no UTF-8.
     """
     with open(path, "rb") as file:
         data = file.read(MOST_BYTES + 1)

@@ -51,7 +51,7 @@ class RunConfig:
 def create_run_folder(config: RunConfig, name: str) -> Path:
     """Makes the folder of a new run; whoever makes it owns it.
 
-    Raises: RunError where it exists already or cannot be made.
+    Raises: RunError if it exists already or cannot be made.
     """
     try:
         if config.folder:
@@ -85,7 +85,7 @@ def _first_free(parent: Path, name: str) -> Path:
 def continue_run_folder(folder: Path, step: int) -> None:
     """Takes the records of an earlier attempt back to a step: what came later is done again.
 
-    Raises: RunError where they cannot be read or written.
+    Raises: RunError if they cannot be read or written.
     """
     records = [folder / "metrics.jsonl", folder / "digests.jsonl"]
     try:
@@ -100,7 +100,7 @@ def continue_run_folder(folder: Path, step: int) -> None:
 def read_run_file(folder: Path, name: str) -> dict[str, Any]:
     """One of a run's JSON files.
 
-    Raises: RunError where the folder is no finished run or the file is damaged.
+    Raises: RunError if the folder is no finished run or the file is damaged.
     """
     path = folder / name
     if not folder.is_dir():

@@ -59,7 +59,7 @@ class GroupRow:
     hardware: str
     net: str
     epochs: float | None
-    """None where the run does not say how many samples an epoch has."""
+    """None if the run does not say how many samples an epoch has."""
     global_batch_size: int
     initial_lr: float
     time_s: Mean
@@ -153,7 +153,7 @@ def group_rows(
     allow_unequal: give speedups between runs of other work too. band: top-1 that counts as no
     difference.
 
-    Raises: RunError where a target is asked for and a run's metrics cannot be read.
+    Raises: RunError if a target is asked for and a run's metrics cannot be read.
     """
     times = [_times(group, target) for group in groups]
     against = _against(groups, band)

@@ -37,7 +37,7 @@ def is_trace(path: Path) -> bool:
 def read_trace(path: Path) -> tuple[int, list[dict[str, Any]]]:
     """The rank, and a row of timings for each step.
 
-    Raises: RunError where it is no trace, or has no step.
+    Raises: RunError if it is no trace, or has no step.
     """
     events, rank = _load(path)
     steps = _steps(events)

@@ -10,7 +10,7 @@ from firecaffe.runs.files import GrowingFile, finite
 class JsonLines:
     """A file of one JSON object a line, each in the file as soon as it is written.
 
-    Where the disk is full the run goes on, and its rows wait until there is room.
+    If the disk is full the run goes on, and its rows wait until there is room.
     """
 
     def __init__(self, path: Path, goes_on: bool = False) -> None:

@@ -65,7 +65,7 @@ def measured_parts(timings: Rows) -> dict[str, float]:
     they do on average: who is late in one is early in the next, as all keep one pace. Stragglers
     are those of each step; where they are others in each, the parts add up to more than the step.
 
-    Raises: RunError where a row lacks a part, or no step is there on all ranks.
+    Raises: RunError if a row lacks a part, or no step is there on all ranks.
     """
     by_rank = {rank: {row["step"]: row for row in rows[1:]} for rank, rows in timings.items()}
     present = [set(rows) for rows in by_rank.values() if rows]
@@ -94,7 +94,7 @@ def measured_parts(timings: Rows) -> dict[str, float]:
 
 
 def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None:
-    """None where the run has no forecast. Raises: RunError where it is damaged."""
+    """None if the run has no forecast. Raises: RunError if it is damaged."""
     if not (folder / FORECAST).is_file():
         return None
     forecast = read_run_file(folder, FORECAST)

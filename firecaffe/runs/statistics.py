@@ -85,7 +85,7 @@ class Ratio:
 def mean_of(values: Sequence[float], tests: int = 1) -> Mean:
     """tests: as one of so many means, for which the intervals hold together (Bonferroni).
 
-    Raises: ValueError where there is no value.
+    Raises: ValueError if there is no value.
     """
     if not values:
         raise ValueError("no value has no mean")

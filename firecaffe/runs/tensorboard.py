@@ -1,6 +1,6 @@
 """TensorBoard's curves, written as `JsonLines` are: at once, and by no thread of their own.
 
-The library's writer has a thread that prints a traceback where the disk is full, and loses what it
+The library's writer has a thread that prints a traceback if the disk is full, and loses what it
 holds then.
 """
 

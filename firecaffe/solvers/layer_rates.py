@@ -7,7 +7,7 @@ the plain rate, as all published large-batch recipes have it.
     LARS:  t = trust |w| / (|g| + decay |w|)     v = momentum v + rate t (g + decay w)     w = w - v
     LAMB:  r = m' / (sqrt(v') + delta) + decay w                   w = w - rate |w| / |r| r
 
-with m' and v' Adam's means, corrected for their start. Where a length is 0 the scale is 1.
+with m' and v' Adam's means, corrected for their start. If a length is 0 the scale is 1.
 
 Source: You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm 1; You et al. 2020, arXiv
 1904.00962, algorithm 2. Written out here, for the libraries that have them fix which tensors

@@ -79,7 +79,7 @@ def make_optimizer(named: Mapping[str, nn.Parameter], config: SolverConfig) -> o
 def groups_of(named: Mapping[str, nn.Parameter], config: SolverConfig) -> list[dict[str, Any]]:
     """Parameters with the same multipliers together, in the network's order.
 
-    Raises: RecipeError where a pattern matches no parameter.
+    Raises: RecipeError if a pattern matches no parameter.
     """
     for word in ("lr_mult", "decay_mult"):
         for pattern in getattr(config, word):
@@ -126,7 +126,7 @@ def _multiplier(patterns: Mapping[str, float], name: str, parameter: nn.Paramete
 
 
 def check_solver(config: SolverConfig) -> None:
-    """Raises: RecipeError where the solver is unknown or a number cannot be."""
+    """Raises: RecipeError if the solver is unknown or a number cannot be."""
     if config.type not in SOLVERS:
         raise RecipeError(f"solver.type is {config.type!r}; it must be one of {', '.join(SOLVERS)}")
     if config.momentum_form not in MOMENTUM_FORMS:

@@ -74,9 +74,9 @@ def batch_scale(solver: SolverConfig, global_batch_size: int) -> float:
 
 
 def rate_notes(solver: SolverConfig, global_batch_size: int, steps: int) -> list[str]:
-    """What the words have resolved to, for people, where it is not the words themselves.
+    """What the words have resolved to, for people, if it is not the words themselves.
 
-    steps: of the training; 0 where they are not known yet.
+    steps: of the training; 0 if they are not known yet.
     """
     notes = []
     if solver.scale != "none":
@@ -96,10 +96,10 @@ def rate_notes(solver: SolverConfig, global_batch_size: int, steps: int) -> list
 def learning_rate(solver: SolverConfig, i: int, max_iter: int, scale: float = 1.0) -> float:
     """The rate of update i of max_iter: the policy's, scaled for the batch.
 
-    It rises linearly over the first `warmup_steps` updates: from 0, or from the unscaled rate where
+    It rises linearly over the first `warmup_steps` updates: from 0, or from the unscaled rate if
     there is a scale. Source of the warm-up: Goyal et al. 2017, section 2.2.
 
-    Raises: RecipeError where the policy's formula has no value.
+    Raises: RecipeError if the policy's formula has no value.
     """
     try:
         rate = solver.base_lr * scale * POLICIES[solver.lr_policy](solver, i, max_iter)
@@ -115,7 +115,7 @@ def learning_rate(solver: SolverConfig, i: int, max_iter: int, scale: float = 1.
 
 
 def check_policy(solver: SolverConfig) -> None:
-    """Raises: RecipeError where the policy is unknown or lacks what its formula needs."""
+    """Raises: RecipeError if the policy is unknown or lacks what its formula needs."""
     if solver.scale not in SCALES:
         raise RecipeError(
             f"solver.scale is {solver.scale!r}; it must be one of {', '.join(SCALES)}"

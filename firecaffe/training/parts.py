@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from firecaffe.cluster.world import World
-from firecaffe.data import Data, Dataset, check_words, divide, open_data
-from firecaffe.data import Parts as DataParts
+from firecaffe.data import Data, DataParts, Dataset, check_words, divide, open_data
 from firecaffe.data.own import check_own
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.gradients.combine import Hook

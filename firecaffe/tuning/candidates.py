@@ -22,7 +22,7 @@ SWEEP = {
     "linear / 16": 1 / 16,
 }
 ABOVE_SWEEP = {"linear x 2": 2.0}
-"""A base rate that nobody tuned may be low; where it is not, this one diverges and costs little."""
+"""A base rate that nobody tuned may be low; if it is not, this one diverges and costs little."""
 
 OWN_SWEEP = {"its own": 1.0, "x 2": 2.0, "/ 2": 1 / 2, "x 4": 4.0, "/ 4": 1 / 4}
 """Factors of the recipe's own rate, if the batch stays and its rate is searched for."""
@@ -57,7 +57,7 @@ class Candidate:
 def rules(recipe: Recipe, previous_batch: int, solvers: Sequence[str]) -> list[Candidate]:
     """recipe: at the new batch, with the rate of the previous one. Best guesses first.
 
-    Raises: RecipeError where there is no such solver.
+    Raises: RecipeError if there is no such solver.
     """
     found = [
         Candidate(solver, base * factor, share, rule)

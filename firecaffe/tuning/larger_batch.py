@@ -17,7 +17,7 @@ def with_batch(recipe: Recipe, global_batch_size: int, num_samples: int) -> Reci
     (its length, warm-up, drops of the rate) comes at the same samples, as nearly as whole steps
     can. num_samples: of the training set.
 
-    Raises: RecipeError where two drops of the rate would fall on one step, or the batch is no
+    Raises: RecipeError if two drops of the rate would fall on one step, or the batch is no
     multiple of the micro-batch.
     """
     train = recipe.train
@@ -46,7 +46,7 @@ def _stretched(solver: SolverConfig, ratio: float, steps: int) -> dict[str, Any]
     """The policy's words for steps of which `ratio` do what one of `steps` did before. Drops at
     every `stepsize` become single ones, for whole steps would move them further with each.
 
-    Raises: RecipeError where two drops would fall on one step, or one before the first.
+    Raises: RecipeError if two drops would fall on one step, or one before the first.
     """
     words: dict[str, Any] = {
         "warmup_steps": solver.warmup_steps and max(1, round(solver.warmup_steps * ratio)),

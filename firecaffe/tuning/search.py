@@ -100,7 +100,7 @@ class Search:
         """Tries candidates and returns them in the order in which they were asked for, the
         finalists with all their seeds.
 
-        Raises: RecipeError where all diverged; what `train` raises.
+        Raises: RecipeError if all diverged; what `train` raises.
         """
         found = self._candidates(train)
         finished = [place for place, each in enumerate(found) if each.state == "finished"]
@@ -153,7 +153,7 @@ class Search:
         return min(len(self.rules()), ceil(self.budget) + self.width - 1)
 
     def rules(self) -> list[Candidate]:
-        """What is tried first. Raises: RecipeError where a solver has none."""
+        """What is tried first. Raises: RecipeError if a solver has none."""
         return rules(self.recipe, self.previous_batch, self.solvers)
 
 

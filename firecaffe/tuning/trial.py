@@ -39,7 +39,7 @@ class TrialScore:
 
 @dataclass
 class Trial:
-    """One training of a search. Where its folder holds a finished run, that is taken."""
+    """One training of a search. If its folder holds a finished run, that is taken."""
 
     name: str
     recipe: Recipe
@@ -117,7 +117,7 @@ def working_in(folder: Path) -> Iterator[int]:
     """The folder of a search, for this process and the trainings that it starts: as long as one of
     them lives, no other search works there. Gives the lock's descriptor, which they inherit.
 
-    Raises: RunError where another works there.
+    Raises: RunError if another works there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)

@@ -146,7 +146,7 @@ class TuneResult:
 
 
 def plan_search(asked: TuneRequest) -> Search:
-    """Raises: RecipeError, before anything is started, where the search cannot be."""
+    """Raises: RecipeError, before anything is started, if the search cannot be."""
     recipe = asked.recipe
     if recipe.data.hold_out:
         raise RecipeError(
@@ -194,7 +194,7 @@ FREE_WORDS = ("train.seed", "train.steps", "train.epochs")
 
 
 def _check_against(run: Run, recipe: Recipe, data: str, samples: int) -> None:
-    """Raises: RecipeError where a run is not of the recipe as it is."""
+    """Raises: RecipeError if a run is not of the recipe as it is."""
     wanted = {"data": data, "samples seen": samples, **identity(recipe, 0)}
     found = {"data": run.result["data"], "samples seen": samples_seen(run), **run.words}
     for name, value in wanted.items():
@@ -212,7 +212,7 @@ def tune(
 
     say: told each training as it ends. say_cost: told the whole cost, before the first begins.
 
-    Raises: RunError where the folder holds another search; what `run_trials` raises.
+    Raises: RunError if the folder holds another search; what `run_trials` raises.
     """
     search = plan_search(asked)
     say_cost(cost_of(asked, search))
@@ -315,7 +315,7 @@ def recipe_file(tuned: TuneResult) -> str:
 
 
 def _claim(asked: TuneRequest) -> None:
-    """Raises: RunError where the folder holds another search, or is in use for something else."""
+    """Raises: RunError if the folder holds another search, or is in use for something else."""
     path = asked.folder / "search.json"
     wanted: dict[str, Any] = {
         "recipe": to_toml(replace(asked.recipe, run=replace(asked.recipe.run, folder=""))),

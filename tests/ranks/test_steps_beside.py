@@ -11,7 +11,7 @@ from firecaffe.cli import check
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import RecipeError
 from firecaffe.measure import step as measured_step
-from firecaffe.measure.step import Timed, time_steps_beside_exchange
+from firecaffe.measure.step import StepTimes, time_steps_beside_exchange
 from firecaffe.recipe.sections import Recipe
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local import meet_local_ranks
@@ -82,8 +82,8 @@ def test_the_slowdown_is_of_the_size_that_is_trained(
     recipe = Recipe()
     size = recipe.train.micro_batch_size
 
-    def timed(micro_batch_size: int, compute_s: float) -> Timed:
-        return Timed(micro_batch_size, 1, (9.0, compute_s, 0.0), (0.0,), (0.0,), 0)
+    def timed(micro_batch_size: int, compute_s: float) -> StepTimes:
+        return StepTimes(micro_batch_size, 1, (9.0, compute_s, 0.0), (0.0,), (0.0,), 0)
 
     rows = [[timed(size // 2, 7.0), timed(size, compute_s)] for compute_s in (0.1, 0.4, 2.0)]
     monkeypatch.setattr(check, "time_steps_beside_exchange", lambda *_: timed(size, beside_s))

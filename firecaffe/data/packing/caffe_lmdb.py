@@ -30,7 +30,7 @@ def is_lmdb(path: Path) -> bool:
 
 
 def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
-    """Raises: DataError where a database is damaged, or its images are not alike."""
+    """Raises: DataError if a database is damaged, or its images are not alike."""
     try:
         import lmdb
         from google.protobuf.message import DecodeError

@@ -26,7 +26,7 @@ def with_test_part(source: Source, share: float | None) -> tuple[Source, str]:
     share: of each class, at least one image of two or more; None for a tenth if there is no test
     part, 0 for none.
 
-    Raises: RecipeError where a share is given and there is a test part already; DataError where no
+    Raises: RecipeError if a share is given and there is a test part already; DataError if no
     class has two images.
     """
     tests = [name for name in TESTS if name in source.parts]

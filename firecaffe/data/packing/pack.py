@@ -76,7 +76,7 @@ class Packing:
     _ended: Event = field(default_factory=Event)
 
     def run(self) -> PackedSet:
-        """Raises: DataError where nothing could be packed or the disk is full; RecipeError where
+        """Raises: DataError if nothing could be packed or the disk is full; RecipeError if
         the folder holds something else.
         """
         kind, shape = self._stored_as()
@@ -152,7 +152,7 @@ class Packing:
         return sha.hexdigest()
 
     def _begin(self) -> None:
-        """Raises: RecipeError where the folder holds something else."""
+        """Raises: RecipeError if the folder holds something else."""
         under_way, identity = self.folder / UNDER_WAY, self._identity()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,7 @@ class Packing:
         return ShardInfo(path.name, len(index), size, sha256_of(path)), index.skipped
 
     def _stored(self, content: bytes, kind: str, shape: tuple[int, ...]) -> bytes:
-        """What is kept of one image. Raises: DataError where it is no whole one."""
+        """What is kept of one image. Raises: DataError if it is no whole one."""
         if self.source.kind == "raw":
             self.sizes.add(*shape[1:])
             return content

@@ -15,7 +15,7 @@ class Part:
     sizes: list[int]
     """Bytes of each, about."""
     read: Callable[[int], bytes]
-    """Called by several threads at once. Raises: DataError where the image cannot be had."""
+    """Called by several threads at once. Raises: DataError if the image cannot be had."""
 
     def __len__(self) -> int:
         return len(self.names)

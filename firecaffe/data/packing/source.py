@@ -29,7 +29,7 @@ def open_source(path: Path, channel_order: str | None = None) -> Source:
     """channel_order: bgr or rgb, of an LMDB's raw color images; None for bgr, as `convert_imageset`
     writes them.
 
-    Raises: DataError where nothing that can be packed is at the path; RecipeError where an order of
+    Raises: DataError if nothing that can be packed is at the path; RecipeError if an order of
     channels is given and there is no LMDB.
     """
     try:
@@ -54,7 +54,7 @@ def open_source(path: Path, channel_order: str | None = None) -> Source:
 
 
 def part_of(name: str) -> str:
-    """The part that a file's or folder's name speaks of; train where it speaks of none."""
+    """The part that a file's or folder's name speaks of; train if it speaks of none."""
     words = set(re.split(r"[^a-z]+", name.lower()))
     found = [part for word, part in PART_WORDS.items() if word in words]
     return found[0] if found else "train"

@@ -29,7 +29,7 @@ class _Member:
 
 
 def open_tars(by_part: Mapping[str, Sequence[Path]], about: str) -> Source:
-    """Raises: DataError where a tar is damaged, or an image has no label."""
+    """Raises: DataError if a tar is damaged, or an image has no label."""
     images: dict[str, list[tuple[_Member, str | int]]] = {}
     unread: dict[str, Counter[str]] = {}
     for part, files in by_part.items():

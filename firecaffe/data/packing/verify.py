@@ -15,7 +15,7 @@ PIECE_BYTES = 1 << 24
 def verify(root: str, done: Callable[[int], None] = lambda images: None) -> PackedSet:
     """Reads every sample of every shard, and compares lengths, indexes and checksums.
 
-    done: called after each shard with how many images it holds. Raises: DataError where anything
+    done: called after each shard with how many images it holds. Raises: DataError if anything
     differs; it names the shards, and in each the samples.
     """
     packed = read_list(root)
