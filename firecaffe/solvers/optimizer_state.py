@@ -34,7 +34,7 @@ class OptimizerTensors:
             parameter, key = _find(self._model, path, f"optimizer/{path}")
             value = stored[path]
             # torch keeps an optimizer's count of steps on the CPU.
-            made = value if key == "step" else _like(value, parameter)
+            made = value if key == "step" else _laid_out_as(parameter, value)
             self._optimizer.state[parameter][key] = made
 
 
@@ -67,7 +67,7 @@ def _find(model: nn.Module, path: str, full_name: str) -> tuple[nn.Parameter, st
     return parameters[name], key
 
 
-def _like(value: Tensor, parameter: Tensor) -> Tensor:
+def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
     """As the optimizer would have made it: on the device, in the same layout."""
     if value.shape != parameter.shape:
         return value

@@ -5,7 +5,6 @@ import json
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.digest import digest
@@ -19,13 +18,13 @@ from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import source_digest
 from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.state import State
 
 
 def facts(
     recipe: Recipe,
     data: Data,
-    model: nn.Module,
-    world: World,
+    state: State,
     checkpoint: Checkpoint | None,
     unlike: Sequence[str] = (),
 ) -> dict[str, str]:
@@ -34,22 +33,21 @@ def facts(
     unlike: the parts of the data that are `unrepeatable`; of these only the size is compared.
     """
     words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
-    shapes = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in model.state_dict().items()}
     resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
     nodes = {}
     if parse_hierarchical(recipe.exchange.algorithm) is not None:
-        nodes["the number of ranks on its host"] = str(world.local_world_size)
+        nodes["the number of ranks on its host"] = str(state.world.local_world_size)
     return {
         **nodes,
         "the code": f"torch {torch.__version__}, source {source_digest()[:12]}",
         **words,
-        "the kind of device": world.device.type,
+        "the kind of device": state.world.device.type,
         "the training data": describe_training(recipe, data, "training" not in unlike),
         "the validation data": "none"
         if data.validation is None
         else describe(data.validation, "validation" not in unlike),
         "the test data": describe(data.test, "test" not in unlike),
-        "the model": json.dumps(shapes),
+        "the model": json.dumps(state.describe_weights()),
         "the checkpoint": resumed,
     }
 

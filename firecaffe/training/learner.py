@@ -68,8 +68,8 @@ def build_learner(
     if recipe.exchange.codec:
         check_coded(recipe, named, parts.comm_hook is not None)
     optimizer = make_optimizer(named, recipe.solver)
-    agree(world, facts(recipe, data, model, world, checkpoint, unlike))
     state = state_of(world, model, optimizer)
+    agree(world, facts(recipe, data, state, checkpoint, unlike))
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(state.take_from_first())]
     batches = Batches(data.train, run.order, recipe.data, world.device)
     forward = Forward(model, dataclasses.replace(CLASSIFICATION, loss=parts.loss), recipe.train)

@@ -81,19 +81,19 @@ class Saver:
         start = time.perf_counter()
         apart: dict[str, Path] = {}
         problem = None
-        for name in state.apart():
+        for name in state.names_held_apart():
             listed = state.listed(name)
-            tensors = state.collect(name, listed)
+            coming = state.collect(name, listed)
             if state.world.is_first:
                 # In the checkpoints' folder, until the checkpoint takes it.
                 apart[name] = self._folder / f".{name}.partial"
-                problem = write_tensors(apart[name], listed, tensors) or problem
+                problem = write_tensors(apart[name], listed, coming) or problem
             else:
-                deque(tensors, 0)  # gives them
+                deque(coming, 0)  # gives them
         if not state.world.is_first:
             return
-        alike = state.alike()
-        self._copies = {name: self._copy(name, tensor) for name, tensor in alike.items()}
+        tensors = state.tensors_held_by_all()
+        self._copies = {name: self._copy(name, tensor) for name, tensor in tensors.items()}
         copied = dataclasses.replace(
             checkpoint,
             history=state.losses.history,

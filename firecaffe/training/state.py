@@ -62,10 +62,10 @@ class State:
         """Gives every rank rank 0's values of the pieces that all hold. Returns the ranks that had
         others. Raises: PeerLostError.
         """
-        digests = gather_text(self.world, digest(self.alike().items()))
+        digests = gather_text(self.world, digest(self.tensors_held_by_all().items()))
         different = [rank for rank, text in enumerate(digests) if text != digests[0]]
         if different:
-            take_from_first(self.world, list(self.alike().values()))
+            take_from_first(self.world, list(self.tensors_held_by_all().values()))
         return different
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -96,7 +96,7 @@ class State:
             names = ", ".join(sorted(left))
             raise CheckpointError(f"checkpoint holds {names}, which this training does not have")
 
-    def alike(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    def tensors_held_by_all(self, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """The live tensors of the pieces that all ranks hold, or of some, by PIECE/NAME."""
         return {
             f"{name}/{key}": part.tensor
@@ -105,7 +105,7 @@ class State:
             for key, part in self.pieces[name].parts().items()
         }
 
-    def apart(self) -> list[str]:
+    def names_held_apart(self) -> list[str]:
         """The names of the other pieces."""
         return [name for name, piece in self.pieces.items() if not piece.held_by_all]
 
@@ -139,11 +139,16 @@ class State:
         if broken:
             raise NotFiniteError(f"after the update {broken} is not finite")
 
+    def describe_weights(self) -> dict[str, str]:
+        """The type and shape of all parameters and buffers that all ranks hold, by name."""
+        weights = self.tensors_held_by_all(WEIGHTS)
+        return {name: f"{each.dtype} {tuple(each.shape)}" for name, each in weights.items()}
+
     def compare_weights(self) -> tuple[str, list[int]]:
         """The digest of all parameters and buffers by name, and the ranks that hold others than
         most. It is this rank's own if all hold them.
         """
-        own = digest(self.alike(WEIGHTS).items())
+        own = digest(self.tensors_held_by_all(WEIGHTS).items())
         different = ranks_that_differ(self.world, own)
         if all(self.pieces[name].held_by_all for name in WEIGHTS):
             return own, different
@@ -166,7 +171,7 @@ class State:
 
     def _digest(self, names: Sequence[str]) -> str:
         if all(self.pieces[name].held_by_all for name in names):
-            return digest(self.alike(names).items())
+            return digest(self.tensors_held_by_all(names).items())
         return text_of_first(self.world, digest(self._wholes(names)))
 
     def _wholes(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
@@ -176,7 +181,7 @@ class State:
                 for key, tensor in self.collect(name, self.listed(name)):
                     yield f"{name}/{key}", tensor
             elif self.world.is_first:
-                yield from self.alike([name]).items()
+                yield from self.tensors_held_by_all([name]).items()
 
 
 def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> State:

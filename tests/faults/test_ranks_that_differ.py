@@ -37,7 +37,7 @@ def fit(folder: str, odd_rank: int, what: str) -> str:
         # Read when torch first computes something, which this process has not done yet.
         os.environ["ATEN_CPU_CAPABILITY"] = "default"
         os.environ["ONEDNN_MAX_CPU_ISA"] = "SSE41"
-    network = BiggerHead if is_odd and what == "model" else Everything
+    network = {"model": BiggerHead, "buffer": LongerMask}.get(what if is_odd else "", Everything)
     try:
         firecaffe.train(recipe, network, small_data(samples), small_data(20, 1))
     except AgreementError as error:
@@ -57,9 +57,24 @@ class BiggerHead(Everything):
         self.frozen = torch.nn.Parameter(torch.ones(5), requires_grad=False)
 
 
+class LongerMask(Everything):
+    """The same parameters, and a buffer that is in no state_dict."""
+
+    __qualname__ = "Everything"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(2, dtype=torch.bool), persistent=False)
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
-    [("recipe", "train.seed"), ("data", "the training data"), ("model", "the model")],
+    [
+        ("recipe", "train.seed"),
+        ("data", "the training data"),
+        ("model", "the model"),
+        ("buffer", "the model"),
+    ],
 )
 def test_every_rank_names_the_one_that_differs(
     ranks: Ranks, what: str, words: str, tmp_path: Path

@@ -26,4 +26,4 @@ class Net(nn.Module):
 
 def state_tensors(net: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
     """The live tensors of a training, by their names in a checkpoint."""
-    return state_of(World(0, 1, torch.device("cpu")), net, optimizer).alike()
+    return state_of(World(0, 1, torch.device("cpu")), net, optimizer).tensors_held_by_all()

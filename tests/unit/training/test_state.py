@@ -88,7 +88,7 @@ def taken(state: State) -> Checkpoint:
         identity={},
         probe="p",
         history=state.losses.history,
-        tensors=InMemory(state.alike()),
+        tensors=InMemory(state.tensors_held_by_all()),
         numbers={word: each.state_dict() for word, each in state.numbers.items()},
     )
 
@@ -108,29 +108,29 @@ def test_every_bit_comes_back(tmp_path: Path, solver: str, channels_last: bool) 
     state.numbers["scaler"] = Scale()
     train_some(net, optimizer, range(3))
     state.losses.add(0.5)
-    before, digests = bits(state.alike()), (state.sha256(), state.compare_weights())
+    before, digests = bits(state.tensors_held_by_all()), (state.sha256(), state.compare_weights())
     save_checkpoint(tmp_path, taken(state))
-    assert bits(state.alike()) == before
+    assert bits(state.tensors_held_by_all()) == before
 
     other, other_optimizer, loaded = build(2, solver, channels_last)
     scale = loaded.numbers["scaler"] = Scale()
     scale.state = {}
     loaded.load(load_newest(tmp_path)[0])
     loaded.check_all_was_loaded()
-    assert bits(loaded.alike()) == before
+    assert bits(loaded.tensors_held_by_all()) == before
     assert (loaded.sha256(), loaded.compare_weights()) == digests
     assert scale.state == Scale().state
 
     # And the training goes on as if it had not been interrupted.
     train_some(net, optimizer, range(3, 6))
     train_some(other, other_optimizer, range(3, 6))
-    assert bits(loaded.alike()) == bits(state.alike())
+    assert bits(loaded.tensors_held_by_all()) == bits(state.tensors_held_by_all())
 
 
 def test_what_the_state_holds() -> None:
     net, optimizer, state = build(1, "adam", False)
     train_some(net, optimizer, range(1))
-    names = list(state.alike())
+    names = list(state.tensors_held_by_all())
     parameters = [name for name in names if name.startswith("parameter/")]
     assert parameters == [f"parameter/{name}" for name, _ in net.named_parameters()]
     assert "parameter/head.weight" in names
@@ -143,7 +143,7 @@ def test_what_the_state_holds() -> None:
     }
     assert not any(n.startswith(("optimizer/unused", "optimizer/frozen")) for n in names)
     # The live tensors, not copies.
-    assert state.alike()["parameter/scale"].data_ptr() == net.scale.data_ptr()
+    assert state.tensors_held_by_all()["parameter/scale"].data_ptr() == net.scale.data_ptr()
 
 
 def test_digests_are_those_that_runs_have_recorded() -> None:
@@ -213,7 +213,7 @@ def test_a_checkpoint_of_earlier_versions_loads(tmp_path: Path) -> None:
     other, other_optimizer, loaded = build(2, "sgd", False)
     loaded.numbers["scaler"] = scale = Scale()
     loaded.load(checkpoint)
-    assert bits(loaded.alike()) == bits(state.alike())
+    assert bits(loaded.tensors_held_by_all()) == bits(state.tensors_held_by_all())
     assert other_optimizer.state[other.scale]["count"] == 2
     assert (loaded.losses.history, scale.state) == ("h", {"scale": 2.0})
     with pytest.raises(CheckpointError, match="holds compressor,"):
@@ -256,7 +256,7 @@ class Kept:
     ],
 )
 def test_another_model(name: str, value: Tensor | None, words: str) -> None:
-    tensors = build(1, "sgd", False)[2].alike()
+    tensors = build(1, "sgd", False)[2].tensors_held_by_all()
     if value is None:
         del tensors[name]
     else:
