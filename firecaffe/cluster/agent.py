@@ -14,14 +14,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster.addresses import join_place
@@ -49,21 +53,28 @@ TOGETHER = {each.exit_code for each in (PreemptedError, LauncherLostError, NotFi
 """Of ranks that have stopped together: nobody has to be ended, and none of it is restarted."""
 
 
+class Told(Protocol):
+    """Whoever hears from the agent what happens to its ranks."""
+
+    def on_restart(self, result: RunResult, number: int | None) -> None:
+        """What has failed, and the number of the restart, from 1; None if it does not count, for
+        ranks have stopped as a host leaves.
+        """
+
+    def on_waiting(self, waited_s: float) -> None:
+        """Every `SAY_EVERY_S` while hosts are waited for."""
+
+    def on_done(self) -> None:
+        """This host's ranks have succeeded; the store is still there."""
+
+
 class FaultAgent(LocalElasticAgent):
     """Runs this host's ranks."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.on_restart: Callable[[RunResult, int | None], None] = lambda *_: None
-        """Called with what has failed, and the number of the restart, from 1; None where it does
-        not count, as ranks have stopped for a host that leaves.
-        """
-        self.on_waiting: Callable[[float], None] = lambda _: None
-        """Called every `SAY_EVERY_S` while hosts are waited for, with the seconds so far."""
-        self.on_done: Callable[[], None] = lambda: None
-        """Called when this host's ranks have succeeded, while the store is still there."""
-        self.is_elastic = False
-        """Whether other hosts may leave, and this one goes on without them."""
+    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, told: Told, *, is_elastic: bool) -> None:
+        """is_elastic: whether other hosts may leave, and this one goes on without them."""
+        super().__init__(spec, logs)
+        self.told, self.is_elastic = told, is_elastic
         self.ended_by_us: set[int] = set()
         """Global ranks that ended because the agent wanted it."""
         self._is_left = False
@@ -75,7 +86,7 @@ class FaultAgent(LocalElasticAgent):
 
         def tell() -> None:
             while not met.wait(SAY_EVERY_S):
-                self.on_waiting(time.monotonic() - begun_s)
+                self.told.on_waiting(time.monotonic() - begun_s)
 
         teller = threading.Thread(target=tell, name="waiting", daemon=True)
         teller.start()
@@ -124,11 +135,11 @@ class FaultAgent(LocalElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if worker_group.state == WorkerState.FAILED:
             number = worker_group.spec.max_restarts - self._remaining_restarts
-            self.on_restart(self._result, None if self._is_left else number)
+            self.told.on_restart(self._result, None if self._is_left else number)
         super()._restart_workers(worker_group)
 
     def _exit_barrier(self) -> None:
-        self.on_done()
+        self.told.on_done()
         super()._exit_barrier()  # type: ignore[no-untyped-call]
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:

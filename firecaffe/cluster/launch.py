@@ -128,12 +128,9 @@ class _Launch:
             monitor_interval=0.1,
             local_addr=address,
         )
-        self.agent = FaultAgent(spec, DefaultLogsSpecs(log_dir=log_folder))
-        self.agent.is_elastic = hosts.min_nodes < hosts.max_nodes
-        self.agent.on_restart = self._tell_restart
-        self.agent.on_done = self._note_folder
-        if not hosts.is_one:
-            self.agent.on_waiting = self._tell_waiting
+        logs = DefaultLogsSpecs(log_dir=log_folder)
+        is_elastic = hosts.min_nodes < hosts.max_nodes
+        self.agent = FaultAgent(spec, logs, self, is_elastic=is_elastic)
         self.handler = handler
         self.folder: Path | None = None
 
@@ -162,20 +159,22 @@ class _Launch:
         count = self.hosts.nproc_per_node
         return LaunchError(f"{count} ranks could not be started{where}: {reason}")
 
-    def _tell_restart(self, result: RunResult, number: int | None) -> None:
+    def on_restart(self, result: RunResult, number: int | None) -> None:
         then = f"restart {number} of {self.max_restarts}"
         if number is None:
             then = "the hosts that stay go on"
         told = self._told(result.failures, then)
         say(f"{told}; {then}")
 
-    def _note_folder(self) -> None:
+    def on_done(self) -> None:
         """Takes the run folder from the store, on one of the hosts."""
         if self.agent.get_worker_group().group_rank == 0:
             self.folder = self._folder()
 
-    def _tell_waiting(self, waited_s: float) -> None:
-        """Says who is there, of how many."""
+    def on_waiting(self, waited_s: float) -> None:
+        """Says who is there, of how many, if this host waits for others."""
+        if self.hosts.is_one:
+            return
         there = sorted(str(each.addr) for each in self.handler._state_holder.state.participants)
         say(
             f"waiting for hosts at {self.hosts.rdzv_endpoint}, {waited_s:.0f} s so far: "

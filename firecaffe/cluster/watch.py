@@ -62,8 +62,7 @@ class Watch:
         rank's. timeout_s: how long it may wait for others.
         """
         self.rank, self.hosts, self.place, self.timeout_s = rank, hosts, place, timeout_s
-        self.on_fault: Callable[[Fault], None] = lambda _: None
-        """Called once, in a thread of its own, with the verdict on another rank."""
+        self._call: Callable[[Fault], object] = lambda _: None
         now = time.monotonic()
         self._neighbours = {other: Neighbour(each, now) for other, each in sockets.items()}
         self._judge = Judge(rank, hosts, silent_s, place, self._neighbours)
@@ -91,6 +90,10 @@ class Watch:
     def fault(self) -> Fault | None:
         """The verdict on another rank, as soon as there is one."""
         return self._fault
+
+    def when_lost(self, call: Callable[[Fault], object]) -> None:
+        """Lets `call` be called once, in a thread of its own, with the verdict on another rank."""
+        self._call = call
 
     def take_round_trips(self) -> list[RoundTrip]:
         """Those since the last time."""
@@ -226,7 +229,7 @@ class Watch:
         self._end_s = time.monotonic() + GRACE_S
         self._known.set()
         # It writes to a disk, which may be what has stalled.
-        self._writer = threading.Thread(target=self.on_fault, args=(fault,), daemon=True)
+        self._writer = threading.Thread(target=self._call, args=(fault,), daemon=True)
         self._writer.start()
 
     def _beat(self) -> None:

@@ -123,10 +123,7 @@ class FaultTeller:
         """From here on there is a run folder."""
         self._folder = folder
         if self._world.watch is not None:
-            self._world.watch.on_fault = self._note
-
-    def _note(self, fault: Fault) -> None:
-        self.write(fault)
+            self._world.watch.when_lost(self.write)
 
     def write(self, fault: Fault) -> Fault:
         """Into the run folder, if there is one; a fault that is not there says so."""

@@ -74,14 +74,14 @@ def test_who_is_there_is_said_until_all_are(
         (tmp_path / name).mkdir()
         launches.append(_Launch([], two(place), 0, name, str(tmp_path / name), "", lambda *_: _[1]))
     first, second = launches
-    tell = first.agent.on_waiting
+    tell = first.on_waiting
 
     def tell_once_there(waited_s: float) -> None:
         if first.handler._state_holder.state.participants:
             tell(waited_s)
             waits.set()
 
-    first.agent.on_waiting = tell_once_there
+    monkeypatch.setattr(first, "on_waiting", tell_once_there)
     groups = [each.agent.get_worker_group() for each in launches]
     thread = threading.Thread(target=first.agent._rendezvous, args=(groups[0],))
     thread.start()
@@ -99,6 +99,6 @@ def test_who_is_there_is_said_until_all_are(
 def test_a_host_alone_waits_for_nobody(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Its own ranks may take a while to meet, and that is no host's fault."""
     launch = _Launch([], Hosts(2), 0, LOOPBACK, str(tmp_path), "", lambda *_: _[1])
-    launch.agent.on_waiting(10.0)
+    launch.on_waiting(10.0)
     assert capsys.readouterr().err == ""
     launch.handler.shutdown()
