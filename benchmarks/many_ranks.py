@@ -189,7 +189,7 @@ def images(number: int) -> TensorDataset:
 
 
 def rows(world_size: int, shared_memory: bool) -> list[list[str]]:
-    """A line for each kill. Raises: AssertionError where ranks end with other weights."""
+    """A line for each kill. Raises: AssertionError if ranks end with other weights."""
     way = "shared memory" if shared_memory else "messages"
     with tempfile.TemporaryDirectory() as folder:
         begun_s = time.time()

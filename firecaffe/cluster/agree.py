@@ -28,7 +28,7 @@ def gather_text(world: Group, text: str) -> list[str]:
 
 
 def gather_bytes(world: Group, data: bytes) -> list[bytes]:
-    """What all ranks bring, in rank order. First only digests are exchanged: where all bring the
+    """What all ranks bring, in rank order. First only digests are exchanged: if all bring the
     same, as they mostly do, nothing more is sent.
     """
     if world.group is None:
@@ -90,7 +90,7 @@ def finish(world: Group, start: Callable[..., Work | None]) -> None:
 
 
 def differing_ranks(texts: list[str]) -> list[int]:
-    """The ranks whose text is not the most frequent one (rank 0's, where there is a tie)."""
+    """The ranks whose text is not the most frequent one (rank 0's, if there is a tie)."""
     counts = Counter(texts)
     most = max(counts.values())
     common = next(text for text in texts if counts[text] == most)

@@ -19,7 +19,7 @@ LIBRARIES = ("LD_LIBRARY_PATH",)
 def pulse_beside(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[None]:
     """`cluster.pulse` as a process, until the end.
 
-    Raises: LaunchError where it cannot be started.
+    Raises: LaunchError if it cannot be started.
     """
     if not sys.platform.startswith("linux"):  # only there the kernel says who is stopped
         yield

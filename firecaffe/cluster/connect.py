@@ -45,10 +45,10 @@ def connect_ranks(
     ranks must call it. store: of these ranks alone.
 
     Addresses and a secret go by the store; who does not know the secret is not let in. Ranks of one
-    host listen on its loopback alone. Where several hosts call themselves the same, their addresses
+    host listen on its loopback alone. If several hosts call themselves the same, their addresses
     tell them apart.
 
-    Raises: LaunchError that names a rank which cannot be reached; RuntimeError of the store's where
+    Raises: LaunchError that names a rank which cannot be reached; RuntimeError of the store's if
     one does not come.
     """
     deadline = time.monotonic() + timeout_s
@@ -80,7 +80,7 @@ def _share(
 ) -> list[Listener]:
     """Those of all ranks: rank 0 puts them together, so that the store has a key for each.
 
-    Not over the process group: it would not end where a rank is lost before there is a watch.
+    Not over the process group: it would not end if a rank is lost before there is a watch.
     """
     store.set(f"{LISTENERS}/{rank}", json.dumps(asdict(own)))
     if rank == 0:

@@ -70,7 +70,7 @@ class Groups:
 def who_am_i() -> tuple[int, int]:
     """(rank, world_size), of the world that is there, else of the launcher's environment.
 
-    Raises: LaunchError where the environment says what cannot be.
+    Raises: LaunchError if the environment says what cannot be.
     """
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -87,7 +87,7 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
     """Groups of all ranks, which must all call it. timeout_s: how long a rank waits for the others,
     now and in each operation.
 
-    Raises: LaunchError where the ranks do not find each other.
+    Raises: LaunchError if the ranks do not find each other.
     """
     timeout = timedelta(seconds=timeout_s)
     backend = backend_for(device)
@@ -109,7 +109,7 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
 def make_world(device: torch.device, timeout_s: float) -> None:
     """Initializes torch.distributed with the ranks that the environment names, or with this one.
 
-    Raises: LaunchError where the ranks do not find each other.
+    Raises: LaunchError if the ranks do not find each other.
     """
     timeout = timedelta(seconds=timeout_s)
     rank, world_size = who_am_i()
@@ -160,7 +160,7 @@ def backend_for(device: torch.device) -> str:
 
 @contextmanager
 def meeting(world_size: int) -> Iterator[None]:
-    """Raises: LaunchError where the ranks do not find each other."""
+    """Raises: LaunchError if the ranks do not find each other."""
     where = ""
     if not dist.is_initialized():
         for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -185,7 +185,7 @@ def attempt() -> int:
 
 
 def number_of(name: str, default: int) -> int:
-    """Of the environment. Raises: LaunchError where it is none."""
+    """Of the environment. Raises: LaunchError if it is none."""
     text = os.environ.get(name, str(default))
     try:
         return int(text)

@@ -22,7 +22,7 @@ class Neighbour:
     """When something last came from it, by time.monotonic()."""
     place: Place = field(default_factory=Place)
     furthest_behind: Standing | None = None
-    """Of the ranks on its side of the tree; None where its link is none of the tree's."""
+    """Of the ranks on its side of the tree; None if its link is none of the tree's."""
     has_left: bool = False
     """Said goodbye, or told a fault; what its socket does then means nothing."""
     gone_s: float | None = None
@@ -52,7 +52,7 @@ class Neighbour:
         return [each for each in take_messages(self._received) if each.kind != PULSE]
 
     def last_acknowledged_s(self) -> float:
-        """How long ago its host has acknowledged anything of ours; 0 where no kernel tells.
+        """How long ago its host has acknowledged anything of ours; 0 if no kernel tells.
 
         Not whether bytes are left to acknowledge: hosts take their time (40 ms and more) with a
         few.

@@ -4,7 +4,7 @@ The first rank of each host watches for its host. These first ranks form a tree,
 of one host below their first. In each of the two trees a rank also has a link to its grandparent,
 and those right below the root have one to the next of them; so a rank of the tree may be gone, or
 silent, and news still go round it. (Between a host and the others stands its first rank alone.
-Where that one is lost, each side sees it for itself.)
+If that one is lost, each side sees it for itself.)
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def links_of(rank: int, hosts: Sequence[str], fan_out: int = FAN_OUT) -> Links:
 
 def most_links(fan_out: int = FAN_OUT) -> int:
     """No rank has more. In a tree: a parent, two beside it, children, grandchildren; in two trees,
-    where it is the root of the one.
+    if it is the root of the one.
     """
     below = fan_out + fan_out**2
     return 3 + below + below

@@ -38,7 +38,7 @@ class Judge:
         if gone_s and now - min(gone_s.values()) > SETTLE_S:
             return self.say("gone", min(gone_s), f"rank {self.rank}: its connection closed")
         silent_s = {r: now - n.heard_s for r, n in self.neighbours.items() if not n.has_left}
-        # Where this rank's own link is cut, all others fall silent, within one beat.
+        # If this rank's own link is cut, all others fall silent, within one beat.
         if max(silent_s.values(), default=0.0) > self.silent_s + 1.5 * self.beat_s:
             return self._silent([r for r, taken_s in silent_s.items() if taken_s > self.silent_s])
         return None
@@ -70,7 +70,7 @@ class Judge:
 
     def say(self, kind: str, rank: int, seen: str) -> Fault:
         """What has happened to a rank that this one is linked with, or to itself."""
-        # Beats are seconds old; but where steps are taken together, nobody is in an earlier one.
+        # Beats are seconds old; but if steps are taken together, nobody is in an earlier one.
         other = self.place if rank == self.rank else self.neighbours[rank].place
         return Fault(kind, rank, self.hosts[rank], max(self.place.step, other.step), seen)
 

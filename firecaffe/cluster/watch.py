@@ -109,7 +109,7 @@ class Watch:
             raise PeerLostError(f"another rank did not answer in time ({self.timeout_s:g} s)")
 
     def verdict(self, timed_out: bool) -> Fault | None:
-        """Who is lost, asked after the process group has failed; None where nobody seems to be.
+        """Who is lost, asked after the process group has failed; None if nobody seems to be.
 
         timed_out: whether it failed because a time was over, with everybody there perhaps.
         """
@@ -119,7 +119,7 @@ class Watch:
             if behind is not None:
                 self._decide(behind)
                 self._known.wait()
-            # Where one has said goodbye in the middle, nobody will have more to say.
+            # If one has said goodbye in the middle, nobody will have more to say.
             elif not self._has_one_left:
                 self._known.wait(2 * beat_s if timed_out else silent_s + beat_s)
         return self._fault
@@ -131,7 +131,7 @@ class Watch:
         self._send_to_all(FAULT, fault.as_text().encode())
 
     def close(self) -> None:
-        """Says goodbye, where nothing else was said, and ends the thread."""
+        """Says goodbye, if nothing else was said, and ends the thread."""
         if not self._is_told:
             self._send_to_all(GOODBYE)
         self._closing = True
@@ -176,7 +176,7 @@ class Watch:
                 end_process(self._fault.exit_code)
 
     def _waits_too_long(self, now: float) -> bool:
-        """Also where the process group does not say so: Gloo knows no time-out while it connects
+        """Also if the process group does not say so: Gloo knows no time-out while it connects
         two ranks (its issue 520).
         """
         # A group's own time is over first, for what it says tells of the operation.

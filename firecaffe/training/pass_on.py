@@ -20,7 +20,7 @@ def pass_on(world: World, found: Checkpoint | None) -> Checkpoint:
     """Rank 0's checkpoint, on all ranks; the tensors go one after the other. What ranks hold apart
     stays in its files: each rank reads its own part there.
 
-    found: on rank 0. Raises: CheckpointError on rank 0, where a tensor cannot be read;
+    found: on rank 0. Raises: CheckpointError on rank 0, if a tensor cannot be read;
     PeerLostError.
     """
     if world.group is None:

@@ -47,7 +47,7 @@ class Start:
 def find_start(world: World, resume: str | Path | None) -> Start:
     """The newest checkpoint that verifies: of an earlier attempt at this run, else of `resume`.
 
-    Raises: CheckpointError where `resume` holds none.
+    Raises: CheckpointError if `resume` holds none.
     """
     key = f"{FOLDER}/{next(_calls)}"
     folder = _earlier_folder(world, key)
@@ -135,7 +135,7 @@ class FaultTeller:
 def tell_faults(world: World) -> Iterator[FaultTeller]:
     """What ends this rank is told to the others, and written into the run folder.
 
-    Raises: what the block has raised, with its `fault`; MemoryFullError where memory was full.
+    Raises: what the block has raised, with its `fault`; MemoryFullError if memory was full.
     """
     teller = FaultTeller(world)
     try:
@@ -143,7 +143,7 @@ def tell_faults(world: World) -> Iterator[FaultTeller]:
     except Exception as error:
         fault = fault_of(error, world.rank, world.host, world.place.step)
         watch = world.watch
-        # All stop together where they were asked to; and what another has told is told.
+        # All stop together if they were asked to; and what another has told is told.
         is_new = fault is not None and fault.kind not in TOGETHER and fault.seen != ANOTHER
         if watch is not None and watch.fault is None and fault is not None and is_new:
             watch.tell(fault)
