@@ -128,6 +128,8 @@ class NotFiniteError(FirecaffeError):
     """The loss, a gradient or a weight is infinite or not a number. All ranks find it together."""
 
     exit_code = 18
+    step = 0
+    """The step whose numbers they are, counted from 1; 0 if it is the one under way."""
 
 
 class PreemptedError(FirecaffeError):

@@ -129,7 +129,8 @@ def take_from_first(world: Group, tensors: list[Tensor]) -> None:
     if world.group is None:
         return
     for tensor in tensors:
-        dense = tensor.contiguous()
+        # On the CPU: a wait that looks at the watch is none that NCCL knows.
+        dense = tensor.cpu().contiguous()
         broadcast(world, dense)
         tensor.copy_(dense)
 

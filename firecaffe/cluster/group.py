@@ -35,18 +35,22 @@ class Group:
     """For the communication threads alone, so that no order between the two can matter."""
     local_rank: int = 0
     local_world_size: int = 1
-    """Ranks of the group on this host, which are consecutive in it."""
+    """Ranks of the group on this host; 1 if they are not consecutive in it."""
     watch: Watch | None = None
     """That of the world."""
     place: Place = field(default_factory=Place)
     traffic: Traffic = field(default_factory=Traffic)
-    """Of gradients."""
+    """What this rank has sent of gradients, in all its groups."""
     members: tuple[int, ...] = ()
     """The ranks' numbers in the world, in the group's order; empty for all of them."""
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    def in_world(self, rank: int) -> int:
+        """The number that a rank of the group has in the world."""
+        return self.members[rank] if self.members else rank
 
 
 def check_parts(world_size: int, parts: Sequence[Sequence[int]]) -> None:
@@ -68,21 +72,28 @@ def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
     made: list[ProcessGroup] = []
     try:
         for part in parts if len(parts) < world.world_size else ():
-            pair = _new(part, world), _new(part, world)  # of the others' parts too: torch asks all
-            made += pair if tuple(part) == own else ()
+            for _ in ("main", "exchange"):
+                group = _new(part, world)  # of the others' parts too: torch asks all
+                if tuple(part) == own:
+                    made.append(group)
         main, exchange = made if len(own) > 1 else (None, None)
         size = world.local_world_size
-        local = [rank for rank in own if rank // size == world.rank // size]
+        on_host = [place for place, rank in enumerate(own) if rank // size == world.rank // size]
+        is_run = on_host == list(range(on_host[0], on_host[-1] + 1))
+        if world.device.type == "cuda" and made:
+            # NCCL wants all ranks in a group's first operation; a schedule may start with some.
+            dist.all_reduce(torch.zeros(1, device=world.device), group=exchange)
         yield Group(
             rank=own.index(world.rank),
             world_size=len(own),
             device=world.device,
             group=main,
             exchange_group=exchange,
-            local_rank=local.index(world.rank),
-            local_world_size=len(local),
+            local_rank=own.index(world.rank) - on_host[0] if is_run else 0,
+            local_world_size=len(on_host) if is_run else 1,
             watch=world.watch,
             place=world.place,
+            traffic=world.traffic,
             members=own,
         )
     finally:

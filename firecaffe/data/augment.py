@@ -11,6 +11,7 @@ with mod as in `hash.below`. Shapes: B samples, C channels, H x W before and h x
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -118,11 +119,13 @@ def normalize(
     else:
         result_BCHW.copy_(images_BCHW)
     if len(mean) > 0:
-        result_BCHW -= _per_channel(mean, result_BCHW)
+        result_BCHW -= _per_channel(tuple(mean), result_BCHW.device)
     if len(std) > 0:
-        result_BCHW /= _per_channel(std, result_BCHW)
+        result_BCHW /= _per_channel(tuple(std), result_BCHW.device)
     return result_BCHW
 
 
-def _per_channel(values: Sequence[float], images_BCHW: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=images_BCHW.device).view(1, -1, 1, 1)
+@lru_cache
+def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    # Kept: a copy from the host to a GPU waits until that has done all that is queued.
+    return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)

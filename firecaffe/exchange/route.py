@@ -5,8 +5,9 @@ function. Four ways there are:
 
 - `SCHEDULE`: each worker has one sum; the algorithm's schedule, or the backend's own all_reduce.
   Ranks of one host may add in the memory that they share; one of each host then sends.
-- `FOLD`: workers keep several nodes of the micro-batch tree, for their shares are no subtrees, or
-  the algorithm's order of additions is not the tree's at this number of workers.
+- `FOLD`: workers keep their nodes of the micro-batch tree apart. It stands in for an algorithm that
+  promises the tree's order of additions where it cannot keep it: shares are no subtrees, or the
+  number of workers does not suit it. (A ring promises none; it stays a schedule.)
 - `CODEC`: nodes of one level of the tree, each encoded.
 - `HOOK`: a communication hook of DDP's kind.
 """
@@ -26,7 +27,7 @@ class Route:
 
     way: str
     algorithm: str
-    """That of the recipe; it counts where the way is SCHEDULE."""
+    """That of the recipe. It sums if the way is SCHEDULE; else it only stands in the record."""
     world_size: int
     senders: int
     """Ranks that send: all, or one of each host where the others add in memory."""
@@ -44,21 +45,21 @@ class Route:
         return self.senders < self.world_size
 
     @property
-    def taken(self) -> str:
+    def summed_by(self) -> str:
         """What sums vectors: the algorithm, or what stands in for it."""
         return self.algorithm if self.way == SCHEDULE else self.way
 
     @property
-    def line(self) -> str:
+    def description(self) -> str:
         """How gradients go, for a run's record."""
         if self.way == HOOK:
             return f"communication hook {self.hook}"
         if self.way == CODEC:
             return f"{self.codec} at level {self.level} of the micro-batch tree"
         if not self.shares_memory:
-            return self.taken
+            return self.summed_by
         one_host = self.senders == 1
-        return "shared memory" if one_host else f"shared memory, {self.taken} between hosts"
+        return "shared memory" if one_host else f"shared memory, {self.summed_by} between hosts"
 
 
 def find_route(

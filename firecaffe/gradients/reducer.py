@@ -38,8 +38,8 @@ from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.threads import ExchangeThreads
 from firecaffe.gradients.totals import Totals
-from firecaffe.transport.device import open_device
 from firecaffe.transport.exchange import Exchange
+from firecaffe.transport.queue import queue_of
 
 Leaf = list[Tensor]
 """One tensor for each parameter, then the tail's."""
@@ -77,15 +77,15 @@ class GradientReducer:
         tensors = [*self.parameters, *tail, torch.cat([self._unused, counts])]
         last = [*self._tail_members, self._counts_member]
         # What is encoded or given to a hook has no tail; else a tail needs no message of its own.
-        is_apart = route.way in (CODEC, HOOK)
-        groups = [ready_order, last] if is_apart else [[*ready_order, *last]]
+        tail_is_alone = route.way in (CODEC, HOOK)
+        groups = [ready_order, last] if tail_is_alone else [[*ready_order, *last]]
         world = exchange.world
         self._alignment = ROW if route.way == CODEC else ALIGNMENT
         multiple = world.world_size * (ROW if route.way == CODEC else 1)
         self.buckets = make_buckets(
             tensors, groups, bucket_bytes, multiple, exchange.empty, self._alignment
         )
-        if is_apart:
+        if tail_is_alone:
             # They are ready with the last gradients, behind which these few bytes would wait in the
             # queues of the network.
             tails = [bucket for bucket in self.buckets if bucket.members[0] >= num_parameters]
@@ -96,14 +96,14 @@ class GradientReducer:
             for bucket in self.buckets
             for member, view in zip(bucket.members, bucket.views, strict=True)
         }
-        self.memory: CodecMemory | None = None
+        self.codec_memory: CodecMemory | None = None
         """What a compressor keeps back of this rank's nodes."""
         self._combine: Combine
         if route.way == CODEC:
             layouts = [layout_of(bucket, list(parameters)) for bucket in self.buckets]
             compressor = make_compressor(route.codec, layouts)
             self._combine = Compressed(world, compressor, num_leaves, route.level, num_parameters)
-            self.memory = self._combine.memory
+            self.codec_memory = self._combine.memory
         elif route.way == HOOK:
             assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
@@ -111,14 +111,14 @@ class GradientReducer:
             self._combine = Fold(world, num_leaves)
         else:
             self._combine = AllReduce(exchange)
-        self.device = open_device(counts.device)
+        self.queue = queue_of(counts.device)
         self._threads: ExchangeThreads | None = None
         self._hooks = []
         # One worker encodes in a thread too: torch lets the main thread have several for one sum,
         # and adds in another order then.
         if world.world_size > 1 or route.way == CODEC:
             lanes = self._combine.lanes
-            self._threads = ExchangeThreads(world, lanes, counts.device, self.device)
+            self._threads = ExchangeThreads(world, lanes, counts.device, self.queue)
             last_of_each = [bucket.members[-1] for bucket in self.buckets]
             self._hooks = [
                 self.parameters[index].register_post_accumulate_grad_hook(self._on_ready)  # type: ignore[no-untyped-call]
@@ -205,31 +205,34 @@ class GradientReducer:
 
         Raises: PeerLostError; what a communication thread has met.
         """
-        computed = self.device.mark()
+        computed = self.queue.mark()
         spans = () if self._threads is None else self._threads.finish()
-        summed = self.device.mark()
+        summed = self.queue.mark()
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
         # What this rank has used, somebody has; of the rest all have to be asked.
         by_any = self._used if all(self._used) else used.tolist()
         for index, is_used in enumerate(by_any):
             # What a compressor kept back may arrive in a step that does not use the parameter.
-            has_any = is_used or (self.memory is not None and bool(self._view_of[index].any()))
+            has_any = is_used or (
+                self.codec_memory is not None and bool(self._view_of[index].any())
+            )
             self.parameters[index].grad = self._view_of[index] if has_any else None
         tail = tuple(self._view_of[member] for member in self._tail_members)
         return Totals(tail, counts, computed, summed, spans)
 
-    def extremes(self) -> Tensor:
-        """The least and the greatest element of each parameter's mean gradient, in network order:
-        shape (parameters, 2); NaN if one of its elements is.
+    def magnitudes(self) -> Tensor:
+        """The largest magnitude in each parameter's mean gradient, in network order: float64, shape
+        (parameters,); NaN if one of its elements is.
         """
         zero = self._unused.new_zeros(1)
         views = [self._view_of[index] for index in range(len(self.parameters))]
         views = [view if view.numel() else zero for view in views]
-        if self.device.works_behind:
+        if self.queue.works_behind:
             norms = torch._foreach_norm(views, float("inf"))
-            largest = torch.stack([norm.double() for norm in norms])
-            return torch.stack([-largest, largest], dim=1)
-        return torch.stack([torch.stack(torch.aminmax(view)).double() for view in views])
+            return torch.stack([norm.double() for norm in norms])
+        # Twelve times as fast on a CPU as that norm.
+        ends = (torch.aminmax(view) for view in views)
+        return torch.stack([torch.maximum(-low, high).double() for low, high in ends])
 
     def _on_ready(self, _: nn.Parameter) -> None:
         if self._closing:
@@ -253,7 +256,8 @@ class GradientReducer:
             if self._threads is None:
                 to_mean()
             else:
-                self._threads.submit(index, to_mean, (vector for _, vector in nodes))
+                vectors = [self.buckets[index].flat, *(vector for _, vector in nodes)]
+                self._threads.submit(index, to_mean, vectors)
 
     def _is_complete(self, index: int) -> bool:
         return all(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import waiting
-from firecaffe.transport.device import Device, Mark
+from firecaffe.transport.queue import Mark, Queue
 from firecaffe.transport.worker import Worker
 
 Span = tuple[Mark, Mark]
@@ -24,10 +24,10 @@ LOOK_S = 0.1
 
 
 class ExchangeThreads:
-    """The threads of one reducer. Tensors are on `on`, whose queue is `device`."""
+    """The threads of one reducer. Tensors are on `on`, whose work is in `queue`."""
 
-    def __init__(self, world: Group, lanes: int, on: torch.device, device: Device) -> None:
-        self._world, self._device = world, device
+    def __init__(self, world: Group, lanes: int, on: torch.device, queue: Queue) -> None:
+        self._world, self._queue = world, queue
         self._lanes = [Worker("exchange", partial(begin_thread, on)) for _ in range(lanes)]
         self._futures: list[Future[Span]] = []
 
@@ -35,7 +35,7 @@ class ExchangeThreads:
         """Lets the bucket's lane do `work`, once the device has done what is queued now. tensors:
         made here and used there.
         """
-        run = partial(self._run, work, list(tensors), self._device.mark())
+        run = partial(self._run, work, list(tensors), self._queue.mark())
         self._futures.append(self._lanes[index % len(self._lanes)].submit(run))
 
     def finish(self) -> tuple[Span, ...]:
@@ -49,7 +49,7 @@ class ExchangeThreads:
         spans = tuple(future.result() for future in self._futures)
         self._futures = []
         for _, end in spans:
-            self._device.wait(end)
+            self._queue.wait(end)
         return spans
 
     def raise_failure(self) -> None:
@@ -78,11 +78,11 @@ class ExchangeThreads:
 
     def _run(self, work: Callable[[], None], tensors: list[Tensor], ready: Mark) -> Span:
         """In a thread."""
-        with self._device.beside(tensors):
-            self._device.wait(ready)
-            begin = self._device.mark()
+        with self._queue.beside(tensors):
+            self._queue.wait(ready)
+            begin = self._queue.mark()
             work()
-            return begin, self._device.mark()
+            return begin, self._queue.mark()
 
 
 def begin_thread(device: torch.device) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from firecaffe.gradients.threads import Span
-from firecaffe.transport.device import Mark
+from firecaffe.transport.queue import Mark
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Run:
         """The run with what `auto` has chosen."""
         return replace(self, algorithm=algorithm)
 
-    def without_memory(self) -> "Run":
+    def without_shared_memory(self) -> "Run":
         """The run of ranks that could not reach each other's memory."""
         return replace(self, ranks=replace(self.ranks, share_memory=False))
 

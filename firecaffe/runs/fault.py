@@ -59,6 +59,8 @@ def fault_of(error: Exception, rank: int, host: str, step: int) -> Fault | None:
     kind = kind_of(error)
     if kind == "exception" and isinstance(error, FirecaffeError):
         return Fault("other", rank, host, step, "itself", str(error), error.exit_code)
+    if isinstance(error, NotFiniteError) and error.step:
+        step = error.step  # on a GPU the one under way is a later one
     name = f"{type(error).__name__}: " if kind == "exception" else ""
     goes_along = isinstance(error, FirecaffeError) and error.goes_along
     seen = ANOTHER if goes_along else "itself"

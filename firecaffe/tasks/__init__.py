@@ -3,6 +3,4 @@
 from firecaffe.tasks.classification import CLASSIFICATION
 from firecaffe.tasks.task import Loss, Task
 
-__all__ = ["CLASSIFICATION", "TASKS", "Loss", "Task"]
-
-TASKS: dict[str, Task] = {"classification": CLASSIFICATION}
+__all__ = ["CLASSIFICATION", "Loss", "Task"]

@@ -31,7 +31,7 @@ from firecaffe.tasks import Loss
 from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.checks import check_hosts, check_rates, check_validation
-from firecaffe.training.connect import choose, connect
+from firecaffe.training.connect import connect
 from firecaffe.training.facts import describe_training, unrepeatable
 from firecaffe.training.learner import build_learner
 from firecaffe.training.loop import Training
@@ -114,17 +114,16 @@ def _train_in(
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
     learner = build_learner(run, parts, data, world, start.checkpoint, unlike)
-    run, choice = choose(run, learner, world)
     folder = _make_folder(world, run, start)
     found.write_into(folder)
-    run, reducer = connect(run, learner, world, parts.comm_hook, resources)
+    run, reducer, choice = connect(run, learner, world, parts.comm_hook, resources)
     notes = [data.description, *data.notes, *_notes(run), *start.notes]
     if choice is not None:
         notes.insert(1, f"exchange: {choice.reason}")
     notes += [f"warning: {doubt}" for doubt in learner.doubts]
     if world.is_first and recipe.data.name in DATASETS and recipe.model.name in MODELS:
         ranks = world.world_size, world.local_world_size
-        notes += write_forecast(folder, recipe, *ranks, world.device, run.route.taken)
+        notes += write_forecast(folder, recipe, *ranks, world.device, run.route.summed_by)
     goes_on = start.folder is not None
     records = resources.enter_context(Records(folder, run, world, start.step, goes_on))
     write = around_write(plugins, save_checkpoint, world)
@@ -161,7 +160,7 @@ def _train_in(
             "initial_lr": recipe.solver.base_lr * run.rate_scale,
             "exchange": run.route.algorithm,
             "exchange_choice": choice and dataclasses.asdict(choice),
-            "route": run.route.line,
+            "route": run.route.description,
             "data": data.description,
             "samples_seen": run.order.samples_before(run.steps),
             "tuned": tuned_by(recipe),

@@ -16,27 +16,15 @@ from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local import LocalRanks, meet_local_ranks
 
 
-def choose(run: Run, learner: Learner, world: World) -> tuple[Run, AutoChoice | None]:
-    """The run with the exchange that `auto` takes here, if the recipe leaves it to that. All ranks
-    call it.
-    """
-    if run.algorithm != AUTO:
-        return run, None
-    sizes = [parameter.nbytes for parameter in learner.in_ready_order]
-    spans = cut(sizes, run.recipe.exchange.bucket_bytes)
-    choice = choose_exchange(world, [sum(sizes[start:stop]) for start, stop in spans], run.route)
-    return run.by(choice.algorithm), choice
-
-
 def connect(
     run: Run,
     learner: Learner,
     world: World,
     hook: tuple[object, Hook] | None,
     resources: ExitStack,
-) -> tuple[Run, GradientReducer]:
-    """The reducer, and the run as its ranks can do it. All ranks call it. resources: takes what has
-    to be closed.
+) -> tuple[Run, GradientReducer, AutoChoice | None]:
+    """The run as its ranks can do it, the reducer, and what `auto` has come to if it was asked. All
+    ranks call it. resources: takes what has to be closed.
 
     Raises: PeerLostError.
     """
@@ -45,9 +33,16 @@ def connect(
     if run.route.shares_memory:
         local = meet_local_ranks(world, words.timeout_s)
     if local is None:
-        run = run.without_memory()
+        run = run.without_shared_memory()
     else:
-        resources.callback(local.close)
+        resources.callback(local.close)  # also if there is no exchange yet that closes it
+    choice = None
+    if run.algorithm == AUTO:
+        sizes = [parameter.nbytes for parameter in learner.in_ready_order]
+        spans = cut(sizes, words.bucket_bytes)
+        buckets = [sum(sizes[start:stop]) for start, stop in spans]
+        choice = choose_exchange(world, buckets, run.route)
+        run = run.by(choice.algorithm)
     if hook is not None and world.group is None:
         resources.enter_context(group_of_one(world.device))
     exchange = resources.enter_context(closing(Exchange(world, run.route.algorithm, local)))
@@ -63,7 +58,7 @@ def connect(
         hook,
     )
     resources.enter_context(reducer)
-    if reducer.memory is not None:
-        learner.state.add("compressor", reducer.memory)
+    if reducer.codec_memory is not None:
+        learner.state.add("compressor", reducer.codec_memory)
     learner.state.check_all_was_loaded()
-    return run, reducer
+    return run, reducer, choice

@@ -2,6 +2,8 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,18 @@ class Evaluation:
         return {**row, "largest_class_share": self.largest_class_share}
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Takes the modules out of training mode, for a `with` block."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def evaluate(
     model: nn.Module,
     task: Task,
@@ -47,8 +61,6 @@ def evaluate(
 
     Batches are the same for every number of ranks, and their sums are added in batch order.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     dtype = AUTOCAST.get(config.autocast)
     rows: list[tuple[float, ...]] = []
     of_class: Counter[int] = Counter()
@@ -60,7 +72,8 @@ def evaluate(
         config=data,
         device=world.device,
     )
-    with torch.no_grad(), torch.autocast(world.device.type, dtype, enabled=dtype is not None):
+    autocast = torch.autocast(world.device.type, dtype, enabled=dtype is not None)
+    with evaluating(model), torch.no_grad(), autocast:
         for number, inputs, targets in batches:
             if config.channels_last:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -70,8 +83,6 @@ def evaluate(
             rows.append((number, len(targets), mean_loss * len(targets), *sums))
             if task.classes is not None:
                 of_class.update(task.classes(targets))
-    for module, training in modes:
-        module.training = training
     stated = json.dumps({"rows": rows, "classes": list(of_class.items())})
     gathered = [json.loads(text) for text in gather_text(world, stated)]
     in_batch_order = sorted(tuple(row) for part in gathered for row in part["rows"])

@@ -13,10 +13,10 @@ from firecaffe.training.saver import Saver
 
 @contextmanager
 def explained(
-    world: World, saver: Saver, folder: Path, rate: Callable[[], float]
+    world: World, saver: Saver, folder: Path, rate: Callable[[int], float]
 ) -> Iterator[None]:
     """Adds the learning rate and the last good checkpoint, once that is on the disk, to what all
-    ranks raise. folder: of the checkpoints. rate: of the step under way.
+    ranks raise. folder: of the checkpoints. rate: of a step, counted from 0.
 
     Raises: NotFiniteError.
     """
@@ -30,6 +30,7 @@ def explained(
             newest = newest_name(folder)
         newest = text_of_first(world, newest)
         good = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint"
-        told = NotFiniteError(f"{error}; the learning rate is {rate():.4g}; {good}")
-        told.goes_along = not world.is_first
+        step = error.step or world.place.step
+        told = NotFiniteError(f"{error}; the learning rate is {rate(step - 1):.4g}; {good}")
+        told.goes_along, told.step = not world.is_first, step
         raise told from None

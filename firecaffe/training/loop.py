@@ -71,17 +71,15 @@ def train(t: Training, records: Records) -> Result:
             votes = Votes(votes.stop or result.votes.stop, votes.save or result.votes.save)
         return votes
 
-    def rate_now() -> float:
-        return run.learning_rate(t.world.place.step - 1)
-
     def look() -> None:
         if t.world.watch is not None:
             t.world.watch.check()
 
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        stack.enter_context(explained(t.world, t.saver, t.folder / "checkpoints", rate_now))
-        behind = 1 if t.stepper.reducer.device.works_behind else 0
+        checkpoints = t.folder / "checkpoints"
+        stack.enter_context(explained(t.world, t.saver, checkpoints, run.learning_rate))
+        behind = 1 if t.stepper.reducer.queue.works_behind else 0
         for step in range(t.first_step, run.steps):
             start, done = time.perf_counter(), step + 1
             t.world.place.step = done
@@ -91,7 +89,7 @@ def train(t: Training, records: Records) -> Result:
                 records.digests(done, t.state.digest_each())
             is_due = _is_due(words.checkpoint.every, done)
             if done < run.steps and (is_due or votes.save or votes.stop):
-                read(0)
+                read(0)  # what it votes for is done already
                 _save(t, done)
                 saved_s = time.monotonic()
             sums.add_time(done, time.perf_counter() - start)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from firecaffe.errors import NotFiniteError
 from firecaffe.gradients.totals import Totals
-from firecaffe.transport.device import Mark
+from firecaffe.transport.queue import Mark
 
 LOOK_S = 0.001
 """How often it is seen whether a device has got to a mark."""
@@ -61,8 +61,8 @@ class Outcome:
     metrics: Sequence[str]
     sums: Tensor
     """The loss, the metrics, and the votes to stop and to save."""
-    extremes: Tensor
-    """Least and greatest element of each parameter's gradient, shape (parameters, 2)."""
+    magnitudes: Tensor
+    """The largest magnitude in each parameter's gradient, shape (parameters,)."""
     norm: Tensor
     """Of the gradient, if it is clipped; else 0."""
     names: Sequence[str]
@@ -72,28 +72,35 @@ class Outcome:
     totals: Totals
     start: Mark
     end: Mark
-    data_s: float
+    waits: Sequence[tuple[Mark, Mark]]
+    """For data: what a device that works behind has done meanwhile is no waiting."""
 
     @property
     def loss(self) -> float:
         return float(self.sums[0]) / self.weight
 
     def check_finite(self) -> None:
-        """By the sums over all ranks, so that all decide alike. Raises: NotFiniteError."""
+        """Looks at the sums over all ranks, so that all decide alike. Raises: NotFiniteError."""
+        problem = self._not_finite()
+        if problem:
+            error = NotFiniteError(problem)
+            error.step = self.step + 1
+            raise error
+
+    def _not_finite(self) -> str:
         loss = self.loss
         if math.isfinite(loss) and self.overflows:
-            return
-        is_finite = self.extremes.isfinite().all(1).tolist()
+            return ""
+        is_finite = self.magnitudes.isfinite().tolist()
         if not all(is_finite):
             layer = self.names[is_finite.index(False)]
-            raise NotFiniteError(
+            return (
                 f"the loss is {loss:.4g}; the first gradient in network order that is not finite "
                 f"is that of {layer}"
             )
         if not math.isfinite(loss):
-            raise NotFiniteError(f"the loss is {loss:.4g}, though all gradients are finite")
-        if not bool(self.norm.isfinite()):
-            raise NotFiniteError("the norm of the gradient is beyond float32")
+            return f"the loss is {loss:.4g}, though all gradients are finite"
+        return "" if bool(self.norm.isfinite()) else "the norm of the gradient is beyond float32"
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
         """Waits for the step's end. look: called meanwhile; it may raise.
@@ -112,10 +119,11 @@ class Outcome:
 
     def _timings(self) -> Timings:
         totals = self.totals
+        data_s = sum(end.seconds_after(begin) for begin, end in self.waits)
         return Timings(
             step=self.step + 1,
-            data_s=self.data_s,
-            compute_s=totals.computed.seconds_after(self.start) - self.data_s,
+            data_s=data_s,
+            compute_s=totals.computed.seconds_after(self.start) - data_s,
             exposed_communication_s=totals.exposed_s,
             exchange_s=totals.exchange_s,
             update_s=self.end.seconds_after(totals.summed),

@@ -8,7 +8,6 @@ The host never waits for a GPU here. What a step came to is read when the device
 a CPU at once, before the update; on a GPU after the next step was queued.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -55,16 +54,16 @@ class Stepper:
         vote: asked before the last backward. Raises: PeerLostError; NotFiniteError on all ranks,
         whose weights are those of before the step then (on a GPU, the outcome raises it).
         """
-        device, start = self.reducer.device, self.reducer.device.mark()
+        queue, start = self.reducer.queue, self.reducer.queue.mark()
         samples = self.batches.order.samples_in_step(step)
         weight = samples / self.forward.config.micro_batch_size
         self.reducer.begin_step(weight)
         self.forward.begin_step()
-        data_s = 0.0
+        waits = []
         for leaf in self.share:
-            asked_s = time.perf_counter()
+            asked = queue.mark()
             batch = self.batches.train_batch(step, leaf)
-            data_s += time.perf_counter() - asked_s
+            waits.append((asked, queue.mark()))
             loss, tail = self.forward(*batch, step, leaf)
             if leaf != self.share[-1]:
                 self.reducer.add(leaf, loss, tail)
@@ -78,22 +77,22 @@ class Stepper:
             samples=samples,
             weight=weight,
             metrics=self.forward.task.metrics,
-            sums=device.to_host(torch.cat([totals.tail[0], totals.counts])),
-            extremes=device.to_host(self.reducer.extremes()),
-            norm=device.to_host(self._scale_gradients()),
+            sums=queue.to_host(torch.cat([totals.tail[0], totals.counts])),
+            magnitudes=queue.to_host(self.reducer.magnitudes()),
+            norm=queue.to_host(self._scale_gradients()),
             names=self.reducer.names,
             overflows=self.forward.scaler.is_enabled(),
             totals=totals,
             start=start,
-            data_s=data_s,
+            waits=waits,
         )
-        if not device.works_behind:
+        if not queue.works_behind:
             outcome(end=totals.summed).check_finite()
         set_rate(self.optimizer, learning_rate)
         self.forward.scaler.step(self.optimizer)
         self.forward.scaler.update()
         self.forward.buffers.finish_step(totals.tail[1:], weight)
-        return outcome(end=device.mark())
+        return outcome(end=queue.mark())
 
     def _ballot(self, votes: Votes) -> Tensor:
         ballot = torch.zeros(VOTES, device=self.forward.device)

@@ -145,9 +145,9 @@ class LocalRanks:
                 peer.setblocking(False)
                 with suppress(OSError):
                     peer.send(bytes([last_word]))
-        rank = self.first_rank + last_word
+        rank = self.world.in_world(self.first_rank + last_word)
         if last_word != local_rank:
-            by = self.first_rank + local_rank
+            by = self.world.in_world(self.first_rank + local_rank)
             return PeerLostError(f"rank {rank}, on this host, was lost, says rank {by}")
         if isinstance(error, TimeoutError):
             return PeerLostError(f"rank {rank}, on this host, did not answer in time")

@@ -47,7 +47,7 @@ def lose(victim: int, how: str) -> tuple[str, list[str]]:
                 exchange.close()
                 return "", files
             if how == "killed in the sum":
-                vars(shared_sum)["fold"] = kill_this
+                pytest.MonkeyPatch().setattr(shared_sum, "tree_sum", kill_this)
             elif how == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
             else:

@@ -21,7 +21,6 @@ STAGES = {
     "open_parts": build,
     "build_network": learner,
     "run_probe": learner,
-    "choose": build,
     "_make_folder": build,
     "meet_local_ranks": connect,
     "Exchange": connect,

@@ -42,13 +42,13 @@ def test_a_codec_or_a_hook_takes_the_gradients_whatever_the_algorithm(ranks: int
     assert (coded.way, coded.is_invariant, coded.shares_memory) == (CODEC, True, False)
     hooked = find_route("tree", 8, ranks, hook="bf16_compress_hook")
     assert (hooked.way, hooked.is_invariant) == (HOOK, ranks == 1)
-    assert "bf16_compress_hook" in hooked.line
+    assert "bf16_compress_hook" in hooked.description
 
 
 def test_what_a_record_says() -> None:
-    assert find_route("tree", 8, 4).line == "tree"
-    assert find_route("tree", 8, 3).line == "fold"
-    assert find_route("tree", 8, 4, 4, shared_memory=True).line == "shared memory"
-    both = find_route("tree", 8, 4, 2, shared_memory=True).line
+    assert find_route("tree", 8, 4).description == "tree"
+    assert find_route("tree", 8, 3).description == "fold"
+    assert find_route("tree", 8, 4, 4, shared_memory=True).description == "shared memory"
+    both = find_route("tree", 8, 4, 2, shared_memory=True).description
     assert both == "shared memory, tree between hosts"
-    assert find_route("tree", 8, 2, codec="int8", level=1).line.startswith("int8 at level 1")
+    assert find_route("tree", 8, 2, codec="int8", level=1).description.startswith("int8 at level 1")

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from firecaffe.errors import NotFiniteError
 from firecaffe.training.outcome import Outcome, StepResult
-from firecaffe.transport.device import Cpu
+from firecaffe.transport.queue import CpuQueue
 from tests.unit.training.test_step import RATE, Net, Worker
 
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__")
@@ -30,7 +30,7 @@ class Place(float):
         return self - earlier
 
 
-class Behind(Cpu):
+class Behind(CpuQueue):
     """A CPU that is taken for a device which has done nothing until it catches up."""
 
     works_behind = True
@@ -100,7 +100,7 @@ def test_readings_are_seen() -> None:
 def test_nothing_stops_the_host_and_results_are_read_a_step_late(clip: float) -> None:
     at_once, behind = made(clip), made(clip)
     expected = [at_once.stepper.run(step, RATE).read() for step in range(4)]
-    device = behind.reducer.device = Behind()
+    device = behind.reducer.queue = Behind()
     outcomes: list[Outcome] = []
     found: list[StepResult] = []
     for step in range(4):
@@ -122,12 +122,13 @@ def test_nothing_stops_the_host_and_results_are_read_a_step_late(clip: float) ->
 
 def test_a_gradient_that_is_not_finite_is_named_a_step_late() -> None:
     worker = made()
-    device = worker.reducer.device = Behind()
+    device = worker.reducer.queue = Behind()
     assert isinstance(worker.net, Net)
     worker.stepper.run(0, RATE)
     nn.init.constant_(worker.net.head.weight, float("inf"))
     late = worker.stepper.run(1, RATE)
     worker.stepper.run(2, RATE)
-    with pytest.raises(NotFiniteError, match="conv"):
+    with pytest.raises(NotFiniteError, match="conv") as caught:
         read(late, device)
+    assert caught.value.step == 2  # not the one under way
     worker.reducer.close()

@@ -24,8 +24,8 @@ class Mark(Protocol):
         """Between two marks that are over."""
 
 
-class Device(Protocol):
-    """One rank's device, as its step and its exchange use it."""
+class Queue(Protocol):
+    """The work of one rank's device, as its step and its exchange see it."""
 
     @property
     def works_behind(self) -> bool:
@@ -39,7 +39,9 @@ class Device(Protocol):
 
     @contextmanager
     def beside(self, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
-        """Another queue, for who exchanges beside backward. tensors: used there, made elsewhere."""
+        """Lets the block fill a second queue, in which the exchange goes beside backward. tensors:
+        used there, made in this one.
+        """
 
     def to_host(self, tensor: Tensor) -> Tensor:
         """A copy, whole once a mark that follows is over."""
@@ -55,7 +57,9 @@ class _Moment(float):
         return self - earlier
 
 
-class Cpu:
+class CpuQueue:
+    """Work that is done when the call returns."""
+
     works_behind = False
 
     def mark(self) -> Mark:
@@ -86,7 +90,9 @@ class _Event:
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 
 
-class Gpu:
+class GpuQueue:
+    """The current stream of a GPU, and one beside it."""
+
     works_behind = True
 
     def __init__(self, device: torch.device) -> None:
@@ -110,5 +116,5 @@ class Gpu:
         return pinned.copy_(tensor, non_blocking=True)
 
 
-def open_device(device: torch.device) -> Device:
-    return Gpu(device) if device.type == "cuda" else Cpu()
+def queue_of(device: torch.device) -> Queue:
+    return GpuQueue(device) if device.type == "cuda" else CpuQueue()
