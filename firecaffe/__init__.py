@@ -45,7 +45,7 @@ _PLACES = {
     "parallelize": "script.parallelize",
     "train": "training.build",
 }
-"""Where each name is. Imported when it is asked for: a plan needs nothing that trains."""
+"""The place of each name, imported when it is asked for: a plan needs nothing that trains."""
 
 __all__ = [
     "CheckpointConfig",

@@ -21,7 +21,7 @@ class Kind:
 
 RESUME = "resume from the newest checkpoint (--resume)"
 AGAIN = f"{RESUME}, or let --max-restarts do so"
-"""Of what a restart can mend: the launcher restarts nothing else."""
+"""The advice if a restart can mend it: the launcher restarts nothing else."""
 
 KINDS = {
     "exception": Kind(1, "failed", "its traceback is above"),
@@ -52,7 +52,7 @@ TOGETHER = (*SAVED, "not_finite")
 """What ranks agree on at the end of a step: it happens to all, so none need be told."""
 
 ANOTHER = "another rank"
-"""Where a rank only goes along."""
+"""Who has seen a fault with which a rank only goes along."""
 
 MOST_TEXT = 2000
 """Characters of a text that came from elsewhere."""

@@ -15,10 +15,10 @@ INT64 = 2**63
 """Samples, steps and bytes are counted in 64 bits."""
 
 LARGEST = 3.4028234663852886e38
-"""Of float32, in which a network computes."""
+"""The largest float32, in which a network computes."""
 
 MOST_THREADS = 1024
-"""Of one process."""
+"""The most that one process may have."""
 
 KINDS = {
     "int": "a whole number",
@@ -28,7 +28,7 @@ KINDS = {
     "list": "a list",
     "dict": "a table: { NAME = VALUE, … }",
 }
-"""For people."""
+"""Kinds of values, for people."""
 
 
 def check_kinds(recipe: Any) -> None:

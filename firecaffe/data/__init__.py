@@ -32,7 +32,7 @@ _PLACES = {
     "output_shape": "batches",
     "shard_counts": "source",
 }
-"""Where each name is. Imported when it is asked for: the words of a recipe need no torch."""
+"""The place of each name, imported when it is asked for: the words of a recipe need no torch."""
 
 __all__ = [
     "DATASETS",

@@ -27,7 +27,7 @@ class Route:
 
     way: str
     algorithm: str
-    """That of the recipe. It sums if the way is SCHEDULE; else it only stands in the record."""
+    """The recipe's algorithm. It sums if the way is SCHEDULE; else it only stands in the record."""
     world_size: int
     senders: int
     """Ranks that send: all, or one of each host where the others add in memory."""
@@ -35,7 +35,7 @@ class Route:
     """Whether this many workers end in the same bits as one worker does."""
     codec: str = ""
     level: int = 0
-    """Of the micro-batch tree: whose nodes a codec encodes."""
+    """The level of the micro-batch tree whose nodes a codec encodes."""
     hook: str = ""
     """What it is called."""
 

@@ -28,7 +28,7 @@ class Bucket:
     views: tuple[Tensor, ...]
 
     def start(self, member: int) -> int:
-        """Where one of the members begins in `flat`."""
+        """The place at which one of the members begins in `flat`."""
         return int(self.views[self.members.index(member)].storage_offset())
 
 
@@ -108,7 +108,7 @@ def views_like(
 
 
 def offsets(tensors: Sequence[Tensor], alignment: int = ALIGNMENT) -> list[int]:
-    """Where each tensor begins in a flat vector, and last where the vector ends.
+    """The places at which tensors begin in a flat vector, and last the vector's end.
 
     Beginnings are aligned as an allocation is: on a GPU some kernels choose by alignment how they
     add, and a bucket's size must not change bits.

@@ -56,7 +56,7 @@ class AllReduce:
 
 
 class Fold:
-    """For shares that are no subtrees: the tree goes on from all workers' largest nodes."""
+    """The way for shares that are no subtrees: the tree goes on from all workers' largest nodes."""
 
     top_level = None
     apart = True

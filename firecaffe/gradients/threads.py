@@ -17,7 +17,7 @@ from firecaffe.transport.queue import Mark, Queue
 from firecaffe.transport.worker import Worker
 
 Span = tuple[Mark, Mark]
-"""Where an exchange begins and where it ends."""
+"""The marks at which an exchange begins and ends."""
 
 LOOK_S = 0.1
 """How often a step that waits for others looks whether one is lost."""
@@ -77,7 +77,7 @@ class ExchangeThreads:
             self.raise_failure()
 
     def _run(self, work: Callable[[], None], tensors: list[Tensor], ready: Mark) -> Span:
-        """In a thread."""
+        """Does the work, in a thread."""
         with self._queue.beside(tensors):
             self._queue.wait(ready)
             begin = self._queue.mark()

@@ -18,11 +18,11 @@ class Totals:
     counts: Tensor
     """The sum of all workers' counts."""
     computed: Mark
-    """Where backward ends."""
+    """The end of backward."""
     summed: Mark
-    """Where the last exchange ends too."""
+    """The end of backward and of the last exchange."""
     spans: tuple[Span, ...]
-    """Of all exchanges."""
+    """Those of all exchanges."""
 
     @property
     def exposed_s(self) -> float:

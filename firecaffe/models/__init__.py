@@ -22,7 +22,7 @@ _PLACES = {
     "classification_loss": "model",
     "logits_of": "model",
 }
-"""Where each name is. Imported when it is asked for: the words of a recipe need no torch."""
+"""The place of each name, imported when it is asked for: the words of a recipe need no torch."""
 
 __all__ = [
     "AUX_WEIGHT",

@@ -34,7 +34,7 @@ class Run:
     """A run of so many ranks."""
 
     recipe: Recipe
-    """As it was written."""
+    """The recipe as it was written."""
     ranks: Ranks
     order: SampleOrder
     """Which samples each micro-batch of each step has."""
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Of the whole training."""
+        """The steps of the whole training."""
         return self.recipe.train.num_steps(self.order.steps_per_epoch)
 
     @property
@@ -72,12 +72,12 @@ class Run:
 
     @cached_property
     def rate_scale(self) -> float:
-        """By which the recipe's learning rate grows with its batch."""
+        """The factor by which the recipe's learning rate grows with its batch."""
         return batch_scale(self.recipe.solver, self.recipe.train.global_batch_size)
 
     @property
     def title(self) -> str:
-        """For people: the network and the workers."""
+        """The network and the workers, for people."""
         return f"{self.recipe.model.name.replace(' ', '-')}-{self.ranks.world_size}w"
 
     def share(self, rank: int) -> range:
@@ -86,7 +86,7 @@ class Run:
         return leaf_share(self.num_leaves, self.ranks.world_size, rank, level)
 
     def learning_rate(self, step: int) -> float:
-        """Of step `step`, counted from 0."""
+        """The rate of step `step`, counted from 0."""
         return learning_rate(self.recipe.solver, step, self.steps, self.rate_scale)
 
     def by(self, algorithm: str) -> "Run":

@@ -20,7 +20,7 @@ class OptimizerTensors:
         self._model, self._optimizer = model, optimizer
 
     def parts(self) -> dict[str, Part]:
-        """In network order. What the optimizer has not made yet is not there."""
+        """Tensors in network order. What the optimizer has not made yet is not there."""
         return {
             f"{name}/{key}": Part(value)
             for name, parameter in self._model.named_parameters()
@@ -68,7 +68,7 @@ def _find(model: nn.Module, path: str, full_name: str) -> tuple[nn.Parameter, st
 
 
 def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
-    """As the optimizer would have made it: on the device, in the same layout."""
+    """The tensor as the optimizer would have made it: on the device, in the same layout."""
     if value.shape != parameter.shape:
         return value
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)

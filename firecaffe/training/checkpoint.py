@@ -31,7 +31,8 @@ from firecaffe.training.tensor_file import TensorFile
 
 STATE, META, SUMS, LATEST = "state.safetensors", "meta.json", "SHA256SUMS", "latest"
 SUFFIX = ".safetensors"
-"""Of the files that hold tensors: STATE, and one for each piece that ranks hold apart."""
+"""The end of the name of files that hold tensors: STATE, and one for each piece that ranks hold
+apart."""
 
 
 UNREADABLE = (
@@ -59,7 +60,7 @@ class Checkpoint:
     apart: dict[str, Path] = field(default_factory=dict)
     """The files of the pieces that ranks hold apart. Saving moves them."""
     digest: str = ""
-    """Of its SHA256SUMS, once it was read: tells checkpoints apart."""
+    """That of its SHA256SUMS, once it was read: tells checkpoints apart."""
     folder: Path | None = None
     """From where it was read."""
 

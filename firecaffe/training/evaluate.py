@@ -26,13 +26,13 @@ class Evaluation:
     loss: float
     """The mean over the samples."""
     metrics: dict[str, float]
-    """By name; means over the samples."""
+    """Means over the samples, by name."""
     largest_class_share: float | None
     """Top-1 of whoever always names the class that most samples are of; None without classes."""
 
     @property
     def row(self) -> dict[str, Any]:
-        """Its numbers by name."""
+        """All numbers by name."""
         row = {"samples": self.samples, "loss": self.loss, **self.metrics}
         return {**row, "largest_class_share": self.largest_class_share}
 

@@ -17,7 +17,7 @@ LOOK_S = 0.001
 
 @dataclass(frozen=True)
 class Timings:
-    """Where one rank's time of one step, counted from 1, went; in seconds."""
+    """One rank's time of one step, counted from 1, by where it went; in seconds."""
 
     step: int
     data_s: float
@@ -45,7 +45,7 @@ class StepResult:
     samples: int
     loss: float
     metrics: dict[str, float]
-    """By name; means over the step's samples."""
+    """Means over the step's samples, by name."""
     timings: Timings
     votes: Votes = Votes()
 
@@ -64,9 +64,9 @@ class Outcome:
     magnitudes: Tensor
     """The largest magnitude in each parameter's gradient, shape (parameters,)."""
     norm: Tensor
-    """Of the gradient, if it is clipped; else 0."""
+    """The gradient's norm, if it is clipped; else 0."""
     names: Sequence[str]
-    """Of the parameters."""
+    """The parameters' names."""
     overflows: bool
     """Whether gradients may be beyond their type: a loss scale's to mend."""
     totals: Totals

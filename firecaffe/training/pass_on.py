@@ -13,7 +13,7 @@ from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.stored import Stored
 
 WORDS = ("step", "identity", "probe", "history", "numbers", "doubts", "digest")
-"""Of a checkpoint: what is no tensor and no path."""
+"""The parts of a checkpoint that are no tensor and no path."""
 
 
 def pass_on(world: World, found: Checkpoint | None) -> Checkpoint:

@@ -58,7 +58,7 @@ class Records:
             self._metrics.write("train", done, numbers)
 
     def digests(self, done: int, digests: dict[str, str]) -> None:
-        """Of the state's tensors, by name."""
+        """Digests of the state's tensors, by name, after step `done`."""
         if self._digests is not None:
             self._digests.write({"step": done, "tensors": digests})
 

@@ -31,14 +31,14 @@ class Result:
     """Share of the step time that ranks waited for data, mean over ranks."""
     data_wait_by_rank: list[float]
     sent_bytes_per_step_by_rank: list[float | None]
-    """Of gradients, to other ranks; None where they went through a collective of the backend's."""
+    """Gradients sent to other ranks; None where they went through a collective of the backend's."""
     loss: float | None
     """Mean loss of the last step; None where a resumed run had none left to do."""
     test_loss: float
     metrics: dict[str, float]
-    """Of the task, by name, on the test samples."""
+    """The task's, by name, on the test samples."""
     largest_class_share: float | None
-    """Of the test set's classes: the top-1 of a network that has learned nothing."""
+    """The top-1 of a network that has learned nothing, on the test set."""
     validation: dict[str, float] | None
     """The metrics on the validation samples at the end; None where there are none."""
     test_samples: int
@@ -51,22 +51,22 @@ class Result:
     checkpoints: SaveCosts
     """What saving has cost, on rank 0."""
     broken_images: list[str]
-    """That another image stood in for, and why."""
+    """Images that another stood in for, and why."""
     identity_doubts: list[str]
     """Why other numbers of workers, or another run, may not end in the same bits; of all ranks."""
 
     @property
     def top1(self) -> float:
-        """Of images of classes: the share whose label came first."""
+        """The share of the test images whose label came first."""
         return self.metrics["top1"]
 
     @property
     def top5(self) -> float:
-        """Of images of classes: the share whose label was among the first five."""
+        """The share of the test images whose label was among the first five."""
         return self.metrics["top5"]
 
     def as_row(self) -> dict[str, Any]:
-        """As result.json has it: a name for each metric."""
+        """The result as result.json has it: a name for each metric."""
         row = asdict(self)
         metrics, validation = row.pop("metrics"), row.pop("validation")
         row |= {f"validation_{name}": (validation or {}).get(name) for name in metrics}

@@ -37,7 +37,7 @@ class SaveCosts:
     failed: int = 0
     copy_s: float = 0.0
     wait_s: float = 0.0
-    """For the checkpoint before, which was still being written; and at the end, for the last."""
+    """Waits for the checkpoint before, which was still being written; at the end, for the last."""
     write_s: float = 0.0
 
     @property
@@ -132,7 +132,7 @@ class Saver:
         return old.copy_(tensor)
 
     def _save(self, checkpoint: Checkpoint, problem: OSError | None) -> CheckpointError | None:
-        """In the thread. Returns what went wrong. problem: with what ranks hold apart."""
+        """Writes, in the thread. Returns what went wrong. problem: with what ranks hold apart."""
         start = time.perf_counter()
         try:
             if problem is not None:

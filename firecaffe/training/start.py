@@ -20,7 +20,7 @@ from firecaffe.training.checkpoint import Checkpoint, load_newest
 from firecaffe.training.pass_on import pass_on
 
 SHARED_S = 10.0
-"""For a shared file system to show what another host has written."""
+"""What a shared file system may take to show what another host has written."""
 
 _calls = count()
 """A script may train several times; each has its own folder, in every attempt at the script."""
@@ -28,10 +28,10 @@ _calls = count()
 
 @dataclass(frozen=True)
 class Start:
-    """Where to begin."""
+    """The place to begin at."""
 
     key: str
-    """Under which the launcher's store has the run folder."""
+    """The name under which the launcher's store has the run folder."""
     checkpoint: Checkpoint | None = None
     resumed_from: str = ""
     folder: Path | None = None
@@ -113,7 +113,7 @@ def _warn(reason: str) -> str:
 
 
 class FaultTeller:
-    """Where the faults of this rank, and the verdicts on others, are written."""
+    """Writes the faults of this rank, and the verdicts on others, into the run folder."""
 
     def __init__(self, world: World) -> None:
         self._world = world

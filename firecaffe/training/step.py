@@ -23,7 +23,7 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Votes
 
 VOTES = 2
-"""To stop, and to save."""
+"""How many there are: to stop, and to save."""
 
 
 class TrainBatches(Protocol):

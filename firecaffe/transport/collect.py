@@ -24,9 +24,9 @@ class Part:
     rows: range | None = None
     """Which rows of the whole tensor these are; None if all of it is here."""
     num_rows: int = 0
-    """Of the whole tensor, if some are here."""
+    """How many rows the whole tensor has, if only some are here."""
     order: int = 0
-    """Its place among the tensors of all ranks; of the same place, rank 0's come first."""
+    """The place among the tensors of all ranks; of the same place, rank 0's come first."""
 
     @property
     def shape(self) -> tuple[int, ...]:

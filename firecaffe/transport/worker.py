@@ -30,13 +30,13 @@ class Worker:
         self.thread.start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
-        """Its result, or its exception, or that of what failed before it, once it was its turn."""
+        """The task's result or exception, or that of what failed before it, when its turn came."""
         self._last = future = Future[T]()
         self._tasks.put((future, task))
         return future
 
     def run_here(self, task: Callable[[], T]) -> Future[T]:
-        """As `submit`, but in the calling thread, after all that this one has submitted."""
+        """Does as `submit`, but in the calling thread, after all that this one has submitted."""
         if self._last is not None:
             wait([self._last])
             self._last = None
