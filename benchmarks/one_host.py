@@ -25,7 +25,7 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import NATIVE, tree
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
-from firecaffe.exchange.schedule import tree_sum
+from firecaffe.exchange.leaves import tree_sum
 from firecaffe.measure.known_sum import difference, stop_at_fault
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.transport.exchange import Exchange

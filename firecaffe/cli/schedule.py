@@ -7,13 +7,23 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.cli.options.schedule import ELEMENTS_PER_RANK, make_parser
+from firecaffe.cli.options.schedule import ELEMENTS_PER_RANK, MICRO_BATCHES, make_parser
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import find_schedule, parse_hierarchical
+from firecaffe.exchange import fold, parse_hierarchical
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.collectives import find_collective
 from firecaffe.exchange.draw import draw
-from firecaffe.exchange.order import adds_in_tree_order
-from firecaffe.exchange.schedule import Schedule, Transfer, lower_bound_elements
+from firecaffe.exchange.route import FOLD
+from firecaffe.exchange.schedule import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    AVERAGE,
+    BROADCAST,
+    VECTOR,
+    Schedule,
+    Transfer,
+    lower_bound_elements,
+)
 
 MAX_WORLD_SIZE = 1024
 MAX_ROWS = 64
@@ -29,7 +39,11 @@ def main(argv: list[str]) -> int:
         )
     if options.draw and options.json:
         raise RecipeError("--draw is a picture and --json none; leave one out")
-    schedule = _schedule(options.exchange, options.workers, ranks_per_node, options.elements)
+    if options.micro_batches is not None and options.exchange != FOLD:
+        raise RecipeError(
+            f"--micro-batches goes with {FOLD}; {options.exchange} has one sum a rank"
+        )
+    schedule = _schedule(options)
     found = facts(schedule, ranks_per_node)
     if options.json:
         transfers = [
@@ -49,9 +63,12 @@ def main(argv: list[str]) -> int:
 def facts(schedule: Schedule, ranks_per_node: int) -> dict[str, Any]:
     """What can be said about a schedule, in float32 bytes if it is about bytes."""
     busiest = schedule.elements_of_busiest_rank()
-    least = lower_bound_elements(schedule.world_size, schedule.num_elements)
+    least = 0.0
+    if schedule.kind in (ALL_REDUCE, AVERAGE):
+        least = lower_bound_elements(schedule.world_size, schedule.num_elements)
     return {
         "algorithm": schedule.algorithm,
+        "kind": schedule.kind,
         "world_size": schedule.world_size,
         "ranks_per_node": ranks_per_node,
         "num_elements": schedule.num_elements,
@@ -63,23 +80,28 @@ def facts(schedule: Schedule, ranks_per_node: int) -> dict[str, Any]:
         "serial_messages": schedule.serial_messages(),
         "serial_bytes": schedule.serial_elements() * BYTES_PER_ELEMENT,
         "serial_additions": schedule.serial_additions(),
-        "adds_in_tree_order": adds_in_tree_order(
-            schedule.algorithm, schedule.world_size, ranks_per_node
-        ),
+        "adds_in_tree_order": schedule.in_tree_order,
     }
 
 
-def _schedule(
-    algorithm: str, world_size: int, ranks_per_node: int, num_elements: int | None
-) -> Schedule:
+def _schedule(options: Any) -> Schedule:
+    world_size, num_elements = options.workers, options.elements
     if not 1 <= world_size <= MAX_WORLD_SIZE:
         raise RecipeError(f"WORKERS is {world_size}; it must be 1 to {MAX_WORLD_SIZE}")
     if num_elements is None:
         num_elements = ELEMENTS_PER_RANK * world_size
     if num_elements < 0:
         raise RecipeError(f"--elements is {num_elements}; it must be at least 0")
+    if options.exchange == FOLD and options.kind == ALL_REDUCE:
+        leaves = MICRO_BATCHES if options.micro_batches is None else options.micro_batches
+        if leaves < world_size:
+            raise RecipeError(
+                f"--micro-batches is {leaves}; {world_size} workers need at least {world_size}"
+            )
+        return fold.schedule(fold.inputs_of(leaves, world_size), leaves, num_elements)
     try:
-        return find_schedule(algorithm, ranks_per_node)(world_size, num_elements)
+        find = find_collective(options.kind, options.exchange, options.ranks_per_node)
+        return find(world_size, num_elements)
     except ValueError as error:
         raise RecipeError(str(error)) from error
 
@@ -95,6 +117,7 @@ def _facts_of(t: Transfer) -> dict[str, Any]:
         "start": t.start,
         "stop": t.stop,
         "action": "add" if t.reduce else "overwrite",
+        **({} if t.reads == VECTOR else {"input": t.reads}),
     }
 
 
@@ -119,14 +142,19 @@ def _print_totals(found: dict[str, Any], console: Console) -> None:
     ratio = found["ratio_to_lower_bound"]
     times = "" if ratio is None else f", {ratio:.2f} times the least that any all-reduce needs"
     order = "the order of the fixed tree" if found["adds_in_tree_order"] else "another order"
+    adds = f"in {order} at this world size"
+    if found["kind"] in (ALL_GATHER, BROADCAST):
+        adds = "none"
+    kind = "" if found["kind"] == ALL_REDUCE else f"{found['kind']} of "
     ranks = "1 rank" if found["world_size"] == 1 else f"{found['world_size']} ranks"
     rows = {
-        "exchange": f"{found['algorithm']}, {ranks}, {found['num_elements']} float32 elements",
+        "exchange": f"{kind}{found['algorithm']}, {ranks}, "
+        f"{found['num_elements']} float32 elements",
         "rounds": f"{found['num_rounds']}, of {found['num_transfers']} transfers in all",
         "busiest rank": f"{found['busiest_rank_bytes']} bytes one way{times}",
         "in lock step": f"{found['serial_messages']} messages, {found['serial_bytes']} bytes, "
         f"{found['serial_additions']} additions, one after the other",
-        "additions": f"in {order} at this world size",
+        "additions": adds,
     }
     console.print()
     for name, value in rows.items():

@@ -96,7 +96,9 @@ def _name(numbers: range) -> str:
 
 def _arrows(round_: Round) -> tuple[_Arrow, ...]:
     """The arrows of a round, the short ones first; equal pictures give equal tuples."""
-    ways: Counter[tuple[int, int, bool, bool]] = Counter(_way(t) for t in round_)
+    # Inputs that go the same way are one arrow.
+    drawn = dict.fromkeys(t._replace(reads=min(t.reads, 0)) for t in round_)
+    ways: Counter[tuple[int, int, bool, bool]] = Counter(_way(t) for t in drawn)
     arrows = []
     for left, right, reduce in sorted({(left, right, reduce) for left, right, _, reduce in ways}):
         to_left = ways[left, right, False, reduce]

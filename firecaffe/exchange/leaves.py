@@ -8,7 +8,7 @@ list of largest nodes inside its leaves: one if its share is an aligned power of
 reaches the root by the same additions, however the leaves were shared out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -84,6 +84,32 @@ class TreeSum(Generic[T]):
         if len(self.pending) != 1 or 1 << self.pending[0][0].level < self.num_leaves:
             raise ValueError(f"not all {self.num_leaves} leaves were added: {self.pending}")
         return self.pending[0][1]
+
+
+def tree_sum(values: Sequence[T], add: Callable[[T, T], T]) -> T:
+    """Adds neighbors, then neighbors of the sums, and so on: the fixed binary tree.
+
+    Node (k, j) of the tree is the sum of values [j 2^k, (j + 1) 2^k), clipped at the end; an
+    odd last value goes up unchanged. This one function is the order of additions everywhere.
+    """
+    level = list(values)
+    while len(level) > 1:
+        pairs = [add(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        level = pairs + level[2 * len(pairs) :]
+    return level[0]
+
+
+def sum_of_nodes(
+    nodes: Sequence[Node], values: Sequence[T], num_leaves: int, add: Callable[[T, T], T]
+) -> T:
+    """The root, from nodes that are the whole tree in order.
+
+    Raises: ValueError where leaves are missing.
+    """
+    counter = TreeSum(num_leaves, add)
+    for node, value in zip(nodes, values, strict=True):
+        counter.push(node, value)
+    return counter.total()
 
 
 def largest_nodes(num_leaves: int, share: range) -> list[Node]:

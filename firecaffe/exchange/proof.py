@@ -1,21 +1,29 @@
 """Proves what a schedule computes by running it on symbols instead of numbers.
 
-Every rank starts with its own symbol; a sum is an unordered pair of earlier sums (IEEE addition
-commutes, so only the pairing decides the bits). At the end each element of each rank must be a
-sum that holds every symbol exactly once; and if it is the very sum that `tree_sum` builds, the
-schedule adds in tree order, and no number of workers can change a bit of its result.
+Every rank, or every leaf of the inputs, starts with its own symbol; a sum is an unordered pair of
+earlier sums (IEEE addition commutes, so only the pairing decides the bits). At the end each element
+that a rank was to have must be a sum that holds every symbol exactly once; and if it is the very
+sum that `tree_sum` builds, the schedule adds in tree order, and no number of workers can change a
+bit of its result. What is gathered or broadcast must be its owner's symbol.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from firecaffe.exchange.schedule import Schedule, tree_sum
+from firecaffe.exchange.leaves import Node, sum_of_nodes, tree_sum
+from firecaffe.exchange.schedule import (
+    ALL_GATHER,
+    BROADCAST,
+    REDUCE_SCATTER,
+    VECTOR,
+    Schedule,
+    shards,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a schedule was found to do, for every element of every rank."""
+    """What a schedule was found to do, for every element that a rank was to have."""
 
     complete: bool
     """Each holds every rank's contribution exactly once."""
@@ -26,8 +34,11 @@ class Proof:
 class _Sums:
     """Sums by number: equal sums have equal numbers, whatever way they were reached."""
 
-    def __init__(self, world_size: int) -> None:
-        self.ranks = [1 << rank for rank in range(world_size)]
+    def __init__(self, symbols: int) -> None:
+        self.everybody = (1 << symbols) - 1
+        self.ranks = [1 << symbol for symbol in range(symbols + 1)]
+        self.nothing = symbols
+        """Of a vector that holds nothing yet."""
         self._by_pair: dict[tuple[int, int], int] = {}
         self.all_exact = True
 
@@ -43,36 +54,84 @@ class _Sums:
 
 def prove(schedule: Schedule) -> Proof:
     """Runs the schedule symbolically; see `Proof`."""
-    world_size = schedule.world_size
-    sums = _Sums(world_size)
+    symbols = schedule.num_leaves or schedule.world_size
+    sums = _Sums(symbols)
+    tree = tree_sum(range(symbols), sums.add)
     cuts = _cuts(schedule)
     segment_at = {start: index for index, start in enumerate(cuts)}
+    inputs = [_of_node(node, symbols, sums) for own in schedule.inputs for node in own]
+    nodes = [node for own in schedule.inputs for node in own]
+    of_nodes = sum_of_nodes(nodes, inputs, symbols, sums.add) if inputs else sums.nothing
     # held[rank][segment] is the number of the sum that the rank holds there.
-    held = [[rank] * (len(cuts) - 1) for rank in range(world_size)]
+    first = [sums.nothing] * schedule.world_size if inputs else range(schedule.world_size)
+    if inputs and schedule.world_size == 1:
+        first = [of_nodes]
+    held = [[value] * (len(cuts) - 1) for value in first]
     for round_ in schedule.rounds:
         arriving: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         written: dict[tuple[int, int], int] = {}
+        of_inputs = {(t.destination, t.start) for t in round_ if t.reduce and t.reads != VECTOR}
         for t in round_:
             for segment in range(segment_at[t.start], segment_at[t.stop]):
-                value = held[t.source][segment]
+                place = t.destination, segment
+                value = held[t.source][segment] if t.reads == VECTOR else inputs[t.reads]
                 if t.reduce:
-                    arriving[t.destination, segment].append((t.source, value))
+                    key = t.source if t.reads == VECTOR else t.reads
+                    arriving[place].append((key, value))
                 else:
-                    written[t.destination, segment] = value
+                    written[place] = value
         for (rank, segment), parts in arriving.items():
+            if (rank, cuts[segment]) in of_inputs:
+                parts += [(number, inputs[number]) for number in schedule.own_inputs(rank)]
+                # Another set of nodes is no tree.
+                is_tree = sorted(number for number, _ in parts) == [*range(len(inputs))]
+                written[rank, segment] = of_nodes if is_tree else sums.nothing
+                continue
             parts.append((rank, held[rank][segment]))
             written[rank, segment] = tree_sum([value for _, value in sorted(parts)], sums.add)
         for (rank, segment), value in written.items():
             held[rank][segment] = value
-    tree = tree_sum(range(world_size), sums.add)
-    everybody = (1 << world_size) - 1
-    results = [value for row in held for value in row]
+    return _judge(schedule, held, cuts, sums, tree)
+
+
+def _judge(
+    schedule: Schedule, held: list[list[int]], cuts: list[int], sums: _Sums, tree: int
+) -> Proof:
+    """What each rank was to have in the end, by kind, against what it holds."""
+    p = schedule.world_size
+    owners = [
+        owner
+        for owner, (start, stop) in enumerate(shards(schedule.num_elements, p))
+        for cut in cuts[:-1]
+        if start <= cut < stop
+    ]
+    if schedule.kind in (ALL_GATHER, BROADCAST):
+        first = [0] * len(owners) if schedule.kind == BROADCAST else owners
+        is_right = all(row == first for row in held)
+        return Proof(is_right, is_right)
+    is_whole = schedule.kind != REDUCE_SCATTER
+    results = [
+        value
+        for rank, row in enumerate(held)
+        for owner, value in zip(owners, row, strict=True)
+        if is_whole or owner == rank
+    ]
     return Proof(
-        complete=sums.all_exact and all(sums.ranks[value] == everybody for value in results),
+        complete=sums.all_exact and all(sums.ranks[each] == sums.everybody for each in results),
         in_tree_order=all(value == tree for value in results),
     )
 
 
+def _of_node(node: Node, num_leaves: int, sums: _Sums) -> int:
+    leaves = range(node.index << node.level, min((node.index + 1) << node.level, num_leaves))
+    return tree_sum(leaves, sums.add)
+
+
 def _cuts(schedule: Schedule) -> list[int]:
-    ends: Iterable[int] = (end for t in schedule.transfers() for end in (t.start, t.stop))
+    ends = (end for t in schedule.transfers() for end in (t.start, t.stop))
+    of_shards = (
+        end for slice_ in shards(schedule.num_elements, schedule.world_size) for end in slice_
+    )
+    if schedule.kind in (REDUCE_SCATTER, ALL_GATHER):
+        return sorted({0, schedule.num_elements, *ends, *of_shards})
     return sorted({0, schedule.num_elements, *ends})

@@ -13,13 +13,14 @@ from functools import partial
 from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, shard
 
 
-def schedule(world_size: int, num_elements: int) -> Schedule:
+def schedule(world_size: int, num_elements: int, *, first: int = 0) -> Schedule:
+    """first: the chunk that a rank sends first, from its own; by -1 it ends up with its own."""
     num_rounds = 2 * (world_size - 1)
     return Schedule(
         "ring",
         world_size,
         num_elements,
-        partial(_rounds, world_size, num_elements),
+        partial(_rounds, world_size, num_elements, first),
         num_rounds=num_rounds,
         num_messages=num_rounds * world_size,
         sent_elements=num_rounds * num_elements,
@@ -27,11 +28,11 @@ def schedule(world_size: int, num_elements: int) -> Schedule:
     )
 
 
-def _rounds(p: int, n: int, rank: int) -> Iterator[OwnRound]:
+def _rounds(p: int, n: int, first: int, rank: int) -> Iterator[OwnRound]:
     left, right = (rank - 1) % p, (rank + 1) % p
     for number in range(2 * (p - 1)):
         # A rank passes on the chunk that it was sent in the round before.
         is_sum = number < p - 1
-        arrives = Transfer(left, rank, *shard(n, p, (left - number) % p), is_sum)
-        leaves = Transfer(rank, right, *shard(n, p, (rank - number) % p), is_sum)
+        arrives = Transfer(left, rank, *shard(n, p, (left + first - number) % p), is_sum)
+        leaves = Transfer(rank, right, *shard(n, p, (rank + first - number) % p), is_sum)
         yield number, [arrives, leaves]

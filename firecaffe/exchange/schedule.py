@@ -1,4 +1,4 @@
-"""A gradient exchange as a value: rounds of transfers between ranks.
+"""A collective as a value: rounds of transfers between ranks.
 
 A `Schedule` says who sends which slice to whom, and nothing about how. It is asked for one rank's
 rounds at a time, for at thousands of ranks there are millions of transfers, of which a rank sees
@@ -6,11 +6,15 @@ few. The same value is executed over a process group (`transport.execute`), inte
 process (`transport.interpret`), priced (`plan.price`), proved (`exchange.proof`) and drawn
 (`exchange.draw`); the last four make the whole of it, the union over ranks, at small world sizes.
 
-What a round means: all its transfers read the vectors as they were when the round began. A
-transfer that does not reduce overwrites the destination's slice. The transfers of one round
-that reduce into one slice of one destination are added together with the destination's own
-slice in one `tree_sum` over rank, so that even a server that hears from everybody at once adds in
-a fixed order.
+Every rank has one vector, which the schedule begins with and ends in (`VECTOR`). A rank that holds
+several nodes of the micro-batch tree has an input for each instead; inputs are only read, and
+its vector holds nothing before something is written there.
+
+What a round means: all its transfers read what was there when the round began, and write into the
+destination's vector. A transfer that does not reduce overwrites the slice. The transfers of one
+round that reduce into one slice of one destination are added together with what the destination
+has itself, in one fixed order, so that even a server that hears from everybody at once adds alike:
+vectors with its own slice by `tree_sum` over rank, inputs with its own by the tree over leaves.
 """
 
 from collections import Counter, defaultdict
@@ -18,9 +22,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-T = TypeVar("T")
+from firecaffe.exchange.leaves import Node
+
+VECTOR = -1
+"""What a transfer reads that reads no input: the source's vector."""
+
+ALL_REDUCE, AVERAGE, REDUCE_SCATTER = "all_reduce", "average", "reduce_scatter"
+ALL_GATHER, BROADCAST = "all_gather", "broadcast"
+KINDS = (ALL_REDUCE, AVERAGE, REDUCE_SCATTER, ALL_GATHER, BROADCAST)
+"""What all ranks have in the end: the total; that by the number of ranks; rank r shard r of the
+total; shard r of rank r, for all r; rank 0's vector."""
 
 
 class Transfer(NamedTuple):
@@ -31,6 +44,8 @@ class Transfer(NamedTuple):
     start: int
     stop: int
     reduce: bool
+    reads: int = VECTOR
+    """The number of an input, among those of all ranks; or the vector."""
 
     @property
     def num_elements(self) -> int:
@@ -45,7 +60,7 @@ OwnRound = tuple[int, list[Transfer]]
 
 @dataclass(frozen=True)
 class Schedule:
-    """An all-reduce of `num_elements` elements over `world_size` ranks.
+    """A collective on vectors of `num_elements` elements, over `world_size` ranks.
 
     What is said here of all ranks together is known without asking each: the tests hold it
     against the whole.
@@ -63,9 +78,16 @@ class Schedule:
     sent_elements: int
     """By all ranks together."""
     in_tree_order: bool = False
-    """Whether every element is added up in the order of the fixed binary tree over ranks."""
+    """Whether every element is added up in the order of the fixed binary tree over ranks, or over
+    the leaves of inputs."""
     busiest: Sequence[int] | None = None
     """Ranks among which each round has its busiest port; None if that may be any rank."""
+    kind: str = ALL_REDUCE
+    """One of `KINDS`."""
+    inputs: tuple[tuple[Node, ...], ...] = field(default=(), repr=False)
+    """By rank, if ranks have inputs: the nodes that they are, numbered through in this order."""
+    num_leaves: int = 0
+    """Of their tree."""
     whole: tuple[Round, ...] | None = field(default=None, repr=False)
     """All rounds, of a schedule that was written down as such."""
 
@@ -96,6 +118,13 @@ class Schedule:
             ):
                 raise ValueError(f"round {number}: only one end knows of {next(iter(apart))}")
         return tuple(tuple(sent[number]) for number in sorted(sent))
+
+    def own_inputs(self, rank: int) -> range:
+        """The numbers of a rank's inputs; empty if ranks have vectors."""
+        if not self.inputs:
+            return range(0)
+        first = sum(map(len, self.inputs[:rank]))
+        return range(first, first + len(self.inputs[rank]))
 
     def transfers(self) -> Iterable[Transfer]:
         return (transfer for round_ in self.rounds for transfer in round_)
@@ -176,19 +205,6 @@ def lower_bound_elements(world_size: int, num_elements: int) -> float:
     Source: Patarasuk and Yuan 2009, theorem 1.
     """
     return 2 * (world_size - 1) / world_size * num_elements
-
-
-def tree_sum(values: Sequence[T], add: Callable[[T, T], T]) -> T:
-    """Adds neighbors, then neighbors of the sums, and so on: the fixed binary tree.
-
-    Node (k, j) of the tree is the sum of values [j 2^k, (j + 1) 2^k), clipped at the end; an
-    odd last value goes up unchanged. This one function is the order of additions everywhere.
-    """
-    level = list(values)
-    while len(level) > 1:
-        pairs = [add(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
-        level = pairs + level[2 * len(pairs) :]
-    return level[0]
 
 
 def shard(num_elements: int, parts: int, index: int) -> tuple[int, int]:

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost
-from firecaffe.exchange.leaves import Node, largest_nodes, leaf_share, num_nodes
+from firecaffe.exchange.fold import inputs_of
+from firecaffe.exchange.leaves import Node, num_nodes
 from firecaffe.gradients.buckets import Bucket
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.compressors.wire import Compressor
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.fold import fold_nodes
+from firecaffe.transport.fold import NodeSum
 from firecaffe.transport.node_wire import NodeWire
 
 
@@ -64,17 +65,10 @@ class Fold:
     of_means = False
 
     def __init__(self, world: Group, num_leaves: int) -> None:
-        self.world = world
-        self.num_leaves = num_leaves
-        self._nodes_of_rank = [
-            largest_nodes(num_leaves, leaf_share(num_leaves, world.world_size, rank))
-            for rank in range(world.world_size)
-        ]
+        self._sum = NodeSum(world, inputs_of(num_leaves, world.world_size), num_leaves)
 
     def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
-        vectors = [vector for _, vector in nodes]
-        total = fold_nodes(self._nodes_of_rank, vectors, self.num_leaves, self.world)
-        bucket.flat.copy_(total)
+        bucket.flat.copy_(self._sum([vector for _, vector in nodes]))
 
 
 class Compressed:

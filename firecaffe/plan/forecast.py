@@ -266,9 +266,12 @@ class _Cost:
                 rate = device.memory_bytes_per_s * device.efficiency
                 taken_s = coded_s(self.compressor, self.workload, network, rate, sizes)
             else:
-                taken_s = Prices(self.exchange, network).seconds(sizes)
+                taken_s = self._prices(network).seconds(sizes)
             self._exchange_s[world_size] = taken_s
         return self._exchange_s[world_size]
+
+    def _prices(self, network: Network) -> Prices:
+        return Prices(self.exchange, network, num_leaves=self.workload.num_micro_batches)
 
     def _share_beside(self, world_size: int) -> float:
         """See `Prices.share_beside_another`; of the largest bucket, if there are several."""
@@ -277,7 +280,7 @@ class _Cost:
         if world_size not in self._shares:
             network = Network(self.cluster.links, world_size)
             size = max(bucket.num_elements for bucket in self.buckets)
-            prices = Prices(self.exchange, network)
+            prices = self._prices(network)
             self._shares[world_size] = prices.share_beside_another(size, self.cluster.lanes)
         return self._shares[world_size]
 

@@ -19,7 +19,7 @@ from firecaffe.plan.calibrate import Fit, fit, relative_spread
 from firecaffe.plan.cluster import Cluster, Link, MeasuredStep
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.network import Network
-from firecaffe.plan.of_recipe import PRICED_AS, workload_of
+from firecaffe.plan.of_recipe import workload_of
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import Workload
 from firecaffe.recipe.sections import Recipe
@@ -119,7 +119,7 @@ def _read(folder: Path, read_recipe: Callable[[Path], Recipe]) -> FinishedRun:
         folder,
         workload_of(recipe),
         len(timings),
-        PRICED_AS.get(words[0], words[0]),
+        words[0],
         words[1],
         parts,
         max(LEAST_ERROR, median(scatter)) if scatter else 0.5,

@@ -185,9 +185,6 @@ BY_DEVICE = {
 }
 """A shipped cluster with a GPU that has this word in its name."""
 
-PRICED_AS = {"fold": "sharded_parameter_server"}
-"""What is priced for an exchange that has no schedule: fold sends the same messages."""
-
 
 def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
     """The one that the recipe names, or a shipped one with this device; None if there is none.
@@ -212,9 +209,7 @@ def forecast_run(recipe: Recipe, world_size: int, gpu: str, route: str) -> dict[
     if cluster is None or compressor not in (NO_COMPRESSOR, *PRICED):
         return None
     try:
-        row = forecast(
-            workload_of(recipe), cluster, world_size, PRICED_AS.get(route, route), compressor
-        )
+        row = forecast(workload_of(recipe), cluster, world_size, route, compressor)
     except (FirecaffeError, ValueError):  # a run goes on without what cannot be foreseen of it
         return None
     alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)

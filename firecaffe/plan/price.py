@@ -6,7 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange import NATIVE, find_schedule, fold
+from firecaffe.exchange.route import FOLD
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
 from firecaffe.plan.rounds import like_rounds, rounds_s, sharded_s
@@ -53,6 +54,8 @@ class Prices:
     network: Network
     in_pieces: bool = True
     """Whether vectors go in pieces, as ours do; else whole."""
+    num_leaves: int = 0
+    """Micro-batches of a step; `fold` alone asks for it."""
     _at: dict[int, float] = field(default_factory=dict)
 
     def seconds(self, sizes: Sequence[int]) -> list[float]:
@@ -76,7 +79,7 @@ class Prices:
         they take one after the other; 1 if it is not simulated.
         """
         is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
-        if lanes == 1 or not is_simulated or self.algorithm == NATIVE:
+        if lanes == 1 or not is_simulated or self.algorithm in (NATIVE, FOLD):
             return 1.0
         one_s = _simulated_s(self.algorithm, self.network, num_elements)
         return _simulated_s(self.algorithm, self.network, num_elements, lanes) / lanes / one_s
@@ -95,12 +98,27 @@ class Prices:
         network = self.network
         if self.algorithm == NATIVE:
             return min(rounds_only_s(each, network, num_elements) for each in NATIVE_CANDIDATES)
+        if self.algorithm == FOLD:
+            return _fold_s(network, num_elements, self.num_leaves)
         if not self.in_pieces:
             return rounds_only_s(self.algorithm, network, num_elements)
         if network.world_size <= SIMULATED_RANKS:
             return _simulated_s(self.algorithm, network, num_elements)
         share = overlap_share(self.algorithm, network.links, network.links[0].group or 1)
         return rounds_only_s(self.algorithm, network, num_elements) * share
+
+
+def _fold_s(network: Network, num_elements: int, num_leaves: int) -> float:
+    """Seconds of the schedule that is executed; among many ranks, as if all had the most nodes."""
+    inputs = fold.inputs_of(num_leaves, network.world_size)
+    if network.world_size > SIMULATED_RANKS:
+        return sharded_s(network, num_elements, nodes=max(map(len, inputs)))
+    return simulate_s(
+        lambda _, size: fold.schedule(inputs, num_leaves, size),
+        network,
+        num_elements,
+        in_pieces=False,
+    )
 
 
 @lru_cache

@@ -1,6 +1,7 @@
 """A gradient exchange that runs: an algorithm's schedules, bound to this rank and its group."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -9,23 +10,13 @@ from torch import Tensor
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.exchange import NATIVE, find_schedule
-from firecaffe.exchange.pieces import PIECES, pieces
 from firecaffe.exchange.route import across_hosts
-from firecaffe.transport.execute import Piece, execute, in_one_call, one_by_one
+from firecaffe.transport.collectives import Collectives
 from firecaffe.transport.local import LocalRanks
-from firecaffe.transport.rank_rounds import (
-    RankRound,
-    rounds_of_rank,
-    scratch_elements,
-    sent_elements,
-)
 from firecaffe.transport.shared_sum import Block, own_blocks, sum_in_place
 
 LANES = 2
 """Vectors under way at once: while the total of one comes down a tree, the next goes up."""
-
-Part = tuple[int, int, list[RankRound]]
-"""Elements [start, stop) of a vector, and the rounds that they go through."""
 
 
 class Exchange:
@@ -44,8 +35,7 @@ class Exchange:
         )
         self._local = local
         self._shared: dict[int, tuple[list[Tensor], list[Block]]] = {}
-        self._plans: dict[tuple[str, int, int, torch.dtype], list[Part]] = {}
-        self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._collectives = Collectives(world)
 
     @property
     def shares_memory(self) -> bool:
@@ -134,51 +124,7 @@ class Exchange:
 
     def _send(self, algorithm: str, vector: Tensor, ranks: Sequence[int], lane: int) -> None:
         """Sums over some ranks, this one among them, through an algorithm's schedule."""
-        group = self.world.exchange_group
-        assert group is not None
-        is_gloo = not vector.is_cuda
-        parts = self._plan_for(algorithm, vector, ranks)
-        sent = sum(sent_elements(rounds) for _, _, rounds in parts)
-        self.world.traffic.add(sent * vector.itemsize)
-        needed = [scratch_elements(rounds) for _, _, rounds in parts]
-        scratch = self._scratch_for(vector, sum(needed), lane).split_with_sizes(needed)
-        execute(
-            [
-                Piece(
-                    vector[start:stop],
-                    rounds,
-                    scratch[i],
-                    one_by_one(self.world, group, ranks, lane * 2 * PIECES + i)
-                    if is_gloo
-                    else in_one_call(self.world, group, ranks),
-                    ranks.index(self.world.rank),
-                    at_once=not is_gloo,
-                )
-                for i, (start, stop, rounds) in enumerate(parts)
-            ]
-        )
-
-    def _plan_for(self, algorithm: str, vector: Tensor, ranks: Sequence[int]) -> list[Part]:
+        find = find_schedule(algorithm, self.world.local_world_size)
+        make = partial(find, len(ranks))
         # The hosts' first ranks alone go through another schedule than all ranks do.
-        key = (algorithm, len(ranks), vector.numel(), vector.dtype)
-        if key not in self._plans:
-            find = find_schedule(algorithm, self.world.local_world_size)
-            whole = find(len(ranks), vector.numel())
-            # NCCL tells a pair's messages apart by their order alone and wants a round's at once.
-            parts = [(0, vector.numel())] if vector.is_cuda else pieces(whole, vector.itemsize)
-            schedules = {vector.numel(): whole}
-            plan = []
-            for start, stop in parts:
-                length = stop - start
-                if length not in schedules:
-                    schedules[length] = find(len(ranks), length)
-                rounds = rounds_of_rank(schedules[length], ranks.index(self.world.rank))
-                plan.append((start, stop, rounds))
-            self._plans[key] = plan
-        return self._plans[key]
-
-    def _scratch_for(self, vector: Tensor, num_elements: int, lane: int) -> Tensor:
-        scratch = self._scratch.get((lane, vector.dtype))
-        if scratch is None or scratch.numel() < num_elements:
-            scratch = self._scratch[lane, vector.dtype] = vector.new_empty(num_elements)
-        return scratch[:num_elements]
+        self._collectives.run((algorithm, len(ranks)), make, vector, ranks, lane)

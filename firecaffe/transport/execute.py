@@ -7,7 +7,7 @@ in place. Nothing is decided by what arrives first: every rank waits in the orde
 no two can wait for each other, and the sums are those of the schedule.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from torch.distributed import P2POp, ProcessGroup, Work
 
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost
-from firecaffe.exchange.schedule import tree_sum
+from firecaffe.exchange.leaves import tree_sum
 from firecaffe.transport.rank_rounds import Addition, RankRound
 
 Message = tuple[bool, int, Tensor]
@@ -47,6 +47,10 @@ class Piece:
     rank: int
     at_once: bool = False
     """Whether all messages of a round start in one call, and none before the round is due."""
+    inputs: Mapping[int, Tensor] = field(default_factory=dict)
+    """This rank's, by number; they may be changed where this rank is the one that adds."""
+    sum_inputs: Callable[[Sequence[Tensor]], Tensor] | None = None
+    """The total of one slice of all inputs, in their order; may add in place."""
     _posted: int = 0
     _receiving: dict[int, list[UnderWay]] = field(default_factory=dict)
     _sending: list[tuple[int, int, UnderWay]] = field(default_factory=list)
@@ -55,10 +59,13 @@ class Piece:
         """Posts the receives of this round and of those ahead, and sends what is due."""
         round_ = self.rounds[index]
         numbers, messages = self._receives_to_post(index)
-        messages += [(True, peer, self.vector[start:stop]) for peer, start, stop in round_.sends]
+        messages += [
+            (True, peer, self.inputs.get(reads, self.vector)[start:stop])
+            for peer, start, stop, reads in round_.sends
+        ]
         works = self.start(messages)
         self._note_posted(numbers, works)
-        for (_, start, stop), work in zip(round_.sends, works[len(numbers) :], strict=True):
+        for (_, start, stop, _), work in zip(round_.sends, works[len(numbers) :], strict=True):
             self._sending.append((start, stop, work))
 
     def post(self) -> None:
@@ -120,6 +127,18 @@ class Piece:
         """The slice becomes the sum of itself and what arrived, by the tree over rank."""
         own = self.vector[addition.start : addition.stop]
         length = addition.stop - addition.start
+        if addition.of_inputs:
+            assert self.sum_inputs is not None
+            by_number = {
+                number: self.scratch[offset : offset + length]
+                for number, offset in addition.parts.items()
+            }
+            by_number |= {
+                number: vector[addition.start : addition.stop]
+                for number, vector in self.inputs.items()
+            }
+            own.copy_(self.sum_inputs([by_number[number] for number in sorted(by_number)]))
+            return
         terms = [
             (source, self.scratch[offset : offset + length])
             for source, offset in addition.parts.items()

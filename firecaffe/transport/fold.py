@@ -1,80 +1,81 @@
-"""The exchange that keeps nodes apart: all-to-all, addition in tree order, all-gather.
+"""Sums over nodes of the micro-batch tree, by the schedule of `exchange.fold`.
 
-A worker may hold several nodes of the tree: because its share of micro-batches is no subtree, or
-because nodes are encoded one by one. Every rank becomes the owner of one shard of the vector,
-receives that shard of all nodes of all ranks, goes on with the tree where the workers stopped, and
-gives the total of its shard to everybody. With one node a rank this moves the bytes of a ring; only
-stock collectives are used, which copy and never add, so the order is ours on every backend.
+A rank may hold several nodes, and nodes may be encoded on the way. What is encoded is added as
+decoded, and the total encoded for the way back, also on one rank.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from firecaffe.cluster.group import Group
-from firecaffe.cluster.world import peers_may_be_lost
-from firecaffe.exchange.leaves import Node, TreeSum
+from firecaffe.exchange import fold
+from firecaffe.exchange.leaves import Node, sum_of_nodes
+from firecaffe.exchange.schedule import Schedule
+from firecaffe.transport.collectives import Collectives
 
 
-def as_is(vector: Tensor) -> Tensor:
-    return vector
+class RowCoding(Protocol):
+    """A codec whose rows stand alone; see `gradients.compressors.codec.RowCodec`."""
+
+    @property
+    def row_elements(self) -> int: ...
+    @property
+    def encode(self) -> Callable[[Tensor], Tensor]: ...
+    @property
+    def decode(self) -> Callable[[Tensor], Tensor]: ...
 
 
-@dataclass(frozen=True)
-class Coding:
-    """How vectors travel. Rows (the first dimension of what is encoded) stand alone."""
+class NodeSum:
+    """The root over all ranks' nodes, the same bits on all ranks. Used by one thread at a time."""
 
-    encode: Callable[[Tensor], Tensor] = as_is
-    decode: Callable[[Tensor], Tensor] = as_is
+    def __init__(
+        self, world: Group, nodes_of_rank: Sequence[Sequence[Node]], num_leaves: int
+    ) -> None:
+        """nodes_of_rank: each rank's; those of all ranks, in order, are the whole tree."""
+        self.world = world
+        self.num_leaves = num_leaves
+        self.nodes_of_rank = nodes_of_rank
+        self._nodes = [node for owned in nodes_of_rank for node in owned]
+        self._collectives = Collectives(world)
+
+    def __call__(self, vectors: Sequence[Tensor], codec: RowCoding | None = None) -> Tensor:
+        """vectors: this rank's, one for each of its nodes, which may be changed; with a codec, of
+        whole rows.
+
+        Raises: PeerLostError.
+        """
+        if codec is None:
+            return self._sum(vectors, 1, self._add)
+        encoded = [codec.encode(vector) for vector in vectors]
+        rows = encoded[0].shape
+        grain = encoded[0].numel() // rows[0] if rows[0] else 1
+        flat = [each.reshape(-1) for each in encoded]
+
+        def add(parts: Sequence[Tensor]) -> Tensor:
+            decoded = [codec.decode(part.view(-1, *rows[1:])) for part in parts]
+            return codec.encode(self._add(decoded)).reshape(-1)
+
+        return codec.decode(self._sum(flat, grain, add).view(rows))
+
+    def _sum(
+        self, vectors: Sequence[Tensor], grain: int, add: Callable[[Sequence[Tensor]], Tensor]
+    ) -> Tensor:
+        if self.world.exchange_group is None:
+            return add(vectors)
+        total = vectors[0].new_empty(vectors[0].numel())
+        make = partial(_schedule, self.nodes_of_rank, self.num_leaves, grain)
+        ranks = range(self.world.world_size)
+        self._collectives.run(grain, make, total, ranks, inputs=vectors, sum_inputs=add)
+        return total
+
+    def _add(self, parts: Sequence[Tensor]) -> Tensor:
+        return sum_of_nodes(self._nodes, parts, self.num_leaves, Tensor.add_)
 
 
-PLAIN = Coding()
-
-
-def fold_nodes(
-    nodes_of_rank: Sequence[Sequence[Node]],
-    vectors: Sequence[Tensor],
-    num_leaves: int,
-    world: Group,
-    coding: Coding = PLAIN,
-) -> Tensor:
-    """The root over all ranks' nodes, the same bits on all ranks.
-
-    nodes_of_rank: each rank's nodes; those of all ranks, in order, are the whole tree. vectors:
-    this rank's, one for each of its nodes, which may be changed; encoded, their number of rows
-    must be a multiple of the number of ranks. With a coding other than plain every node and the
-    total are encoded and decoded, also on one rank. Raises: PeerLostError.
-    """
-    group, ranks = world.exchange_group, world.world_size
-    encoded = [coding.encode(vector) for vector in vectors]
-    shape = encoded[0].shape
-    shard_rows = shape[0] // ranks
-    in_tree_order = [node for owned in nodes_of_rank for node in owned]
-    if group is None:
-        incoming = encoded
-    else:
-        # Row d of the outgoing matrix is shard d of each of this rank's nodes.
-        by_rank = [rows.reshape(ranks, -1) for rows in encoded]
-        outgoing = torch.stack(by_rank, dim=1).reshape(-1)
-        shard = by_rank[0].shape[1]
-        counts = [len(owned) * shard for owned in nodes_of_rank]
-        arrived = outgoing.new_empty(sum(counts))
-        sent = [len(vectors) * shard] * ranks
-        world.traffic.add((ranks - 1) * sent[0] * outgoing.itemsize)
-        with peers_may_be_lost(world):
-            dist.all_to_all_single(arrived, outgoing, counts, sent, group=group)
-        incoming = list(arrived.view(len(in_tree_order), shard_rows, *shape[1:]))
-    counter: TreeSum[Tensor] = TreeSum(num_leaves, lambda left, right: left.add_(right))
-    for node, rows in zip(in_tree_order, incoming, strict=True):
-        counter.push(node, coding.decode(rows))
-    own = coding.encode(counter.total())
-    if group is None:
-        return coding.decode(own)
-    world.traffic.add((ranks - 1) * own.nbytes)
-    total = own.new_empty(shape)
-    with peers_may_be_lost(world):
-        dist.all_gather_single(total, own, group=group)
-    return coding.decode(total)
+def _schedule(
+    nodes: Sequence[Sequence[Node]], num_leaves: int, grain: int, num_elements: int
+) -> Schedule:
+    return fold.schedule(nodes, num_leaves, num_elements, grain)

@@ -2,28 +2,47 @@
 
 from collections import defaultdict
 
+import torch
 from torch import Tensor
 
-from firecaffe.exchange.schedule import Schedule, tree_sum
+from firecaffe.exchange.leaves import sum_of_nodes, tree_sum
+from firecaffe.exchange.schedule import AVERAGE, VECTOR, Schedule
 
 
 def interpret(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor]:
     """The vectors of all ranks after the schedule.
 
-    vectors: one of shape (num_elements,) for each rank; they are not changed.
+    vectors: one of shape (num_elements,) for each rank, or for each input; they are not changed.
     """
-    held = [vector.clone() for vector in vectors]
+    nodes = [node for own in schedule.inputs for node in own]
+    if nodes:
+        held = [torch.full_like(vectors[0], torch.nan) for _ in schedule.inputs]
+    else:
+        held = [vector.clone() for vector in vectors]
+    if nodes and schedule.world_size == 1:
+        return [sum_of_nodes(nodes, vectors, schedule.num_leaves, torch.add)]
     for round_ in schedule.rounds:
         before = [vector.clone() for vector in held]
-        arriving: dict[tuple[int, int, int], list[tuple[int, Tensor]]] = defaultdict(list)
+        arriving: dict[tuple[int, int, int], dict[int, Tensor]] = defaultdict(dict)
+        inputs: dict[tuple[int, int, int], dict[int, Tensor]] = defaultdict(dict)
         for t in round_:
-            part = before[t.source][t.start : t.stop]
-            if t.reduce:
-                arriving[t.destination, t.start, t.stop].append((t.source, part))
-            else:
+            key = t.destination, t.start, t.stop
+            part = (before[t.source] if t.reads == VECTOR else vectors[t.reads])[t.start : t.stop]
+            if not t.reduce:
                 held[t.destination][t.start : t.stop] = part
+            elif t.reads == VECTOR:
+                arriving[key][t.source] = part
+            else:
+                inputs[key][t.reads] = part
         for (rank, start, stop), parts in arriving.items():
-            parts.append((rank, before[rank][start:stop]))
-            in_order = [part for _, part in sorted(parts, key=lambda rank_part: rank_part[0])]
-            held[rank][start:stop] = tree_sum(in_order, lambda a, b: a + b)
+            parts[rank] = before[rank][start:stop]
+            in_order = [part for _, part in sorted(parts.items())]
+            held[rank][start:stop] = tree_sum(in_order, torch.add)
+        for (rank, start, stop), parts in inputs.items():
+            parts |= {number: vectors[number][start:stop] for number in schedule.own_inputs(rank)}
+            in_order = [part for _, part in sorted(parts.items())]
+            total = sum_of_nodes(nodes, in_order, schedule.num_leaves, torch.add)
+            held[rank][start:stop] = total
+    if schedule.kind == AVERAGE:
+        held = [vector / schedule.world_size for vector in held]
     return held

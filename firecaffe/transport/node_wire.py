@@ -1,8 +1,5 @@
 """Nodes of one level of the micro-batch tree, held by all ranks: their sums, and their payloads."""
 
-from collections.abc import Callable
-from typing import Protocol
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -10,18 +7,7 @@ from torch import Tensor
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.exchange.leaves import Node, leaf_share
-from firecaffe.transport.fold import PLAIN, Coding, fold_nodes
-
-
-class RowCoding(Protocol):
-    """A codec whose rows stand alone; see `gradients.compressors.codec.RowCodec`."""
-
-    @property
-    def row_elements(self) -> int: ...
-    @property
-    def encode(self) -> Callable[[Tensor], Tensor]: ...
-    @property
-    def decode(self) -> Callable[[Tensor], Tensor]: ...
+from firecaffe.transport.fold import NodeSum, RowCoding
 
 
 class NodeWire:
@@ -37,6 +23,7 @@ class NodeWire:
             [Node(0, index) for index in leaf_share(num_nodes, world.world_size, rank)]
             for rank in range(world.world_size)
         ]
+        self._sum = NodeSum(world, self._nodes_of_rank, num_nodes)
 
     @property
     def own_nodes(self) -> list[int]:
@@ -45,11 +32,15 @@ class NodeWire:
 
     def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
         """The sum over all nodes of all ranks, in tree order. vectors: this rank's nodes'."""
-        return self._sum(vectors, 1, PLAIN)
+        return self._sum(vectors)
 
     def sum_rows(self, vectors: list[Tensor], codec: RowCoding) -> Tensor:
         """The same with nodes and total encoded on the way, by rows that stand alone."""
-        return self._sum(vectors, codec.row_elements, Coding(codec.encode, codec.decode))
+        num_elements = vectors[0].numel()
+        missing = -num_elements % codec.row_elements
+        if missing:
+            vectors = [torch.nn.functional.pad(vector, (0, missing)) for vector in vectors]
+        return self._sum(vectors, codec)[:num_elements]
 
     def gather(self, payloads: list[Tensor]) -> list[Tensor]:
         """All nodes' payloads (uint8, of any length) in node order, from this rank's."""
@@ -79,12 +70,3 @@ class NodeWire:
             for row, of_rank in zip(gathered, lengths, strict=True)
             for payload in row[: sum(of_rank)].split_with_sizes(of_rank)
         ]
-
-    def _sum(self, vectors: list[Tensor], row_elements: int, coding: Coding) -> Tensor:
-        num_elements = vectors[0].numel()
-        grain = row_elements * self.world.world_size
-        missing = -num_elements % grain
-        if missing:
-            vectors = [torch.nn.functional.pad(vector, (0, missing)) for vector in vectors]
-        total = fold_nodes(self._nodes_of_rank, vectors, self.num_nodes, self.world, coding)
-        return total[:num_elements]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from firecaffe.exchange.schedule import Schedule, Transfer
+from firecaffe.exchange.schedule import VECTOR, Schedule, Transfer
 
 AHEAD = 2
 """Rounds for which receives are posted before they are due, at most. A Gloo sender waits until it
@@ -26,11 +26,14 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """The parts that arrive for one slice in one round: where in scratch, by source."""
+    """The parts that arrive for one slice in one round."""
 
     start: int
     stop: int
     parts: dict[int, int]
+    """Where in scratch, by source, or by the number of an input."""
+    of_inputs: bool = False
+    """Whether this rank's inputs are added to them; else its vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,9 @@ class RankRound:
     """One round as one rank sees it."""
 
     number: int
-    sends: list[tuple[int, int, int]]
-    """(destination, start, stop), the next rank first: so not all send to one at a time."""
+    sends: list[tuple[int, int, int, int]]
+    """(destination, start, stop, what is read: an input's number, or the vector), the next rank
+    first: so not all send to one at a time."""
     receives: list[Receive]
     """In the order in which others send them."""
     ahead: int
@@ -75,30 +79,35 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
     rounds: list[RankRound] = []
     used = 0
     for index, (number, sent, arriving) in enumerate(own):
-        sent.sort(key=lambda t: (t.destination - rank) % world_size)
-        arriving.sort(key=lambda t: (rank - t.source) % world_size)
+        sent.sort(key=lambda t: ((t.destination - rank) % world_size, t.reads))
+        arriving.sort(key=lambda t: ((rank - t.source) % world_size, t.reads))
         offset = stride * (used % (AHEAD + 1))
         used += needed[index] > 0
         receives = []
-        parts: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        parts: dict[tuple[int, int, bool], dict[int, int]] = defaultdict(dict)
         detours = []
         for t in arriving:
             if t not in over_scratch[index]:
                 receives.append(Receive(t.source, t.start, t.stop, None))
                 continue
             receives.append(Receive(t.source, t.start, t.stop, offset))
-            if t.reduce:
-                parts[t.start, t.stop][t.source] = offset
+            if t.reduce and t.reads == VECTOR:
+                parts[t.start, t.stop, False][t.source] = offset
+            elif t.reduce:
+                parts[t.start, t.stop, True][t.reads] = offset
             else:
                 detours.append((t.start, t.stop, offset))
             offset += t.num_elements
         rounds.append(
             RankRound(
                 number,
-                [(t.destination, t.start, t.stop) for t in sent],
+                [(t.destination, t.start, t.stop, t.reads) for t in sent],
                 receives,
                 _ahead(own, index),
-                [Addition(*slice_, by_source) for slice_, by_source in parts.items()],
+                [
+                    Addition(start, stop, where, of_inputs)
+                    for (start, stop, of_inputs), where in parts.items()
+                ],
                 detours,
             )
         )
@@ -120,7 +129,7 @@ def scratch_elements(rounds: list[RankRound]) -> int:
 
 def sent_elements(rounds: list[RankRound]) -> int:
     """How many elements the rank sends in all."""
-    return sum(stop - start for round_ in rounds for _, start, stop in round_.sends)
+    return sum(stop - start for round_ in rounds for _, start, stop, _ in round_.sends)
 
 
 def _ahead(own: Sequence[OwnRound], index: int) -> int:
@@ -140,5 +149,5 @@ def _is_in_use(own: Sequence[OwnRound], index: int, copy: Transfer) -> bool:
     return any(
         touched.start < copy.stop and copy.start < touched.stop
         for _, sent, arriving in own[max(0, index - AHEAD) : index]
-        for touched in (*sent, *arriving)
+        for touched in (*(t for t in sent if t.reads == VECTOR), *arriving)
     )

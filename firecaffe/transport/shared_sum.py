@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from firecaffe.exchange.schedule import shards, tree_sum
+from firecaffe.exchange.leaves import tree_sum
+from firecaffe.exchange.schedule import shards
 from firecaffe.transport.local import LocalRanks
 
 BLOCK_ELEMENTS = 65_536

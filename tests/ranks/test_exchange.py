@@ -1,15 +1,20 @@
 """Every exchange over real process groups, against the interpreter and torch's own collective."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from firecaffe.cluster.world import join
 from firecaffe.exchange import ALGORITHMS, EXCHANGES
+from firecaffe.exchange.collectives import COLLECTIVES, average
 from firecaffe.exchange.leaves import Node, TreeSum, largest_nodes, leaf_share
 from firecaffe.exchange.pieces import pieces
+from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, BROADCAST, REDUCE_SCATTER, shard
+from firecaffe.transport.collectives import Collectives
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.fold import fold_nodes
+from firecaffe.transport.fold import NodeSum
 from firecaffe.transport.interpret import interpret
 from tests.world import Ranks
 
@@ -66,6 +71,48 @@ def test_integers_sum_to_what_torch_says(ranks: Ranks) -> None:
     assert ranks.shared(4, compare_with_torch, 12345) == [True] * 4
 
 
+def collectives_and_torchs() -> dict[str, bool]:
+    """Whether each of ours ends in what torch's own collective gives, of whole numbers."""
+    same: dict[str, bool] = {}
+    with join("cpu") as world:
+        p, ranks = world.world_size, range(world.world_size)
+        ours = Collectives(world)
+        for num_elements in (p, 5 * p, 30_000 * p):
+            own = (torch.arange(num_elements) * (world.rank + 3) % 1013).float()
+            start, stop = shard(num_elements, p, world.rank)
+            total, gathered, first = own.clone(), torch.empty_like(own), own.clone()
+            dist.all_reduce(total, group=world.group)
+            dist.all_gather_single(gathered, own[start:stop].clone(), group=world.group)
+            dist.broadcast(first, group_src=0, group=world.group)
+            scattered = torch.empty(stop - start)
+            dist.reduce_scatter_single(scattered, own.clone(), group=world.group)
+            mean = {f"{AVERAGE} {name}": average(make) for name, make in ALGORITHMS.items()}
+            makers = {
+                f"{kind} {name}": make
+                for kind, by_name in COLLECTIVES.items()
+                for name, make in by_name.items()
+            } | mean
+            for name, make in makers.items():
+                vector = own.clone()
+                ours.run(name, partial(make, p), vector, ranks)
+                kind = name.split()[0]
+                expected = {ALL_GATHER: gathered, BROADCAST: first, AVERAGE: total / p}
+                is_same = (
+                    torch.equal(vector[start:stop], scattered)
+                    if kind == REDUCE_SCATTER
+                    else torch.equal(vector, expected[kind])
+                )
+                same[name] = same.get(name, True) and is_same
+    return same
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_collectives_of_every_kind_give_what_torchs_own_do(ranks: Ranks, world_size: int) -> None:
+    for same in ranks.shared(world_size, collectives_and_torchs):
+        assert len(same) == sum(map(len, COLLECTIVES.values())) + len(ALGORITHMS)
+        assert all(same.values()), same
+
+
 def fold_leaves(num_leaves: int, num_elements: int) -> torch.Tensor:
     """This rank adds its share of leaves, and the fold goes on across ranks."""
     with join("cpu") as world:
@@ -76,7 +123,7 @@ def fold_leaves(num_leaves: int, num_elements: int) -> torch.Tensor:
         shares = [leaf_share(num_leaves, world.world_size, rank) for rank in ranks]
         nodes = [largest_nodes(num_leaves, share) for share in shares]
         vectors = [vector for _, vector in counter.pending]
-        return fold_nodes(nodes, vectors, num_leaves, world)
+        return NodeSum(world, nodes, num_leaves)(vectors)
 
 
 @pytest.mark.parametrize(("world_size", "num_leaves"), [(2, 2), (2, 7), (3, 8), (3, 3), (4, 6)])

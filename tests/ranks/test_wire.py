@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.cluster.world import World, join
-from firecaffe.exchange.leaves import leaf_share
-from firecaffe.exchange.schedule import tree_sum
+from firecaffe.exchange.leaves import leaf_share, tree_sum
 from firecaffe.transport.node_wire import NodeWire
 from tests.world import Ranks
 

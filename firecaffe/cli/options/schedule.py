@@ -2,18 +2,22 @@
 
 from firecaffe.cli.parser import Parser
 from firecaffe.exchange import ALGORITHMS
+from firecaffe.exchange.route import FOLD
+from firecaffe.exchange.schedule import ALL_REDUCE, KINDS
 
 ELEMENTS_PER_RANK = 1024
 """Elements for each rank with which all shards are equal at every world size; segments need not be.
 """
 
+MICRO_BATCHES = 16
+
 
 def make_parser() -> Parser:
     parser = Parser(
         "schedule",
-        "EXCHANGE WORKERS [--ranks-per-node M] [--elements N] [--draw] [--json]",
+        "EXCHANGE WORKERS [--kind KIND] [--ranks-per-node M] [--elements N] [--draw] [--json]",
         f"The rounds and transfers of an exchange: {', '.join(ALGORITHMS)}, "
-        "'hierarchical(INNER,OUTER)'.",
+        f"'hierarchical(INNER,OUTER)', {FOLD}.",
     )
     add = parser.add_argument
     add("exchange", type=str, help="exchange.algorithm in a recipe")
@@ -32,6 +36,14 @@ def make_parser() -> Parser:
         metavar="N",
         help=f"length of the float32 vector; by default {ELEMENTS_PER_RANK} for each rank, "
         "which gives equal shards",
+    )
+    add("--kind", choices=KINDS, default=ALL_REDUCE, help="another collective than an all-reduce")
+    add(
+        "--micro-batches",
+        type=int,
+        default=None,
+        metavar="N",
+        help=f"of a step, for {FOLD}; by default {MICRO_BATCHES}",
     )
     add("--draw", action="store_true", help="draw the rounds instead of a table")
     add("--json", action="store_true", help="print one JSON object, complete")

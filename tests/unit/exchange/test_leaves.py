@@ -11,8 +11,8 @@ from firecaffe.exchange.leaves import (
     largest_nodes,
     leaf_share,
     shares_are_subtrees,
+    tree_sum,
 )
-from firecaffe.exchange.schedule import tree_sum
 
 Sum: TypeAlias = "int | tuple[Sum, Sum]"
 NUM_LEAVES = range(1, 41)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firecaffe.exchange.check import check
+from firecaffe.exchange.leaves import tree_sum
 from firecaffe.exchange.schedule import (
     OwnRound,
     Round,
@@ -18,7 +19,6 @@ from firecaffe.exchange.schedule import (
     lower_bound_elements,
     shard,
     shards,
-    tree_sum,
 )
 
 Sum: TypeAlias = "int | tuple[Sum, Sum]"

@@ -1,13 +1,14 @@
 """Like rounds against the schedule that is executed; closed formulas against both."""
 
+from dataclasses import replace
 from math import ceil, log2
 
 import pytest
 
-from firecaffe.exchange import ALGORITHMS, find_schedule
+from firecaffe.exchange import ALGORITHMS, find_schedule, fold
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
-from firecaffe.plan.price import rounds_only_s
+from firecaffe.plan.price import Prices, rounds_only_s
 from firecaffe.plan.rounds import ROUNDS, like_rounds, rounds_of, rounds_s, sharded_s
 from firecaffe.plan.simulate import simulate_s
 
@@ -93,6 +94,26 @@ def test_the_sharded_servers_formula(ranks: int) -> None:
         listed_s = rounds_s(like_rounds("sharded_parameter_server", ranks, 6400), network)
         assert network.fills_groups
         assert sharded_s(network, 6400) == pytest.approx(listed_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_fold_is_priced_by_its_own_nodes(ranks: int) -> None:
+    """Messages of all nodes one way and of the total the other; by formula as by the schedule."""
+    leaves = 3 * ranks  # two nodes of each rank's three leaves
+    inputs = fold.inputs_of(leaves, ranks)
+    assert {len(own) for own in inputs} == {2}
+    schedule = fold.schedule(inputs, leaves, 6400)
+    network = Network(FLAT, ranks)
+    listed_s = rounds_s(rounds_of(schedule), network)
+    by_formula = replace(FLAT[0], congestion=0.0)
+    plain = Network((by_formula,), ranks)
+    assert sharded_s(plain, 6400, nodes=2) == pytest.approx(rounds_s(rounds_of(schedule), plain))
+    alone_s = simulate_s(lambda _, size: schedule, network, 6400, in_pieces=False)
+    prices = Prices("fold", network, num_leaves=leaves)
+    assert prices.seconds([6400])[0] == pytest.approx(alone_s)
+    assert alone_s < 1.5 * listed_s
+    one_each = Prices("fold", network, num_leaves=ranks).seconds([6400])[0]
+    assert one_each < alone_s
 
 
 def test_groups_that_are_not_full_have_their_messages_listed() -> None:

@@ -123,7 +123,7 @@ def run_through_queues(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor
             while waiting[rank]:
                 round_ = waiting[rank][0]
                 if not sent[rank]:
-                    for peer, start, stop in round_.sends:
+                    for peer, start, stop, _ in round_.sends:
                         queues[rank, peer].append(held[rank][start:stop].clone())
                     sent[rank] = progress = True
                 if not take_in(round_, rank, held[rank], queues):
@@ -189,7 +189,7 @@ def test_sends_match_receives_between_each_two_ranks(algorithm: str) -> None:
         receives: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         for rank in range(world_size):
             for round_ in rounds_of_rank(schedule, rank):
-                for peer, start, stop in round_.sends:
+                for peer, start, stop, _ in round_.sends:
                     sends[rank, peer].append((start, stop))
                 for receive in round_.receives:
                     receives[receive.source, rank].append((receive.start, receive.stop))

@@ -37,7 +37,7 @@ def ranks_of(algorithm: str, world_size: int) -> Iterator[list[RankRound]]:
 def used(round_: RankRound) -> set[int]:
     """Elements of the vector that the round reads or writes."""
     slices = [
-        *((start, stop) for _, start, stop in round_.sends),
+        *((start, stop) for _, start, stop, _ in round_.sends),
         *((receive.start, receive.stop) for receive in round_.receives),
         *((addition.start, addition.stop) for addition in round_.additions),
     ]

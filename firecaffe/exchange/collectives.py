@@ -1,0 +1,93 @@
+"""Collectives that are a part of an all-reduce: its way there, its way back, or its mean.
+
+A direct reduce-scatter is what reaches the servers of the sharded parameter server; the all-gather
+is what they send back; a broadcast is the way down of a tree. They begin and end in one vector:
+shard r of it is rank r's. What a reduce-scatter leaves in the others' shards has no meaning.
+
+Source: Thakur, Rabenseifner, Gropp 2005; Patarasuk and Yuan 2009 (ring).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from firecaffe.exchange import (
+    find_schedule,
+    parameter_server,
+    ring,
+    sharded_parameter_server,
+    tree,
+)
+from firecaffe.exchange.schedule import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    AVERAGE,
+    BROADCAST,
+    REDUCE_SCATTER,
+    OwnRound,
+    Schedule,
+)
+
+MakeSchedule = Callable[[int, int], Schedule]
+
+
+def half(make: MakeSchedule, kind: str) -> MakeSchedule:
+    """The rounds of an all-reduce that add, for a reduce-scatter; else those that overwrite."""
+
+    def schedule(world_size: int, num_elements: int) -> Schedule:
+        whole = make(world_size, num_elements)
+        return replace(
+            whole,
+            of_rank=partial(_half, whole, kind == REDUCE_SCATTER),
+            kind=kind,
+            num_messages=whole.num_messages // 2,
+            sent_elements=whole.sent_elements // 2,
+            in_tree_order=kind != REDUCE_SCATTER or whole.in_tree_order,
+        )
+
+    return schedule
+
+
+def average(make: MakeSchedule) -> MakeSchedule:
+    """The same all-reduce, of which every rank divides the total by the number of ranks."""
+
+    def schedule(world_size: int, num_elements: int) -> Schedule:
+        return replace(make(world_size, num_elements), kind=AVERAGE)
+
+    return schedule
+
+
+def _half(whole: Schedule, adds: bool, rank: int) -> Iterator[OwnRound]:
+    for number, transfers in whole.rounds_of(rank):
+        if transfers[0].reduce == adds:
+            yield number, transfers
+
+
+COLLECTIVES: dict[str, dict[str, MakeSchedule]] = {
+    REDUCE_SCATTER: {
+        "sharded_parameter_server": half(sharded_parameter_server.schedule, REDUCE_SCATTER),
+        "ring": half(partial(ring.schedule, first=-1), REDUCE_SCATTER),
+    },
+    ALL_GATHER: {
+        "sharded_parameter_server": half(sharded_parameter_server.schedule, ALL_GATHER),
+        "ring": half(partial(ring.schedule, first=-1), ALL_GATHER),
+    },
+    BROADCAST: {
+        "parameter_server": half(parameter_server.schedule, BROADCAST),
+        "tree": half(tree.schedule, BROADCAST),
+    },
+}
+"""By kind, and by the name of the all-reduce that it is a part of; the average is any of them."""
+
+
+def find_collective(kind: str, name: str, ranks_per_node: int = 1) -> MakeSchedule:
+    """The algorithm of a kind.
+
+    Raises: ValueError if there is none of this name, or, as `find_schedule`, of these nodes.
+    """
+    if kind in (ALL_REDUCE, AVERAGE):
+        make = find_schedule(name, ranks_per_node)
+        return make if kind == ALL_REDUCE else average(make)
+    if name not in COLLECTIVES[kind]:
+        raise ValueError(f"no {kind} {name!r}; there are {', '.join(COLLECTIVES[kind])}")
+    return COLLECTIVES[kind][name]
