@@ -14,22 +14,28 @@ from functools import partial
 from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, shard
 
 
-def schedule(world_size: int, num_elements: int) -> Schedule:
+def schedule(world_size: int, num_elements: int, *, grain: int = 1) -> Schedule:
+    """grain: shards are of whole grains, but that the last grain may be shorter."""
     return Schedule(
         "sharded_parameter_server",
         world_size,
         num_elements,
-        partial(_rounds, world_size, num_elements),
+        partial(_rounds, world_size, num_elements, grain),
         num_rounds=2,
         num_messages=2 * (world_size - 1) * world_size,
         sent_elements=2 * (world_size - 1) * num_elements,
         in_tree_order=True,
-        busiest=[world_size - 1],  # whose shard is the longest
+        busiest=[world_size - 1] if grain == 1 else None,  # whose shard is the longest
     )
 
 
-def _rounds(p: int, n: int, rank: int) -> Iterator[OwnRound]:
+def _rounds(p: int, n: int, grain: int, rank: int) -> Iterator[OwnRound]:
     others = [(rank + distance) % p for distance in range(1, p)]
     pairs = [(rank, other) for other in others] + [(other, rank) for other in others]
-    yield 0, [Transfer(a, b, *shard(n, p, b), reduce=True) for a, b in pairs]
-    yield 1, [Transfer(a, b, *shard(n, p, a), reduce=False) for a, b in pairs]
+    yield 0, [Transfer(a, b, *_shard(n, grain, p, b), reduce=True) for a, b in pairs]
+    yield 1, [Transfer(a, b, *_shard(n, grain, p, a), reduce=False) for a, b in pairs]
+
+
+def _shard(n: int, grain: int, p: int, index: int) -> tuple[int, int]:
+    start, stop = shard(-(-n // grain), p, index)
+    return min(start * grain, n), min(stop * grain, n)

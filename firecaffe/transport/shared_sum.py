@@ -1,8 +1,10 @@
 """Sums over the ranks of one host, in place, in the memory that they share.
 
-Rank r of p owns shard r: it adds that shard of all vectors in tree order and writes the total back
-into all of them. Each element is read p times and written p times in all, never copied in or out,
-and no message carries any of it.
+It is the schedule of the sharded parameter server, carried by memory instead of messages. Rank r
+of p owns shard r: it adds that shard of all vectors in tree order (round 1: what would arrive is
+read where it is) and writes the total back into all of them (round 2). A barrier stands for what
+messages would wait for. Each element is read p times and written p times in all, never copied in
+or out, and no message carries any of it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from firecaffe.exchange import sharded_parameter_server
 from firecaffe.exchange.leaves import tree_sum
-from firecaffe.exchange.schedule import shards
 from firecaffe.transport.local import LocalRanks
 
 BLOCK_ELEMENTS = 65_536
@@ -30,12 +32,19 @@ def own_blocks(local: LocalRanks, vectors: Sequence[Tensor]) -> list[Block]:
 
     Cut once for all sums: it took a quarter of a sum's time (LOG.md).
     """
-    lines = -(-vectors[0].numel() // LINE_ELEMENTS)
-    first, last = shards(lines, local.size)[local.own]
-    stop = min(last * LINE_ELEMENTS, vectors[0].numel())
+    schedule = sharded_parameter_server.schedule(
+        local.size, vectors[0].numel(), grain=LINE_ELEMENTS
+    )
+    added = {
+        (t.start, t.stop)
+        for _, transfers in schedule.rounds_of(local.own)
+        for t in transfers
+        if t.reduce and t.destination == local.own
+    }
     return [
         [vector[start : min(start + BLOCK_ELEMENTS, stop)] for vector in vectors]
-        for start in range(first * LINE_ELEMENTS, stop, BLOCK_ELEMENTS)
+        for first, stop in added
+        for start in range(first, stop, BLOCK_ELEMENTS)
     ]
 
 
