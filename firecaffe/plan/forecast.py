@@ -13,6 +13,7 @@ from typing import Any
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE
 from firecaffe.exchange.leaves import num_nodes
+from firecaffe.exchange.route import find_route
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.accuracy import IMAGENET_IMAGES, LAWS
 from firecaffe.plan.cluster import Cluster
@@ -21,7 +22,7 @@ from firecaffe.plan.compute import data_s, error_of, micro_batch, update_s
 from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failures_s
 from firecaffe.plan.memory import memory_band, memory_bytes
 from firecaffe.plan.network import Network
-from firecaffe.plan.price import Prices
+from firecaffe.plan.price import Prices, ranks_per_node
 from firecaffe.plan.timeline import Bucket, Step, buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import Workload
 
@@ -271,7 +272,12 @@ class _Cost:
         return self._exchange_s[world_size]
 
     def _prices(self, network: Network) -> Prices:
-        return Prices(self.exchange, network, num_leaves=self.workload.num_micro_batches)
+        """Those of what a training would take: at some numbers of workers another exchange stands
+        in.
+        """
+        leaves = self.workload.num_micro_batches
+        route = find_route(self.exchange, leaves, network.world_size, ranks_per_node(network))
+        return Prices(route.summed_by, network, num_leaves=leaves)
 
     def _share_beside(self, world_size: int) -> float:
         """See `Prices.share_beside_another`; of the largest bucket, if there are several."""

@@ -199,17 +199,19 @@ def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
     return load_cluster(name) if name else None
 
 
-def forecast_run(recipe: Recipe, world_size: int, gpu: str, route: str) -> dict[str, Any] | None:
+def forecast_run(
+    recipe: Recipe, world_size: int, gpu: str, algorithm: str
+) -> dict[str, Any] | None:
     """What the planner expects of a run, for its folder; None if it cannot price it.
 
-    route: the exchange that is taken. Raises: RecipeError if the cluster is none.
+    algorithm: the exchange; what `auto` has chosen. Raises: RecipeError if the cluster is none.
     """
     cluster = cluster_for(recipe, gpu)
     compressor = recipe.exchange.compressor
     if cluster is None or compressor not in (NO_COMPRESSOR, *PRICED):
         return None
     try:
-        row = forecast(workload_of(recipe), cluster, world_size, route, compressor)
+        row = forecast(workload_of(recipe), cluster, world_size, algorithm, compressor)
     except (FirecaffeError, ValueError):  # a run goes on without what cannot be foreseen of it
         return None
     alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)
@@ -228,7 +230,7 @@ def write_forecast(
     world_size: int,
     local_world_size: int,
     device: torch.device,
-    route: str,
+    algorithm: str,
 ) -> list[str]:
     """Keeps the forecast with the run; what is to be said of it, in lines.
 
@@ -239,7 +241,7 @@ def write_forecast(
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if local_world_size < world_size and not name and not recipe.run.cluster:
         return ["no forecast: several hosts, and no run.cluster; firecaffe check measures one"]
-    found = forecast_run(recipe, world_size, name, route)
+    found = forecast_run(recipe, world_size, name, algorithm)
     if found is None:
         return []
     write_json(folder / FORECAST, found)

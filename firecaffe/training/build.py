@@ -14,6 +14,7 @@ from firecaffe.cluster.last_word import LAUNCHED, tell_uncaught
 from firecaffe.cluster.world import World, join
 from firecaffe.data import DATASETS, Dataset
 from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.exchange.route import HOOK
 from firecaffe.gradients.combine import Hook
 from firecaffe.models import MODELS, classification_loss
 from firecaffe.models.config import ModelConfig
@@ -114,16 +115,17 @@ def _train_in(
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
     learner = build_learner(run, parts, data, world, start.checkpoint, unlike)
-    folder = _make_folder(world, run, start)
+    folder = _make_folder(world, run, start)  # now faults have a place to be written to
     found.write_into(folder)
     run, reducer, choice = connect(run, learner, world, parts.comm_hook, resources)
     notes = [data.description, *data.notes, *_notes(run), *start.notes]
     if choice is not None:
         notes.insert(1, f"exchange: {choice.reason}")
     notes += [f"warning: {doubt}" for doubt in learner.doubts]
-    if world.is_first and recipe.data.name in DATASETS and recipe.model.name in MODELS:
+    is_known = recipe.data.name in DATASETS and recipe.model.name in MODELS
+    if world.is_first and is_known and run.route.way != HOOK:
         ranks = world.world_size, world.local_world_size
-        notes += write_forecast(folder, recipe, *ranks, world.device, run.route.summed_by)
+        notes += write_forecast(folder, recipe, *ranks, world.device, run.route.algorithm)
     goes_on = start.folder is not None
     records = resources.enter_context(Records(folder, run, world, start.step, goes_on))
     write = around_write(plugins, save_checkpoint, world)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from firecaffe.plan.advice import changes
-from firecaffe.plan.cluster import Cluster, Device, Link, MeasuredStep, Storage
+from firecaffe.plan.cluster import Cluster, Device, Link, MeasuredStep, Storage, load_cluster
 from firecaffe.plan.compute import MicroBatch, correction, micro_batch, update_s
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.memory import memory_bytes
@@ -32,6 +32,16 @@ def test_small_batches_use_less_of_the_device() -> None:
     bare = micro_batch(WORK, DEVICE, 1).compute_s
     overhead_s = micro_batch(WORK, slow, 1).compute_s - bare
     assert per_image[-1] == pytest.approx(bare + overhead_s / 256, rel=0.01)
+
+
+def test_what_stands_in_for_an_exchange_is_priced_in_its_place() -> None:
+    """Three workers' shares of 32 micro-batches are no subtrees: fold sums, whatever was named."""
+    titan = load_cluster("titan")
+    kept, named = ("tree", "halving_doubling", "parameter_server"), {}
+    for workers in (3, 4):
+        named[workers] = {forecast(WORK, titan, workers, name).exchange_s for name in kept}
+    assert (len(named[3]), len(named[4])) == (1, 3)
+    assert forecast(WORK, titan, 3, "ring").exchange_s not in named[3]
 
 
 def test_memory_can_be_the_limit() -> None:
