@@ -1,6 +1,6 @@
 """What one rank's rounds take among many: `python -m benchmarks.one_rank [RANKS]`."""
 
-import sys
+import argparse
 import time
 import tracemalloc
 from statistics import median
@@ -12,7 +12,10 @@ ELEMENTS = 7_000_000
 REPETITIONS = 9
 
 
-def main(world_size: int) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ranks", type=int, nargs="?", default=4096)
+    world_size = parser.parse_args().ranks
     print("| algorithm | transfers of a rank | ms of a processor | peak MB |\n|---|---|---|---|")
     for name, algorithm in ALGORITHMS.items():
         schedule = algorithm(world_size, ELEMENTS)
@@ -38,4 +41,4 @@ def measure(schedule: Schedule, rank: int) -> tuple[int, float, int]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4096)
+    main()

@@ -25,11 +25,8 @@ from firecaffe.exchange import (
     ROOTED,
     double_tree,
     find_schedule,
-    fold,
     pipelined_tree,
 )
-from firecaffe.exchange.collectives import COLLECTIVES
-from firecaffe.exchange.leaves import sum_of_nodes, tree_sum
 from firecaffe.exchange.schedule import Schedule, Transfer, from_rounds, shards
 from firecaffe.transport.execute import Message, Piece, Start, execute
 from firecaffe.transport.interpret import interpret
@@ -309,62 +306,6 @@ def test_nodes(algorithm: str) -> None:
 def test_pieces_do_not_wait_for_each_other(algorithm: str, num_pieces: int) -> None:
     for world_size, choose in ((3, lazy), (6, eager), (8, lazy), (9, receiver_last)):
         check(FLAT[algorithm], world_size, 29 * num_pieces + 1, num_pieces, choose)
-
-
-COLLECTIVE = {
-    f"{kind} {name}": make
-    for kind, by_name in COLLECTIVES.items()
-    for name, make in by_name.items()
-}
-
-
-@pytest.mark.parametrize("collective", COLLECTIVE)
-def test_collectives_of_every_kind(collective: str) -> None:
-    for world_size in (1, 2, 3, 5, 8):
-        for choose in (eager, lazy, receiver_last):
-            check(COLLECTIVE[collective], world_size, 61, 1, choose)
-
-
-@pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize(("world_size", "num_leaves"), [(2, 2), (2, 7), (3, 16), (5, 11), (6, 6)])
-@pytest.mark.parametrize(("num_elements", "choose"), [(3, eager), (101, lazy), (61, receiver_last)])
-def test_fold_adds_as_the_tree_over_leaves(
-    world_size: int,
-    num_leaves: int,
-    at_once: bool,
-    num_elements: int,
-    choose: Callable[[Sequence[str]], int],
-) -> None:
-    """Over nodes that ranks hold, in whatever order they arrive: the bits of all leaves on one."""
-    generator = torch.Generator().manual_seed(num_leaves)
-    leaves = list(torch.randn(num_leaves, num_elements, generator=generator))
-    expected = tree_sum(leaves, torch.add)
-    inputs = fold.inputs_of(num_leaves, world_size)
-    schedule = fold.schedule(inputs, num_leaves, num_elements)
-    nodes = [node for own in inputs for node in own]
-    sums = [
-        tree_sum(leaves[node.index << node.level : (node.index + 1) << node.level], torch.add)
-        for node in nodes
-    ]
-    assert all(same_bits(each, expected) for each in interpret(schedule, sums))
-    network = Network(world_size, choose, at_once)
-    totals = [torch.empty(num_elements) for _ in range(world_size)]
-
-    def piece(rank: int) -> Piece:
-        rounds = rounds_of_rank(schedule, rank)
-        return Piece(
-            totals[rank],
-            rounds,
-            torch.full((scratch_elements(rounds),), torch.nan),
-            network.start(rank, 0),
-            rank,
-            at_once,
-            inputs={number: sums[number].clone() for number in schedule.own_inputs(rank)},
-            sum_inputs=lambda parts: sum_of_nodes(nodes, parts, num_leaves, Tensor.add_),
-        )
-
-    network.run([partial(execute, [piece(rank)]) for rank in range(world_size)])
-    assert all(same_bits(total, expected) for total in totals)
 
 
 @given(
