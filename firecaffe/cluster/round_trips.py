@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-MOST = 10_000
+MOST_KEPT = 10_000
 """Kept until they are taken."""
 
 
@@ -22,7 +22,7 @@ class RoundTrips:
     """The newest; one thread adds, another takes."""
 
     def __init__(self) -> None:
-        self._kept: deque[RoundTrip] = deque(maxlen=MOST)
+        self._kept: deque[RoundTrip] = deque(maxlen=MOST_KEPT)
 
     def add(self, trip: RoundTrip) -> None:
         self._kept.append(trip)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 from firecaffe.gradients.compressors.wire import Compressor
-from firecaffe.transport.collect import Part
+from firecaffe.transport.collect import HeldPart
 
 
 class CodecMemory:
@@ -21,8 +21,8 @@ class CodecMemory:
     def __init__(self, compressor: Compressor, own_nodes: Collection[int]) -> None:
         self._compressor, self._own_nodes = compressor, own_nodes
 
-    def parts(self) -> dict[str, Part]:
-        return {name: Part(tensor) for name, tensor in self._compressor.state().items()}
+    def parts(self) -> dict[str, HeldPart]:
+        return {name: HeldPart(tensor) for name, tensor in self._compressor.state().items()}
 
     def load(self, stored: Mapping[str, Tensor]) -> None:
         """Reads what is of this rank's nodes. Raises: CheckpointError."""

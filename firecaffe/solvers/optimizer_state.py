@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.errors import CheckpointError
-from firecaffe.transport.collect import Part
+from firecaffe.transport.collect import HeldPart
 
 
 class OptimizerTensors:
@@ -19,10 +19,10 @@ class OptimizerTensors:
     def __init__(self, model: nn.Module, optimizer: optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, HeldPart]:
         """Tensors in network order. What the optimizer has not made yet is not there."""
         return {
-            f"{name}/{key}": Part(value)
+            f"{name}/{key}": HeldPart(value)
             for name, parameter in self._model.named_parameters()
             for key, value in sorted(self._optimizer.state.get(parameter, {}).items())
             if isinstance(value, Tensor)

@@ -16,7 +16,7 @@ from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.finite import explained
 from firecaffe.training.outcome import Outcome, Votes
 from firecaffe.training.records import Records
-from firecaffe.training.result import Result, Sums, result_of
+from firecaffe.training.result import Result, StepSums, result_of
 from firecaffe.training.saver import Saver
 from firecaffe.training.state import State
 from firecaffe.training.step import Stepper
@@ -50,7 +50,7 @@ def train(t: Training, records: Records) -> Result:
     """
     run, words = t.run, t.run.recipe
     known, broken = list(t.doubts), [getattr(each, "skipped", {}) for each in t.data.parts.values()]
-    sums = Sums(t.first_step + 1, broken=broken)
+    sums = StepSums(t.first_step + 1, broken=broken)
     saved_s = time.monotonic()
     queued: deque[Outcome] = deque()
 

@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from firecaffe.training.stored import Stored
-from firecaffe.transport.collect import Part
+from firecaffe.transport.collect import HeldPart
 
 
 class Piece(Protocol):
@@ -19,9 +19,9 @@ class Piece(Protocol):
         infinity or a NaN is saved.
         """
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, HeldPart]:
         """What this rank holds of them: the live tensors, no copies. Their order is that of the
-        digests; if ranks have other names, `Part.order` tells it.
+        digests; if ranks have other names, `HeldPart.order` tells it.
         """
 
     def load(self, stored: Stored) -> None:

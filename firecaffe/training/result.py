@@ -13,7 +13,7 @@ from firecaffe.training.outcome import StepResult
 from firecaffe.training.saver import SaveCosts
 from firecaffe.training.state import State
 
-FEW_RANKS = 8
+MOST_LISTED_RANKS = 8
 """Each of which is told of by itself."""
 
 
@@ -88,7 +88,7 @@ class Result:
 
     def _waits(self) -> str:
         waits = self.data_wait_by_rank
-        if len(waits) <= FEW_RANKS:
+        if len(waits) <= MOST_LISTED_RANKS:
             each = ", ".join(f"{wait:.1%} on rank {rank}" for rank, wait in enumerate(waits))
             return f"waited for data: {each}"
         worst = waits.index(max(waits))
@@ -96,7 +96,7 @@ class Result:
 
 
 @dataclass
-class Sums:
+class StepSums:
     """What the result needs of this rank's steps. Without the first one, which warms up."""
 
     first_step: int
@@ -125,7 +125,7 @@ class Sums:
 def result_of(
     world: World,
     state: State,
-    sums: Sums,
+    sums: StepSums,
     steps: int,
     costs: SaveCosts,
     doubts: Sequence[str],

@@ -40,7 +40,7 @@ DTYPES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
-OF_WORD = {word: dtype for dtype, word in DTYPES.items()}
+DTYPE_OF_WORD = {word: dtype for dtype, word in DTYPES.items()}
 
 
 def write_tensors(
@@ -77,7 +77,7 @@ class TensorFile(Stored):
                 length = int.from_bytes(file.read(8), "little")
                 self._places: dict[str, dict[str, Any]] = json.loads(file.read(length))
             self._places.pop("__metadata__", None)
-            self._dtypes = {name: OF_WORD[row["dtype"]] for name, row in self._places.items()}
+            self._dtypes = {name: DTYPE_OF_WORD[row["dtype"]] for name, row in self._places.items()}
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error})") from error
         self._start = 8 + length

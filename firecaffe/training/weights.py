@@ -7,7 +7,7 @@ from torch import Tensor
 
 from firecaffe.errors import CheckpointError
 from firecaffe.training.stored import Stored
-from firecaffe.transport.collect import Part
+from firecaffe.transport.collect import HeldPart
 
 
 class Weights:
@@ -20,15 +20,15 @@ class Weights:
         """named: `model.named_parameters` or `model.named_buffers`."""
         self._named = named
 
-    def parts(self) -> dict[str, Part]:
-        return {name: Part(tensor.detach()) for name, tensor in self._named()}
+    def parts(self) -> dict[str, HeldPart]:
+        return {name: HeldPart(tensor.detach()) for name, tensor in self._named()}
 
     def load(self, stored: Stored) -> None:
         load_parts(self.parts(), stored)
 
 
 @torch.no_grad()
-def load_parts(parts: dict[str, Part], stored: Stored) -> None:
+def load_parts(parts: dict[str, HeldPart], stored: Stored) -> None:
     """Copies into each tensor the rows that are held here, and reads no others.
 
     Raises: CheckpointError if names, shapes or types are not the same.

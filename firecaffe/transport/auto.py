@@ -22,7 +22,7 @@ LEAST_STREAM_S = 0.05
 
 SHARED_MEMORY = "shared memory, nothing goes between hosts"
 
-INSTEAD = {
+TAKEN_BY = {
     HOOK: "the communication hook takes the gradients",
     CODEC: "compressor {route.codec} takes the gradients",
     FOLD: "fold stands in for any exchange, since shares are no subtrees",
@@ -95,6 +95,6 @@ def _nothing_to_choose(tree: Route) -> str:
     """Why there is no choice; empty where there is one."""
     if tree.world_size == 1:
         return f"{AUTO}: one worker, nothing to send"
-    if tree.way in INSTEAD:
-        return f"{AUTO}: {INSTEAD[tree.way].format(route=tree)}"
+    if tree.way in TAKEN_BY:
+        return f"{AUTO}: {TAKEN_BY[tree.way].format(route=tree)}"
     return f"{AUTO}: {SHARED_MEMORY}" if tree.senders == 1 else ""

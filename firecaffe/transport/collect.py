@@ -16,7 +16,7 @@ from firecaffe.errors import AgreementError
 
 
 @dataclass(frozen=True)
-class Part:
+class HeldPart:
     """What this rank holds of a named tensor: all of it, or some rows (of dimension 0)."""
 
     tensor: Tensor
@@ -54,7 +54,7 @@ class Whole:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def list_wholes(world: Group, parts: Mapping[str, Part]) -> list[Whole]:
+def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
     """The tensors of all ranks in their order, the same list on all; what several hold, the first
     of them gives.
 
@@ -83,7 +83,7 @@ def list_wholes(world: Group, parts: Mapping[str, Part]) -> list[Whole]:
 
 
 def collect(
-    world: Group, listed: Sequence[Whole], parts: Mapping[str, Part]
+    world: Group, listed: Sequence[Whole], parts: Mapping[str, HeldPart]
 ) -> Iterator[tuple[str, Tensor]]:
     """On rank 0 the listed tensors, whole, in order, on the CPU; the others give theirs and get
     none.

@@ -9,7 +9,7 @@ from torch import Tensor
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.pieces import PIECES, pieces
 from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, REDUCE_SCATTER, Schedule
-from firecaffe.transport.execute import Piece, execute, in_one_call, one_by_one
+from firecaffe.transport.execute import PieceUnderWay, execute, in_one_call, one_by_one
 from firecaffe.transport.rank_rounds import (
     RankRound,
     rounds_of_rank,
@@ -65,7 +65,7 @@ class Collectives:
             ranks: Which ranks of the world the schedule's are; this one is among them.
             lane: Vectors of one lane go one after the other.
             inputs: This rank's, as long as the vector, if the schedule has inputs; may be changed.
-            sum_inputs: See `Piece`.
+            sum_inputs: See `PieceUnderWay`.
 
         Raises: PeerLostError.
         """
@@ -85,7 +85,7 @@ class Collectives:
         scratch = self._scratch_for(vector, sum(needed), lane).split_with_sizes(needed)
         execute(
             [
-                Piece(
+                PieceUnderWay(
                     vector[part.start : part.stop],
                     part.rounds,
                     scratch[i],

@@ -37,7 +37,7 @@ Start = Callable[[Sequence[Message]], Sequence[UnderWay]]
 
 
 @dataclass
-class Piece:
+class PieceUnderWay:
     """One part of a vector on its way through its rounds."""
 
     vector: Tensor
@@ -153,7 +153,7 @@ class Piece:
             own.copy_(total)
 
 
-def execute(pieces: Sequence[Piece]) -> None:
+def execute(pieces: Sequence[PieceUnderWay]) -> None:
     """Carries out one rank's part of the pieces' schedules, in place."""
     for piece in pieces:
         piece.post()
@@ -175,7 +175,7 @@ def execute(pieces: Sequence[Piece]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class OfWorld:
+class WorkOfRanks:
     """A process group's Work, whose errors are told in our words."""
 
     work: Work
@@ -192,7 +192,7 @@ def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int
     ranks: which ranks of the group the schedule's are.
     """
 
-    def start(messages: Sequence[Message]) -> list[OfWorld]:
+    def start(messages: Sequence[Message]) -> list[WorkOfRanks]:
         with peers_may_be_lost(world):
             works = [
                 group.send([tensor], ranks[peer], tag)
@@ -200,7 +200,7 @@ def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int
                 else group.recv([tensor], ranks[peer], tag)
                 for is_send, peer, tensor in messages
             ]
-        return [OfWorld(work, world) for work in works]
+        return [WorkOfRanks(work, world) for work in works]
 
     return start
 
@@ -211,7 +211,7 @@ def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> Star
     It matches them by order and its Works stand for the whole call; so nothing is posted ahead.
     """
 
-    def start(messages: Sequence[Message]) -> list[OfWorld]:
+    def start(messages: Sequence[Message]) -> list[WorkOfRanks]:
         if not messages:
             return []
         operations = [
@@ -221,7 +221,7 @@ def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> Star
             for is_send, peer, tensor in messages
         ]
         with peers_may_be_lost(world):
-            works = [OfWorld(work, world) for work in dist.batch_isend_irecv(operations)]
+            works = [WorkOfRanks(work, world) for work in dist.batch_isend_irecv(operations)]
         return works if len(works) == len(messages) else [works[-1]] * len(messages)
 
     return start

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from firecaffe.cluster.world import join
-from firecaffe.transport.collect import Part, collect, list_wholes
+from firecaffe.transport.collect import HeldPart, collect, list_wholes
 from tests.world import Ranks
 
 ELEMENTS = 2_000_000
@@ -21,10 +21,10 @@ def peak_bytes() -> int:
     return 1024 * int(found[1])
 
 
-def give(rank: int) -> dict[str, Part]:
+def give(rank: int) -> dict[str, HeldPart]:
     own = {f"{rank}.{n}": torch.full((ELEMENTS,), float(10 * rank + n)) for n in range(EACH)}
     alike = torch.ones(3, dtype=torch.bfloat16)
-    return {name: Part(each) for name, each in {**own, "alike": alike}.items()}
+    return {name: HeldPart(each) for name, each in {**own, "alike": alike}.items()}
 
 
 def gathered() -> tuple[list[tuple[str, int]], list[float], int]:

@@ -22,7 +22,7 @@ from firecaffe.training.state import State
 from firecaffe.training.stored import Stored
 from firecaffe.training.tensor_file import TensorFile
 from firecaffe.training.weights import Weights, load_parts
-from firecaffe.transport.collect import Part, list_wholes
+from firecaffe.transport.collect import HeldPart, list_wholes
 from tests.world import Ranks
 
 ROWS, REPLICAS = 10, 5
@@ -50,9 +50,9 @@ class Split:
         self._rows = range(start, stop)
         self._own = {name: tensor[start:stop].clone() for name, tensor in whole.items()}
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, HeldPart]:
         rows = None if self.held_by_all else self._rows
-        return {name: Part(tensor, rows, ROWS) for name, tensor in self._own.items()}
+        return {name: HeldPart(tensor, rows, ROWS) for name, tensor in self._own.items()}
 
     def load(self, stored: Stored) -> None:
         load_parts(self.parts(), stored)
@@ -68,9 +68,9 @@ class Some:
         """tensors: this rank's."""
         self.tensors = {name: tensor.clone() for name, tensor in tensors.items()}
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, HeldPart]:
         return {
-            name: Part(tensor, order=int(name[0]) if name[0].isdecimal() else 0)
+            name: HeldPart(tensor, order=int(name[0]) if name[0].isdecimal() else 0)
             for name, tensor in self.tensors.items()
         }
 
@@ -219,7 +219,10 @@ def refused() -> list[str]:
         except NotFiniteError as error:
             said.append(str(error))
         rows = torch.zeros(2, 3 + world.rank)
-        for part in (Part(rows[:, :3], range(4 * world.rank, 4 * world.rank + 2), 8), Part(rows)):
+        for part in (
+            HeldPart(rows[:, :3], range(4 * world.rank, 4 * world.rank + 2), 8),
+            HeldPart(rows),
+        ):
             try:
                 list_wholes(world, {"w": part})
             except AgreementError as error:

@@ -13,7 +13,7 @@ from firecaffe.training.saver import Saver
 from firecaffe.training.state import State
 from firecaffe.training.stored import Stored, Under
 from firecaffe.training.weights import Weights
-from firecaffe.transport.collect import Part
+from firecaffe.transport.collect import HeldPart
 
 CPU = World(0, 1, torch.device("cpu"))
 
@@ -126,8 +126,8 @@ class Apart:
     def __init__(self, **tensors: torch.Tensor) -> None:
         self.tensors = tensors
 
-    def parts(self) -> dict[str, Part]:
-        return {name: Part(tensor) for name, tensor in self.tensors.items()}
+    def parts(self) -> dict[str, HeldPart]:
+        return {name: HeldPart(tensor) for name, tensor in self.tensors.items()}
 
     def load(self, stored: Stored) -> None:
         self.tensors = dict(stored)

@@ -22,7 +22,7 @@ from firecaffe.training.checkpoint import (
 )
 from firecaffe.training.state import State, state_of
 from firecaffe.training.stored import InMemory
-from firecaffe.transport.collect import Part
+from firecaffe.transport.collect import HeldPart
 
 CPU = World(0, 1, torch.device("cpu"))
 
@@ -234,7 +234,7 @@ class Kept:
     held_by_all = False
     is_result = False
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, HeldPart]:
         return {}
 
     def load(self, stored: Mapping[str, Tensor]) -> None:

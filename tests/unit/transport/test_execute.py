@@ -28,7 +28,7 @@ from firecaffe.exchange import (
     pipelined_tree,
 )
 from firecaffe.exchange.schedule import Schedule, Transfer, from_rounds, shards
-from firecaffe.transport.execute import Message, Piece, Start, execute
+from firecaffe.transport.execute import Message, PieceUnderWay, Start, execute
 from firecaffe.transport.interpret import interpret
 from firecaffe.transport.rank_rounds import rounds_of_rank, scratch_elements
 
@@ -272,12 +272,12 @@ def check(
     schedules = [make(world_size, stop - start) for start, stop in parts]
     network = Network(world_size, choose, at_once)
 
-    def pieces_of(rank: int) -> Iterator[Piece]:
+    def pieces_of(rank: int) -> Iterator[PieceUnderWay]:
         for tag, ((start, stop), schedule) in enumerate(zip(parts, schedules, strict=True)):
             rounds = rounds_of_rank(schedule, rank)
             scratch = torch.full((scratch_elements(rounds),), torch.nan)
             part = held[rank][start:stop]
-            yield Piece(part, rounds, scratch, network.start(rank, tag), rank, at_once)
+            yield PieceUnderWay(part, rounds, scratch, network.start(rank, tag), rank, at_once)
 
     network.run([partial(execute, list(pieces_of(rank))) for rank in range(world_size)])
     for (start, stop), schedule in zip(parts, schedules, strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor
 from firecaffe.exchange import fold
 from firecaffe.exchange.collectives import COLLECTIVES
 from firecaffe.exchange.leaves import sum_of_nodes, tree_sum
-from firecaffe.transport.execute import Piece, execute
+from firecaffe.transport.execute import PieceUnderWay, execute
 from firecaffe.transport.interpret import interpret
 from firecaffe.transport.rank_rounds import rounds_of_rank, scratch_elements
 from tests.unit.transport.test_execute import Network, check, eager, lazy, receiver_last, same_bits
@@ -56,9 +56,9 @@ def test_fold_adds_as_the_tree_over_leaves(
     network = Network(world_size, choose, at_once)
     totals = [torch.empty(num_elements) for _ in range(world_size)]
 
-    def piece(rank: int) -> Piece:
+    def piece(rank: int) -> PieceUnderWay:
         rounds = rounds_of_rank(schedule, rank)
-        return Piece(
+        return PieceUnderWay(
             totals[rank],
             rounds,
             torch.full((scratch_elements(rounds),), torch.nan),
