@@ -39,7 +39,7 @@ LINES = {
     "check": ["--nproc-per-node", "--master-port", "--nnodes"],
     "profile lenet": ["--batch-size", "--input=1x28x", "--input"],
     "schedule tree": [""],
-    "schedule tree 8": ["--ranks-per-node", "--elements"],
+    "schedule tree 8": ["--ranks-per-node", "--elements", "--micro-batches"],
     "bench exchange": ["--nproc-per-node", "-b", "-e", "-f", "-n", "--link", "--master-port"],
     "bench step RECIPE": ["--sizes", "--seconds"],
     "bench data FOLDER": ["--model-rate", "--images", "--threads", "--resize", "--crop"],

@@ -224,7 +224,9 @@ def test_every_compressor_is_timed_beside_the_exchanges(ranks: Ranks) -> None:
     assert wire_bytes["one_bit"] == 2 * (8 + 4 + 8 + elements // 8)
     assert wire_bytes["top_k"] == 2 * (8 + 4 + 8 * (elements // 64))
     # Two factors of rank 16 of a matrix of 384 x 512, as float32.
-    assert wire_bytes["power_sgd"] == 4 * 4 * (16 * 384 // 3) + 4 * 4 * -(-16 * 512 // 3)
+    # A rank sends all shards but its own of a factor, and twice its own of the total.
+    factors = [16 * 384, 16 * 512]
+    assert wire_bytes["power_sgd"] == sum(4 * (each + -(-each // 3)) for each in factors)
     assert 2 * (8 + 4 + 4) <= (wire_bytes["threshold"] or 0) < elements
 
 
