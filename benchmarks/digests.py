@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.faults_on_purpose import environment
+
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).with_suffix(".json")
 
@@ -135,7 +137,7 @@ def _command(
     words = {**BASE, **run.words, "train.steps": steps, "run.folder": str(folder)}
     options = [part for name, value in words.items() for part in (f"--{name}", str(value))]
     restarts = ["--max-restarts", "1"] if run.fault else []
-    plugin = {"FIRECAFFE_PLUGINS": "benchmarks.faults_on_purpose", "FAULTS_ON_PURPOSE": run.fault}
+    faults = environment(run.fault) if run.fault else {}
     done = subprocess.run(
         [
             *COMMAND,
@@ -147,7 +149,7 @@ def _command(
             *(more or []),
         ],
         cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree), **(plugin if run.fault else {})},
+        env={**os.environ, "PYTHONPATH": str(tree), **faults},
         capture_output=True,
         text=True,
     )

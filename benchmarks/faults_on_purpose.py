@@ -96,8 +96,13 @@ def parse(text: str) -> Injection:
 
 
 def plugin() -> "OnPurpose":
-    """The faults that the environment names. Raises: RecipeError."""
-    return OnPurpose(tuple(parse(text) for text in os.environ.get(VARIABLE, "").split()))
+    """The faults that the environment names. Raises: RecipeError if it names none."""
+    texts = os.environ.get(VARIABLE, "").split()
+    if not texts:
+        raise RecipeError(
+            f"{VARIABLE} names no fault; it holds KIND:rank=R,step=S …, as in kill:rank=1"
+        )
+    return OnPurpose(tuple(parse(text) for text in texts))
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
         size = world.local_world_size
         on_host = [place for place, rank in enumerate(own) if rank // size == world.rank // size]
         is_run = on_host == list(range(on_host[0], on_host[-1] + 1))
-        if world.device.type == "cuda" and made:
+        if world.device.type == "cuda" and exchange is not None:
             # NCCL wants all ranks in a group's first operation; a schedule may start with some.
             dist.all_reduce(torch.zeros(1, device=world.device), group=exchange)
         yield Group(

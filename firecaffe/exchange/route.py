@@ -1,7 +1,7 @@
 """How a step's gradients go from each worker's sums to their total: decided here, for all who ask.
 
-The reducer, `auto`, `bench exchange`, the planner and a run's record take one value from one
-function. Four ways there are:
+The reducer, `auto`, the planner and a run's record take one value from one function; what only
+sums vectors (`bench exchange`, `parallelize`) asks it what `auto` would take. Four ways there are:
 
 - `SCHEDULE`: each worker has one sum; the algorithm's schedule, or the backend's own all_reduce.
   Ranks of one host may add in the memory that they share; one of each host then sends.

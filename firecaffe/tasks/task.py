@@ -23,8 +23,6 @@ class Task:
     """(outputs, targets) to the sums of the metrics: float32, shape (number of metrics,), whole
     numbers.
     """
-    join: Callable[[list[Any]], Any]
-    """The outputs, or the targets, of several micro-batches as those of one."""
     classes: Callable[[Any], list[int]] | None = None
     """The class of each sample of some targets, if samples have one: the share of the largest class
     is what a network gets that has learned nothing.

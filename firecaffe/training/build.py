@@ -38,7 +38,14 @@ from firecaffe.training.learner import build_learner
 from firecaffe.training.loop import Training
 from firecaffe.training.loop import train as run_training
 from firecaffe.training.parts import Parts, check_arguments, open_parts
-from firecaffe.training.plugins import Plugin, around_batches, around_write, check, load_plugins
+from firecaffe.training.plugins import (
+    Plugin,
+    around_batches,
+    around_write,
+    check,
+    load_plugins,
+    names,
+)
 from firecaffe.training.progress import say
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result
@@ -121,13 +128,15 @@ def _train_in(
     notes = [data.description, *data.notes, *_notes(run), *start.notes]
     if choice is not None:
         notes.insert(1, f"exchange: {choice.reason}")
+    notes += [f"plug-in: {name}" for name in names(plugins)]
     notes += [f"warning: {doubt}" for doubt in learner.doubts]
     is_known = recipe.data.name in DATASETS and recipe.model.name in MODELS
     if world.is_first and is_known and run.route.way != HOOK:
         ranks = world.world_size, world.local_world_size
         notes += write_forecast(folder, recipe, *ranks, world.device, run.route.algorithm)
     goes_on = start.folder is not None
-    records = resources.enter_context(Records(folder, run, world, start.step, goes_on))
+    records = Records(folder, run, world, start.step, goes_on)
+    resources.enter_context(closing(records))
     write = around_write(plugins, save_checkpoint, world)
     kept = recipe.checkpoint.keep_last
     saver = Saver(folder / "checkpoints", kept, write, records.say)
@@ -168,6 +177,7 @@ def _train_in(
             "tuned": tuned_by(recipe),
             "resumed_from": start.resumed_from,
             "cost_of_determinism": learner.cost_of_determinism,
+            "plugins": names(plugins),
         }
         write_json(folder / "result.json", record)
         if LAUNCHED not in os.environ:  # our launcher says it, of a folder that stays

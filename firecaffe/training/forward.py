@@ -1,7 +1,5 @@
 """One micro-batch forward: its loss, and what goes along with its gradients."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -21,12 +19,15 @@ class Forward:
         self.device = next(model.parameters()).device
         self.buffers = BufferChanges(model)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
+        self.counts = self.no_counts()
+        """The metrics' sums over this worker's samples of the step so far. Whole numbers have the
+        same sum in any order, so they do not go through the tree.
+        """
         self._dtype = AUTOCAST.get(config.autocast)
-        self._seen: list[tuple[Any, Any]] = []
 
     def begin_step(self) -> None:
         """All micro-batches of a step start from the same buffers."""
-        self._seen.clear()
+        self.counts = self.no_counts()
         self.buffers.begin_step()
 
     def __call__(
@@ -47,23 +48,14 @@ class Forward:
         weight = len(targets) / self.config.micro_batch_size
         if weight != 1:
             loss = loss * weight
-        self._seen.append((_detached(outputs), targets))
+        with torch.no_grad():
+            self.counts = self.counts + self.task.count(outputs, targets)
         # A copy: the loss may be a view of what backward needs, and the tail is added to in place.
         tail = [loss.detach().float().reshape(1).clone(), *self.buffers.take(leaf, weight)]
         return self.scaler.scale(loss), tail
 
-    def counts(self) -> Tensor:
-        """The metrics' sums over this worker's samples of the step.
-
-        Whole numbers have the same sum in any order, so they need not be counted leaf by leaf.
-        """
-        if not self._seen:
-            return self.no_counts()
-        outputs, targets = zip(*self._seen, strict=True)
-        return self.task.count(self.task.join(list(outputs)), self.task.join(list(targets)))
-
     def no_counts(self) -> Tensor:
-        """Those of no samples."""
+        """The metrics' sums over no samples."""
         return torch.zeros(len(self.task.metrics), device=self.device)
 
     def empty_tail(self) -> list[Tensor]:
@@ -75,10 +67,3 @@ class Forward:
         if self.config.channels_last:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
-
-
-def _detached(outputs: Any) -> Any:
-    """Outputs without their graph: a tensor, or a tuple or list of such."""
-    if isinstance(outputs, Tensor):
-        return outputs.detach()
-    return [_detached(each) for each in outputs]

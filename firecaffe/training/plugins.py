@@ -65,6 +65,11 @@ def _load(name: str) -> Plugin:
     return made
 
 
+def names(plugins: Iterable[Plugin]) -> list[str]:
+    """The modules that they are from: a run says who stands around it."""
+    return [type(plugin).__module__ for plugin in plugins]
+
+
 def check(plugins: Iterable[Plugin], world_size: int) -> None:
     """Asks each plug-in whether it can be used. Raises: what they raise."""
     for plugin in plugins:

@@ -3,8 +3,6 @@
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from firecaffe.cluster.world import World
 from firecaffe.recipe.run import Run
@@ -15,7 +13,7 @@ from firecaffe.training.progress import RunProgress
 
 
 class Records:
-    """This rank's records in the run folder, from `with` to its end."""
+    """This rank's records in the run folder, until they are closed."""
 
     def __init__(
         self, folder: Path, run: Run, world: World, first_step: int, goes_on: bool
@@ -68,13 +66,6 @@ class Records:
         if self._metrics is not None:
             self._metrics.write(split, done, evaluation.row)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._opened.__exit__(kind, error, trace)
+    def close(self) -> None:
+        """Closes the files, and ends the live line."""
+        self._opened.close()

@@ -4,8 +4,8 @@ A worker takes its micro-batches one after the other. Their gradients are added 
 micro-batch tree; during the last one's backward they leave for the other workers, bucket by bucket.
 When all sums are there, every worker makes the same update.
 
-The host never waits for a GPU here. What a step came to is read when the device has got there: on
-a CPU at once, before the update; on a GPU after the next step was queued.
+The host is never to wait for a GPU here. What a step came to is read when the device has got there:
+on a CPU at once, before the update; on a GPU after the next step was queued.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ class Stepper:
             if leaf != self.share[-1]:
                 self.reducer.add(leaf, loss, tail)
             else:
-                counts = torch.cat([self.forward.counts(), self._ballot(vote())])
+                counts = torch.cat([self.forward.counts, self._ballot(vote())])
                 self.reducer.add_last(leaf, loss, tail, counts)
         totals = self.reducer.finish_step()
         outcome = partial(
@@ -112,4 +112,4 @@ class Stepper:
 
 def empty_counts(forward: Forward) -> Tensor:
     """What a worker counts in a step, as an example: the task's metrics, then its votes."""
-    return torch.zeros(len(forward.task.metrics) + VOTES, device=forward.device)
+    return torch.cat([forward.no_counts(), torch.zeros(VOTES, device=forward.device)])

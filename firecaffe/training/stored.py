@@ -12,7 +12,7 @@ class Stored(Mapping[str, Tensor]):
 
     @abstractmethod
     def __contains__(self, name: object) -> bool:
-        """The shape, without reading the tensor."""
+        """Whether there is such a tensor, without reading it."""
 
     def rows(self, name: str, rows: range) -> Tensor:
         """Some consecutive rows of a tensor."""

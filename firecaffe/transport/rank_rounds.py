@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from firecaffe.exchange.check import check_round
 from firecaffe.exchange.schedule import VECTOR, Schedule, Transfer
 
 AHEAD = 2
@@ -62,9 +63,12 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
     """What one rank does in each round in which it does anything.
 
     Between each two ranks sends and receives stand in one order, so they match without labels.
+
+    Raises: ValueError if what the rank is to do would depend on timing.
     """
     own: list[OwnRound] = []
     for number, transfers in schedule.rounds_of(rank):
+        check_round(number, transfers, schedule)
         sent = [t for t in transfers if t.source == rank]
         arriving = [t for t in transfers if t.destination == rank]
         own.append((number, sent, arriving))

@@ -13,6 +13,7 @@ RECIPE = Path(__file__).parents[3] / "recipes" / "lenet_fashion.toml"
 @pytest.mark.parametrize(
     ("faults", "parts"),
     [
+        ([], ["names no fault"]),
         (["nap"], ["no kind 'nap'", "kill, freeze"]),
         (["kill:rank=x"], ["rank is 'x'", "must be a whole number"]),
         (["kill:when=3"], ["no word 'when'", "rank, step"]),

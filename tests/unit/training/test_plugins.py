@@ -1,5 +1,6 @@
 """Plug-ins: named by the environment, asked in order, and one line where they cannot be loaded."""
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,8 @@ def test_plugins_stand_around_batches_and_checkpoints_in_their_order(
     }
     name_plugins(monkeypatch, **makers)
     assert train_in(tmp_path / "noted") == undisturbed
+    record = json.loads((tmp_path / "noted" / "result.json").read_text())
+    assert record["plugins"] == [Noting.__module__] * 2
     assert seen == [
         *("inner check 1", "outer check 1"),
         *(

@@ -1,6 +1,7 @@
 """One worker's steps: what BatchNorm's statistics, clipping and counts come to."""
 
 import copy
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.tasks import CLASSIFICATION
+from firecaffe.tasks import CLASSIFICATION, Loss
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.step import Stepper, empty_counts
@@ -41,14 +42,16 @@ class Net(nn.Module):
 class Worker:
     """A world of one with a Stepper, its optimizer and its reducer."""
 
-    def __init__(self, net: nn.Module, config: TrainConfig = CONFIG) -> None:
+    def __init__(
+        self, net: nn.Module, config: TrainConfig = CONFIG, loss: Loss = CLASSIFICATION.loss
+    ) -> None:
         self.net, self.config = net, config
         generator = torch.Generator().manual_seed(2)
         images = torch.randn(NUM_SAMPLES, 1, 6, 6, generator=generator)
         self.data = TensorDataset(images, torch.arange(NUM_SAMPLES) % 6)
         self.order = SampleOrder(config.seed, NUM_SAMPLES, 10, config.micro_batch_size)
         batches = Batches(self.data, self.order, DataConfig())
-        forward = Forward(net, CLASSIFICATION, config)
+        forward = Forward(net, dataclasses.replace(CLASSIFICATION, loss=loss), config)
         parameters = dict(net.named_parameters())
         self.optimizer = optim.SGD(net.parameters(), 1.0)
         self.reducer = GradientReducer(
@@ -107,6 +110,22 @@ def test_batchnorm_moves_by_the_mean_of_its_micro_batches(worker: Worker) -> Non
         torch.testing.assert_close(net.norm.running_var, new_var.float())
         # A step is one batch, however many micro-batches it has.
         assert net.norm.num_batches_tracked == step + 1
+
+
+class Headed(Net):
+    """A network that returns more than its logits, and not tensors alone."""
+
+    def forward(self, images: Tensor) -> tuple[Tensor, None, dict[str, Tensor]]:  # type: ignore[override]
+        logits = super().forward(images)
+        return logits, None, {"hidden": logits}
+
+
+def test_what_a_network_returns_beside_its_logits_is_its_own() -> None:
+    worker = Worker(
+        Headed().train(), loss=lambda outputs, labels: F.cross_entropy(outputs[0], labels)
+    )
+    assert set(worker.step(0).metrics) == {"top1", "top5"}
+    worker.reducer.close()
 
 
 def test_every_micro_batch_starts_from_the_steps_start(worker: Worker) -> None:

@@ -10,7 +10,7 @@ from itertools import chain, combinations
 import pytest
 
 from firecaffe.exchange import ALGORITHMS, double_tree, find_schedule, pipelined_tree
-from firecaffe.exchange.schedule import Schedule
+from firecaffe.exchange.schedule import Schedule, Transfer, from_rounds
 from firecaffe.transport.rank_rounds import (
     AHEAD,
     RankRound,
@@ -115,3 +115,11 @@ def test_only_a_peer_of_the_round_that_is_due_is_told_early() -> None:
     assert aheads("tree", 4, rank=0)[0] == 2  # a root sends nothing while it hears its children
     assert aheads("ring", 4, rank=2) == [2, 2, 2, 2, 1, 0]
     assert aheads("halving_doubling", 8, rank=5) == [0, 0, 1, 0, 0, 0]
+
+
+def test_what_depends_on_timing_is_not_executed() -> None:
+    both = (Transfer(0, 2, 0, 4, reduce=False), Transfer(1, 2, 0, 4, reduce=False))
+    schedule = from_rounds("race", 3, 4, [both])
+    assert rounds_of_rank(schedule, 0)  # a sender's own part is no race
+    with pytest.raises(ValueError, match="overwrites"):
+        rounds_of_rank(schedule, 2)
