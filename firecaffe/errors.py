@@ -4,6 +4,9 @@ A message is one line for the user: what is wrong, what was found, what would be
 the dotted recipe name where there is one. docs/usage.md lists the codes.
 """
 
+import traceback
+from pathlib import Path
+
 from firecaffe.faults import SAVED, Fault
 
 
@@ -26,6 +29,26 @@ class RecipeError(FirecaffeError):
     """The recipe, the command line or an argument asks for something that cannot be."""
 
     exit_code = 2
+
+
+class OwnCodeError(RecipeError):
+    """The code of a user, named by a recipe or given to a function, has raised; its own error is
+    the cause. The traceback is the user's to read.
+    """
+
+    @property
+    def traceback(self) -> str:
+        """That of the cause, from where it leaves firecaffe for the last time."""
+        cause = self.__cause__
+        if cause is None:
+            return ""
+        frames = traceback.extract_tb(cause.__traceback__)
+        package = str(Path(__file__).parent)
+        ours = [place for place, frame in enumerate(frames) if frame.filename.startswith(package)]
+        own = frames[ours[-1] + 1 :] if ours and ours[-1] + 1 < len(frames) else frames
+        own = [frame for frame in own if not frame.filename.startswith("<frozen importlib")]
+        told = traceback.format_exception_only(cause)
+        return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own), *told])
 
 
 class DataError(FirecaffeError):

@@ -9,7 +9,7 @@ from importlib import import_module
 from firecaffe.cli.plain_text import print_plainly
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.cluster.last_word import leave_report
-from firecaffe.errors import FirecaffeError, RecipeError, RunError
+from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError, RunError
 from firecaffe.faults import Fault
 
 COMMANDS = {
@@ -40,7 +40,10 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except FirecaffeError as error:
-        return _fail(error.last_word, error.exit_code, error.fault)
+        code = _fail(error.last_word, error.exit_code, error.fault)
+        if isinstance(error, OwnCodeError):
+            print(error.traceback, end="", file=sys.stderr)
+        return code
     except OSError as error:  # a full disk, a folder without permission
         if isinstance(error, BrokenPipeError) and "RANK" not in os.environ:
             # Whoever read our output has seen enough. A rank's broken pipe may be a lost peer.

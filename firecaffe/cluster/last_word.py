@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
-from firecaffe.errors import FirecaffeError, PeerLostError
+from firecaffe.errors import FirecaffeError, OwnCodeError, PeerLostError
 from firecaffe.faults import Fault
 
 LAUNCHED = "FIRECAFFE_LAUNCHED"
@@ -60,6 +60,8 @@ class _Hook:
             self.before(kind, error, trace)
             return
         leave_report(error.last_word, error.fault)
+        if isinstance(error, OwnCodeError):
+            print(error.traceback, end="", file=sys.stderr)
         if isinstance(error, PeerLostError):
             end_process(error.exit_code)  # a thread may wait for that rank still
         raise SystemExit(error.exit_code)

@@ -1,0 +1,152 @@
+"""A user's own code, by the name that a recipe has for it.
+
+`package.module:function` is imported, from the current folder too; `path/file.py:function` is
+imported as Python runs a script, so that its neighbours can be imported by it. A class will do for
+a function, and `module:object.member` for what lies deeper.
+"""
+
+import hashlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import reduce
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from firecaffe.errors import OwnCodeError, RecipeError
+
+MOST_SHOWN = 80
+"""Signs of what was found, in a line about it."""
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name is that of a user's own code."""
+    return ":" in name
+
+
+def find(word: str, name: str) -> Callable[..., Any]:
+    """What a recipe's `word` names.
+
+    Raises: RecipeError if it is not there or cannot be called; OwnCodeError if its module fails.
+    """
+    place, _, member = name.partition(":")
+    if not place or not member:
+        raise RecipeError(
+            f"{word} is {name!r}; expected package.module:function or path/file.py:function"
+        )
+    module = _from_file(word, name, Path(place)) if place.endswith(".py") else _named(word, name)
+    try:
+        found = reduce(getattr, member.split("."), module)
+    except AttributeError:
+        public = [each for each in vars(module) if not each.startswith("_")]
+        raise RecipeError(
+            f"{word} is {name!r}, but {place} has no {member!r}; it has {_list(public)}"
+        ) from None
+    if not callable(found):
+        raise RecipeError(f"{word} {name!r} is {shown(found)}; expected a function or a class")
+    return found
+
+
+def call(word: str, name: str, function: Callable[..., Any], words: Mapping[str, Any]) -> Any:
+    """What it returns for these arguments.
+
+    Raises: RecipeError if it does not take them; OwnCodeError for what it raises.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin without one
+        signature = None
+    try:
+        if signature is not None:
+            signature.bind(**words)
+    except TypeError as error:
+        raise RecipeError(
+            f"{word} {name!r} is called with {_arguments(words)}, but takes {signature}: {error}"
+        ) from None
+    try:
+        return function(**words)
+    except RecipeError:
+        raise
+    except Exception as error:
+        raise failed(f"{word} {name!r}", error) from error
+
+
+def failed(what: str, error: Exception) -> OwnCodeError:
+    """The line about a user's code that has raised; to be raised from the error itself."""
+    said = " ".join(str(error).split())
+    return OwnCodeError(f"{what} raised {type(error).__name__}{said and ': '}{said:.300}")
+
+
+def source_digest(function: Callable[..., Any]) -> str:
+    """The sha256 of the file that a function is from; empty if it has none."""
+    try:
+        path = inspect.getsourcefile(inspect.unwrap(function))
+        return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()
+    except (TypeError, OSError):
+        return ""
+
+
+def shown(value: Any) -> str:
+    """A value in a line about it."""
+    words = " ".join(repr(value).split())
+    return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}…"
+
+
+def _named(word: str, name: str) -> ModuleType:
+    module = name.partition(":")[0]
+    _look_in(os.getcwd())
+    try:
+        is_there = module in sys.modules or find_spec(module) is not None
+    except (ImportError, ValueError):  # a parent that is not there, or is no package
+        is_there = False
+    except Exception as error:  # a parent that fails
+        raise failed(f"{word} {name!r}: importing {module}", error) from error
+    if not is_there:
+        raise RecipeError(
+            f"{word} is {name!r}, but there is no module {module} to import, neither installed nor "
+            f"in {os.getcwd()}"
+        )
+    return _import(word, name, module)
+
+
+def _from_file(word: str, name: str, path: Path) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        raise RecipeError(f"{word} is {name!r}, but there is no file {path}")
+    if not path.stem.isidentifier():
+        raise RecipeError(
+            f"{word} is {name!r}; a file that is imported has letters, digits and _ in its name"
+        )
+    _look_in(str(path.parent))
+    module = _import(word, name, path.stem)
+    found = getattr(module, "__file__", None)
+    if found is None or not path.samefile(found):
+        raise RecipeError(
+            f"{word} is {name!r}, but another module is called {path.stem} ({found or 'built in'});"
+            " give the file another name"
+        )
+    return module
+
+
+def _import(word: str, name: str, module: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except Exception as error:
+        raise failed(f"{word} {name!r}: importing {module}", error) from error
+
+
+def _look_in(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _list(names: list[str]) -> str:
+    return f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}" if names else "nothing public"
+
+
+def _arguments(words: Mapping[str, Any]) -> str:
+    return ", ".join(f"{each}={value!r}" for each, value in words.items()) or "no arguments"
