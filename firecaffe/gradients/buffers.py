@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
 
-Place = tuple[dict[str, Tensor | None], str]
+BufferEntry = tuple[dict[str, Tensor | None], str]
 """A module's buffers and a name among them: where a tensor lives."""
 
 
 @dataclass
-class _Group:
+class _FlatBuffers:
     """The buffers of one dtype, as views of `flat`. A module may put other tensors in places."""
 
     flat: Tensor
     start: Tensor
-    views: list[tuple[Tensor, list[Place]]]
+    views: list[tuple[Tensor, list[BufferEntry]]]
 
     def put_back(self) -> None:
         """The step's start, in the views, in their places."""
@@ -48,7 +48,7 @@ class BufferChanges:
 
     def __init__(self, model: nn.Module) -> None:
         """Raises: RecipeError where a buffer is complex."""
-        places: dict[Tensor, list[Place]] = {}
+        places: dict[Tensor, list[BufferEntry]] = {}
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
@@ -57,32 +57,32 @@ class BufferChanges:
                         raise RecipeError(f"buffer {name} is complex; keep it as real numbers")
         dtypes = dict.fromkeys(buffer.dtype for buffer in places)
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        self._groups = [
-            _make_group({b: where for b, where in places.items() if b.dtype == dtype})
+        self._by_dtype = [
+            _make_flat({b: where for b, where in places.items() if b.dtype == dtype})
             for dtype in dtypes
         ]
 
     def begin_step(self) -> None:
         """Remembers the buffers that every micro-batch of this step starts from."""
-        for group in self._groups:
-            group.start.copy_(group.now())
-            group.put_back()
+        for buffers in self._by_dtype:
+            buffers.start.copy_(buffers.now())
+            buffers.put_back()
 
     def begin_micro_batch(self) -> None:
         """Puts the step's start back."""
-        for group in self._groups:
-            group.put_back()
+        for buffers in self._by_dtype:
+            buffers.put_back()
 
     def no_changes(self) -> list[Tensor]:
         """What `take` returns where nothing has changed."""
-        return [torch.zeros_like(group.start, dtype=self.dtype) for group in self._groups]
+        return [torch.zeros_like(buffers.start, dtype=self.dtype) for buffers in self._by_dtype]
 
     @torch.no_grad()
     def take(self, micro_batch: int, weight: float) -> list[Tensor]:
         """The changes of the micro-batch that just ran, times its weight, in flat parts."""
         parts = []
-        for group in self._groups:
-            now, start = group.now(), group.start
+        for buffers in self._by_dtype:
+            now, start = buffers.now(), buffers.start
             if start.is_floating_point():
                 # No change is 0 also where both are infinite, as in an attention mask.
                 change = torch.where(now == start, 0, now - start).to(self.dtype)
@@ -95,25 +95,26 @@ class BufferChanges:
 
     def finish_step(self, totals: Sequence[Tensor], total_weight: float) -> None:
         """Sets the buffers from the sums of all micro-batches' changes, as `take` gives them."""
-        for group, change in zip(self._groups, totals, strict=True):
-            group.put_back()
-            if group.start.is_floating_point():
-                moved = (group.start.to(self.dtype) + change / total_weight).to(group.start.dtype)
+        for buffers, change in zip(self._by_dtype, totals, strict=True):
+            buffers.put_back()
+            start = buffers.start
+            if start.is_floating_point():
+                moved = (start.to(self.dtype) + change / total_weight).to(start.dtype)
             else:
-                moved = (group.start.long() + change.round().long()).to(group.start.dtype)
-            group.flat.copy_(torch.where(change == 0, group.start, moved))
+                moved = (start.long() + change.round().long()).to(start.dtype)
+            buffers.flat.copy_(torch.where(change == 0, start, moved))
 
 
-def _make_group(places_of: dict[Tensor, list[Place]]) -> _Group:
+def _make_flat(places_of: dict[Tensor, list[BufferEntry]]) -> _FlatBuffers:
     """Moves buffers of one dtype into one vector and puts views of it in their places."""
     flat = torch.cat([buffer.detach().reshape(-1) for buffer in places_of])
-    views: list[tuple[Tensor, list[Place]]] = []
+    views: list[tuple[Tensor, list[BufferEntry]]] = []
     offset = 0
     for buffer, places in places_of.items():
         # .data: each view counts its own changes, or autograd would take one for all.
         view = flat[offset : offset + buffer.numel()].view(buffer.shape).data
         views.append((view, places))
         offset += buffer.numel()
-    group = _Group(flat, flat.clone(), views)
-    group.put_back()
-    return group
+    buffers = _FlatBuffers(flat, flat.clone(), views)
+    buffers.put_back()
+    return buffers

@@ -1,11 +1,11 @@
 """From this worker's nodes of one bucket to the total over all workers: the ways that there are.
 
 Each way is an object with `top_level` (where local sums stop; None: they go on as far as they can),
-`apart` (whether nodes are handed over one by one), `lanes` (how many buckets may be under way at
-once; bucket i goes by lane i mod lanes, and each lane by a thread of its own), `of_means` (whether
-the gradients that it is given are divided by the step's weight already, or the total is afterwards)
-and a call. The call finds this worker's last node in the bucket itself and the others beside it,
-and leaves the total there.
+`takes_nodes` (whether it is given this worker's nodes one by one, or their sum), `lanes` (how many
+buckets may be under way at once; bucket i goes by lane i mod lanes, and each lane has a thread),
+`takes_means` (whether the gradients that it is given are divided by the step's weight already, or
+the total is afterwards) and a call. The call finds this worker's last node in the
+bucket itself and the others beside it, and leaves the total there.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,21 +32,21 @@ class Combine(Protocol):
     @property
     def top_level(self) -> int | None: ...
     @property
-    def apart(self) -> bool: ...
+    def takes_nodes(self) -> bool: ...
     @property
     def lanes(self) -> int: ...
     @property
-    def of_means(self) -> bool: ...
+    def takes_means(self) -> bool: ...
     def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
-        """nodes: this worker's, in order, where they are apart; the last one is the bucket's."""
+        """nodes: this worker's, in order; the last one is the bucket's. Empty if it takes a sum."""
 
 
 class AllReduce:
     """The exchange's algorithm; each worker has one sum."""
 
     top_level = None
-    apart = False
-    of_means = False
+    takes_nodes = False
+    takes_means = False
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
@@ -60,9 +60,9 @@ class Fold:
     """The way for shares that are no subtrees: the tree goes on from all workers' largest nodes."""
 
     top_level = None
-    apart = True
+    takes_nodes = True
     lanes = 1
-    of_means = False
+    takes_means = False
 
     def __init__(self, world: Group, num_leaves: int) -> None:
         self._sum = NodeSum(world, inputs_of(num_leaves, world.world_size), num_leaves)
@@ -76,9 +76,9 @@ class Compressed:
     codec keeps back for the next step is part of a mean, whose weight may be another then.
     """
 
-    apart = True
+    takes_nodes = True
     lanes = 1
-    of_means = True
+    takes_means = True
 
     def __init__(
         self,
@@ -111,9 +111,9 @@ class Hooked:
     """A DDP communication hook, torch's or anyone's, in place of an exchange of ours."""
 
     top_level = None
-    apart = False
+    takes_nodes = False
     lanes = 1
-    of_means = True
+    takes_means = True
 
     def __init__(
         self,

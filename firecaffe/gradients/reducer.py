@@ -77,15 +77,15 @@ class GradientReducer:
         tensors = [*self.parameters, *tail, torch.cat([self._unused, counts])]
         last = [*self._tail_members, self._counts_member]
         # What is encoded or given to a hook has no tail; else a tail needs no message of its own.
-        tail_is_alone = route.way in (CODEC, HOOK)
-        groups = [ready_order, last] if tail_is_alone else [[*ready_order, *last]]
+        tail_has_own_buckets = route.way in (CODEC, HOOK)
+        groups = [ready_order, last] if tail_has_own_buckets else [[*ready_order, *last]]
         world = exchange.world
         self._alignment = ROW if route.way == CODEC else ALIGNMENT
         multiple = world.world_size * (ROW if route.way == CODEC else 1)
         self.buckets = make_buckets(
             tensors, groups, bucket_bytes, multiple, exchange.empty, self._alignment
         )
-        if tail_is_alone:
+        if tail_has_own_buckets:
             # They are ready with the last gradients, behind which these few bytes would wait in the
             # queues of the network.
             tails = [bucket for bucket in self.buckets if bucket.members[0] >= num_parameters]
@@ -175,7 +175,7 @@ class GradientReducer:
         bucket leaves as soon as it is complete. counts: those of all this worker's micro-batches.
         """
         self._merged, self._node = self._counter.take_completed(Node(0, leaf))
-        if not self._combine.apart:
+        if not self._combine.takes_nodes:
             self._merged += [value for _, value in reversed(self._counter.pending)]
         self._closing = True
         try:
@@ -279,7 +279,7 @@ class GradientReducer:
             torch._foreach_add_(sums, values[: len(sums)])
             values[: len(sums)] = sums
         torch._foreach_copy_(bucket.views, values)
-        if not self._combine.apart:
+        if not self._combine.takes_nodes:
             return []
         nodes = []
         for node, leaf in self._counter.pending:
@@ -297,11 +297,11 @@ class GradientReducer:
         """
         bucket = self.buckets[index]
         own = gradients_of(bucket, len(self.parameters))
-        if self._combine.of_means:
+        if self._combine.takes_means:
             for part in [vector[: len(own)] for _, vector in nodes] or [own]:
                 part.div_(self._total_weight)
         self._combine(index, nodes, bucket)
-        if not self._combine.of_means:
+        if not self._combine.takes_means:
             own.div_(self._total_weight)
 
 

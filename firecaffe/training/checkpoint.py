@@ -31,8 +31,8 @@ from firecaffe.training.tensor_file import TensorFile
 
 STATE, META, SUMS, LATEST = "state.safetensors", "meta.json", "SHA256SUMS", "latest"
 SUFFIX = ".safetensors"
-"""The end of the name of files that hold tensors: STATE, and one for each piece that ranks hold
-apart."""
+"""The end of the name of files that hold tensors: STATE, and one for each piece that ranks hold in
+parts."""
 
 
 UNREADABLE = (
@@ -57,8 +57,8 @@ class Checkpoint:
     """What is no tensor, by its word in meta.json: the optimizer's scalars, the loss's scale."""
     doubts: list[str] = field(default_factory=list)
     """Why the training so far may not be the bits of other numbers of workers."""
-    apart: dict[str, Path] = field(default_factory=dict)
-    """The files of the pieces that ranks hold apart. Saving moves them."""
+    piece_files: dict[str, Path] = field(default_factory=dict)
+    """The file of each piece that ranks hold in parts, by the piece's name. Saving moves them."""
     digest: str = ""
     """That of its SHA256SUMS, once it was read: tells checkpoints apart."""
     folder: Path | None = None
@@ -91,7 +91,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         }
         (aside / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
         files = [STATE, META]
-        for piece, path in checkpoint.apart.items():
+        for piece, path in checkpoint.piece_files.items():
             files.append(piece + SUFFIX)
             os.rename(path, aside / files[-1])
         sums = "".join(f"{_sha256(aside / file)}  {file}\n" for file in files)
@@ -160,7 +160,7 @@ def load_checkpoint(where: Path) -> Checkpoint:
 
     Raises: CheckpointError if a file is missing, was changed, or is no checkpoint.
     """
-    apart = [name for name in verify_checkpoint(where) if name not in (STATE, META)]
+    piece_files = [name for name in verify_checkpoint(where) if name not in (STATE, META)]
     try:
         meta = json.loads(read_small(where / META))
         return Checkpoint(
@@ -171,7 +171,7 @@ def load_checkpoint(where: Path) -> Checkpoint:
             doubts=[str(doubt) for doubt in meta.pop("doubts")],
             tensors=TensorFile(where / STATE),
             numbers={word: dict(values) for word, values in meta.items()},
-            apart={name.removesuffix(SUFFIX): where / name for name in apart},
+            piece_files={name.removesuffix(SUFFIX): where / name for name in piece_files},
             digest=_sha256(where / SUMS),
             folder=where,
         )

@@ -17,8 +17,8 @@ WORDS = ("step", "identity", "probe", "history", "numbers", "doubts", "digest")
 
 
 def pass_on(world: World, found: Checkpoint | None) -> Checkpoint:
-    """Rank 0's checkpoint, on all ranks; the tensors go one after the other. What ranks hold apart
-    stays in its files: each rank reads its own part there.
+    """Rank 0's checkpoint, on all ranks; the tensors go one after the other. A piece that is
+    held in parts stays in its file: each rank reads its own part there.
 
     found: on rank 0. Raises: CheckpointError on rank 0, if a tensor cannot be read;
     PeerLostError.
@@ -42,7 +42,7 @@ def pass_on(world: World, found: Checkpoint | None) -> Checkpoint:
         return found
     return Checkpoint(
         tensors=Received(received),
-        apart={name: Path(path) for name, path in said["apart"].items()},
+        piece_files={name: Path(path) for name, path in said["piece_files"].items()},
         folder=Path(said["folder"]),
         **{word: said[word] for word in WORDS},
     )
@@ -80,6 +80,6 @@ def _words(checkpoint: Checkpoint) -> dict[str, object]:
     return {
         **{word: getattr(checkpoint, word) for word in WORDS},
         "tensors": [[name, stored.shape(name), dtype] for name, dtype in dtypes.items()],
-        "apart": {name: str(path) for name, path in checkpoint.apart.items()},
+        "piece_files": {name: str(path) for name, path in checkpoint.piece_files.items()},
         "folder": str(checkpoint.folder),
     }

@@ -1,8 +1,8 @@
 """Saves checkpoints beside the training: copied in its time, written in a thread's.
 
 A step waits for the copy alone, or, if the one before is still being written, for that
-too. Pieces that ranks hold apart are not copied, for they may be many times the weights: they are
-written in the step's time, tensor by tensor. If the disk does not take one, the run goes on and
+too. Pieces that ranks hold in parts are not copied, for they may be many times the weights: they
+are written in the step's time, tensor by tensor. If the disk does not take one, the run goes on and
 says so; older ones stay whole. Whether the last one is on the disk is told when the saver is
 finished.
 """
@@ -79,15 +79,15 @@ class Saver:
         state.check_finite()
         self._wait()
         start = time.perf_counter()
-        apart: dict[str, Path] = {}
+        piece_files: dict[str, Path] = {}
         problem = None
-        for name in state.names_held_apart():
+        for name in state.names_held_in_parts():
             listed = state.listed(name)
             coming = state.collect(name, listed)
             if state.world.is_first:
                 # In the checkpoints' folder, until the checkpoint takes it.
-                apart[name] = self._folder / f".{name}.partial"
-                problem = write_tensors(apart[name], listed, coming) or problem
+                piece_files[name] = self._folder / f".{name}.partial"
+                problem = write_tensors(piece_files[name], listed, coming) or problem
             else:
                 deque(coming, 0)  # gives them
         if not state.world.is_first:
@@ -99,7 +99,7 @@ class Saver:
             history=state.losses.history,
             tensors=InMemory(self._copies),
             numbers={word: each.state_dict() for word, each in state.numbers.items()},
-            apart=apart,
+            piece_files=piece_files,
         )
         self.costs.copy_s += time.perf_counter() - start
         self._last = self._thread.submit(self._save, copied, problem)
@@ -132,7 +132,7 @@ class Saver:
         return old.copy_(tensor)
 
     def _save(self, checkpoint: Checkpoint, problem: OSError | None) -> CheckpointError | None:
-        """Writes, in the thread. Returns what went wrong. problem: with what ranks hold apart."""
+        """Writes, in the thread. Returns what went wrong. problem: with the piece files."""
         start = time.perf_counter()
         try:
             if problem is not None:
@@ -149,7 +149,7 @@ class Saver:
             self._warn(f"warning: {error}; the run goes on, older checkpoints are whole")
             return error
         finally:
-            for path in checkpoint.apart.values():
+            for path in checkpoint.piece_files.values():
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
             self.costs.write_s += time.perf_counter() - start

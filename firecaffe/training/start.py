@@ -79,7 +79,7 @@ def _load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
         none.goes_along = True
         raise none
     checkpoint = pass_on(world, found)
-    _wait_for(checkpoint.apart.values())
+    _wait_for(checkpoint.piece_files.values())
     return checkpoint, damaged
 
 

@@ -11,8 +11,8 @@ layer that is split among ranks). `parts` tells what this rank has, and with tha
 - the digests are those of whole tensors, whoever holds them.
 
 In a checkpoint the pieces that all hold are in state.safetensors, as PIECE/NAME; each other one has
-a file of its own, PIECE.safetensors, with NAME. Both are looked for, since a piece that is held
-apart by four ranks may be held by all if there is one.
+a file of its own, PIECE.safetensors, with NAME. Both are looked for, since a piece that four ranks
+hold in parts may be held by all if there is one.
 """
 
 import hashlib
@@ -91,7 +91,10 @@ class State:
         if self._resumed is None:
             return
         words = {word for word, values in self._resumed.numbers.items() if values}
-        left = {*(self._resumed.apart.keys() - self.pieces.keys()), *(words - self.numbers.keys())}
+        left = {
+            *(self._resumed.piece_files.keys() - self.pieces.keys()),
+            *(words - self.numbers.keys()),
+        }
         if left:
             names = ", ".join(sorted(left))
             raise CheckpointError(f"checkpoint holds {names}, which this training does not have")
@@ -105,12 +108,12 @@ class State:
             for key, part in self.pieces[name].parts().items()
         }
 
-    def names_held_apart(self) -> list[str]:
-        """The names of the other pieces."""
+    def names_held_in_parts(self) -> list[str]:
+        """The names of the pieces of which each rank holds a part."""
         return [name for name, piece in self.pieces.items() if not piece.held_by_all]
 
     def listed(self, name: str) -> list[Whole]:
-        """The tensors of a piece that is held apart: the same list on all ranks.
+        """Lists the tensors of a piece that is held in parts; the same list on all ranks.
 
         Raises: AgreementError, PeerLostError.
         """
@@ -209,6 +212,6 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
 
 def _stored(checkpoint: Checkpoint, name: str) -> Stored:
     """A piece's tensors, where they are."""
-    if name in checkpoint.apart:
-        return TensorFile(checkpoint.apart[name])
+    if name in checkpoint.piece_files:
+        return TensorFile(checkpoint.piece_files[name])
     return Under(checkpoint.tensors, name)

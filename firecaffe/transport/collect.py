@@ -1,4 +1,4 @@
-"""Named tensors that ranks hold apart: who holds which, and their way to rank 0 one at a time."""
+"""Named tensors that ranks hold in parts: who holds which, and how rank 0 gets them one by one."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

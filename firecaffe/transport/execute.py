@@ -21,8 +21,8 @@ from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.exchange.leaves import tree_sum
 from firecaffe.transport.rank_rounds import Addition, RankRound
 
-Message = tuple[bool, int, Tensor]
-"""(whether it is a send, the peer, the elements)."""
+PeerMessage = tuple[bool, int, Tensor]
+"""A send to a peer or a receive from it: (whether it is a send, the peer, the elements)."""
 
 
 class UnderWay(Protocol):
@@ -32,7 +32,7 @@ class UnderWay(Protocol):
         """Returns when its memory is free again. Raises: PeerLostError."""
 
 
-Start = Callable[[Sequence[Message]], Sequence[UnderWay]]
+StartMessages = Callable[[Sequence[PeerMessage]], Sequence[UnderWay]]
 """Starts messages on a group; one `UnderWay` for each. Raises: PeerLostError."""
 
 
@@ -43,7 +43,7 @@ class PieceUnderWay:
     vector: Tensor
     rounds: Sequence[RankRound]
     scratch: Tensor
-    start: Start
+    start: StartMessages
     rank: int
     at_once: bool = False
     """Whether all messages of a round start in one call, and none before the round is due."""
@@ -74,9 +74,9 @@ class PieceUnderWay:
             numbers, messages = self._receives_to_post(0)
             self._note_posted(numbers, self.start(messages))
 
-    def _receives_to_post(self, index: int) -> tuple[list[int], list[Message]]:
+    def _receives_to_post(self, index: int) -> tuple[list[int], list[PeerMessage]]:
         """Those that are due in round `index`, with the numbers of the rounds that need them."""
-        messages: list[Message] = []
+        messages: list[PeerMessage] = []
         numbers = []
         ahead = 0 if self.at_once else self.rounds[index].ahead
         while self._posted < len(self.rounds) and self._posted <= index + ahead:
@@ -186,13 +186,13 @@ class WorkOfRanks:
             self.work.wait()
 
 
-def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int) -> Start:
+def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int) -> StartMessages:
     """Messages of a backend that matches them by tag, such as Gloo.
 
     ranks: which ranks of the group the schedule's are.
     """
 
-    def start(messages: Sequence[Message]) -> list[WorkOfRanks]:
+    def start(messages: Sequence[PeerMessage]) -> list[WorkOfRanks]:
         with peers_may_be_lost(world):
             works = [
                 group.send([tensor], ranks[peer], tag)
@@ -205,13 +205,13 @@ def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int
     return start
 
 
-def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> Start:
+def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> StartMessages:
     """Messages of a backend that must know those of a round together, such as NCCL.
 
     It matches them by order and its Works stand for the whole call; so nothing is posted ahead.
     """
 
-    def start(messages: Sequence[Message]) -> list[WorkOfRanks]:
+    def start(messages: Sequence[PeerMessage]) -> list[WorkOfRanks]:
         if not messages:
             return []
         operations = [

@@ -55,8 +55,8 @@ class RankRound:
     when the receive is posted."""
 
 
-OwnRound = tuple[int, list[Transfer], list[Transfer]]
-"""(its number, what the rank sends, what arrives)."""
+SendsAndReceives = tuple[int, list[Transfer], list[Transfer]]
+"""A round of one rank: (its number, what the rank sends, what arrives)."""
 
 
 def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
@@ -66,7 +66,7 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
 
     Raises: ValueError if what the rank is to do would depend on timing.
     """
-    own: list[OwnRound] = []
+    own: list[SendsAndReceives] = []
     for number, transfers in schedule.rounds_of(rank):
         check_round(number, transfers, schedule)
         sent = [t for t in transfers if t.source == rank]
@@ -136,7 +136,7 @@ def sent_elements(rounds: list[RankRound]) -> int:
     return sum(stop - start for round_ in rounds for _, start, stop, _ in round_.sends)
 
 
-def _ahead(own: Sequence[OwnRound], index: int) -> int:
+def _ahead(own: Sequence[SendsAndReceives], index: int) -> int:
     """How many rounds after round `index` have their receives posted with it: those that receive
     from its peers only; all, where this rank sends nothing in it and so leaves its peers time.
     """
@@ -148,7 +148,7 @@ def _ahead(own: Sequence[OwnRound], index: int) -> int:
     return sum(1 for _ in takewhile(lambda o: {t.source for t in o[2]} <= peers, following))
 
 
-def _is_in_use(own: Sequence[OwnRound], index: int, copy: Transfer) -> bool:
+def _is_in_use(own: Sequence[SendsAndReceives], index: int, copy: Transfer) -> bool:
     """Whether a round in which the receive is posted already still touches its slice."""
     return any(
         touched.start < copy.stop and copy.start < touched.stop

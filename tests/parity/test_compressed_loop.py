@@ -84,7 +84,7 @@ def ours(
     checkpoint = load_newest(Path(recipe.run.folder))[0]
     kept_back = {
         f"{KEPT_BACK}{key}": value
-        for path in checkpoint.apart.values()
+        for path in checkpoint.piece_files.values()
         for key, value in TensorFile(path).items()
     }
     return {**checkpoint.tensors, **kept_back}

@@ -107,7 +107,7 @@ def fit(recipe: Recipe, folder: Path, resume: Path | None, bucket_bytes: int) ->
     checkpoint = load_newest(folder)[0]
     kept_back = {
         f"{KEPT_BACK}{key}": value
-        for path in checkpoint.apart.values()
+        for path in checkpoint.piece_files.values()
         for key, value in TensorFile(path).items()
     }
     tensors = {**checkpoint.tensors, **kept_back}

@@ -53,7 +53,7 @@ def resume(where: str) -> tuple[list[str], str, list[object], list[str]]:
         for name, tensor in TENSORS.items():
             assert found.tensors.shape(name) == tuple(tensor.shape)
             assert found.tensors.dtype(name) == tensor.dtype
-        words = [getattr(found, word) for word in (*WORDS, "folder", "apart")]
+        words = [getattr(found, word) for word in (*WORDS, "folder", "piece_files")]
         return read, digest(sorted(found.tensors.items())), words, start.notes
 
 
@@ -63,7 +63,7 @@ def test_one_rank_reads_it_and_all_have_it(ranks: Ranks, tmp_path: Path) -> None
     for step in (4, 5):
         checkpoint = Checkpoint(step, {"a": 1, "b": "x"}, "probe", "history", InMemory(TENSORS))
         checkpoint.numbers, checkpoint.doubts = NUMBERS, ["one"]
-        checkpoint.apart = {"compressor": aside} if step == 4 else {}
+        checkpoint.piece_files = {"compressor": aside} if step == 4 else {}
         save_checkpoint(tmp_path / "checkpoints", checkpoint)
     damaged = tmp_path / "checkpoints/step-00000005/state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])

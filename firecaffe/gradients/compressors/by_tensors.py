@@ -32,7 +32,7 @@ class TensorCompressor:
             self._encode(x.add_(memory), memory, spans)
             for (_, x), memory in zip(nodes, memories, strict=True)
         ]
-        payloads = [split(payload, len(spans)) for payload in wire.gather(own)]
+        payloads = [split_parts(payload, len(spans)) for payload in wire.gather(own)]
         sent_by = dict(nodes)
         total = torch.zeros_like(nodes[0][1])
         for index, (start, stop) in enumerate(spans):
@@ -55,7 +55,7 @@ class TensorCompressor:
             sent = self._codec.decode(parts[-1], stop - start)
             keep_rest(rest, tensor, sent)
             tensor.copy_(sent)
-        return join(parts, x.device)
+        return join_parts(parts, x.device)
 
     def state(self) -> dict[str, Tensor]:
         return self._memory.state()
@@ -64,13 +64,13 @@ class TensorCompressor:
         self._memory.load_state(state, nodes)
 
 
-def join(parts: list[Tensor], device: torch.device) -> Tensor:
+def join_parts(parts: list[Tensor], device: torch.device) -> Tensor:
     """One payload of several: their lengths, 4 bytes each, then they."""
     lengths = torch.tensor([part.numel() for part in parts], dtype=torch.int32, device=device)
     return torch.cat([lengths.view(torch.uint8), *parts])
 
 
-def split(payload: Tensor, num_parts: int) -> list[Tensor]:
+def split_parts(payload: Tensor, num_parts: int) -> list[Tensor]:
     """The parts that `join` took."""
     head = num_parts * LENGTH_BYTES
     lengths = payload[:head].clone().view(torch.int32).tolist()

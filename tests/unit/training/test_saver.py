@@ -133,7 +133,7 @@ class Apart:
         self.tensors = dict(stored)
 
 
-def test_what_is_held_apart_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_what_is_held_in_parts_has_a_file_of_its_own(tmp_path: Path) -> None:
     """And is not in the checkpoints' folder, half or whole, where its checkpoint is not saved."""
     memory = Apart(a=torch.arange(4.0).view(2, 2).T, b=torch.tensor([True, False]))
     state = State(CPU, {"buffer": Weights({"w": torch.ones(2)}.items), "memory": memory})

@@ -28,7 +28,7 @@ from firecaffe.exchange import (
     pipelined_tree,
 )
 from firecaffe.exchange.schedule import Schedule, Transfer, from_rounds, shards
-from firecaffe.transport.execute import Message, PieceUnderWay, Start, execute
+from firecaffe.transport.execute import PeerMessage, PieceUnderWay, StartMessages, execute
 from firecaffe.transport.interpret import interpret
 from firecaffe.transport.rank_rounds import rounds_of_rank, scratch_elements
 
@@ -64,7 +64,7 @@ class Posting:
 
 
 class Call:
-    """What one call of `Start` posts."""
+    """What one call of `StartMessages` posts."""
 
     def __init__(self, works: list[tuple[tuple[int, int, int], bool, Posting]]) -> None:
         self.works = works
@@ -89,8 +89,8 @@ class Network:
         self.is_over = False
         self.errors: list[BaseException] = []
 
-    def start(self, rank: int, tag: int) -> Start:
-        def start(messages: Sequence[Message]) -> list[Work]:
+    def start(self, rank: int, tag: int) -> StartMessages:
+        def start(messages: Sequence[PeerMessage]) -> list[Work]:
             call = Call(
                 [
                     ((rank, peer, tag) if is_send else (peer, rank, tag), is_send, Posting(memory))
