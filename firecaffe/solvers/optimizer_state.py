@@ -32,10 +32,8 @@ class OptimizerTensors:
         """Raises: CheckpointError if a tensor is of no parameter of this network."""
         for path in stored:
             parameter, key = _find(self._model, path, f"optimizer/{path}")
-            value = stored[path]
-            # torch keeps an optimizer's count of steps on the CPU.
-            made = value if key == "step" else _laid_out_as(parameter, value)
-            self._optimizer.state[parameter][key] = made
+            # No name for what is read, which would stay until the next one was read too.
+            self._optimizer.state[parameter][key] = _as_made(parameter, key, stored[path])
 
 
 class OptimizerNumbers:
@@ -67,8 +65,9 @@ def _find(model: nn.Module, path: str, full_name: str) -> tuple[nn.Parameter, st
     return parameters[name], key
 
 
-def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
+def _as_made(parameter: Tensor, key: str, value: Tensor) -> Tensor:
     """The tensor as the optimizer would have made it: on the device, in the same layout."""
-    if value.shape != parameter.shape:
+    # torch keeps an optimizer's count of steps on the CPU.
+    if key == "step" or value.shape != parameter.shape:
         return value
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)

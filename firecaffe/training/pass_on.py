@@ -1,7 +1,7 @@
 """A checkpoint on its way to all ranks: one reads and verifies it, the others receive it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from firecaffe.cluster.agree import broadcast, text_of_first
 from firecaffe.cluster.world import World
+from firecaffe.errors import AgreementError
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.stored import Stored
 
@@ -17,61 +18,75 @@ WORDS = ("step", "identity", "probe", "history", "numbers", "doubts", "digest")
 
 
 def pass_on(world: World, found: Checkpoint | None) -> Checkpoint:
-    """Rank 0's checkpoint, on all ranks; the tensors go one after the other. A piece that is
-    held in parts stays in its file: each rank reads its own part there.
+    """Gives all ranks rank 0's checkpoint; its tensors follow one at a time, see `PassedOn`. A
+    piece that is held in parts stays in its file: each rank reads its own part there.
 
-    found: on rank 0. Raises: CheckpointError on rank 0, if a tensor cannot be read;
-    PeerLostError.
+    found: on rank 0. Raises: PeerLostError.
     """
     if world.group is None:
         assert found is not None
         return found
     said = json.loads(text_of_first(world, "" if found is None else json.dumps(_words(found))))
-    received = {}
-    for name, shape, dtype in said["tensors"]:
-        if found is None:
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        else:
-            tensor = found.tensors[name].contiguous()
-        if tensor.numel():
-            # As bytes: the group does not know every type.
-            broadcast(world, tensor.reshape(-1).view(torch.uint8))
-        if found is None:
-            received[name] = tensor
-    if found is not None:
-        return found
+    kinds = {name: (tuple(shape), getattr(torch, dtype)) for name, shape, dtype in said["tensors"]}
     return Checkpoint(
-        tensors=Received(received),
+        tensors=PassedOn(world, kinds, None if found is None else found.tensors),
         piece_files={name: Path(path) for name, path in said["piece_files"].items()},
         folder=Path(said["folder"]),
         **{word: said[word] for word in WORDS},
     )
 
 
-class Received(Stored):
-    """Tensors that are there, and go when they are read: the training holds them then."""
+class PassedOn(Stored):
+    """Rank 0's tensors, on all ranks: each is read there and sent when it is asked for, and is not
+    kept. So all ranks have to ask for the same tensors in the same order.
+    """
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._tensors = tensors
-        self._known = {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()}
+    def __init__(
+        self,
+        world: World,
+        kinds: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+        source: Stored | None,
+    ) -> None:
+        """kinds: shape and type of each tensor, in one order on all ranks. source: on rank 0."""
+        self._world, self._kinds, self._source = world, kinds, source
+        self._numbers = {name: number for number, name in enumerate(kinds)}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._known[name][0]
+        return self._kinds[name][0]
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._known[name][1]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._known
+        return self._kinds[name][1]
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors.pop(name)
+        """Raises: AgreementError if rank 0 asks for another one; CheckpointError on rank 0, if it
+        cannot be read; PeerLostError.
+        """
+        asked = torch.tensor([self._numbers[name]])
+        broadcast(self._world, asked)
+        if int(asked) != self._numbers[name]:
+            first = list(self._kinds)[int(asked)]
+            raise AgreementError(
+                f"rank 0 asks the checkpoint for {first}, rank {self._world.rank} for {name}; "
+                "all ranks load the same tensors in the same order"
+            )
+        shape, dtype = self._kinds[name]
+        if self._source is None:
+            tensor = torch.empty(shape, dtype=dtype)
+        else:
+            tensor = self._source[name].contiguous()
+        if tensor.numel():
+            # As bytes: the group does not know every type.
+            broadcast(self._world, tensor.reshape(-1).view(torch.uint8))
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._kinds
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
+        return iter(self._kinds)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._kinds)
 
 
 def _words(checkpoint: Checkpoint) -> dict[str, object]:

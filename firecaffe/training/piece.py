@@ -25,8 +25,9 @@ class Piece(Protocol):
         """
 
     def load(self, stored: Stored) -> None:
-        """Takes what this rank holds, and reads no more. Raises: CheckpointError if names,
-        shapes or types are those of something else.
+        """Takes what this rank holds, and reads no more: one tensor at a time, and if all hold the
+        piece, in the same order on all ranks. Raises: CheckpointError if names, shapes or types
+        are those of something else.
         """
 
 

@@ -27,7 +27,7 @@ from firecaffe.cluster.digest import digest, digest_each
 from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, NotFiniteError
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
-from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.checkpoint import STATE, Checkpoint
 from firecaffe.training.losses import Losses
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.stored import Stored, Under
@@ -56,7 +56,7 @@ class State:
         """A piece that is made later than the others; it takes its part of what was resumed."""
         self.pieces[name] = piece
         if self._resumed is not None:
-            piece.load(_stored(self._resumed, name))
+            piece.load(_stored(self._resumed, name, piece.held_by_all))
 
     def take_from_first(self) -> list[int]:
         """Gives every rank rank 0's values of the pieces that all hold. Returns the ranks that had
@@ -79,7 +79,7 @@ class State:
                     f"checkpoint holds {full_name}, which the model does not have"
                 )
         for name, piece in self.pieces.items():
-            piece.load(_stored(checkpoint, name))
+            piece.load(_stored(checkpoint, name, piece.held_by_all))
         for word, numbers in self.numbers.items():
             if checkpoint.numbers.get(word):
                 numbers.load_state_dict(checkpoint.numbers[word])
@@ -210,8 +210,12 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _stored(checkpoint: Checkpoint, name: str) -> Stored:
+def _stored(checkpoint: Checkpoint, name: str, held_by_all: bool) -> Stored:
     """A piece's tensors, where they are."""
     if name in checkpoint.piece_files:
         return TensorFile(checkpoint.piece_files[name])
-    return Under(checkpoint.tensors, name)
+    passed_on = Under(checkpoint.tensors, name)
+    if held_by_all or not len(passed_on) or checkpoint.folder is None:
+        return passed_on
+    # Ranks that hold parts ask for other tensors each, and what is passed on is the same for all.
+    return Under(TensorFile(checkpoint.folder / STATE), name)

@@ -1,17 +1,22 @@
 """A checkpoint is read and verified by one rank, and is the same on all."""
 
+import weakref
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor, nn, optim
 
 from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import join
-from firecaffe.errors import CheckpointError
+from firecaffe.errors import AgreementError, CheckpointError
 from firecaffe.training import checkpoint as module
 from firecaffe.training.checkpoint import Checkpoint, save_checkpoint
-from firecaffe.training.pass_on import WORDS
+from firecaffe.training.pass_on import WORDS, PassedOn
 from firecaffe.training.start import find_start
+from firecaffe.training.state import state_of
 from firecaffe.training.stored import InMemory
 from tests.world import Ranks
 
@@ -74,6 +79,58 @@ def test_one_rank_reads_it_and_all_have_it(ranks: Ranks, tmp_path: Path) -> None
     assert words[0] == words[1] == words[2]
     assert words[0][0] == 4
     assert "damaged" in notes[0][0]
+
+
+WIDTHS = (5, 7, 3, 4)
+
+
+def make_network() -> nn.Sequential:
+    return nn.Sequential(*map(nn.Linear, WIDTHS, WIDTHS[1:]))
+
+
+def load_counting(where: str) -> tuple[int, int, str, str]:
+    """How many tensors this rank holds at once, at most, beside those that it loads into; how many
+    there are in all; the digest of what it has loaded; what is said if ranks ask for others.
+    """
+    empty, alive, counts = torch.empty, weakref.WeakSet[Tensor](), [0]
+
+    def counted(*size: Any, **words: Any) -> Tensor:
+        tensor = empty(*size, **words)
+        alive.add(tensor)
+        counts[0] = max(counts[0], len(alive))
+        return tensor
+
+    model = make_network()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with join("cpu", 60) as world:
+        state = state_of(world, model, optimizer)
+        with patch.object(torch, "empty", counted):
+            found = find_start(world, where).checkpoint
+            assert found is not None
+            state.load(found)
+        loaded = digest(sorted(state.tensors_held_by_all().items()))
+        said = ""
+        try:
+            # Empty ones: rank 0 has nothing to send any more when the others have left.
+            kinds = dict.fromkeys(("a/first", "a/other"), ((0,), torch.float32))
+            source = InMemory({"a/first": torch.zeros(0)}) if world.is_first else None
+            PassedOn(world, kinds, source)["a/first" if world.is_first else "a/other"]
+        except AgreementError as error:
+            said = str(error)
+    return counts[0], len(found.tensors), loaded, said
+
+
+def test_no_rank_holds_a_second_tensor_of_it(ranks: Ranks, tmp_path: Path) -> None:
+    named = dict(make_network().named_parameters())
+    tensors = {f"parameter/{name}": each.detach() for name, each in named.items()}
+    kept = {f"optimizer/{name}/momentum_buffer": each.detach() + 1 for name, each in named.items()}
+    whole = InMemory({**tensors, **kept})
+    save_checkpoint(tmp_path / "checkpoints", Checkpoint(4, {}, "probe", tensors=whole))
+    each = ranks.shared(3, load_counting, str(tmp_path))
+    assert [(most, of) for most, of, *_ in each] == [(1, 12)] * 3
+    assert {loaded for _, _, loaded, _ in each} == {digest(sorted(whole.items()))}
+    assert each[0][3] == ""
+    assert all("a/first" in said and "a/other" in said for *_, said in each[1:])
 
 
 def resume_nothing(where: str) -> str:
