@@ -27,7 +27,7 @@ from benchmarks.end_to_end_recipe import (
     make_network,
     make_recipe,
 )
-from benchmarks.our_step import OurStep
+from benchmarks.our_step import OurStep, route_of
 from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, SampleOrder, TensorDataset
 from firecaffe.exchange.leaves import leaf_share
@@ -103,8 +103,8 @@ def make_step(
     recipe = make_recipe(variant, 1, PLANNED_STEPS)
     model, batches = make_model(dropout), make_batches(recipe, data)
     optimizer = make_optimizer(dict(model.named_parameters()), recipe.solver)
-    exchange = Exchange(world, recipe.exchange.algorithm)
     words = recipe.exchange
+    exchange = Exchange(world, route_of(world, words, recipe.train.num_micro_batches))
     return OurStep(model, classification_loss, batches, recipe.train, optimizer, words, exchange)
 
 

@@ -41,7 +41,7 @@ def main() -> None:
     with join("cpu") as world:
         used = {name for size in plan["sizes"] for name in size["repetitions"]}
         # Small vectors, so all can be interpreted by every rank.
-        exchanges = {name: Exchange(world, name) for name in EXCHANGES if name in used}
+        exchanges = {name: Exchange.of_vectors(world, name) for name in EXCHANGES if name in used}
         check_exchanges(world, lambda _: exchanges, CHECKED_ELEMENTS)
         link = measure_link(world, 0, 1)
         for size in plan["sizes"]:
@@ -67,7 +67,7 @@ def time_size(world: World, size: dict[str, Any]) -> tuple[dict[str, Any], dict[
     Raises: NotIdenticalError, on every rank, where a sum is wrong.
     """
     count: dict[str, int] = size["repetitions"]
-    exchanges = {name: Exchange(_with_own_links(world), name) for name in count}
+    exchanges = {name: Exchange.of_vectors(_with_own_links(world), name) for name in count}
     num_elements = size["size_bytes"] // BYTES_PER_ELEMENT
     own = summand(world.rank, world.world_size, num_elements)
     expected = true_sum(world.world_size, num_elements)

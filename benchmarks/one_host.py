@@ -99,9 +99,9 @@ def run_rank(sizes: list[int], repetitions: int) -> None:
         if local is None:
             raise SystemExit("the ranks of this host cannot share memory")
         exchanges = {
-            SHARED: Exchange(world, "tree", local),
-            GLOO: Exchange(world, NATIVE),
-            SOCKETS: Exchange(world, "tree"),
+            SHARED: Exchange.of_vectors(world, "tree", local),
+            GLOO: Exchange.of_vectors(world, NATIVE),
+            SOCKETS: Exchange.of_vectors(world, "tree"),
         }
         _check_bits(world, exchanges)
         for size_bytes in sizes:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from torch import Tensor, nn, optim
 
+from firecaffe.cluster.world import World
 from firecaffe.data import Batches
 from firecaffe.exchange.leaves import leaf_share
-from firecaffe.exchange.route import find_route
+from firecaffe.exchange.route import Route, find_route
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
@@ -49,14 +50,6 @@ class OurStep:
             empty_counts(forward),
             leaves,
             exchange,
-            find_route(
-                words.algorithm,
-                leaves,
-                world.world_size,
-                world.local_world_size,
-                codec=words.codec,
-                level=words.level,
-            ),
             words.bucket_bytes,
         )
         self.stepper = Stepper(forward, batches, optimizer, self.reducer, share)
@@ -68,3 +61,18 @@ class OurStep:
 
     def close(self) -> None:
         self.reducer.close()
+
+
+def route_of(
+    world: World, words: ExchangeConfig, num_leaves: int, *, shared_memory: bool = False
+) -> Route:
+    """The route of such a training."""
+    return find_route(
+        words.algorithm,
+        num_leaves,
+        world.world_size,
+        world.local_world_size,
+        shared_memory=shared_memory,
+        codec=words.codec,
+        level=words.level,
+    )

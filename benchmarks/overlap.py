@@ -71,7 +71,7 @@ def make_step(world: World, exchange: Exchange) -> OurStep:
     config = TrainConfig(global_batch_size=world.world_size, micro_batch_size=1)
     dataset = TensorDataset(torch.zeros(64, 1, 1, 10), torch.zeros(64, dtype=torch.int64), 10)
     batches = Batches(dataset, SampleOrder(0, 64, world.world_size, 1), DataConfig())
-    words = ExchangeConfig(algorithm=exchange.algorithm, bucket_bytes=BUCKET_BYTES)
+    words = ExchangeConfig(algorithm=exchange.route.algorithm, bucket_bytes=BUCKET_BYTES)
     return OurStep(
         model, _loss, batches, config, optim.SGD(model.parameters(), 0.0), words, exchange
     )
@@ -86,7 +86,8 @@ def rank_program(algorithms: list[str], steps: int) -> None:
     with join("cpu") as world:
         for algorithm in algorithms:
             parts = {
-                kind: make_step(world, kind(world, algorithm)) for kind in (Exchange, NoExchange)
+                kind: make_step(world, kind.of_vectors(world, algorithm))
+                for kind in (Exchange, NoExchange)
             }
             found: dict[type[Exchange], list[StepResult]] = {kind: [] for kind in parts}
             for step in range(steps + 1):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.our_step import OurStep
+from benchmarks.our_step import OurStep, route_of
 from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.gradients.config import ExchangeConfig
@@ -153,7 +153,10 @@ def make_ours(
 ) -> OurStep:
     words = ExchangeConfig(algorithm=algorithm)
     optimizer = optim.SGD(model.parameters(), LEARNING_RATE, 0.9, foreach=True)
-    exchange = Exchange(world, algorithm, meet_local_ranks(world, words.timeout_s))
+    local = meet_local_ranks(world, words.timeout_s)
+    shares = local is not None
+    route = route_of(world, words, config.num_micro_batches, shared_memory=shares)
+    exchange = Exchange(world, route, local)
     return OurStep(model, classification_loss, batches, config, optimizer, words, exchange)
 
 

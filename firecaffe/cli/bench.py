@@ -134,7 +134,7 @@ def _measure(plan: BenchPlan, world: World, progress: Callable[[str], None]) -> 
 def _choices(plan: BenchPlan, world: World, link: Link, *, shares: bool) -> list[Choice]:
     """What `auto` takes for each size, were the vectors of a step all of that size."""
     ranks, size = world.world_size, world.local_world_size
-    senders = find_route("tree", ranks, ranks, size, shared_memory=shares).senders
+    senders = find_route("tree", None, ranks, size, shared_memory=shares).senders
     alpha_s, rate = link.latency_s, link.bandwidth_bytes_per_s
     return [choose(ranks, [size], alpha_s, rate, senders) for size in plan.sizes_bytes]
 

@@ -1,7 +1,7 @@
 """How a step's gradients go from each worker's sums to their total: decided here, for all who ask.
 
-The reducer, `auto`, the planner and a run's record take one value from one function; what only
-sums vectors (`bench exchange`, `parallelize`) asks it what `auto` would take. Four ways there are:
+The reducer, `auto`, `bench exchange`, `parallelize`, the planner and a run's record take one value
+from one function. Four ways there are:
 
 - `SCHEDULE`: each worker has one sum; the algorithm's schedule, or the backend's own all_reduce.
   Ranks of one host may add in the memory that they share; one of each host then sends.
@@ -13,6 +13,7 @@ sums vectors (`bench exchange`, `parallelize`) asks it what `auto` would take. F
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from firecaffe.exchange import NATIVE, parse_hierarchical
 from firecaffe.exchange.leaves import shares_are_subtrees
@@ -29,10 +30,11 @@ class Route:
     algorithm: str
     """The recipe's algorithm. It sums if the way is SCHEDULE; else it only stands in the record."""
     world_size: int
-    senders: int
-    """Ranks that send: all, or one of each host where the others add in memory."""
     is_invariant: bool
     """Whether this many workers end in the same bits as one worker does."""
+    ranks_per_host: int = 1
+    across: str = ""
+    """What goes on between hosts, if the ranks of each add in the memory that they share."""
     codec: str = ""
     level: int = 0
     """The level of the micro-batch tree whose nodes a codec encodes."""
@@ -42,7 +44,12 @@ class Route:
     @property
     def shares_memory(self) -> bool:
         """Whether ranks of one host add in the memory that they share."""
-        return self.senders < self.world_size
+        return bool(self.across)
+
+    @property
+    def senders(self) -> int:
+        """Ranks that send: all, or one of each host if the others add in memory."""
+        return self.world_size // self.ranks_per_host if self.shares_memory else self.world_size
 
     @property
     def summed_by(self) -> str:
@@ -59,12 +66,12 @@ class Route:
         if not self.shares_memory:
             return self.summed_by
         one_host = self.senders == 1
-        return "shared memory" if one_host else f"shared memory, {self.summed_by} between hosts"
+        return "shared memory" if one_host else f"shared memory, {self.across} between hosts"
 
 
 def find_route(
     algorithm: str,
-    num_leaves: int,
+    num_leaves: int | None,
     world_size: int,
     ranks_per_host: int = 1,
     *,
@@ -73,43 +80,46 @@ def find_route(
     level: int = 0,
     hook: str = "",
 ) -> Route:
-    """The route of a training.
+    """The route of a training, or of vectors.
 
     Args:
         algorithm: A row of `EXCHANGES`, or a hierarchical one.
-        num_leaves: Micro-batches of a step.
-        ranks_per_host: The same on all hosts; 1 where it is not.
+        num_leaves: Micro-batches of a step; None if each rank has a vector, for which nothing
+            stands in for the algorithm.
+        ranks_per_host: The same on all hosts; 1 if it is not.
         shared_memory: Whether ranks of one host may add in memory.
         codec: The compressor, if there is one, which encodes nodes of `level`.
         hook: The name of a communication hook, if there is one.
 
-    Raises: ValueError where there is no such algorithm among so many ranks.
+    Raises: ValueError if there is no such algorithm among so many ranks.
     """
-    if hook:
-        return Route(HOOK, algorithm, world_size, world_size, world_size == 1, hook=hook)
-    if codec:
-        return Route(CODEC, algorithm, world_size, world_size, True, codec=codec, level=level)
-    continues = shares_are_subtrees(num_leaves, world_size) and adds_in_tree_order(
-        algorithm, world_size, ranks_per_host
+    route = partial(
+        Route, algorithm=algorithm, world_size=world_size, ranks_per_host=ranks_per_host
     )
-    if world_size > 1 and not continues and keeps_tree_order(algorithm):
-        return Route(FOLD, algorithm, world_size, world_size, True)
-    across = across_hosts(algorithm, world_size, ranks_per_host) if shared_memory else None
-    senders = world_size if across is None else world_size // ranks_per_host
-    return Route(SCHEDULE, algorithm, world_size, senders, world_size == 1 or continues)
+    if hook:
+        return route(HOOK, is_invariant=world_size == 1, hook=hook)
+    if codec:
+        return route(CODEC, is_invariant=True, codec=codec, level=level)
+    brings_subtrees = num_leaves is None or shares_are_subtrees(num_leaves, world_size)
+    continues = brings_subtrees and adds_in_tree_order(algorithm, world_size, ranks_per_host)
+    has_stand_in = num_leaves is not None and keeps_tree_order(algorithm)
+    if world_size > 1 and not continues and has_stand_in:
+        return route(FOLD, is_invariant=True)
+    across = _across_hosts(algorithm, world_size, ranks_per_host) if shared_memory else ""
+    return route(SCHEDULE, is_invariant=world_size == 1 or continues, across=across)
 
 
-def across_hosts(algorithm: str, world_size: int, ranks_per_host: int) -> str | None:
-    """What goes on between hosts where the ranks of each add in shared memory; None where the order
-    of additions would be another than the algorithm's own, or hosts have one rank each.
+def _across_hosts(algorithm: str, world_size: int, ranks_per_host: int) -> str:
+    """What goes on between hosts if the ranks of each add in shared memory; nothing if the order of
+    additions would be another than the algorithm's own, or hosts have one rank each.
     """
     if ranks_per_host < 2 or world_size % ranks_per_host:
-        return None
+        return ""
     nested = parse_hierarchical(algorithm)
     if nested is not None:
         return nested[1]
     hosts = world_size // ranks_per_host
     if not adds_in_tree_order(algorithm, world_size) or algorithm == NATIVE:
-        return None
+        return ""
     is_subtree = hosts == 1 or ranks_per_host & (ranks_per_host - 1) == 0
-    return algorithm if is_subtree and adds_in_tree_order(algorithm, hosts) else None
+    return algorithm if is_subtree and adds_in_tree_order(algorithm, hosts) else ""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, TreeSum
-from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
+from firecaffe.exchange.route import CODEC, FOLD, HOOK
 from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.combine import (
@@ -57,18 +57,18 @@ class GradientReducer:
         counts: Tensor,
         num_leaves: int,
         exchange: Exchange,
-        route: Route,
         bucket_bytes: int,
         hook: tuple[object, Hook] | None = None,
     ) -> None:
         """parameters: those that need gradients, by name. ready_order: their indices in the order
         in which backward finishes them. tail, counts: examples. hook: (state, hook) of DDP's kind,
-        for a route by one.
+        for a route by one. The exchange's route says how they go.
         """
         self.parameters = list(parameters.values())
         self.names = list(parameters)
         self.num_leaves = num_leaves
         self.exchange = exchange
+        route, world = exchange.route, exchange.world
         num_parameters = len(self.parameters)
         self._unused = counts.new_zeros(num_parameters)
         self._all_used = counts.new_ones(num_parameters)
@@ -79,7 +79,6 @@ class GradientReducer:
         # What is encoded or given to a hook has no tail; else a tail needs no message of its own.
         tail_has_own_buckets = route.way in (CODEC, HOOK)
         groups = [ready_order, last] if tail_has_own_buckets else [[*ready_order, *last]]
-        world = exchange.world
         self._alignment = ROW if route.way == CODEC else ALIGNMENT
         multiple = world.world_size * (ROW if route.way == CODEC else 1)
         self.buckets = make_buckets(

@@ -20,7 +20,7 @@ from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
-from firecaffe.exchange.route import across_hosts
+from firecaffe.exchange.route import Route
 from firecaffe.measure.known_sum import (
     EncodedSum,
     SumsByName,
@@ -118,13 +118,13 @@ def time_exchanges(
     PeerLostError.
     """
     coded = {} if encoders is None else encoders
+    routes: dict[str, Route] = {}
 
     def make(num_elements: int) -> SumsByName:
         # Anew for each size, so that shared memory of one size is gone before that of the next.
-        ways: dict[str, Exchange | EncodedSum] = {
-            name: Exchange(world, name, local) for name in algorithms
-        }
-        return ways | {name: encoder(world, num_elements) for name, encoder in coded.items()}
+        ways = {name: Exchange.of_vectors(world, name, local) for name in algorithms}
+        routes.update((name, exchange.route) for name, exchange in ways.items())
+        return {**ways} | {name: encoder(world, num_elements) for name, encoder in coded.items()}
 
     progress("is every sum right?")
     check_exchanges(world, make, [size // BYTES_PER_ELEMENT for size in sizes_bytes])
@@ -145,7 +145,10 @@ def time_exchanges(
             )
     return [
         _timing(
-            world, name, size_bytes, local, [_OwnTimes(**times[i][name]) for _, times in stated]
+            name,
+            routes.get(name),
+            size_bytes,
+            [_OwnTimes(**times[i][name]) for _, times in stated],
         )
         for i, size_bytes in enumerate(sizes_bytes)
         for name in (*algorithms, *coded)
@@ -153,16 +156,12 @@ def time_exchanges(
 
 
 def _timing(
-    world: World,
-    name: str,
-    size_bytes: int,
-    local: LocalRanks | None,
-    by_rank: Sequence[_OwnTimes],
+    name: str, route: Route | None, size_bytes: int, by_rank: Sequence[_OwnTimes]
 ) -> Timing:
-    """Raises: NotIdenticalError if ranks ended in different bits."""
+    """route: None of an encoded sum. Raises: NotIdenticalError if ranks ended in different bits."""
     samples_s = _slowest([times.samples_s for times in by_rank])
-    ranks, size = world.world_size, size_bytes // BYTES_PER_ELEMENT
-    if by_rank[0].digests:
+    ranks, size = len(by_rank), size_bytes // BYTES_PER_ELEMENT
+    if route is None:
         different = differing_ranks([json.dumps(times.digests) for times in by_rank])
         if different:
             raise NotIdenticalError(
@@ -172,29 +171,21 @@ def _timing(
             )
         most = max(times.wire_bytes for times in by_rank)
         return Timing(name, ranks, size_bytes, samples_s, GROUP, most, is_encoded=True)
-    through, wire_bytes = way_of(world, name, size, shares=local is not None)
-    is_checked = checks_bits(name, ranks, size, world.local_world_size)
+    through, wire_bytes = way_of(route, size)
+    is_checked = checks_bits(route, size)
     return Timing(name, ranks, size_bytes, samples_s, through, wire_bytes, bits_checked=is_checked)
 
 
-def way_of(
-    world: World, algorithm: str, num_elements: int, *, shares: bool
-) -> tuple[str, int | None]:
-    """What a float32 sum goes through, and bytes one way through the busiest rank's port.
-
-    shares: whether ranks of one host share memory if the algorithm allows it.
-    """
-    if algorithm == NATIVE:
+def way_of(route: Route, num_elements: int) -> tuple[str, int | None]:
+    """What a float32 sum goes through, and bytes one way through the busiest rank's port."""
+    if route.algorithm == NATIVE:
         return GROUP, None
-    ranks, size = world.world_size, world.local_world_size
-    outer = across_hosts(algorithm, ranks, size) if shares else None
-    if outer is None:
-        schedule = find_schedule(algorithm, size)(ranks, num_elements)
-        return GROUP, schedule.elements_of_busiest_rank() * BYTES_PER_ELEMENT
-    if ranks == size:
+    if route.shares_memory and route.senders == 1:
         return MEMORY, 0
-    schedule = find_schedule(outer, size)(ranks // size, num_elements)
-    return BOTH, schedule.elements_of_busiest_rank() * BYTES_PER_ELEMENT
+    sends = route.across or route.algorithm
+    schedule = find_schedule(sends, route.ranks_per_host)(route.senders, num_elements)
+    wire_bytes = schedule.elements_of_busiest_rank() * BYTES_PER_ELEMENT
+    return BOTH if route.shares_memory else GROUP, wire_bytes
 
 
 def _time_size(
@@ -211,7 +202,7 @@ def _time_size(
     plain = torch.empty_like(own)  # for all that need no memory of their own
     vectors = {
         name: plain
-        if isinstance(way, Exchange) and not way.shares_memory
+        if isinstance(way, Exchange) and not way.route.shares_memory
         else way.empty(num_elements, torch.float32, world.device)
         for name, way in sums.items()
     }

@@ -12,7 +12,7 @@ from firecaffe.cluster.world import World
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import tree
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
-from firecaffe.exchange.order import adds_in_tree_order
+from firecaffe.exchange.route import Route
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret
 
@@ -80,12 +80,9 @@ def is_small(world_size: int, num_elements: int) -> bool:
     return num_elements * BYTES_PER_ELEMENT * world_size <= MOST_INTERPRETED_BYTES
 
 
-def checks_bits(
-    algorithm: str, world_size: int, num_elements: int, ranks_per_node: int = 1
-) -> bool:
-    """Whether the exchange is to give the tree's own bits, and the vectors are small enough."""
-    small = is_small(world_size, num_elements)
-    return small and adds_in_tree_order(algorithm, world_size, ranks_per_node)
+def checks_bits(route: Route, num_elements: int) -> bool:
+    """Whether vectors are to end in the tree's own bits, and are small enough to look."""
+    return is_small(route.world_size, num_elements) and route.is_invariant
 
 
 def check_exchanges(world: World, make: Callable[[int], SumsByName], sizes: Sequence[int]) -> None:
@@ -128,11 +125,7 @@ def _fault_at(world: World, sums: SumsByName, num_elements: int) -> str:
     """What the first exchange that is wrong on this rank did wrong; all have had their turn."""
     ranks = range(world.world_size)
     exchanges = {name: way for name, way in sums.items() if isinstance(way, Exchange)}
-    names = [
-        name
-        for name in exchanges
-        if checks_bits(name, world.world_size, num_elements, world.local_world_size)
-    ]
+    names = [name for name, way in exchanges.items() if checks_bits(way.route, num_elements)]
     inputs = [_random(rank, num_elements) for rank in ranks] if names else []
     by_tree = interpret(tree.schedule(world.world_size, num_elements), inputs) if names else []
     own = summand(world.rank, world.world_size, num_elements)

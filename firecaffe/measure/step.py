@@ -116,8 +116,7 @@ def time_steps(
         forward.empty_tail(),
         empty_counts(forward),
         micro_batches,
-        Exchange(world, "tree"),
-        find_route("tree", micro_batches, 1),
+        Exchange(world, find_route("tree", micro_batches, 1)),
         recipe.exchange.bucket_bytes,
     )
     stepper = Stepper(forward, batches, optimizer, reducer, range(micro_batches))
@@ -159,7 +158,7 @@ def time_steps_beside_exchange(
     In shared memory if local ranks have it; else by ring, which keeps all ports busy both ways,
     so that a tree's ranks lose less. Raises: PeerLostError.
     """
-    exchange = Exchange(world, "ring" if local is None else "tree", local)
+    exchange = Exchange.of_vectors(world, "ring" if local is None else "tree", local)
     vector = exchange.empty(max(1, recipe.exchange.bucket_bytes // 4), torch.float32, world.device)
     is_over = threading.Event()
     # On a GPU a stream of its own, as in training: backward does not wait for it.

@@ -98,27 +98,28 @@ class HookState:
             return self._world
         world, per_host = meet(self._process_group, device, self.timeout_s)
         agree(world, {"exchange": self.exchange, "compressor": self.compressor})
-        algorithm = self.exchange
         if world.exchange_group is not None:
-            _check_hosts(algorithm, world, per_host)
+            _check_hosts(self.exchange, world, per_host)
             local = None
             if device.type == "cpu":
                 # The processes' own sockets, which keep to the time of the group's.
                 patience = timeout_of(world.exchange_group, device)
                 local = meet_local_ranks(world, patience.total_seconds())
-            if algorithm == AUTO:
-                tree = find_route(
-                    "tree",
-                    world.world_size,  # a leaf of each rank
-                    world.world_size,
-                    1 if local is None else local.size,
-                    shared_memory=local is not None,
-                    codec=self.compressor if self.compressor != NO_COMPRESSOR else "",
-                )
-                self.choice = choose_exchange(world, sizes_bytes, tree)
-                algorithm = self.choice.algorithm
+            route_by = partial(
+                find_route,
+                num_leaves=None,  # each rank has a vector
+                world_size=world.world_size,
+                ranks_per_host=world.local_world_size,
+                shared_memory=local is not None,
+                codec=self.compressor if self.compressor != NO_COMPRESSOR else "",
+            )
+            if self.exchange == AUTO:
+                self.choice = choose_exchange(world, sizes_bytes, route_by("tree"))
+                route = route_by(self.choice.algorithm)
+            else:
+                route = route_by(self.exchange)
             torch.get_num_threads()  # fixes this thread's number, before the other sets its own
-            self._mean = RankMean(Exchange(world, algorithm, local), self.compressor)
+            self._mean = RankMean(Exchange(world, route, local), self.compressor)
             self._worker = Worker("exchange", partial(begin_thread, device))
             if device.type == "cuda":
                 self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -68,7 +68,7 @@ class RankMean:
             buffer.div_(count)
             with peers_may_be_lost(self._world):
                 dist.all_reduce(buffer, group=self._world.exchange_group)
-        elif is_first_step or not (self._is_coded or self._exchange.shares_memory):
+        elif is_first_step or not (self._is_coded or self._exchange.route.shares_memory):
             self._exchange.all_reduce(buffer, divide_by=count)
         elif self._is_coded:
             buffer.div_(count)

@@ -45,7 +45,7 @@ def connect(
         run = run.by(choice.algorithm)
     if hook is not None and world.group is None:
         resources.enter_context(group_of_one(world.device))
-    exchange = resources.enter_context(closing(Exchange(world, run.route.algorithm, local)))
+    exchange = resources.enter_context(closing(Exchange(world, run.route, local)))
     reducer = GradientReducer(
         learner.named,
         learner.probe.ready_order,
@@ -53,7 +53,6 @@ def connect(
         empty_counts(learner.forward),
         run.num_leaves,
         exchange,
-        run.route,
         words.bucket_bytes,
         hook,
     )

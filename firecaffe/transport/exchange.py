@@ -1,7 +1,8 @@
-"""A gradient exchange that runs: an algorithm's schedules, bound to this rank and its group."""
+"""A gradient exchange that runs: a route, bound to this rank and its group."""
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from torch import Tensor
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.exchange import NATIVE, find_schedule
-from firecaffe.exchange.route import across_hosts
+from firecaffe.exchange.route import Route, find_route
 from firecaffe.transport.collectives import Collectives
 from firecaffe.transport.local import LocalRanks
 from firecaffe.transport.shared_sum import Block, own_blocks, sum_in_place
@@ -26,36 +27,36 @@ class Exchange:
     hosts only the first rank of each then sends. Other vectors go through the algorithm's schedule.
     """
 
-    def __init__(self, world: Group, algorithm: str, local: LocalRanks | None = None) -> None:
-        """local: the ranks of this host, where they are to share memory."""
+    def __init__(self, world: Group, route: Route, local: LocalRanks | None = None) -> None:
+        """local: the ranks of this host, if the route may share their memory."""
         self.world = world
-        self.algorithm = algorithm
-        self._outer = (
-            None if local is None else across_hosts(algorithm, world.world_size, local.size)
-        )
+        self.route = route
         self._local = local
         self._shared: dict[int, tuple[list[Tensor], list[Block]]] = {}
         self._collectives = Collectives(world)
 
-    @property
-    def shares_memory(self) -> bool:
-        """Whether ranks of one host sum in the memory that they share."""
-        return self._outer is not None
+    @classmethod
+    def of_vectors(cls, world: Group, algorithm: str, local: LocalRanks | None = None) -> Self:
+        """The exchange of vectors, one of each rank, by an algorithm that nothing stands in for."""
+        ranks, per_host = world.world_size, world.local_world_size
+        shares = local is not None
+        return cls(world, find_route(algorithm, None, ranks, per_host, shared_memory=shares), local)
 
     @property
     def lanes(self) -> int:
         """How many vectors may be under way at once. Where messages are told apart by their order
         alone, one.
         """
-        is_one_by_one = self.algorithm == NATIVE or self.shares_memory
+        is_one_by_one = self.route.algorithm == NATIVE or self.route.shares_memory
         if self.world.exchange_group is None or self.world.device.type != "cpu" or is_one_by_one:
             return 1
         return LANES
 
     def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A vector of zeros to be summed. All ranks must ask for the same, in the same order."""
-        if self._local is None or self._outer is None or device.type != "cpu" or num_elements == 0:
+        if not self.route.shares_memory or device.type != "cpu" or num_elements == 0:
             return torch.zeros(num_elements, dtype=dtype, device=device)
+        assert self._local is not None
         vectors = self._local.share(num_elements, dtype)
         own = vectors[self._local.own]
         self._shared[own.data_ptr()] = vectors, own_blocks(self._local, vectors)
@@ -92,12 +93,12 @@ class Exchange:
             vector.div_(divide_by)
         if self.world.exchange_group is None:
             return
-        if self.algorithm == NATIVE:
+        if self.route.algorithm == NATIVE:
             self.world.traffic.add_unknown()
             with peers_may_be_lost(self.world):
                 dist.all_reduce(vector, group=self.world.exchange_group)
         else:
-            self._send(self.algorithm, vector, range(self.world.world_size), lane)
+            self._send(self.route.algorithm, vector, range(self.world.world_size), lane)
 
     def close(self) -> None:
         """Lets go of the memory that local ranks share, and of what connects them."""
@@ -114,8 +115,7 @@ class Exchange:
             return
         sum_in_place(local, blocks, into=[0], divide_by=divide_by)
         if local.own == 0:
-            assert self._outer is not None
-            self._send(self._outer, vectors[0], hosts, lane=0)
+            self._send(self.route.across, vectors[0], hosts, lane=0)
         local.barrier()
         if local.own != 0:
             vectors[local.own].copy_(vectors[0])
@@ -124,7 +124,7 @@ class Exchange:
 
     def _send(self, algorithm: str, vector: Tensor, ranks: Sequence[int], lane: int) -> None:
         """Sums over some ranks, this one among them, through an algorithm's schedule."""
-        find = find_schedule(algorithm, self.world.local_world_size)
+        find = find_schedule(algorithm, self.route.ranks_per_host)
         make = partial(find, len(ranks))
         # The hosts' first ranks alone go through another schedule than all ranks do.
         self._collectives.run((algorithm, len(ranks)), make, vector, ranks, lane)

@@ -36,7 +36,7 @@ def lose(victim: int, how: str) -> tuple[str, list[str]]:
     with join("cpu", timeout_s=LONG_S) as world:
         local = meet_local_ranks(world, LONG_S)
         assert local is not None
-        exchange = Exchange(world, "tree", local)
+        exchange = Exchange.of_vectors(world, "tree", local)
         vector = exchange.empty(100_000, torch.float32, CPU)
         exchange.all_reduce(vector)
         maps = Path("/proc/self/maps").read_text().splitlines()

@@ -65,7 +65,7 @@ def turns_and_times() -> tuple[list[str], list[Timing]]:
     turns = []
 
     def time_once(world: World, exchange: Exchange, vector: torch.Tensor) -> float:
-        turns.append(exchange.algorithm)
+        turns.append(exchange.route.algorithm)
         exchange.all_reduce(vector)
         return world.rank + 1.0
 
@@ -95,7 +95,7 @@ def refusal_of_a_wrong_sum() -> str:
 
 def refusal_of_another_order() -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.measure.known_sum.adds_in_tree_order", lambda *_: True)
+        patch.setattr("firecaffe.exchange.route.adds_in_tree_order", lambda *_: True)
         return refusal(["tree", "ring"])
 
 
@@ -107,7 +107,7 @@ class WrongLater(Exchange):
     def all_reduce(self, vector: torch.Tensor, lane: int = 0, divide_by: int = 1) -> None:
         super().all_reduce(vector, lane, divide_by)
         # One for the check, another while it is timed.
-        WrongLater.calls += self.algorithm == "ring"
+        WrongLater.calls += self.route.algorithm == "ring"
         if WrongLater.calls > 2 and self.world.rank == self.world.world_size - 1:
             vector[-1] += 1
 

@@ -28,7 +28,7 @@ def vector_of(rank: int, num_elements: int) -> torch.Tensor:
 
 def all_reduce(algorithm: str) -> list[torch.Tensor]:
     with join("cpu") as world:
-        exchange = Exchange(world, algorithm)
+        exchange = Exchange.of_vectors(world, algorithm)
         results = []
         for num_elements in SIZES:
             for _ in range(2):  # buffers are used again
@@ -63,7 +63,7 @@ def compare_with_torch(num_elements: int) -> bool:
         whole = torch.arange(num_elements, dtype=torch.float32) + world.rank
         expected = whole.clone()
         dist.all_reduce(expected, group=world.group)
-        Exchange(world, "halving_doubling").all_reduce(whole)
+        Exchange.of_vectors(world, "halving_doubling").all_reduce(whole)
         return torch.equal(whole, expected)
 
 

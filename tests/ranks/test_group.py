@@ -22,13 +22,13 @@ def sums(algorithm: str) -> dict[str, tuple[float, list[str]]]:
         for name, each in parts.items():
             with divide(world, each) as group:
                 vector = torch.full((13,), 10.0**world.rank)
-                Exchange(group, algorithm).all_reduce(vector)
+                Exchange.of_vectors(group, algorithm).all_reduce(vector)
                 assert (vector == vector[0]).all()
                 found[name] = float(vector[0]), gather_text(group, str(world.rank))
         with divide(world, ROWS) as row, divide(world, COLUMNS) as column:
             vector = torch.full((8,), 10.0**world.rank)
             for group in (row, column):  # in one order on all ranks
-                Exchange(group, algorithm).all_reduce(vector)
+                Exchange.of_vectors(group, algorithm).all_reduce(vector)
             found["both"] = float(vector[0]), []
     return found
 
@@ -46,7 +46,7 @@ def sum_in_memory() -> float:
     with join("cpu") as world, divide(world, COLUMNS) as group:
         local = meet_local_ranks(group, 300.0)
         assert local is not None
-        exchange = Exchange(group, "tree", local)
+        exchange = Exchange.of_vectors(group, "tree", local)
         vector = exchange.empty(70_001, torch.float32, torch.device("cpu"))
         vector.fill_(10.0**world.rank)
         exchange.all_reduce(vector)

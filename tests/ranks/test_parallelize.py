@@ -209,7 +209,7 @@ def test_one_bit_trains(ranks: Ranks) -> None:
 def means_of(compressor: str, cuts: list[list[list[int]]]) -> list[list[Tensor]]:
     """What comes of the same gradients, step by step, with buckets that are cut so."""
     parameters = [torch.empty(shape) for shape in ((30, 20), (300,), (5,), (16, 40))]
-    mean = RankMean(Exchange(World(0, 1, torch.device("cpu")), "tree"), compressor)
+    mean = RankMean(Exchange.of_vectors(World(0, 1, torch.device("cpu")), "tree"), compressor)
     generator = torch.Generator().manual_seed(0)
     steps = []
     for cut in cuts:

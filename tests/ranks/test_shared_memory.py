@@ -38,8 +38,8 @@ def meet(world: World, algorithm: str) -> Exchange:
     """An exchange that shares memory."""
     local = meet_local_ranks(world, WAIT_S)
     assert local is not None
-    exchange = Exchange(world, algorithm, local)
-    assert exchange.shares_memory
+    exchange = Exchange.of_vectors(world, algorithm, local)
+    assert exchange.route.shares_memory
     return exchange
 
 
@@ -168,7 +168,7 @@ def what_stays_open(algorithm: str) -> tuple[list[str], bool]:
     with join("cpu") as world:
         local = meet_local_ranks(world, WAIT_S)
         assert local is not None
-        exchange = Exchange(world, algorithm, local)
+        exchange = Exchange.of_vectors(world, algorithm, local)
         vectors = [exchange.empty(100, torch.float32, CPU) for _ in range(3)]
         paths = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
         targets = [os.readlink(path) for path in paths if os.path.lexists(path)]

@@ -18,7 +18,7 @@ ELEMENTS = 1200
 
 def sent_bytes(algorithm: str) -> int | None:
     with join("cpu") as world:
-        Exchange(world, algorithm).all_reduce(torch.ones(ELEMENTS))
+        Exchange.of_vectors(world, algorithm).all_reduce(torch.ones(ELEMENTS))
         return world.traffic.sent_bytes
 
 

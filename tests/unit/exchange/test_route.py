@@ -7,7 +7,7 @@ import pytest
 from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.leaves import largest_nodes, leaf_share
 from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
-from firecaffe.exchange.route import CODEC, FOLD, HOOK, SCHEDULE, across_hosts, find_route
+from firecaffe.exchange.route import CODEC, FOLD, HOOK, SCHEDULE, find_route
 
 NAMES = (*EXCHANGES, "hierarchical(tree,ring)", "hierarchical(tree,halving_doubling)")
 
@@ -26,14 +26,14 @@ def test_an_exchange_made_for_tree_order_never_leaves_it() -> None:
 
 def test_memory_is_shared_only_if_no_bit_changes() -> None:
     for name, size, hosts in product(NAMES, (1, 2, 3, 4), (1, 2, 3, 4)):
-        across = across_hosts(name, size * hosts, size)
-        if across is None or name.startswith("hierarchical"):
+        route = find_route(name, 2 * size * hosts, size * hosts, size, shared_memory=True)
+        assert route.senders == (hosts if route.shares_memory else size * hosts)
+        if not route.shares_memory or name.startswith("hierarchical"):
             continue
+        assert route.way == SCHEDULE
         assert size > 1
         assert hosts == 1 or size in (2, 4)  # else a host's sum is no node of the tree
-        assert adds_in_tree_order(across, hosts)
-        route = find_route(name, 2 * size * hosts, size * hosts, size, shared_memory=True)
-        assert route.senders == (hosts if route.way == SCHEDULE else size * hosts)
+        assert adds_in_tree_order(route.across, hosts)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -51,4 +51,22 @@ def test_what_a_record_says() -> None:
     assert find_route("tree", 8, 4, 4, shared_memory=True).description == "shared memory"
     both = find_route("tree", 8, 4, 2, shared_memory=True).description
     assert both == "shared memory, tree between hosts"
+    nested = find_route("hierarchical(tree,ring)", 8, 4, 2, shared_memory=True).description
+    assert nested == "shared memory, ring between hosts"
     assert find_route("tree", 8, 2, codec="int8", level=1).description.startswith("int8 at level 1")
+
+
+def test_nothing_stands_in_for_an_exchange_of_vectors() -> None:
+    """`bench exchange` and `parallelize` run what they are told, at any number of ranks."""
+    for name, ranks, size in product(NAMES, range(1, 9), (1, 2, 4)):
+        if ranks % size:
+            continue
+        route = find_route(name, None, ranks, size)
+        in_order = adds_in_tree_order(name, ranks, size)
+        assert (route.way, route.is_invariant) == (SCHEDULE, ranks == 1 or in_order)
+
+
+def test_the_exchange_between_hosts_is_the_routes() -> None:
+    for name, across in {"tree": "tree", "hierarchical(tree,ring)": "ring", "native": ""}.items():
+        assert find_route(name, None, 6, 2, shared_memory=True).across == across
+        assert find_route(name, None, 6, 2).across == ""

@@ -22,7 +22,7 @@ class RecordingExchange(Exchange):
     """Stands in for two ranks; notes which vectors were exchanged, by length."""
 
     def __init__(self) -> None:
-        super().__init__(World(0, 2, torch.device("cpu")), "tree")
+        super().__init__(World(0, 2, torch.device("cpu")), find_route("tree", 2, 2))
         self.lengths: list[int] = []
         self.happened = threading.Event()
 
@@ -43,6 +43,7 @@ def make_reducer(
     codec: str = "",
     num_leaves: int = 2,
 ) -> GradientReducer:
+    exchange.route = find_route("tree", num_leaves, 2, codec=codec)
     return GradientReducer(
         dict(model.named_parameters()),
         order,
@@ -50,7 +51,6 @@ def make_reducer(
         torch.zeros(1),
         num_leaves,
         exchange,
-        find_route("tree", num_leaves, 2, codec=codec),
         bucket_bytes=1,
     )
 
@@ -88,7 +88,7 @@ def test_buckets_leave_in_one_order_whatever_is_ready_first() -> None:
 def test_a_tail_of_its_own_goes_before_the_last_gradients() -> None:
     """Behind them its few bytes would wait in the queues of a slow network."""
     model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False))
-    alone = Exchange(World(0, 1, torch.device("cpu")), "tree")
+    alone = Exchange.of_vectors(World(0, 1, torch.device("cpu")), "tree")
     reducer = make_reducer(model, alone, [1, 0], "int8")
     counts = 2
     assert [bucket.members for bucket in reducer.buckets] == [(1,), (counts,), (0,)]

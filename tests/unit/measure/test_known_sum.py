@@ -2,6 +2,7 @@
 
 import torch
 
+from firecaffe.exchange.route import find_route
 from firecaffe.measure.known_sum import checks_bits, difference, summand, true_sum
 
 LONG = 70_000
@@ -45,7 +46,7 @@ def test_difference_is_of_bits() -> None:
 
 
 def test_bits_are_checked_where_the_tree_is_kept_and_small() -> None:
-    assert checks_bits("tree", 4, 2**18)
-    assert not checks_bits("tree", 4, 2**18 + 1)
-    assert not checks_bits("ring", 4, 8)
-    assert not checks_bits("native", 3, 8)
+    assert checks_bits(find_route("tree", None, 4), 2**18)
+    assert not checks_bits(find_route("tree", None, 4), 2**18 + 1)
+    assert not checks_bits(find_route("ring", None, 4), 8)
+    assert not checks_bits(find_route("native", None, 3), 8)

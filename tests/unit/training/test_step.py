@@ -60,8 +60,9 @@ class Worker:
             forward.empty_tail(),
             empty_counts(forward),
             config.num_micro_batches,
-            Exchange(World(0, 1, torch.device("cpu")), "tree"),
-            find_route("tree", config.num_micro_batches, 1),
+            Exchange(
+                World(0, 1, torch.device("cpu")), find_route("tree", config.num_micro_batches, 1)
+            ),
             bucket_bytes=100,
         )
         leaves = range(config.num_micro_batches)
