@@ -62,7 +62,7 @@ class GradientReducer:
     ) -> None:
         """parameters: those that need gradients, by name. ready_order: their indices in the order
         in which backward finishes them. tail, counts: examples. hook: (state, hook) of DDP's kind,
-        for a route by one. The exchange's route says how they go.
+        for a route by one. The exchange's route says how all go.
         """
         self.parameters = list(parameters.values())
         self.names = list(parameters)
