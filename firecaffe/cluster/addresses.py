@@ -13,7 +13,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def split_place(text: str) -> tuple[str, int]:
-    """HOST:PORT, or [IPv6]:PORT. Raises: ValueError where it is neither."""
+    """Splits HOST:PORT, or [IPv6]:PORT. Raises: ValueError if it is neither."""
     found = re.fullmatch(r"(?:\[([^\[\]\s]+)\]|([^:\[\]\s]+)):(\d{1,5})", text)
     port = int(found[3]) if found else 0
     if found is None or not 0 < port < 1 << 16:
@@ -22,12 +22,15 @@ def split_place(text: str) -> tuple[str, int]:
 
 
 def join_place(host: str, port: int | str) -> str:
-    """What `split_place` takes apart."""
+    """Writes HOST:PORT, or [IPv6]:PORT; the inverse of `split_place`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_known(host: str, word: str) -> None:
-    """word: where the user has said the name. Raises: LaunchError where it stands for no host."""
+    """Checks that a name stands for a host. word: the option or variable that gave the name.
+
+    Raises: LaunchError.
+    """
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
@@ -37,7 +40,7 @@ def check_known(host: str, word: str) -> None:
 
 
 def listen_to_all(backlog: int) -> socket.socket:
-    """A listener on a free port of all of this host's addresses."""
+    """Opens a listener on a free port of all of this host's addresses."""
     if socket.has_dualstack_ipv6():
         everywhere = "", 0
         family = socket.AF_INET6
@@ -46,8 +49,8 @@ def listen_to_all(backlog: int) -> socket.socket:
 
 
 def own_addresses(towards: str) -> list[str]:
-    """Where other hosts may reach this one: first the address on the way to a host, the one of IPv4
-    if both kinds lead there.
+    """The addresses at which other hosts may reach this one. The first is the one on the way to the
+    host `towards`; if IPv4 and IPv6 both lead there, the one of IPv4.
     """
     found: list[str] = []
     with suppress(OSError, UnicodeError):

@@ -45,27 +45,26 @@ STOP_S = 600.0
 POLL_S = 0.05
 
 HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
-"""Exit codes of what will be so again; see errors.py. Ranks that could not be started the first
-time cannot be at all; later, another one may have been lost meanwhile.
-"""
+"""Exit codes of errors that a restart would meet again; see errors.py. LaunchError counts only at
+the first start: later its reason may be a rank that was lost meanwhile."""
 
 TOGETHER = {each.exit_code for each in (PreemptedError, LauncherLostError, NotFiniteError)}
-"""Of ranks that have stopped together: nobody has to be ended, and none of it is restarted."""
+"""Exit codes of ranks that have stopped together: nobody has to be ended, nothing is restarted."""
 
 
 class Told(Protocol):
     """Whoever hears from the agent what happens to its ranks."""
 
     def on_restart(self, result: RunResult, number: int | None) -> None:
-        """What has failed, and the number of the restart, from 1; None if it does not count, for
-        ranks have stopped as a host leaves.
+        """Hears what has failed before a restart. number: of the restart, from 1; None if it does
+        not count, for the ranks have stopped because a host leaves.
         """
 
     def on_waiting(self, waited_s: float) -> None:
-        """Every `SAY_EVERY_S` while hosts are waited for."""
+        """Hears, every `SAY_EVERY_S` seconds, that hosts are waited for."""
 
     def on_done(self) -> None:
-        """This host's ranks have succeeded; the store is still there."""
+        """Hears that this host's ranks have succeeded; the store is still there."""
 
 
 class FaultAgent(LocalElasticAgent):
@@ -148,11 +147,13 @@ class FaultAgent(LocalElasticAgent):
 
     @property
     def last_failures(self) -> dict[int, ProcessFailure]:
-        """Of the last attempt that failed; empty where none has."""
+        """The failures of the last attempt that failed; empty if none has."""
         return dict(self._result.failures)
 
     def failures(self) -> dict[int, ProcessFailure]:
-        """Of the ranks that have ended, by global rank, where a signal has ended the agent."""
+        """The failures of the ranks that have ended, by global rank, if a signal has ended the
+        agent.
+        """
         context = self._pcontext
         found = {}
         for worker in self._worker_group.workers:
@@ -167,8 +168,8 @@ class FaultAgent(LocalElasticAgent):
         return found
 
     def _end_ranks(self, number: signal.Signals | None, patience_s: float) -> None:
-        """Asks the ranks to end (None: they do by themselves), and kills those that cannot or do
-        not; all, at a second signal to the agent.
+        """Asks the ranks to end, by a signal (None: they end by themselves). Kills those that
+        cannot or do not end; at a second signal to the agent, all.
         """
         running = self._running()
         until = time.monotonic() + patience_s
@@ -189,7 +190,9 @@ class FaultAgent(LocalElasticAgent):
         _send(running, signal.SIGKILL)
 
     def _running(self) -> dict[int, psutil.Process]:
-        """By local rank. They are never waited for here: their exit code is their starter's."""
+        """The processes that run, by local rank. Waiting for one would take its exit code from its
+        starter.
+        """
         ended = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
         return {
             local: process
@@ -198,7 +201,7 @@ class FaultAgent(LocalElasticAgent):
         }
 
     def _exit_codes(self) -> set[int | None]:
-        """Of this host's ranks; None of those that run."""
+        """The exit codes of this host's ranks; None for those that run."""
         handlers = getattr(self._pcontext, "subprocess_handlers", {})
         return {handler.proc.poll() for handler in handlers.values()}
 

@@ -17,7 +17,7 @@ from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import AgreementError
 
 LOOK_S = 0.1
-"""How often a rank that waits looks whether one is lost."""
+"""Seconds between two looks of a waiting rank at the watch, whether a rank is lost."""
 
 SIZE_BYTES = 8
 
@@ -28,8 +28,8 @@ def gather_text(world: Group, text: str) -> list[str]:
 
 
 def gather_bytes(world: Group, data: bytes) -> list[bytes]:
-    """What all ranks bring, in rank order. First only digests are exchanged: if all bring the
-    same, as they mostly do, nothing more is sent.
+    """The bytes of all ranks, in rank order. First only digests are exchanged: if all are the same,
+    as they mostly are, nothing more is sent.
     """
     if world.group is None:
         return [data]
@@ -43,7 +43,7 @@ def gather_bytes(world: Group, data: bytes) -> list[bytes]:
 
 
 def text_of_first(world: Group, text: str) -> str:
-    """Rank 0's text, on all ranks; what the others bring is not looked at."""
+    """Rank 0's text, on all ranks; the others' texts are ignored."""
     if world.group is None:
         return text
     data = bytearray(text.encode())
@@ -62,7 +62,7 @@ def broadcast(world: Group, tensor: Tensor) -> None:
 
 
 def _gather_rows(world: Group, data: bytes, length: int) -> list[bytes]:
-    """What all ranks bring, padded to `length` bytes."""
+    """The bytes of all ranks, padded to `length`."""
     own = torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8)
     rows = torch.empty(world.world_size, length, dtype=torch.uint8)
     finish(world, partial(dist.all_gather, list(rows), own, group=world.group))
@@ -70,8 +70,8 @@ def _gather_rows(world: Group, data: bytes, length: int) -> list[bytes]:
 
 
 def finish(world: Group, start: Callable[..., Work | None]) -> None:
-    """Starts an operation of the main group's, with `async_op`, and waits for it, with an eye on
-    the watch: a group may go on waiting for a rank that is lost.
+    """Starts an operation of the main group with `async_op` and waits for its end. It looks at the
+    watch meanwhile, for a group may go on waiting for a rank that is lost.
 
     Raises: PeerLostError.
     """
@@ -98,7 +98,7 @@ def differing_ranks(texts: list[str]) -> list[int]:
 
 
 def ranks_that_differ(world: Group, text: str) -> list[int]:
-    """The ranks that bring another text than most; the same list on all."""
+    """The ranks whose text is not the most frequent one; the same list on all ranks."""
     return differing_ranks(gather_text(world, text))
 
 

@@ -17,7 +17,7 @@ LIBRARIES = ("LD_LIBRARY_PATH",)
 
 @contextmanager
 def pulse_beside(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[None]:
-    """`cluster.pulse` as a process, until the end.
+    """Runs `cluster.pulse` as a process for the length of a `with` block.
 
     Raises: LaunchError if it cannot be started.
     """

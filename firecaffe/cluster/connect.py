@@ -21,28 +21,29 @@ TOKEN_BYTES = 16
 RANK = struct.Struct("!I")
 WELCOME = b"firecaffe"
 TRY_S = 2.0
-"""For one address of a rank that has several."""
+"""Seconds to try one address of a rank that has several."""
 
 LISTENERS = "firecaffe/listeners"
-"""In the store: LISTENERS/RANK is a rank's own word, LISTENERS are all of them in rank order."""
+"""Keys in the store: LISTENERS/RANK has one rank's listener, LISTENERS all in rank order."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Where a rank may be called, and what it wants to hear."""
+    """The addresses and port at which a rank listens, and the secret that a caller must know."""
 
     host: str
     addresses: Sequence[str]
     port: int
     token: str
-    """In hex digits."""
+    """The secret, in hex digits."""
 
 
 def connect_ranks(
     store: Store, rank: int, world_size: int, timeout_s: float, *, one_host: bool
 ) -> tuple[list[str], dict[int, socket.socket]]:
-    """The hosts by rank, and a connected socket to each rank that this one is linked with. All
-    ranks must call it. store: of these ranks alone.
+    """Connects this rank with the ranks that it is linked with. All ranks must call it. Returns the
+    names of all ranks' hosts, by rank, and the connected sockets, by rank. store: of these ranks
+    alone.
 
     Addresses and a secret go by the store; who does not know the secret is not let in. Ranks of one
     host listen on its loopback alone. If several hosts call themselves the same, their addresses
@@ -78,7 +79,7 @@ def connect_ranks(
 def _share(
     store: Store, own: Listener, rank: int, world_size: int, timeout: timedelta
 ) -> list[Listener]:
-    """Those of all ranks: rank 0 puts them together, so that the store has a key for each.
+    """The listeners of all ranks. Rank 0 puts them together, so that others read one key, not P.
 
     Not over the process group: it would not end if a rank is lost before there is a watch.
     """
@@ -92,7 +93,7 @@ def _share(
 
 
 def host_names(listeners: Sequence[Listener]) -> list[str]:
-    """By rank."""
+    """The names of the ranks' hosts, by rank."""
     found = [(each.host, each.addresses[0]) for each in listeners]
     unique = len({address for _, address in found}) == len({name for name, _ in found})
     return [name if unique else f"{name}/{address}" for name, address in found]
@@ -124,7 +125,7 @@ def _call(listener: Listener, rank: int, other: int, deadline: float) -> socket.
 
 
 def _in_turn(addresses: Sequence[str]) -> list[str]:
-    """Each a second time: a listener's queue may have been full."""
+    """All addresses, and all a second time: a listener's queue may have been full."""
     return [*addresses, *addresses]
 
 

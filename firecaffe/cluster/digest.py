@@ -12,7 +12,7 @@ NamedTensors = Iterable[tuple[str, Tensor]]
 
 
 def digest(tensors: NamedTensors) -> str:
-    """64 hex digits; memory layout does not enter, order and names do."""
+    """SHA-256 of named tensors, 64 hex digits. Order and names count; memory layout does not."""
     sha = hashlib.sha256()
     for name, tensor in tensors:
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -26,6 +26,6 @@ def digest_each(tensors: NamedTensors) -> dict[str, str]:
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The elements in row-major order, as bytes."""
+    """A tensor's elements in row-major order, as bytes."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return memoryview(cast(Buffer, flat.view(torch.uint8).numpy()))

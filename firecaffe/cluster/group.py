@@ -22,7 +22,7 @@ from firecaffe.cluster.watch import Watch
 
 @dataclass(frozen=True)
 class Group:
-    """This rank among some. `rank` and `world_size` count within the group, as torch counts them.
+    """This rank in a group of ranks. `rank` and `world_size` count within it, as torch counts them.
     A group of one has no process groups.
     """
 
@@ -37,7 +37,7 @@ class Group:
     local_world_size: int = 1
     """Ranks of the group on this host; 1 if they are not consecutive in it."""
     watch: Watch | None = None
-    """That of the world."""
+    """The watch of the world."""
     place: Place = field(default_factory=Place)
     traffic: Traffic = field(default_factory=Traffic)
     """What this rank has sent of gradients, in all its groups."""

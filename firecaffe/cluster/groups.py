@@ -30,22 +30,21 @@ from firecaffe.cluster.launched_by import take_over
 from firecaffe.errors import LaunchError
 
 ATTEMPT = "FIRECAFFE_ATTEMPT"
-"""In the environment: a number that the ranks of one start have in common, and no others; 0 is the
-first."""
+"""An environment variable: the number of this start, the same for all its ranks; 0 is the first."""
 
 SERVER = "firecaffe/server"
-"""In the store, once the rank that holds it will go on holding it."""
+"""A key in the store: set once the rank that holds the store will go on holding it."""
 
 LAZILY = "TORCH_GLOO_LAZY_INIT"
-"""In the environment: what torch (2.13) asks when it makes a group of Gloo's."""
+"""An environment variable that torch (2.13) reads when it makes a group of Gloo's."""
 
 _worlds = count()
-"""Every rank of a script makes its worlds in the same order."""
+"""Numbers this script's worlds: every rank makes its worlds in the same order."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """All ranks, twice: no order between the two threads that use them can matter."""
+    """Two process groups of all ranks: no order between the threads that use them can matter."""
 
     rank: int
     world_size: int
@@ -54,12 +53,12 @@ class Groups:
     exchange: ProcessGroup
     """For the communication threads alone."""
     store: Store
-    """Of these ranks alone, as long as these groups are there."""
+    """A store of these ranks alone, as long as these groups are there."""
     made_world: bool
     """Whether torch.distributed was initialized for them."""
 
     def leave(self) -> None:
-        """Takes them away, and the world if it was made for them."""
+        """Destroys the groups, and the world if it was made for them."""
         if self.made_world:
             dist.destroy_process_group()
         else:
@@ -68,7 +67,7 @@ class Groups:
 
 
 def who_am_i() -> tuple[int, int]:
-    """(rank, world_size), of the world that is there, else of the launcher's environment.
+    """(rank, world_size) of the world that is there, else of the launcher's environment.
 
     Raises: LaunchError if the environment says what cannot be.
     """
@@ -84,8 +83,8 @@ def who_am_i() -> tuple[int, int]:
 
 
 def meet(device: torch.device, timeout_s: float) -> Groups:
-    """Groups of all ranks, which must all call it. timeout_s: how long a rank waits for the others,
-    now and in each operation.
+    """Makes the groups of all ranks, which must all call it. timeout_s: how long a rank waits for
+    the others, now and in each operation.
 
     Raises: LaunchError if the ranks do not find each other.
     """
@@ -127,9 +126,9 @@ def make_world(device: torch.device, timeout_s: float) -> None:
 
 @contextmanager
 def connected_when_used() -> Iterator[None]:
-    """Gloo's groups that are made meanwhile connect two ranks when these first have something to
-    send each other, and not each with each at once. Only under a watch: while two ranks are being
-    connected, Gloo knows no time-out.
+    """Lets Gloo's groups that are made in the block connect two ranks when these first have
+    something to send each other, and not each with each at once. Only under a watch: while two
+    ranks are being connected, Gloo knows no time-out.
     """
     before = os.environ.get(LAZILY)
     os.environ.setdefault(LAZILY, "1")
@@ -142,7 +141,7 @@ def connected_when_used() -> Iterator[None]:
 
 @contextmanager
 def group_of_one(device: torch.device) -> Iterator[None]:
-    """A world of this rank alone, for code that takes a process group for granted."""
+    """Makes a world of this rank alone, for code that takes a process group for granted."""
     if dist.is_initialized():
         yield
         return
@@ -154,13 +153,13 @@ def group_of_one(device: torch.device) -> Iterator[None]:
 
 
 def backend_for(device: torch.device) -> str:
-    """NCCL for tensors on a GPU; texts and counts stay on the CPU."""
+    """The backend of a device: NCCL for tensors on a GPU; texts and counts stay on the CPU."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 @contextmanager
 def meeting(world_size: int) -> Iterator[None]:
-    """Raises: LaunchError if the ranks do not find each other."""
+    """Turns a group's errors in the block into LaunchError: the ranks do not find each other."""
     where = ""
     if not dist.is_initialized():
         for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -180,12 +179,12 @@ def meeting(world_size: int) -> Iterator[None]:
 
 
 def attempt() -> int:
-    """Which start of this run's ranks it is, by a launcher that restarts them."""
+    """The number of this start of the run's ranks, from a launcher that restarts them."""
     return number_of(ATTEMPT, number_of("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def number_of(name: str, default: int) -> int:
-    """Of the environment. Raises: LaunchError if it is none."""
+    """The whole number that an environment variable holds. Raises: LaunchError if it is none."""
     text = os.environ.get(name, str(default))
     try:
         return int(text)
@@ -194,14 +193,16 @@ def number_of(name: str, default: int) -> int:
 
 
 def without_source(message: str) -> str:
-    """A process group's first sentence, without the place in its own code."""
+    """The first sentence of a process group's error, without the place in its own code."""
     first = message.splitlines()[0]
     return re.sub(r"\[[^]]*/[^]]*\] *", "", first).split(". ")[0]
 
 
 @cache
 def _store(_: tuple[str, str], rank: int, world_size: int, timeout: timedelta) -> Store:
-    """At MASTER_ADDR and MASTER_PORT, which tell one from another; kept to the process's end."""
+    """The store at MASTER_ADDR and MASTER_PORT, which tell stores apart; kept until the process
+    ends.
+    """
     until = time.monotonic() + timeout.total_seconds()
     while True:
         store: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]

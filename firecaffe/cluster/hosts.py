@@ -12,20 +12,20 @@ from firecaffe.cluster.addresses import LOOPBACK, check_known, is_here, split_pl
 from firecaffe.errors import LaunchError, RecipeError
 
 RANK_BYTES = 200_000_000
-"""Memory of its own that a rank takes before it has a network (torch 2.13, CPU: 203 MB)."""
+"""Bytes of memory that a rank takes before it has a network (torch 2.13, CPU: 203 MB)."""
 
 PATIENCE_S = 600.0
-"""For the host of the endpoint to come, as torch's rendezvous waits for the others."""
+"""Seconds to wait for the host of the endpoint, as torch's rendezvous waits for the others."""
 
 SAY_EVERY_S = 10.0
 
 TRY_S = 1.0
-"""Between two calls of the endpoint."""
+"""Seconds between two attempts to reach the endpoint."""
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Who takes part, in torchrun's words. By default this host alone."""
+    """The hosts that take part, in torchrun's words. By default this host alone."""
 
     nproc_per_node: int = 1
     min_nodes: int = 1
@@ -33,7 +33,7 @@ class Hosts:
     rdzv_endpoint: str = ""
     rdzv_id: str = ""
     master_port: int = 0
-    """Where the ranks of one host meet; 0 takes a free port."""
+    """The port at which the ranks of one host meet; 0 takes a free one."""
 
     @property
     def is_one(self) -> bool:
@@ -41,18 +41,18 @@ class Hosts:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Raises: ValueError where it is none."""
+        """The host and port at which the launchers meet. Raises: ValueError if it is none."""
         return split_place(self.rdzv_endpoint)
 
     @property
     def counted(self) -> str:
-        """How many they are, in words."""
+        """The number of hosts, in words."""
         is_fixed = self.min_nodes == self.max_nodes
         return str(self.min_nodes) if is_fixed else f"{self.min_nodes} to {self.max_nodes}"
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """`N` or `MIN:MAX`. Raises: RecipeError."""
+    """Parses `N` or `MIN:MAX`. Raises: RecipeError."""
     found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     least = int(found[1]) if found else 0
     most = int(found[2] or least) if found else 0
@@ -62,8 +62,8 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def check_hosts_words(hosts: Hosts) -> None:
-    """Raises: RecipeError where hosts have nowhere to meet; LaunchError where a port is taken, or a
-    host's name is not known.
+    """Checks that the hosts can meet. Raises: RecipeError if they are not told where; LaunchError
+    if a port is taken, or a host's name is not known.
     """
     if hosts.is_one:
         if hosts.rdzv_endpoint or hosts.rdzv_id:
@@ -91,7 +91,7 @@ def check_hosts_words(hosts: Hosts) -> None:
 
 
 def check_memory(nproc_per_node: int) -> None:
-    """Raises: RecipeError where this host cannot hold so many ranks."""
+    """Checks this host's memory. Raises: RecipeError if it cannot hold so many ranks."""
     has_bytes = psutil.virtual_memory().total
     most = max(1, has_bytes // RANK_BYTES)
     if nproc_per_node > most:
@@ -102,7 +102,7 @@ def check_memory(nproc_per_node: int) -> None:
 
 
 def check_port(port: int) -> None:
-    """Raises: LaunchError where somebody listens on the port already."""
+    """Checks that a port is free. Raises: LaunchError if somebody listens on it already."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -115,9 +115,9 @@ def check_port(port: int) -> None:
 
 
 def wait_for_endpoint(hosts: Hosts) -> bool:
-    """Until somebody listens at the endpoint; whether this launcher is the one to do so.
+    """Waits until somebody listens at the endpoint. Returns whether this launcher is to do so.
 
-    Raises: LaunchError where nobody does in `PATIENCE_S` seconds.
+    Raises: LaunchError if nobody does in `PATIENCE_S` seconds.
     """
     begun_s = said_s = time.monotonic()
     while True:
@@ -142,5 +142,5 @@ def wait_for_endpoint(hosts: Hosts) -> bool:
 
 
 def say(line: str) -> None:
-    """To the user, while it goes on."""
+    """Prints a line for the user at once."""
     print(f"firecaffe: {line}", file=sys.stderr, flush=True)

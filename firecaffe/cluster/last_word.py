@@ -1,4 +1,4 @@
-"""A rank's last word to its launcher: one line, an exit code, and the fault where there was one."""
+"""A rank's last word to its launcher: one line, an exit code, and the fault if there was one."""
 
 import json
 import os
@@ -12,10 +12,10 @@ from firecaffe.errors import FirecaffeError, OwnCodeError, PeerLostError
 from firecaffe.faults import Fault
 
 LAUNCHED = "FIRECAFFE_LAUNCHED"
-"""In the environment of ranks that firecaffe's own launcher started: its process number."""
+"""An environment variable of ranks that firecaffe's own launcher started: its process number."""
 
 REPORT = "TORCHELASTIC_ERROR_FILE"
-"""Where torch's elastic agent wants a rank's report."""
+"""The environment variable with the path of a rank's report to torch's elastic agent."""
 
 
 def leave_report(message: str, fault: Fault | None = None) -> None:
@@ -40,15 +40,15 @@ def leave_report(message: str, fault: Fault | None = None) -> None:
 
 
 def tell_uncaught() -> None:
-    """From here on, an error of ours that a script lets through ends it with one line and the
-    error's own exit code, as the command line does, not with a traceback and 1.
+    """Lets an error of ours that a script does not catch end it with one line and the error's own
+    exit code, as the command line does, not with a traceback and 1.
     """
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
 
 
 class _Hook:
-    """What the interpreter calls with an error that nobody caught."""
+    """The function that the interpreter calls with an error that nobody caught."""
 
     def __init__(self, before: Callable[..., object]) -> None:
         self.before = before
@@ -68,7 +68,7 @@ class _Hook:
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """Ends at once: a communication thread may still wait for a rank that is gone.
+    """Ends the process at once, for a communication thread may still wait for a rank that is gone.
 
     And one of Gloo's threads that lets go of a tensor while the interpreter is taken down aborts
     the process (torch's issue 190489).

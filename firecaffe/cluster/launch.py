@@ -43,10 +43,10 @@ ENDED = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
 """Exit codes of ranks that had stopped already when a signal ended them."""
 
 MEETING_ERRORS = (DistError, RendezvousError, RuntimeError, OSError)
-"""Of ranks, or hosts, that do not find each other."""
+"""What torch raises if ranks, or hosts, do not find each other."""
 
 Settle = Callable[[Path | None, Fault, str], Fault]
-"""(run folder where there is one, fault, what follows it) -> the fault as it is told."""
+"""(run folder if there is one, fault, what follows it) -> the fault as it is told."""
 
 
 class RankFailedError(LaunchError):
@@ -69,8 +69,8 @@ def launch(
 
     advice: for the user whose signal has ended them. settle: told every fault.
 
-    Raises: RecipeError where hosts have nowhere to meet; LaunchError where the port is taken, or
-    hosts do not meet; RankFailedError for the rank that failed first; PreemptedError where all have
+    Raises: RecipeError if hosts have nowhere to meet; LaunchError if the port is taken, or
+    hosts do not meet; RankFailedError for the rank that failed first; PreemptedError if all have
     stopped as they were asked to.
     """
     check_hosts_words(hosts)
@@ -182,7 +182,7 @@ class _Launch:
         )
 
     def _asked(self, error: SignalException) -> FirecaffeError:
-        """After a signal to this process, which its ranks have had too."""
+        """What to raise after a signal to this process, which its ranks have had too."""
         failures = self.agent.failures()
         codes = {failure.exitcode for failure in failures.values()}
         if PreemptedError.exit_code in codes and codes <= {PreemptedError.exit_code, *ENDED}:
@@ -216,7 +216,7 @@ class _Launch:
         return RankFailedError(fault.line, fault.exit_code)
 
     def _fault(self, rank: int, failure: ProcessFailure) -> Fault | None:
-        """What a rank has said of its end, or its end says of it; None for a plain error."""
+        """The fault that a rank has told, or that its exit code shows; None for a plain error."""
         message = failure.error_file_data.get("message")  # a text where no report was left
         if isinstance(message, dict):
             text = message["extraInfo"].get("fault")
@@ -232,7 +232,7 @@ class _Launch:
         return Fault("killed", rank, host, 0, "its launcher", name)
 
     def _folder(self) -> Path | None:
-        """Where the ranks have said that they record the run."""
+        """The run folder that the ranks have told."""
         store = self.agent.get_worker_group().store
         try:
             lasting = None if store is None else store.underlying_store
@@ -245,7 +245,7 @@ class _Launch:
 
 
 def _meeting_place(hosts: Hosts, address: str) -> DynamicRendezvousHandler:
-    """Where the launchers meet; on the host of the endpoint the first of them holds it."""
+    """The rendezvous of the launchers; on the host of the endpoint the first of them holds it."""
     holds_it = hosts.is_one or wait_for_endpoint(hosts)
     while True:
         parameters = RendezvousParameters(

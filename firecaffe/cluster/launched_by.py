@@ -21,7 +21,7 @@ FIRST_PORT, NUM_PORTS = 15_000, 15_000
 """Ports that jobs may get: below those that a system gives out by itself."""
 
 DEFAULT_PORT = 29_500
-"""torchrun's."""
+"""The port that torchrun takes if none is said."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Launcher:
     world_size: str
     local_rank: str
     local_world_size: str
-    """Ranks on this host; Slurm's says it of each host, as in 2(x3),1."""
+    """The variable with the ranks of this host; Slurm's says it of each host, as in 2(x3),1."""
     job: tuple[str, ...]
-    """Together the number of the job, which all of its ranks know."""
+    """The variables that together are the number of the job, the same for all of its ranks."""
     hosts: str = ""
-    """The hosts in the order of ranks, where it says them."""
+    """The variable with the hosts in the order of ranks, if there is one."""
     also: tuple[str, ...] = ()
-    """What else a rank must have, to be one of this launcher's."""
+    """Other variables that a rank of this launcher has."""
 
 
 LAUNCHERS = (
@@ -72,21 +72,22 @@ LAUNCHERS = (
     ),
     Launcher("a launcher of MPI's kind", "PMI_RANK", "PMI_SIZE", "LOCAL_RANK", "", ()),
 )
-"""The first whose variables are there. mpirun may start its ranks by srun: then they have both."""
+"""The known launchers; the first whose variables are set counts. mpirun may start its ranks by
+srun: then both are set."""
 
 WORDS = "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 
 
 def take_over(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Says to all that follows in this process, in torchrun's words, who it is.
+    """Sets torchrun's variables in this process from those of its launcher.
 
-    Raises: LaunchError where this is one of several ranks, and not all of it can be known.
+    Raises: LaunchError if this is one of several ranks, and not all of it can be known.
     """
     environment.update(words_of(environment))
 
 
 def words_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's variables for this rank; none where it has them, or is the only one.
+    """torchrun's variables for this rank; none if it has them, or is the only rank.
 
     Raises: LaunchError as `take_over`.
     """
@@ -120,7 +121,9 @@ def words_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(hosts: str) -> str:
-    """Of Slurm's list, as rack[1-3]-node[01-03,07],login. Raises: ValueError where it has none."""
+    """The first host of Slurm's list, such as rack[1-3]-node[01-03,07],login. Raises: ValueError if
+    there is none.
+    """
     depth, end = 0, len(hosts)
     for place, letter in enumerate(hosts):
         depth += (letter == "[") - (letter == "]")
@@ -135,7 +138,9 @@ def first_host(hosts: str) -> str:
 
 
 def tasks_of_node(tasks: str, node: int) -> int:
-    """Of Slurm's counts by node, as 2(x3),1. Raises: ValueError where it has none."""
+    """A node's number of tasks by Slurm's counts, such as 2(x3),1. Raises: ValueError if it has
+    none.
+    """
     counts = []
     for part in tasks.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -155,7 +160,7 @@ def _on_this_host(launcher: Launcher, environment: Mapping[str, str]) -> int:
 def _meeting_place(
     launcher: Launcher, environment: Mapping[str, str], words: Mapping[str, str]
 ) -> dict[str, str]:
-    """Rank 0's host and a port there, where the user has not said them."""
+    """Rank 0's host and a port there, if the user has not said them."""
     host = environment.get("MASTER_ADDR", "")
     if not host and words["LOCAL_WORLD_SIZE"] == words["WORLD_SIZE"]:
         host = LOOPBACK

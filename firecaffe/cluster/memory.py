@@ -15,7 +15,7 @@ _NEVER_TRIM = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Serves large blocks from the heap and never shrinks it; False where there is no glibc."""
+    """Serves large blocks from the heap and never shrinks it. Returns False without glibc."""
     if not sys.platform.startswith("linux"):
         return False
     try:

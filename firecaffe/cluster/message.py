@@ -1,4 +1,4 @@
-"""What ranks that watch over each other say: messages of a fixed head, and a text behind it."""
+"""The messages of ranks that watch over each other: a header of fixed length and a text."""
 
 import struct
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from typing import NamedTuple
 from firecaffe.faults import MOST_TEXT
 
 HEADER = struct.Struct("!BI?I?IQI")
-"""Kind; step, and whether the sender waits for others; step, waits and rank of who is furthest
-behind; the sender's clock in ns; bytes of text that follow."""
+"""The header: kind; step, and whether the sender waits for others; step, waits and rank of who is
+furthest behind; the sender's clock in ns; bytes of text that follow."""
 
 BEAT, ECHO, GOODBYE, FAULT, PULSE, PARTING = range(6)
-"""An echo brings back the clock of the beat that it answers, for the time of the round trip. A
-pulse is the beat of the process beside the rank, which knows no more than that the rank is there. A
-parting says that another rank has said goodbye. A fault, and a parting, are passed on.
+"""The kinds. An echo brings back the clock of the beat that it answers, for the time of the round
+trip. A pulse is the beat of the process beside the rank, which knows no more than that the rank is
+there. A parting says that another rank has said goodbye. A fault, and a parting, are passed on.
 """
 
 MOST_BYTES = 40 * MOST_TEXT
-"""Of a message's text."""
+"""The longest text of a message."""
 
 NOBODY = (1 << 32) - 1
-"""In place of a rank."""
+"""The number that stands for no rank."""
 
 
 @dataclass
@@ -32,11 +32,11 @@ class Place:
     waits: bool = False
     """Whether the rank has done its part and waits for others."""
     waits_from_s: float = float("inf")
-    """Since when, by time.monotonic()."""
+    """The time since which it waits, by time.monotonic()."""
 
 
 class Standing(NamedTuple):
-    """How far a rank has got, so that the least of all is the furthest behind."""
+    """How far a rank has got, in an order of which the least is the furthest behind."""
 
     step: int
     waits: bool
@@ -44,13 +44,13 @@ class Standing(NamedTuple):
 
 
 class Message(NamedTuple):
-    """As it was received."""
+    """A message as it was received."""
 
     kind: int
     step: int
     waits: bool
     furthest_behind: Standing | None
-    """Of those whom the sender's side of the tree knows of."""
+    """The rank furthest behind of those that the sender's side of the tree knows of."""
     clock_ns: int
     text: bytes
 
@@ -62,7 +62,7 @@ def pack(
     clock_ns: int = 0,
     text: bytes = b"",
 ) -> bytes:
-    """A message on its way."""
+    """The bytes of a message."""
     behind = furthest_behind or Standing(0, False, NOBODY)
     return HEADER.pack(kind, place.step, place.waits, *behind, clock_ns, len(text)) + text
 

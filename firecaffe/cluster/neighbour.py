@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 from firecaffe.cluster.message import PULSE, Message, Place, Standing, take_messages
 
 TCP_INFO = struct.Struct("=56xI")
-"""Of Linux's tcp_info: tcpi_last_ack_recv, in ms."""
+"""The place of tcpi_last_ack_recv (ms) in Linux's tcp_info."""
 
 
 @dataclass
 class Neighbour:
-    """Threads may send at once; one of them receives."""
+    """A linked rank and its socket. Several threads may send at once; one receives."""
 
     socket: socket.socket
     heard_s: float
-    """When something last came from it, by time.monotonic()."""
+    """The time at which something last came from it, by time.monotonic()."""
     place: Place = field(default_factory=Place)
     furthest_behind: Standing | None = None
-    """Of the ranks on its side of the tree; None if its link is none of the tree's."""
+    """The rank furthest behind on its side of the tree; None if its link is not in the tree."""
     has_left: bool = False
-    """Said goodbye, or told a fault; what its socket does then means nothing."""
+    """Whether it said goodbye or told a fault; what its socket does then means nothing."""
     gone_s: float | None = None
-    """When its socket closed, without a word before."""
+    """The time at which its socket closed without a word before."""
     _received: bytearray = field(default_factory=bytearray)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -36,8 +36,8 @@ class Neighbour:
             self.socket.send(message)
 
     def receive(self, now: float) -> list[Message] | None:
-        """The whole messages that have come; None once the socket is closed. A pulse is none: it
-        says only that the rank is there.
+        """Receives the whole messages that have come; None once the socket is closed. A pulse is
+        not returned: it says only that the rank is there.
         """
         try:
             data = self.socket.recv(65536)
@@ -52,10 +52,9 @@ class Neighbour:
         return [each for each in take_messages(self._received) if each.kind != PULSE]
 
     def last_acknowledged_s(self) -> float:
-        """How long ago its host has acknowledged anything of ours; 0 if no kernel tells.
+        """Seconds since its host last acknowledged bytes of ours; 0 if the kernel does not tell.
 
-        Not whether bytes are left to acknowledge: hosts take their time (40 ms and more) with a
-        few.
+        Bytes that are left to acknowledge would not do: a host may take 40 ms and more for a few.
         """
         if not sys.platform.startswith("linux"):
             return 0.0

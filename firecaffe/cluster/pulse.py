@@ -17,14 +17,15 @@ from collections.abc import Sequence
 
 ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 ASK_TO_SAVE = (signal.SIGUSR1, signal.SIGUSR2)
-"""Schedulers send them to all processes of a job. The rank has more to do; this ends after it."""
+"""Signals that schedulers send to all processes of a job. The rank has more to do; this process
+ends after it."""
 
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of <linux/prctl.h>."""
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a signal has stopped it. A debugger that holds it is at work.
+    """Whether a signal has stopped a process. One that a debugger holds counts as running.
 
     Source: proc_pid_stat(5): the state follows the name, which is in brackets and may hold any.
     """

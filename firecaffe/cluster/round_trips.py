@@ -1,10 +1,10 @@
-"""How long the beats of the watch are on their way: what a run records of its links."""
+"""The round trips of the watch's beats: what a run records of its links."""
 
 from collections import deque
 from dataclasses import dataclass
 
 MOST_KEPT = 10_000
-"""Kept until they are taken."""
+"""The most round trips that are kept until they are taken."""
 
 
 @dataclass(frozen=True)
@@ -14,12 +14,12 @@ class RoundTrip:
     step: int
     peer: int
     in_host: bool
-    """Whether both are on one host, where no link is between them."""
+    """Whether both are on one host, so that no link is between them."""
     round_trip_s: float
 
 
 class RoundTrips:
-    """The newest; one thread adds, another takes."""
+    """The newest round trips; one thread adds, another takes."""
 
     def __init__(self) -> None:
         self._kept: deque[RoundTrip] = deque(maxlen=MOST_KEPT)
@@ -31,7 +31,7 @@ class RoundTrips:
         return len(self._kept)
 
     def take(self) -> list[RoundTrip]:
-        """Those since the last time."""
+        """Takes the round trips since the last call."""
         taken = []
         while self._kept:
             taken.append(self._kept.popleft())

@@ -4,7 +4,7 @@ from threading import Lock
 
 
 class Traffic:
-    """Bytes to other ranks so far. Threads may count at once."""
+    """Counts bytes sent to other ranks. Threads may count at once."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -16,10 +16,10 @@ class Traffic:
             self._sent_bytes += sent_bytes
 
     def add_unknown(self) -> None:
-        """What went through a collective of the backend's, whose messages nobody tells."""
+        """Notes a collective of the backend's, of which nobody knows the messages."""
         self._is_known = False
 
     @property
     def sent_bytes(self) -> int | None:
-        """None where some of it is not known."""
+        """Bytes sent so far; None if some of them are not known."""
         return self._sent_bytes if self._is_known else None

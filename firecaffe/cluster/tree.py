@@ -22,17 +22,17 @@ class Links:
     parent: int | None = None
     children: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
-    """Grandparent and grandchildren, or who else is right below the root."""
+    """The grandparent and grandchildren, or the others right below the root."""
 
     @property
     def ranks(self) -> list[int]:
-        """All of them, in rank order."""
+        """All linked ranks, in rank order."""
         above = () if self.parent is None else (self.parent,)
         return sorted((*above, *self.children, *self.beside))
 
 
 def links_of(rank: int, hosts: Sequence[str], fan_out: int = FAN_OUT) -> Links:
-    """The links of one rank. hosts: by rank."""
+    """The links of one rank. hosts: the name of each rank's host, by rank."""
     by_host: dict[str, list[int]] = {}
     for each, host in enumerate(hosts):
         by_host.setdefault(host, []).append(each)
@@ -46,15 +46,15 @@ def links_of(rank: int, hosts: Sequence[str], fan_out: int = FAN_OUT) -> Links:
 
 
 def most_links(fan_out: int = FAN_OUT) -> int:
-    """No rank has more. In a tree: a parent, two beside it, children, grandchildren; in two trees,
-    if it is the root of the one.
+    """The most links that a rank has: a parent, two beside it, children and grandchildren; in two
+    trees, if it is the root of one.
     """
     below = fan_out + fan_out**2
     return 3 + below + below
 
 
 def _in_tree(place: int, ranks: Sequence[int], fan_out: int) -> Links:
-    """In a complete tree by levels, as a heap is: the children of i are from i * fan_out + 1 on."""
+    """The links in a complete tree by levels, as a heap: i's children start at i * fan_out + 1."""
 
     def children(of: int) -> range:
         return range(min(len(ranks), of * fan_out + 1), min(len(ranks), (of + 1) * fan_out + 1))

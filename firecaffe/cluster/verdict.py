@@ -1,4 +1,4 @@
-"""Who is lost, by what a rank hears, and does not hear, from the ranks that it is linked with."""
+"""The verdict on who is lost, from what a rank hears, or does not hear, from its neighbours."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from firecaffe.cluster.neighbour import Neighbour
 from firecaffe.faults import Fault
 
 BEATS = 4
-"""In the time after which a silent rank is given up; one a second at least."""
+"""Beats in the time after which a silent rank is given up; at least one a second."""
 
 SETTLE_S = 0.2
-"""From the first lost rank to the verdict: several may have been lost at once."""
+"""Seconds from the first lost rank to the verdict: several may have been lost at once."""
 
 
 @dataclass(frozen=True)
@@ -21,19 +21,19 @@ class Judge:
 
     rank: int
     hosts: Sequence[str]
-    """By rank."""
+    """The name of each rank's host, by rank."""
     silent_s: float
     place: Place
-    """This rank's own."""
+    """How far this rank has got."""
     neighbours: Mapping[int, Neighbour]
 
     @property
     def beat_s(self) -> float:
-        """Between two beats."""
+        """Seconds between two of this rank's beats."""
         return beat_s(self.silent_s)
 
     def lost(self, now: float) -> Fault | None:
-        """A verdict, if one is due: on who is gone, or silent."""
+        """The verdict on a rank that is gone or silent, if one is due."""
         gone_s = {r: n.gone_s for r, n in self.neighbours.items() if n.gone_s is not None}
         if gone_s and now - min(gone_s.values()) > SETTLE_S:
             return self.say("gone", min(gone_s), f"rank {self.rank}: its connection closed")
@@ -56,8 +56,8 @@ class Judge:
         return Fault("stuck", last.rank, self.hosts[last.rank], last.step, how)
 
     def furthest_behind(self, without: int) -> Standing | None:
-        """Of this rank and all that it knows of, less the side of the tree that a neighbour stands
-        for; without this rank's own number, less itself.
+        """The rank furthest behind of this one and all that it knows of, less the side of the tree
+        that neighbour `without` stands for; if `without` is this rank's own number, less itself.
         """
         known = [
             each.furthest_behind
@@ -69,7 +69,7 @@ class Judge:
         return min(known, default=None)
 
     def say(self, kind: str, rank: int, seen: str) -> Fault:
-        """What has happened to a rank that this one is linked with, or to itself."""
+        """The fault of a rank that this one is linked with, or of itself."""
         # Beats are seconds old; but if steps are taken together, nobody is in an earlier one.
         other = self.place if rank == self.rank else self.neighbours[rank].place
         return Fault(kind, rank, self.hosts[rank], max(self.place.step, other.step), seen)
@@ -91,5 +91,5 @@ class Judge:
 
 
 def beat_s(silent_s: float) -> float:
-    """Between two beats."""
+    """Seconds between two beats. silent_s: after how long a silent rank is given up."""
     return min(1.0, silent_s / BEATS)

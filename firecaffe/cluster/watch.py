@@ -37,13 +37,13 @@ from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 
 GRACE_S = 10.0
-"""From the verdict until a rank that does not come out of a wait ends its process."""
+"""Seconds from the verdict until a rank that does not come out of a wait ends its process."""
 
 LEAVE_S = 60.0
-"""For what a rank has to do once it knows, such as to save what it is saving."""
+"""Seconds for what a rank still does after the verdict, such as finishing a checkpoint."""
 
 WRITE_S = 2.0
-"""For the verdict to be on the disk, before a rank that leaves does not wait for it."""
+"""Seconds for which a rank that leaves waits until the verdict is on the disk."""
 
 
 class Watch:
@@ -58,8 +58,8 @@ class Watch:
         place: Place,
         timeout_s: float = float("inf"),
     ) -> None:
-        """hosts: by rank. sockets: to the ranks of `links_of`; see `cluster.connect`. place: this
-        rank's. timeout_s: how long it may wait for others.
+        """hosts: their names, by rank. sockets: to the ranks of `links_of`; see `cluster.connect`.
+        place: this rank's. timeout_s: how long it may wait for others.
         """
         self.rank, self.hosts, self.place, self.timeout_s = rank, hosts, place, timeout_s
         self._call: Callable[[Fault], object] = lambda _: None
@@ -96,11 +96,11 @@ class Watch:
         self._call = call
 
     def take_round_trips(self) -> list[RoundTrip]:
-        """Those since the last time."""
+        """Takes the round trips since the last call."""
         return self._round_trips.take()
 
     def check(self) -> None:
-        """Raises: PeerLostError once there is a verdict, or nobody has come in time."""
+        """Raises PeerLostError if there is a verdict, or if nobody has come in time."""
         if self._fault is not None:
             self._end_s = time.monotonic() + LEAVE_S
             raise PeerLostError.of(self._fault)
@@ -109,9 +109,9 @@ class Watch:
             raise PeerLostError(f"another rank did not answer in time ({self.timeout_s:g} s)")
 
     def verdict(self, timed_out: bool) -> Fault | None:
-        """Who is lost, asked after the process group has failed; None if nobody seems to be.
+        """The verdict after the process group has failed; None if nobody seems to be lost.
 
-        timed_out: whether it failed because a time was over, with everybody there perhaps.
+        timed_out: whether the group failed because its time was over; then all may still be there.
         """
         beat_s, silent_s = self._judge.beat_s, self._judge.silent_s
         if not self._known.wait(2 * SETTLE_S):
@@ -176,8 +176,8 @@ class Watch:
                 end_process(self._fault.exit_code)
 
     def _waits_too_long(self, now: float) -> bool:
-        """Also if the process group does not say so: Gloo knows no time-out while it connects
-        two ranks (its issue 520).
+        """Whether this rank has waited for longer than `timeout_s`. The process group may not say
+        so: Gloo knows no time-out while it connects two ranks (its issue 520).
         """
         # A group's own time is over first, for what it says tells of the operation.
         too_long_s = self.timeout_s + 2 * self._judge.beat_s
@@ -219,7 +219,9 @@ class Watch:
         self._take(fault, fault.as_text().encode())
 
     def _take(self, fault: Fault, text: bytes) -> None:
-        """The first verdict counts. It is passed on before this rank may act on it, and leave."""
+        """Takes a verdict; the first counts. It is passed on before this rank may act on it and
+        leave.
+        """
         with self._lock:
             if self._is_taken:
                 return

@@ -36,41 +36,41 @@ from firecaffe.cluster.watch import Watch
 from firecaffe.errors import LaunchError, PeerLostError
 
 TIMEOUT_S = 300.0
-"""How long a rank waits for the others before it gives up."""
+"""Seconds that a rank waits for the others before it gives up."""
 
 SILENT_S = 20.0
-"""After how long without a word a rank is held for frozen or cut off."""
+"""Seconds without a word after which a rank counts as frozen or cut off."""
 
 FOLDER = "firecaffe/run_folder"
-"""In the launcher's store, under no attempt's name: FOLDER/N is where the script's training N, from
-0, is recorded."""
+"""A key in the launcher's store, the same for all attempts: FOLDER/N has the run folder of the
+script's training N, from 0."""
 
 LASTING = "FIRECAFFE_STORE"
-"""In the environment: HOST:PORT of the store in which our launcher's agents meet."""
+"""An environment variable: HOST:PORT of the store in which our launcher's agents meet."""
 
 
 @dataclass(frozen=True)
 class World(Group):
-    """This rank among all."""
+    """This rank among all ranks."""
 
     store: Store | None = None
-    """One that outlives the ranks, where their launcher has such a one."""
+    """The launcher's store, which outlives the ranks; None if it has none."""
     attempt: int = 0
-    """Which start of this run's ranks it is, by a launcher that restarts them."""
+    """The number of this start of the run's ranks, from a launcher that restarts them."""
 
     @property
     def host(self) -> str:
-        """What the ranks call this one's host."""
+        """The name of this rank's host among the ranks."""
         return socket.gethostname() if self.watch is None else self.watch.hosts[self.rank]
 
 
 def is_launched(nnodes: str = "1") -> bool:
     """Whether a launcher such as torchrun has started this process as one of its ranks.
 
-    nnodes: the hosts that the user wants ranks started on, as he says it. Where it is more than
-    this one, what mpirun or srun has started is a launcher of each host, and no rank.
+    nnodes: on how many hosts the user wants ranks started, as torchrun takes it. If it is more than
+    one, what mpirun or srun has started is each host's launcher, not a rank.
 
-    Raises: LaunchError where this is one of several ranks, and not all of it can be known.
+    Raises: LaunchError if this is one of several ranks, and not all of it can be known.
     """
     if nnodes == "1":
         take_over()
@@ -84,10 +84,10 @@ def join(
     """Joins the world that is there, else the one that the environment names, and leaves it at the
     end.
 
-    timeout_s: how long a rank waits for the others. silent_s: after how long without a word one is
-    given up.
+    timeout_s: how long a rank waits for the others. silent_s: after how long without a word a rank
+    is given up.
 
-    Raises: LaunchError where the environment is incomplete, a device is missing, or the ranks do
+    Raises: LaunchError if the environment is incomplete, a device is missing, or the ranks do
     not find each other in `timeout_s` seconds.
     """
     keep_freed_memory()
@@ -129,13 +129,13 @@ def join(
 
 @contextmanager
 def peers_may_be_lost(world: Group, beside_own_code: bool = False) -> Iterator[None]:
-    """Says in our words what a process group says when a rank at the other end is gone.
+    """Turns a process group's errors in the block into PeerLostError.
 
-    It stands around a process group's own calls alone: what else may raise here would be told as a
-    lost rank. beside_own_code: in a communication hook the two cannot be told apart by their
-    place; there an error counts only where its text shows that it is a process group's.
+    The block holds a process group's own calls alone: any other error in it would be told as a lost
+    rank. beside_own_code: the block also runs a user's communication hook; then an error counts
+    only if its text shows that it is a process group's.
 
-    Raises: PeerLostError, which names the rank where the watch knows it.
+    Raises: PeerLostError, which names the rank if the watch knows it.
     """
     try:
         yield
@@ -160,7 +160,7 @@ def peers_may_be_lost(world: Group, beside_own_code: bool = False) -> Iterator[N
 
 @contextmanager
 def waiting(world: Group) -> Iterator[None]:
-    """While this rank has done its part and waits for others, as they may see."""
+    """Marks, for the others to see, that in the block this rank has done its part and waits."""
     world.place.waits_from_s, world.place.waits = time.monotonic(), True
     try:
         yield
@@ -175,7 +175,7 @@ def _is_of_group(error: Exception) -> bool:
 
 
 def lasting_store() -> Store | None:
-    """One that outlives the ranks: our launcher's, or that of torchrun's agent."""
+    """The store that outlives the ranks, of our launcher or torchrun's agent; None without one."""
     place = os.environ.get(LASTING)
     if place is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         place = join_place(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))

@@ -47,7 +47,7 @@ class BufferChanges:
     """The changes that one micro-batch makes to a model's buffers, as one flat vector."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Raises: RecipeError where a buffer is complex."""
+        """Raises: RecipeError if a buffer is complex."""
         places: dict[Tensor, list[BufferEntry]] = {}
         for module in model.modules():
             for name, buffer in module._buffers.items():

@@ -59,7 +59,7 @@ class ExchangeConfig:
 
 
 def check_exchange(config: ExchangeConfig) -> None:
-    """Raises: RecipeError where a word cannot be, or two cannot be together."""
+    """Raises: RecipeError if a word cannot be, or two cannot be together."""
     # Codecs load torch, which the meaning of a recipe's words does not need.
     from firecaffe.gradients.compressors import COMPRESSORS
 
@@ -90,7 +90,7 @@ def check_exchange(config: ExchangeConfig) -> None:
 
 
 def check_timeout(word: str, timeout_s: float) -> None:
-    """Raises: RecipeError where it is no time that one can wait; NaN is none."""
+    """Raises: RecipeError if it is no time that one can wait; NaN is none."""
     least, most = TIMEOUTS_S
     if not least <= timeout_s <= most:
         raise RecipeError(f"{word} is {timeout_s:g}; it must be {least:g} to {most:g} seconds")

@@ -15,7 +15,7 @@ def set_arithmetic(config: TrainConfig, device: torch.device) -> None:
     """Fixes threads and kernels for this process.
 
     On a GPU with `deterministic`: no benchmarking of kernels (it may choose others on each worker),
-    no TF32, and an error from torch where an operation has no deterministic kernel.
+    no TF32, and an error from torch if an operation has no deterministic kernel.
 
     Source: PyTorch's notes on reproducibility; cuBLAS, "Results reproducibility".
     """
@@ -31,7 +31,8 @@ def set_arithmetic(config: TrainConfig, device: torch.device) -> None:
 
 
 def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> float:
-    """Seconds of a micro-batch with deterministic kernels over seconds without, on this GPU.
+    """The ratio of a micro-batch's time with deterministic kernels to its time without, on this
+    GPU.
 
     Medians of `repeats`, alternating, after one run of each that is not counted.
     """
@@ -54,7 +55,8 @@ def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> 
 def seed_random(seed: int, *what: str | int) -> None:
     """Seeds torch's generators by purpose, such as (seed, "dropout", step, micro-batch).
 
-    A key instead of a state: nothing to save, and no rank enters it.
+    The purpose takes the place of a generator's state: nothing has to be saved, and no rank enters
+    it.
     """
     text = " ".join(str(part) for part in (seed, *what))
     key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

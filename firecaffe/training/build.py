@@ -113,7 +113,9 @@ def _train_in(
     found: FaultTeller,
     resources: ExitStack,
 ) -> Result:
-    """resources: takes all that has to be closed, as soon as it is there."""
+    """Builds the training's parts and runs it. resources: takes all that has to be closed, as soon
+    as it is there.
+    """
     set_arithmetic(recipe.train, world.device)
     data = open_parts(recipe, parts)
     unlike = unrepeatable(world, data)
@@ -186,13 +188,13 @@ def _train_in(
 
 
 def _ranks(world: World) -> Ranks:
-    """All ranks call it."""
+    """The ranks of this world, for the run. All ranks call it."""
     share_memory = world.device.type == "cpu" and sys.platform.startswith("linux")
     return Ranks(world.world_size, ranks_per_host(world), share_memory)
 
 
 def _notes(run: Run) -> list[str]:
-    """What a user should know of the recipe's words."""
+    """Notes for the user about the recipe's words."""
     recipe = run.recipe
     notes = rate_notes(recipe.solver, recipe.train.global_batch_size, run.steps)
     notes += idle_words(recipe).values()
@@ -202,8 +204,8 @@ def _notes(run: Run) -> list[str]:
 
 
 def _make_folder(world: World, run: Run, start: Start) -> Path:
-    """Rank 0 makes the run's folder, or takes it back to the start, and begins it; all ranks know
-    it then, and whoever starts them again.
+    """Makes the run's folder on rank 0, or takes an earlier attempt's back to the start; tells all
+    ranks, and the launcher for a next attempt.
     """
     folder = Path()
     if world.is_first:

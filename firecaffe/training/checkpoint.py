@@ -39,7 +39,7 @@ UNREADABLE = (
     *(CheckpointError, OSError, ValueError),
     *(KeyError, TypeError, AttributeError, RecursionError),
 )
-"""What reading the files of a stranger may raise."""
+"""The errors that reading a damaged or foreign file may raise."""
 
 
 @dataclass
@@ -52,17 +52,17 @@ class Checkpoint:
     probe: str
     history: str = ""
     tensors: Stored = field(default_factory=lambda: InMemory({}))
-    """Those that all ranks hold, by PIECE/NAME."""
+    """The tensors that all ranks hold, by PIECE/NAME."""
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What is no tensor, by its word in meta.json: the optimizer's scalars, the loss's scale."""
+    """State that is no tensor, by its word in meta.json: optimizer scalars, the loss scale."""
     doubts: list[str] = field(default_factory=list)
-    """Why the training so far may not be the bits of other numbers of workers."""
+    """Reasons why other numbers of workers may have come to other bits so far."""
     piece_files: dict[str, Path] = field(default_factory=dict)
     """The file of each piece that ranks hold in parts, by the piece's name. Saving moves them."""
     digest: str = ""
-    """That of its SHA256SUMS, once it was read: tells checkpoints apart."""
+    """The digest of its SHA256SUMS, once it was read: tells checkpoints apart."""
     folder: Path | None = None
-    """From where it was read."""
+    """The folder from which it was read."""
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -180,8 +180,8 @@ def load_checkpoint(where: Path) -> Checkpoint:
 
 
 def verify_checkpoint(where: Path) -> list[str]:
-    """The names of its files. Raises: CheckpointError if a file's SHA-256 is not the one in
-    SHA256SUMS.
+    """Verifies a checkpoint and returns the names of its files. Raises: CheckpointError if a file's
+    SHA-256 is not the one in SHA256SUMS.
     """
     try:
         lines = read_small(where / SUMS).removesuffix("\n").split("\n")
@@ -202,10 +202,10 @@ def verify_checkpoint(where: Path) -> list[str]:
 
 
 def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None:
-    """steps: at which the recipe ends.
+    """Checks that a recipe can go on from a checkpoint. steps: at which the recipe ends.
 
-    Raises: CheckpointError if the checkpoint is beyond; else naming the first word of the recipe
-    that differs.
+    Raises: CheckpointError if the checkpoint is beyond that; else naming the first word of the
+    recipe that differs.
     """
     if checkpoint.step > steps:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""What a recipe asks of its model, its data and the ranks, checked before the first step."""
+"""Checks of what a recipe asks of its model, its data and the ranks, before the first step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ from firecaffe.words import LARGEST
 def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
     """Runs shapes through a model on the meta device.
 
-    Raises: RecipeError where the model does not take the data's images or has too few classes.
+    Raises: RecipeError if the model does not take the data's images or has too few classes.
     """
     shape = output_shape(dataset, recipe.data)
     by = "x".join(map(str, shape))
@@ -37,10 +37,10 @@ def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
 
 
 def check_outputs(forward: Forward, batches: Batches, recipe: Recipe, dataset: Dataset) -> None:
-    """Runs one sample of evaluation, and the shortest micro-batch of an epoch, if it is of one.
+    """Runs one sample of evaluation, and the shortest micro-batch of an epoch if it has one sample.
 
-    Raises: RecipeError where the network does not take the images, gives too few classes, or has a
-    BatchNorm that cannot be computed over one sample; or where the loss cannot be trained on.
+    Raises: RecipeError if the network does not take the images, gives too few classes, or has a
+    BatchNorm that cannot be computed over one sample; or if the loss cannot be trained on.
     """
     model, name = forward.model, recipe.model.name
     images, labels = batches.train_batch(0, 0)
@@ -100,7 +100,9 @@ def _check_logits(outputs: Any, recipe: Recipe, dataset: Dataset) -> None:
 
 
 def check_validation(recipe: Recipe, data: Data) -> None:
-    """Raises: RecipeError where evaluations on the way have no images of their own."""
+    """Checks `train.eval_every`. Raises: RecipeError if evaluations on the way have no images of
+    their own.
+    """
     every = recipe.train.eval_every
     if every and data.validation is None:
         raise RecipeError(
@@ -110,8 +112,8 @@ def check_validation(recipe: Recipe, data: Data) -> None:
 
 
 def check_rates(recipe: Recipe, steps: int) -> None:
-    """Raises: RecipeError where the first or the last learning rate, or a layer's share of it or of
-    the weight decay, cannot be.
+    """Checks the rates. Raises: RecipeError if the first or the last learning rate, or a layer's
+    share of it or of the weight decay, is not possible.
     """
     solver = recipe.solver
     scale = batch_scale(solver, recipe.train.global_batch_size)
@@ -128,7 +130,7 @@ def check_rates(recipe: Recipe, steps: int) -> None:
 
 
 def check_hosts(recipe: Recipe, world: World) -> None:
-    """Raises: RecipeError where a hierarchical exchange does not fit the ranks of the hosts."""
+    """Checks a hierarchical exchange. Raises: RecipeError if it does not fit the hosts' ranks."""
     if recipe.exchange.algorithm in (NATIVE, AUTO):
         return
     try:
@@ -138,7 +140,7 @@ def check_hosts(recipe: Recipe, world: World) -> None:
 
 
 def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter], has_hook: bool) -> None:
-    """Raises: RecipeError where the gradients cannot be encoded."""
+    """Checks a compressor. Raises: RecipeError if the gradients cannot be encoded."""
     compressor = recipe.exchange.compressor
     if has_hook:
         raise RecipeError(

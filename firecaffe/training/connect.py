@@ -1,4 +1,4 @@
-"""From a run and its learner to a reducer that sums over all ranks."""
+"""Makes the reducer that sums a learner's gradients over all ranks, as the run says."""
 
 from contextlib import ExitStack, closing
 
@@ -23,8 +23,8 @@ def connect(
     hook: tuple[object, Hook] | None,
     resources: ExitStack,
 ) -> tuple[Run, GradientReducer, AutoChoice | None]:
-    """The run as its ranks can do it, the reducer, and what `auto` has come to if it was asked. All
-    ranks call it. resources: takes what has to be closed.
+    """Makes the reducer. All ranks call it. Returns the run as these ranks can do it, the reducer,
+    and `auto`'s choice if the recipe asks for it. resources: takes what has to be closed.
 
     Raises: PeerLostError.
     """

@@ -20,7 +20,7 @@ from firecaffe.training.forward import AUTOCAST
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a network came to on a data set."""
+    """The loss and metrics of a network on a data set."""
 
     samples: int
     loss: float
@@ -28,7 +28,7 @@ class Evaluation:
     metrics: dict[str, float]
     """Means over the samples, by name."""
     largest_class_share: float | None
-    """Top-1 of whoever always names the class that most samples are of; None without classes."""
+    """The top-1 of always naming the most frequent class; None without classes."""
 
     @property
     def row(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What ranks must have in common before they train together, and what may cost the identity."""
+"""The facts that ranks must share before they train together, and doubts about identical bits."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ def facts(
     checkpoint: Checkpoint | None,
     unlike: Sequence[str] = (),
 ) -> dict[str, str]:
-    """What all ranks must have in common before they train together.
+    """The facts that all ranks must share before they train together, by their names.
 
     unlike: the parts of the data that are `unrepeatable`; of these only the size is compared.
     """
@@ -53,7 +53,7 @@ def facts(
 
 
 def describe(dataset: Dataset, is_repeatable: bool = True) -> str:
-    """Tells data sets apart: their size, and the digest of three samples with their labels."""
+    """Words that tell data sets apart: the size, and a digest of three samples and their labels."""
     shape = "x".join(map(str, dataset.sample_CHW))
     words = f"{len(dataset)} images of {shape}, {dataset.num_classes} classes"
     if not is_repeatable:
@@ -65,7 +65,7 @@ def describe(dataset: Dataset, is_repeatable: bool = True) -> str:
 
 
 def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) -> str:
-    """Describes the training set, and its shards where they decide the order."""
+    """Describes the training set, and its shards if they decide the order."""
     counts = shard_counts(data.train, recipe.data)
     shards = f", shards {hashlib.sha256(repr(counts).encode()).hexdigest()[:12]}" if counts else ""
     return describe(data.train, is_repeatable) + shards
@@ -79,7 +79,7 @@ def unrepeatable(world: World, data: Data) -> list[str]:
 
 
 def doubt_of_data(part: str) -> str:
-    """What is said of an unrepeatable part."""
+    """The doubt about an unrepeatable part of the data."""
     return (
         f"the {part} set draws random numbers: asked twice for the same samples, it gave others; "
         "batch(indices) must depend on the indices alone"
@@ -87,7 +87,7 @@ def doubt_of_data(part: str) -> str:
 
 
 def doubt_of_weights(ranks: Sequence[int]) -> list[str]:
-    """What is said of ranks that had made other initial weights than rank 0."""
+    """The doubts about ranks that had made other initial weights than rank 0."""
     if not ranks:
         return []
     told = ", ".join(map(str, ranks))
@@ -97,7 +97,7 @@ def doubt_of_weights(ranks: Sequence[int]) -> list[str]:
 def doubts_of(
     recipe: Recipe, world: World, route: Route, probe: Probe, checkpoint: Checkpoint | None
 ) -> list[str]:
-    """Why other numbers of workers, or other machines, may not end in the same bits."""
+    """Reasons why other numbers of workers, or other machines, may not end in the same bits."""
     doubts = list(checkpoint.doubts) if checkpoint is not None else []
     if not route.is_invariant:
         adds = f"exchange.algorithm {route.algorithm} does not add"

@@ -15,8 +15,9 @@ from firecaffe.training.saver import Saver
 def explained(
     world: World, saver: Saver, folder: Path, rate: Callable[[int], float]
 ) -> Iterator[None]:
-    """Adds the learning rate and the last good checkpoint, once that is on the disk, to what all
-    ranks raise. folder: of the checkpoints. rate: of a step, counted from 0.
+    """Adds the learning rate and the last good checkpoint, once that is on the disk, to a
+    NotFiniteError that the block raises on all ranks. folder: of the checkpoints. rate: the
+    learning rate of a step, counted from 0.
 
     Raises: NotFiniteError.
     """

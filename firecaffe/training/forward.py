@@ -1,4 +1,4 @@
-"""One micro-batch forward: its loss, and what goes along with its gradients."""
+"""The forward pass of one micro-batch: its loss, and what goes along with its gradients."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Forward:
-    """A network, a task and an arithmetic. Its state is the network's and the loss scale's."""
+    """A network, a task and an arithmetic. The state is the network's and the loss scale."""
 
     def __init__(self, model: nn.Module, task: Task, config: TrainConfig) -> None:
         self.model, self.task, self.config = model, task, config
@@ -26,7 +26,7 @@ class Forward:
         self._dtype = AUTOCAST.get(config.autocast)
 
     def begin_step(self) -> None:
-        """All micro-batches of a step start from the same buffers."""
+        """Begins a step, all micro-batches of which start from the same buffers."""
         self.counts = self.no_counts()
         self.buffers.begin_step()
 

@@ -1,4 +1,4 @@
-"""What learns on this rank: network, task and optimizer, the state they carry, and their probe."""
+"""The learner of this rank: network, task and optimizer, their state, and their probe."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,7 +27,9 @@ from firecaffe.training.state import State, state_of
 
 @dataclass(frozen=True)
 class Learner:
-    """Built, alike on all ranks, and where a checkpoint says."""
+    """The parts that learn, built alike on all ranks and loaded from the checkpoint, if there is
+    one.
+    """
 
     forward: Forward
     named: dict[str, nn.Parameter]
@@ -37,9 +39,9 @@ class Learner:
     batches: Batches
     probe: Probe
     doubts: list[str]
-    """Why other numbers of workers may not end in the same bits."""
+    """Reasons why other numbers of workers may not end in the same bits."""
     cost_of_determinism: float | None
-    """Time of a micro-batch over that without deterministic kernels; None on a CPU."""
+    """The ratio of a micro-batch's time to that without deterministic kernels; None on a CPU."""
 
     @property
     def in_ready_order(self) -> list[nn.Parameter]:
@@ -56,7 +58,8 @@ def build_learner(
     checkpoint: Checkpoint | None,
     unlike: Sequence[str],
 ) -> Learner:
-    """Every rank calls it. unlike: the parts of the data that are not repeatable.
+    """Builds this rank's learner; every rank calls it. unlike: the parts of the data that are not
+    repeatable.
 
     Raises: RecipeError, AgreementError, CheckpointError.
     """

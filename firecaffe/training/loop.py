@@ -35,17 +35,17 @@ class Training:
     saver: Saver
     folder: Path
     first_step: int
-    """From which it goes to the run's last."""
+    """The step from which it goes to the run's last."""
     probe: str
     """The digest of what this machine computes for the probe's micro-batch."""
     doubts: list[str]
-    """Why other numbers of workers may not end in the same bits; there may come more."""
+    """Reasons why other numbers of workers may not end in the same bits; more may come."""
 
 
 def train(t: Training, records: Records) -> Result:
     """Trains to the run's last step; all ranks return the same result.
 
-    Raises: PreemptedError where the run was asked to stop, LauncherLostError where its launcher is
+    Raises: PreemptedError if the run was asked to stop, LauncherLostError if its launcher is
     gone; its checkpoint is saved then. NotFiniteError on all ranks.
     """
     run, words = t.run, t.run.recipe
@@ -60,7 +60,7 @@ def train(t: Training, records: Records) -> Result:
         return Votes(stop=bool(stop.reason), save=bool(is_due) and t.world.is_first)
 
     def read(left: int) -> Votes:
-        """Reads what the queued steps came to, but for the last `left` of them."""
+        """Reads the outcomes of the queued steps, except the last `left`."""
         votes = Votes()
         while len(queued) > left:
             result = queued.popleft().read(look)
@@ -132,10 +132,10 @@ def _save(t: Training, done: int) -> None:
 
 
 def _finish_saving(t: Training) -> None:
-    """Returns on all ranks once rank 0 has the last checkpoint on the disk: nobody leaves before,
-    for a launcher ends the others of a rank that has left.
+    """Waits on all ranks until rank 0 has the last checkpoint on the disk. Nobody leaves before,
+    for if one rank leaves, the launcher ends the others.
 
-    Raises: CheckpointError, on all ranks, where it is not there.
+    Raises: CheckpointError, on all ranks, if it is not there.
     """
     problem = ""
     try:

@@ -1,4 +1,4 @@
-"""The losses of all steps, as one digest."""
+"""One digest of the losses of all steps."""
 
 import hashlib
 import math

@@ -1,4 +1,4 @@
-"""What a step came to: queued with the step, read when the device has got there."""
+"""The outcome of a step: queued with the step, read when the device has got there."""
 
 import math
 import time
@@ -12,12 +12,12 @@ from firecaffe.gradients.totals import Totals
 from firecaffe.transport.queue import Mark
 
 LOOK_S = 0.001
-"""How often it is seen whether a device has got to a mark."""
+"""Seconds between two looks whether a device has got to a mark."""
 
 
 @dataclass(frozen=True)
 class Timings:
-    """One rank's time of one step, counted from 1, by where it went; in seconds."""
+    """The seconds of one step, counted from 1, on one rank, by what they went to."""
 
     step: int
     data_s: float
@@ -30,8 +30,8 @@ class Timings:
 
 @dataclass(frozen=True)
 class Votes:
-    """What a rank wants done after a step. One vote decides, and all ranks know it: votes are
-    summed with the gradients, so that they cost no message of their own.
+    """What a rank wants done after a step. One vote is enough. All ranks know the votes: they are
+    summed with the gradients, so they cost no message of their own.
     """
 
     stop: bool = False
@@ -40,7 +40,7 @@ class Votes:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step over all workers."""
+    """The result of one step over all workers."""
 
     samples: int
     loss: float
@@ -52,12 +52,12 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A step that is queued, and where its numbers will be on the host."""
+    """A step that is queued, and the host memory that its numbers will be in."""
 
     step: int
     samples: int
     weight: float
-    """Full micro-batches, of which the loss is the mean."""
+    """The number of full micro-batches over which the loss is the mean."""
     metrics: Sequence[str]
     sums: Tensor
     """The loss, the metrics, and the votes to stop and to save."""
@@ -68,12 +68,13 @@ class Outcome:
     names: Sequence[str]
     """The parameters' names."""
     overflows: bool
-    """Whether gradients may be beyond their type: a loss scale's to mend."""
+    """Whether gradients may overflow: the loss scale mends that."""
     totals: Totals
     start: Mark
     end: Mark
     waits: Sequence[tuple[Mark, Mark]]
-    """For data: what a device that works behind has done meanwhile is no waiting."""
+    """Marks before and after each wait for data. A device that works behind does not wait while it
+    has work."""
 
     @property
     def loss(self) -> float:

@@ -20,7 +20,7 @@ from firecaffe.tasks import Loss
 from firecaffe.training.arithmetic import seed_random
 
 MOST_SHOWN = 80
-"""Signs of what was found, in a line about it."""
+"""The most characters of a wrong value in a message about it."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Parts:
 
     @property
     def hook_name(self) -> str:
-        """What the communication hook is called; empty without one."""
+        """The communication hook's name; empty without one."""
         if self.comm_hook is None:
             return ""
         return str(getattr(self.comm_hook[1], "__qualname__", "of the user"))
 
 
 def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
-    """Looks at what a user has given before any rank waits for another.
+    """Checks the arguments of `firecaffe.train` before any rank waits for another.
 
-    Raises: RecipeError where something is of another kind than it must be.
+    Raises: RecipeError if something is of another kind than it must be.
     """
     if not isinstance(recipe, Recipe):
         raise RecipeError(
@@ -99,7 +99,7 @@ def _check_model(model: Any) -> None:
 
 
 def open_parts(recipe: Recipe, parts: Parts) -> Data:
-    """The data of a training. Raises: DataError."""
+    """Opens the data of a training. Raises: DataError."""
     if parts.train is None and parts.test is None and parts.validation is None:
         return open_data(recipe.data)
     if parts.train is None or parts.test is None:
@@ -115,7 +115,7 @@ def open_parts(recipe: Recipe, parts: Parts) -> Data:
 
 
 def build_network(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:
-    """The network with its first weights, on this rank's device."""
+    """Builds the network with its first weights, on this rank's device."""
     seed_random(recipe.train.seed, "weights")
     if parts.model is None:
         shape = data.train.sample_CHW

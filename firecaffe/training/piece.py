@@ -1,4 +1,4 @@
-"""What a piece of a training's state is; see `training.state`."""
+"""The protocol of a piece of a training's state; see `training.state`."""
 
 from typing import Any, Protocol
 

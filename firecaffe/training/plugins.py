@@ -1,4 +1,4 @@
-"""Plug-ins: code of others around what a training reads and what it writes.
+"""Plug-ins: user code around what a training reads and what it writes.
 
     FIRECAFFE_PLUGINS=package.module,… firecaffe train RECIPE.toml
 
@@ -20,20 +20,20 @@ VARIABLE = "FIRECAFFE_PLUGINS"
 
 
 class Plugin:
-    """What may stand around a training: a plug-in overrides what it needs.
+    """The hooks around a training, of which a plug-in overrides what it needs.
 
-    A FirecaffeError of its methods ends the training with one line.
+    A FirecaffeError from its methods ends the training with one line.
     """
 
     def check(self, world_size: int) -> None:
         """Refuses a training before its ranks are started, and on each rank before it begins."""
 
     def around_batches(self, batches: TrainBatches, world: World) -> TrainBatches:
-        """Gives the source of this rank's micro-batches that takes the place of `batches`."""
+        """Returns the source of this rank's micro-batches that takes the place of `batches`."""
         return batches
 
     def around_write(self, write: Write, world: World) -> Write:
-        """Gives the function that takes the place of `write`, which writes a checkpoint."""
+        """Returns the function that takes the place of `write`, which writes a checkpoint."""
         return write
 
 
@@ -66,25 +66,25 @@ def _load(name: str) -> Plugin:
 
 
 def names(plugins: Iterable[Plugin]) -> list[str]:
-    """The modules that they are from: a run says who stands around it."""
+    """The names of the plug-ins' modules, which a run records."""
     return [type(plugin).__module__ for plugin in plugins]
 
 
 def check(plugins: Iterable[Plugin], world_size: int) -> None:
-    """Asks each plug-in whether it can be used. Raises: what they raise."""
+    """Asks each plug-in to check the training. Raises: what they raise."""
     for plugin in plugins:
         plugin.check(world_size)
 
 
 def around_batches(plugins: Iterable[Plugin], batches: TrainBatches, world: World) -> TrainBatches:
-    """The batches as the plug-ins give them; `batches` itself without one."""
+    """The batches as the plug-ins return them; `batches` itself without one."""
     for plugin in plugins:
         batches = plugin.around_batches(batches, world)
     return batches
 
 
 def around_write(plugins: Iterable[Plugin], write: Write, world: World) -> Write:
-    """What writes checkpoints, as the plug-ins give it; `write` itself without one."""
+    """The function that writes checkpoints, from the plug-ins; `write` itself without one."""
     for plugin in plugins:
         write = plugin.around_write(write, world)
     return write

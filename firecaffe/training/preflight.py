@@ -1,4 +1,4 @@
-"""What can be known of a training before any rank is started: that it can begin, and its length."""
+"""Checks that a training can begin, before any rank is started."""
 
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from firecaffe.training.facts import describe_training
 def preflight(
     recipe: Recipe, world_size: int, resume: Path | None = None, is_new: bool = True
 ) -> None:
-    """Finds out what can be known before any rank is started. is_new: whether this host cannot be
-    one that comes later to a run which goes on.
+    """Checks all that can be known before any rank is started. is_new: whether the run is new; it
+    is not if this host may join a run that goes on already.
 
-    Raises: a FirecaffeError of the kind that the training would have met.
+    Raises: the FirecaffeError that the training would have met.
     """
     check_recipe(recipe)
     check_workers(recipe.train, world_size, recipe.exchange.level)

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line in a terminal, plain lines elsewhere."""
+"""A run's progress for a person: a live line in a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -15,16 +15,16 @@ from firecaffe.training.outcome import StepResult
 WORDS = {"top1": "top-1", "top5": "top-5"}
 
 LINES = 10
-"""How many lines a run prints where there is no terminal."""
+"""The number of progress lines of a run without a terminal."""
 
 
 def say(line: str) -> None:
-    """A plain line, where no live one is shown any more."""
+    """Prints a plain line, after the live one has ended."""
     Console(file=sys.stdout, soft_wrap=True).print(line, markup=False, highlight=False)
 
 
 def in_words(metrics: Mapping[str, float]) -> str:
-    """Metrics that are shares of samples, for people."""
+    """Formats metrics that are shares of samples, for people."""
     return ", ".join(f"{WORDS.get(name, name)} {value:.2%}" for name, value in metrics.items())
 
 
@@ -48,11 +48,11 @@ class RunProgress:
         self._task = self._live.add_task(title, total=steps, completed=first_step, numbers="")
 
     def say(self, line: str) -> None:
-        """A plain line, above the live one."""
+        """Prints a plain line above the live one."""
         self._live.console.print(line, markup=False, highlight=False)
 
     def step(self, step: int, learning_rate: float, result: StepResult) -> None:
-        """After step `step`, counted from 1."""
+        """Shows the result of step `step`, counted from 1."""
         self._samples += result.samples
         elapsed_s = time.perf_counter() - self._start
         rate = self._samples / elapsed_s
@@ -63,7 +63,7 @@ class RunProgress:
             self.say(f"{self._title}  step {step}/{self._steps}  {numbers}  {left_s:,.0f} s left")
 
     def evaluation(self, split: str, step: int, result: Evaluation) -> None:
-        """After an evaluation at step `step`, on the images of a split."""
+        """Shows an evaluation at step `step`, on the images of a split."""
         self.say(
             f"{self._title}  {split} at step {step}: {in_words(result.metrics)}, "
             f"loss {result.loss:.4f} ({result.samples:,} images)"

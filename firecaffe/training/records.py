@@ -1,4 +1,4 @@
-"""What a training leaves behind while it goes on: lines for people, and rows for everybody else."""
+"""Records of a training while it goes on: lines for people, rows for programs."""
 
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -40,7 +40,7 @@ class Records:
         self._progress.say(f"{self._title}  {line}")
 
     def step(self, done: int, learning_rate: float, result: StepResult) -> None:
-        """After step `done`, counted from 1."""
+        """Records step `done`, counted from 1."""
         self._timings.write(asdict(result.timings))
         for trip in self._watch.take_round_trips() if self._watch is not None else ():
             self._trips.write(asdict(trip))
@@ -56,12 +56,12 @@ class Records:
             self._metrics.write("train", done, numbers)
 
     def digests(self, done: int, digests: dict[str, str]) -> None:
-        """Digests of the state's tensors, by name, after step `done`."""
+        """Records the digests of the state's tensors, by name, after step `done`."""
         if self._digests is not None:
             self._digests.write({"step": done, "tensors": digests})
 
     def evaluation(self, split: str, done: int, evaluation: Evaluation) -> None:
-        """After an evaluation at step `done`, on the samples of a split."""
+        """Records an evaluation at step `done`, on the samples of a split."""
         self._progress.evaluation(split, done, evaluation)
         if self._metrics is not None:
             self._metrics.write(split, done, evaluation.row)

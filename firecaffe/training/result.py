@@ -1,4 +1,4 @@
-"""What a finished training came to: measured while it went on, put together by all ranks."""
+"""The result of a finished training: measured while it went on, put together by all ranks."""
 
 import json
 import statistics
@@ -14,12 +14,12 @@ from firecaffe.training.saver import SaveCosts
 from firecaffe.training.state import State
 
 MOST_LISTED_RANKS = 8
-"""Each of which is told of by itself."""
+"""The most drifted ranks that are listed one by one."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished training came to. Rates leave out the first step, which warms up."""
+    """The result of a finished training. Rates leave out the first step, which warms up."""
 
     steps: int
     timed_samples: int
@@ -31,29 +31,31 @@ class Result:
     """Share of the step time that ranks waited for data, mean over ranks."""
     data_wait_by_rank: list[float]
     sent_bytes_per_step_by_rank: list[float | None]
-    """Gradients sent to other ranks; None where they went through a collective of the backend's."""
+    """Bytes of gradients sent to other ranks in a step, by rank; None for those that went through a
+    collective of the backend's."""
     loss: float | None
-    """Mean loss of the last step; None where a resumed run had none left to do."""
+    """Mean loss of the last step; None if a resumed run had no step left to do."""
     test_loss: float
     metrics: dict[str, float]
-    """The task's, by name, on the test samples."""
+    """The task's metrics on the test samples, by name."""
     largest_class_share: float | None
     """The top-1 of a network that has learned nothing, on the test set."""
     validation: dict[str, float] | None
-    """The metrics on the validation samples at the end; None where there are none."""
+    """The metrics on the validation samples at the end; None without such samples."""
     test_samples: int
     weights_sha256: str
-    """Over all parameters and buffers, by name."""
+    """The SHA-256 of all parameters and buffers, by name."""
     state_sha256: str
-    """Over weights, optimizer state and the losses of all steps."""
+    """The SHA-256 of weights, optimizer state and the losses of all steps."""
     drifted_ranks: list[int]
     """Ranks that ended with other weights than most: their updates came to other bits."""
     checkpoints: SaveCosts
-    """What saving has cost, on rank 0."""
+    """The costs of saving, on rank 0."""
     broken_images: list[str]
-    """Images that another stood in for, and why."""
+    """Images that could not be decoded, for which another stood in, and why."""
     identity_doubts: list[str]
-    """Why other numbers of workers, or another run, may not end in the same bits; of all ranks."""
+    """Reasons of all ranks why other numbers of workers, or another run, may not end in the same
+    bits."""
 
     @property
     def top1(self) -> float:
@@ -73,7 +75,9 @@ class Result:
         return {**row, **metrics}
 
     def lines(self, known_doubts: Iterable[str]) -> list[str]:
-        """What a user should know of it, beside its figures. known_doubts: said already."""
+        """Lines with what a user should know beside the figures. known_doubts: doubts that were
+        said already.
+        """
         lines = [self._waits()]
         if self.broken_images:
             lines.append(
@@ -97,17 +101,17 @@ class Result:
 
 @dataclass
 class StepSums:
-    """What the result needs of this rank's steps. Without the first one, which warms up."""
+    """Sums over this rank's steps that the result needs, without the first, which warms up."""
 
     first_step: int
-    """Counted from 1."""
+    """The number of the first step, counted from 1."""
     samples: int = 0
     train_s: float = 0.0
     exposed_communication_s: float = 0.0
     data_s: float = 0.0
     loss: float | None = None
     broken: Sequence[dict[int, str]] = field(default_factory=list)
-    """Samples that could not be decoded so far, by number: of each part of the data."""
+    """The numbers of the samples that could not be decoded so far, for each part of the data."""
 
     def add(self, result: StepResult) -> None:
         self.loss = result.loss
@@ -117,7 +121,7 @@ class StepSums:
             self.data_s += result.timings.data_s
 
     def add_time(self, step: int, seconds: float) -> None:
-        """The time of a step with all that the loop does after it."""
+        """Adds the time of a step with all that the loop does after it."""
         if step != self.first_step:
             self.train_s += seconds
 
@@ -132,7 +136,7 @@ def result_of(
     validation: Evaluation | None,
     test: Evaluation,
 ) -> Result:
-    """The same on all ranks, which all call it."""
+    """Puts the result together, the same on all ranks; all ranks call it."""
     weights_sha256, drifted_ranks = state.compare_weights()
     stated = {
         "communication": _share(sums.exposed_communication_s, sums.train_s),

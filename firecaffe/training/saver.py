@@ -1,8 +1,8 @@
-"""Saves checkpoints beside the training: copied in its time, written in a thread's.
+"""Saves checkpoints beside the training: a step copies the state, a thread writes it.
 
-A step waits for the copy alone, or, if the one before is still being written, for that
-too. Pieces that ranks hold in parts are not copied, for they may be many times the weights: they
-are written in the step's time, tensor by tensor. If the disk does not take one, the run goes on and
+A step waits for the copy alone; if the checkpoint before is still being written, for that too.
+Pieces that ranks hold in parts are not copied, for they may be many times the weights: they are
+written in the step's time, tensor by tensor. If the disk does not take one, the run goes on and
 says so; older ones stay whole. Whether the last one is on the disk is told when the saver is
 finished.
 """
@@ -26,23 +26,23 @@ from firecaffe.training.stored import InMemory
 from firecaffe.training.tensor_file import write_tensors
 
 Write = Callable[[Path, Checkpoint], Path]
-"""(folder, checkpoint) -> where it is now."""
+"""(folder, checkpoint) -> the path at which it is saved."""
 
 
 @dataclass
 class SaveCosts:
-    """What checkpoints have cost. The steps had to wait for `copy_s` and `wait_s` only."""
+    """The costs of checkpoints. The steps had to wait for `copy_s` and `wait_s` only."""
 
     saved: int = 0
     failed: int = 0
     copy_s: float = 0.0
     wait_s: float = 0.0
-    """Waits for the checkpoint before, which was still being written; at the end, for the last."""
+    """Seconds of waiting for the checkpoint before, and at the end for the last."""
     write_s: float = 0.0
 
     @property
     def line(self) -> str:
-        """What to tell at the end of a run."""
+        """The line about checkpoints at the end of a run."""
         waited_s = self.copy_s + self.wait_s
         return (
             f"{self.saved} checkpoints saved: steps waited {waited_s:.2f} s for them, "
@@ -125,14 +125,18 @@ class Saver:
         self.costs.wait_s += time.perf_counter() - start
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        """On the CPU, in the memory of its last copy, which the system need not clear anew."""
+        """Copies a tensor to the CPU, into the memory of its last copy: the system clears none
+        anew.
+        """
         old = self._copies.get(name)
         if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
             old = torch.empty(tensor.shape, dtype=tensor.dtype)
         return old.copy_(tensor)
 
     def _save(self, checkpoint: Checkpoint, problem: OSError | None) -> CheckpointError | None:
-        """Writes, in the thread. Returns what went wrong. problem: with the piece files."""
+        """Writes a checkpoint, in the thread. Returns what went wrong. problem: what went wrong
+        with the piece files before.
+        """
         start = time.perf_counter()
         try:
             if problem is not None:

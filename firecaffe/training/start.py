@@ -1,6 +1,6 @@
 """Where a training starts: at the beginning, from a checkpoint, or where a lost attempt ended.
 
-And how an attempt that is lost tells of it: to the other ranks, and in its run folder.
+It also tells the fault that ends an attempt: to the other ranks, and in the run folder.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ from firecaffe.training.checkpoint import Checkpoint, load_newest
 from firecaffe.training.pass_on import pass_on
 
 SHARED_S = 10.0
-"""What a shared file system may take to show what another host has written."""
+"""Seconds that a shared file system may take to show what another host has written."""
 
 _calls = count()
-"""A script may train several times; each has its own folder, in every attempt at the script."""
+"""Numbers the trainings of a script: each has its own folder, the same in every attempt."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The place to begin at."""
+    """The step at which a training begins, and what it goes on from."""
 
     key: str
     """The name under which the launcher's store has the run folder."""
@@ -40,12 +40,13 @@ class Start:
 
     @property
     def step(self) -> int:
-        """Steps that are done."""
+        """The number of steps that are done."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
 
 def find_start(world: World, resume: str | Path | None) -> Start:
-    """The newest checkpoint that verifies: of an earlier attempt at this run, else of `resume`.
+    """Finds the newest checkpoint that verifies: of an earlier attempt at this run, else of
+    `resume`.
 
     Raises: CheckpointError if `resume` holds none.
     """
@@ -62,7 +63,9 @@ def find_start(world: World, resume: str | Path | None) -> Start:
 
 
 def _load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
-    """Rank 0 chooses, reads and verifies, and passes on what it has read."""
+    """Loads a checkpoint that rank 0 chooses, verifies and passes on, and why newer ones are no
+    good.
+    """
     found: Checkpoint | None = None
     damaged: list[str] = []
     problem: CheckpointError | None = None
@@ -84,7 +87,7 @@ def _load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def _wait_for(paths: Iterable[Path]) -> None:
-    """For a shared file system may show others an older listing for a while.
+    """Waits for files: a shared file system may show other hosts an older listing for a while.
 
     Raises: CheckpointError.
     """
@@ -120,20 +123,22 @@ class FaultTeller:
         self._folder: Path | None = None
 
     def write_into(self, folder: Path) -> None:
-        """From here on there is a run folder."""
+        """Sets the run folder, as soon as there is one."""
         self._folder = folder
         if self._world.watch is not None:
             self._world.watch.when_lost(self.write)
 
     def write(self, fault: Fault) -> Fault:
-        """Into the run folder, if there is one; a fault that is not there says so."""
+        """Writes a fault into the run folder, if there is one. The fault returned says if it could
+        not.
+        """
         problem = "" if self._folder is None else write_fault(self._folder, fault)
         return dataclasses.replace(fault, detail=f"{fault.detail}; {problem}") if problem else fault
 
 
 @contextmanager
 def tell_faults(world: World) -> Iterator[FaultTeller]:
-    """What ends this rank is told to the others, and written into the run folder.
+    """Tells the other ranks what ends this one in the block, and writes it into the run folder.
 
     Raises: what the block has raised, with its `fault`; MemoryFullError if memory was full.
     """

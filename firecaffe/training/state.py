@@ -1,4 +1,4 @@
-"""What a training carries from step to step, in pieces that say who holds them.
+"""The state that a training carries from step to step, in pieces that say who holds them.
 
 A *piece* is a set of named tensors: parameters, buffers, what the optimizer keeps, what a
 compressor keeps back. Either every rank holds all of a piece, the same bits, or each rank holds a
@@ -36,7 +36,7 @@ from firecaffe.training.weights import Weights
 from firecaffe.transport.collect import Whole, collect, list_wholes
 
 WEIGHTS = ("parameter", "buffer")
-"""The pieces that are what `weights_sha256` digests."""
+"""The pieces that `weights_sha256` digests."""
 
 
 class State:
@@ -53,7 +53,9 @@ class State:
         self._resumed: Checkpoint | None = None
 
     def add(self, name: str, piece: Piece) -> None:
-        """A piece that is made later than the others; it takes its part of what was resumed."""
+        """Adds a piece that is made later than the others, and loads it from the resumed
+        checkpoint.
+        """
         self.pieces[name] = piece
         if self._resumed is not None:
             piece.load(_stored(self._resumed, name, piece.held_by_all))
@@ -69,9 +71,9 @@ class State:
         return different
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Takes what a checkpoint holds of the pieces that are there.
+        """Loads the pieces that are there from a checkpoint. All ranks call it.
 
-        Raises: CheckpointError if it is that of something else.
+        Raises: CheckpointError if the checkpoint is that of another training; PeerLostError.
         """
         for full_name in checkpoint.tensors:
             if full_name.partition("/")[0] not in self.pieces:
@@ -87,7 +89,9 @@ class State:
         self._resumed = checkpoint
 
     def check_all_was_loaded(self) -> None:
-        """Raises: CheckpointError if the checkpoint holds pieces or numbers that are not here."""
+        """Checks the resumed checkpoint. Raises: CheckpointError if it holds pieces or numbers that
+        are not here.
+        """
         if self._resumed is None:
             return
         words = {word for word, values in self._resumed.numbers.items() if values}
@@ -120,14 +124,14 @@ class State:
         return list_wholes(self.world, self.pieces[name].parts())
 
     def collect(self, name: str, listed: Sequence[Whole]) -> Iterator[tuple[str, Tensor]]:
-        """On rank 0 its tensors, whole, one at a time; other ranks give theirs and get none. All
-        have to go through it to the end. Raises: PeerLostError.
+        """Yields a piece's tensors on rank 0, whole, one at a time; other ranks send theirs and get
+        none. All ranks have to go through it to the end. Raises: PeerLostError.
         """
         return collect(self.world, listed, self.pieces[name].parts())
 
     def check_finite(self) -> None:
-        """Looks through what the training comes to: rank 0 through what all hold, for it saves it,
-        and each rank through what it holds alone.
+        """Looks for infinities and NaN in the pieces that are results: rank 0 in those that all
+        hold, for it saves them, and each rank in its parts of the others.
 
         Raises: NotFiniteError on all ranks.
         """
@@ -163,7 +167,7 @@ class State:
         return hashlib.sha256(f"{tensors} {self.losses.history}".encode()).hexdigest()
 
     def digest_each(self) -> dict[str, str]:
-        """On rank 0 the digest of every tensor, in order, and of the losses: 16 hex digits each.
+        """The digests, on rank 0, of every tensor, in order, and of the losses: 16 hex digits each.
         All ranks have to call it.
         """
         each = digest_each(self._wholes(self._results()))
@@ -178,7 +182,7 @@ class State:
         return text_of_first(self.world, digest(self._wholes(names)))
 
     def _wholes(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """On rank 0 all tensors of some pieces, one at a time."""
+        """Yields, on rank 0, all tensors of some pieces, one at a time."""
         for name in names:
             if not self.pieces[name].held_by_all:
                 for key, tensor in self.collect(name, self.listed(name)):
@@ -188,7 +192,7 @@ class State:
 
 
 def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> State:
-    """What every training carries. What else there is comes to `pieces` and `numbers`."""
+    """The state of any training; other pieces and numbers are added to it."""
     return State(
         world,
         {
@@ -211,7 +215,7 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _stored(checkpoint: Checkpoint, name: str, held_by_all: bool) -> Stored:
-    """A piece's tensors, where they are."""
+    """The stored tensors of a piece, from its own file or from those that rank 0 passes on."""
     if name in checkpoint.piece_files:
         return TensorFile(checkpoint.piece_files[name])
     passed_on = Under(checkpoint.tensors, name)

@@ -23,11 +23,11 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Votes
 
 VOTES = 2
-"""How many there are: to stop, and to save."""
+"""The number of votes: to stop, and to save."""
 
 
 class TrainBatches(Protocol):
-    """What a step is fed with: `data.Batches`, or who fetches them ahead."""
+    """A source of micro-batches: `data.Batches`, or one that fetches them ahead."""
 
     @property
     def order(self) -> SampleOrder: ...
@@ -111,5 +111,5 @@ class Stepper:
 
 
 def empty_counts(forward: Forward) -> Tensor:
-    """What a worker counts in a step, as an example: the task's metrics, then its votes."""
+    """Zeros in the form of what a worker counts in a step: the task's metrics, then its votes."""
     return torch.cat([forward.no_counts(), torch.zeros(VOTES, device=forward.device)])

@@ -10,12 +10,12 @@ from typing import Any, Self
 from firecaffe.cluster.last_word import LAUNCHED
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""What schedulers send before they take the machine away, and Ctrl-C. A second one ends the process
-at once."""
+"""The signals that schedulers send before they take the machine away, and Ctrl-C. A second one ends
+the process at once."""
 
 SAME_S = 2.0
-"""Within so long, signals are one: a scheduler signals the launcher and its ranks, and the launcher
-its ranks. Not of Ctrl-C without a launcher: a person presses it twice.
+"""Seconds within which signals count as one: a scheduler signals the launcher and its ranks, and
+the launcher its ranks too. Ctrl-C without a launcher always counts: a person presses it twice.
 """
 
 CTRL_C = b"\nfirecaffe: stops after this step, with a checkpoint; Ctrl-C again ends it at once\n"
@@ -37,7 +37,7 @@ class StopRequest:
 
     @property
     def reason(self) -> str:
-        """Why this rank is to stop; empty where it is not."""
+        """The reason why this rank is to stop; empty if it is not."""
         if not self._asked and self._parent is not None and os.getppid() != self._parent:
             self._asked = LAUNCHER
         return self._asked

@@ -1,4 +1,4 @@
-"""Tensors by name that somebody else has: each is read when it is asked for, or some rows of it."""
+"""Tensors by name that are stored elsewhere: each, or some of its rows, is read on demand."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -25,12 +25,12 @@ class Stored(Mapping[str, Tensor]):
         return self[name].dtype
 
     def full_name(self, name: str) -> str:
-        """What the checkpoint calls it."""
+        """The tensor's name in the checkpoint."""
         return name
 
 
 class InMemory(Stored):
-    """Tensors that are there."""
+    """Tensors that are in memory."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors

@@ -46,8 +46,8 @@ DTYPE_OF_WORD = {word: dtype for dtype, word in DTYPES.items()}
 def write_tensors(
     path: Path, listed: Sequence[Whole], tensors: Iterable[tuple[str, Tensor]]
 ) -> OSError | None:
-    """Writes tensors as they come, in the order of `listed`. Goes through all of them also where
-    the disk does not take one, for other ranks send them; then returns why.
+    """Writes tensors as they come, in the order of `listed`. If the disk does not take one, goes
+    through the others all the same, for other ranks send them, and returns why.
     """
     coming = iter(tensors)
     problem = None
@@ -92,7 +92,7 @@ class TensorFile(Stored):
         return self._read(name, self.shape(name), 0)
 
     def rows(self, name: str, rows: range) -> Tensor:
-        """And reads nothing else of it. Raises: IndexError."""
+        """Reads some consecutive rows, and nothing else. Raises: IndexError."""
         num_rows, *row = self.shape(name)
         if not 0 <= rows.start <= rows.stop <= num_rows:
             raise IndexError(f"{name} has {num_rows} rows, not {rows.start} to {rows.stop}")

@@ -29,7 +29,7 @@ class Weights:
 
 @torch.no_grad()
 def load_parts(parts: dict[str, HeldPart], stored: Stored) -> None:
-    """Copies into each tensor the rows that are held here, and reads no others.
+    """Loads into each part the rows that it holds, one tensor at a time, and reads no others.
 
     Raises: CheckpointError if names, shapes or types are not the same.
     """

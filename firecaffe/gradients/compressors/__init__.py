@@ -35,7 +35,7 @@ COMPRESSORS: dict[str, RowCodec | TensorCodec | LowRank] = {
 def make_compressor(name: str, layouts: Sequence[Layout]) -> Compressor:
     """A compressor with no memory yet, for buckets laid out so.
 
-    Raises: RecipeError where there is no such compressor.
+    Raises: RecipeError if there is no such compressor.
     """
     if name not in COMPRESSORS:
         raise RecipeError(

@@ -71,7 +71,7 @@ class Compressor(Protocol):
         """Takes from all ranks' states in one what is of `nodes`, this rank's, and reads no more
         of it; a node that is not in it begins with no memory.
 
-        Raises: CheckpointError where the state is that of another model or compressor.
+        Raises: CheckpointError if the state is that of another model or compressor.
         """
 
 
