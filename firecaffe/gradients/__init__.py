@@ -1,1 +1,1 @@
-"""From each micro-batch's p.grad to the step's summed p.grad, to the same bits on any workers."""
+"""Sums each micro-batch's p.grad into the step's p.grad, to the same bits on any workers."""

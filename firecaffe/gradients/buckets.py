@@ -10,11 +10,11 @@ from torch import Tensor
 from firecaffe.gradients.compressors.wire import Layout
 
 ALIGNMENT = 16
-"""Elements."""
+"""Elements at whose multiples tensors begin in a bucket."""
 
 FIRST_SHARE = 1 / 4
-"""Of a bucket's bytes, for the first one: until it is full the wire is idle. The others are larger,
-for messages take the processor from backward.
+"""The first bucket's share of a bucket's bytes: until it is full the network is idle. The others
+are larger, for messages take the processor from backward.
 """
 
 
@@ -23,7 +23,7 @@ class Bucket:
     """One flat vector and its views in the shapes and memory layouts of its tensors."""
 
     members: tuple[int, ...]
-    """Which of the reducer's tensors lie here, in order."""
+    """The indices of the reducer's tensors that lie here, in order."""
     flat: Tensor
     views: tuple[Tensor, ...]
 
@@ -33,7 +33,7 @@ class Bucket:
 
 
 Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
-"""(elements, dtype, device) to a vector of zeros."""
+"""(elements, dtype, device) -> a vector of zeros."""
 
 
 def make_buckets(
@@ -46,7 +46,7 @@ def make_buckets(
 ) -> list[Bucket]:
     """Cuts groups of tensors, each in the order given, into buckets, as `cut` does.
 
-    A bucket ends with its group too, and where dtype or device change.
+    A bucket ends with its group too, and before a tensor of another dtype or device.
     """
     alike = [
         list(run)
@@ -63,7 +63,7 @@ def make_buckets(
 
 
 def cut(tensors_bytes: Sequence[int], bucket_bytes: int) -> list[tuple[int, int]]:
-    """Which consecutive tensors share a bucket: the first such and the one after the last.
+    """Cuts tensors into buckets of consecutive ones: (the first, the one after the last) of each.
 
     A bucket is full once it holds `bucket_bytes`; the first, at FIRST_SHARE of that.
     """
@@ -84,8 +84,8 @@ def make_bucket(
     allocate: Allocate,
     alignment: int,
 ) -> Bucket:
-    """One bucket. Its length is padded to a multiple of `multiple` elements, so that it can be cut
-    into equal shards.
+    """Makes one bucket, padded to a multiple of `multiple` elements, so that it can be cut into
+    equal shards.
     """
     own = [tensors[index] for index in members]
     padded = -(-offsets(own, alignment)[-1] // multiple) * multiple
@@ -122,7 +122,7 @@ def offsets(tensors: Sequence[Tensor], alignment: int = ALIGNMENT) -> list[int]:
 
 
 def layout_of(bucket: Bucket, names: Sequence[str]) -> Layout:
-    """What a compressor is told of a bucket; nothing of one that holds no parameter."""
+    """The layout of a bucket for a compressor; empty if the bucket holds no parameter."""
     members = [(m, v) for m, v in zip(bucket.members, bucket.views, strict=True) if m < len(names)]
     return Layout(
         names=tuple(names[member] for member, _ in members),
@@ -132,7 +132,7 @@ def layout_of(bucket: Bucket, names: Sequence[str]) -> Layout:
 
 
 def _shape_in_memory(view: Tensor) -> tuple[int, ...]:
-    """The dimensions from the slowest to the fastest."""
+    """The sizes of the dimensions, from the slowest in memory to the fastest."""
     strides = view.stride()
     order = sorted(range(view.ndim), key=lambda dimension: (-strides[dimension], dimension))
     return tuple(view.shape[dimension] for dimension in order)

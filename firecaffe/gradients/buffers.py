@@ -29,14 +29,16 @@ class _FlatBuffers:
     views: list[tuple[Tensor, list[BufferEntry]]]
 
     def put_back(self) -> None:
-        """The step's start, in the views, in their places."""
+        """Puts the step's start into the views, and the views into their places."""
         self.flat.copy_(self.start)
         for view, places in self.views:
             for buffers, name in places:
                 buffers[name] = view
 
     def now(self) -> Tensor:
-        """What is in the places. Nothing is written, for backward may still need it."""
+        """The values in the places, as one vector. Nothing is written: backward may still need
+        them.
+        """
         tensors = [buffers[name] for _, ((buffers, name), *_) in self.views]
         if all(now is view for now, (view, _) in zip(tensors, self.views, strict=True)):
             return self.flat
@@ -74,7 +76,7 @@ class BufferChanges:
             buffers.put_back()
 
     def no_changes(self) -> list[Tensor]:
-        """What `take` returns where nothing has changed."""
+        """The changes that `take` returns if nothing has changed."""
         return [torch.zeros_like(buffers.start, dtype=self.dtype) for buffers in self._by_dtype]
 
     @torch.no_grad()

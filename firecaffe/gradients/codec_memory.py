@@ -1,4 +1,4 @@
-"""What compressors keep back, as a piece of a training's state: a rank holds that of its nodes."""
+"""A compressor's memory as a piece of a training's state: a rank holds that of its nodes."""
 
 from collections.abc import Collection, Mapping
 
@@ -25,5 +25,5 @@ class CodecMemory:
         return {name: HeldPart(tensor) for name, tensor in self._compressor.state().items()}
 
     def load(self, stored: Mapping[str, Tensor]) -> None:
-        """Reads what is of this rank's nodes. Raises: CheckpointError."""
+        """Loads the memory of this rank's nodes. Raises: CheckpointError."""
         self._compressor.load_state(stored, self._own_nodes)

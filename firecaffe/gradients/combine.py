@@ -1,11 +1,11 @@
-"""From this worker's nodes of one bucket to the total over all workers: the ways that there are.
+"""The ways from this worker's nodes of one bucket to the total over all workers.
 
 Each way is an object with `top_level` (where local sums stop; None: they go on as far as they can),
 `takes_nodes` (whether it is given this worker's nodes one by one, or their sum), `lanes` (how many
 buckets may be under way at once; bucket i goes by lane i mod lanes, and each lane has a thread),
 `takes_means` (whether the gradients that it is given are divided by the step's weight already, or
-the total is afterwards) and a call. The call finds this worker's last node in the
-bucket itself and the others beside it, and leaves the total there.
+the total is afterwards) and a call. The call finds this worker's last node in the bucket itself and
+the others beside it, and leaves the total there.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from firecaffe.transport.node_wire import NodeWire
 
 
 class Combine(Protocol):
-    """See the top of this file."""
+    """A way from nodes to their total; see the top of this file."""
 
     @property
     def top_level(self) -> int | None: ...
@@ -42,7 +42,7 @@ class Combine(Protocol):
 
 
 class AllReduce:
-    """The exchange's algorithm; each worker has one sum."""
+    """The way by the exchange's algorithm; each worker has one sum."""
 
     top_level = None
     takes_nodes = False
@@ -72,8 +72,8 @@ class Fold:
 
 
 class Compressed:
-    """Nodes of one level of the tree, each encoded on its own, on one worker as on many. What a
-    codec keeps back for the next step is part of a mean, whose weight may be another then.
+    """The way of a compressor: nodes of one level of the tree, each encoded on its own, on one
+    worker as on many. A codec keeps back part of a mean, for the next step may have another weight.
     """
 
     takes_nodes = True
@@ -108,7 +108,7 @@ Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
 
 
 class Hooked:
-    """A DDP communication hook, torch's or anyone's, in place of an exchange of ours."""
+    """The way by a DDP communication hook, torch's or a user's, in place of our exchange."""
 
     top_level = None
     takes_nodes = False
@@ -146,7 +146,7 @@ class Hooked:
 
 
 class HookBucket:
-    """What a hook sees of a bucket: the methods of `torch.distributed.GradBucket`."""
+    """A bucket as a hook sees it, with the methods of `torch.distributed.GradBucket`."""
 
     def __init__(
         self, bucket: Bucket, index: int, is_last: bool, parameters: Sequence[Tensor]
@@ -170,7 +170,9 @@ class HookBucket:
         self._buffer = buffer
 
     def gradients(self) -> list[Tensor]:
-        """Contiguous in any memory format, as DDP cuts them: hooks take `view`s of them."""
+        """The gradients, each contiguous whatever its memory format, as DDP cuts them: hooks take
+        `view`s of them.
+        """
         starts = [self._bucket.start(member) for member in self._bucket.members]
         return [
             self._buffer[start : start + view.numel()].view(view.shape)

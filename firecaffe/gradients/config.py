@@ -10,10 +10,10 @@ from firecaffe.exchange.order import keeps_tree_order
 NO_COMPRESSOR = "none"
 
 TIMEOUTS_S = (0.1, 1e6)
-"""Below, ranks could not even meet; above, no clock of the system can count it."""
+"""The range of time-outs: below, ranks could not even meet; above, no system clock can count."""
 
 MOST_LEVEL = 20
-"""A million micro-batches a node."""
+"""The highest level: a node of a million micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ExchangeConfig:
 
 
 def check_exchange(config: ExchangeConfig) -> None:
-    """Raises: RecipeError if a word cannot be, or two cannot be together."""
+    """Checks the section. Raises: RecipeError if a word, or two together, are not possible."""
     # Codecs load torch, which the meaning of a recipe's words does not need.
     from firecaffe.gradients.compressors import COMPRESSORS
 
@@ -90,7 +90,7 @@ def check_exchange(config: ExchangeConfig) -> None:
 
 
 def check_timeout(word: str, timeout_s: float) -> None:
-    """Raises: RecipeError if it is no time that one can wait; NaN is none."""
+    """Checks a time-out. Raises: RecipeError if nobody can wait for so long; NaN is no time."""
     least, most = TIMEOUTS_S
     if not least <= timeout_s <= most:
         raise RecipeError(f"{word} is {timeout_s:g}; it must be {least:g} to {most:g} seconds")

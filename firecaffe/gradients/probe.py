@@ -22,7 +22,7 @@ from firecaffe.gradients.buffers import BufferChanges
 
 @dataclass(frozen=True)
 class Probe:
-    """What the probe micro-batch gave."""
+    """The result of the probe micro-batch."""
 
     digest: str
     """SHA-256 of its loss and gradients on this rank."""

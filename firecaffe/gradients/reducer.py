@@ -42,7 +42,7 @@ from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.queue import queue_of
 
 Leaf = list[Tensor]
-"""One tensor for each parameter, then the tail's."""
+"""The tensors of one micro-batch: one for each parameter, then the tail's."""
 
 
 class GradientReducer:
@@ -96,7 +96,7 @@ class GradientReducer:
             for member, view in zip(bucket.members, bucket.views, strict=True)
         }
         self.codec_memory: CodecMemory | None = None
-        """What a compressor keeps back of this rank's nodes."""
+        """The compressor's memory of this rank's nodes; None without one."""
         self._combine: Combine
         if route.way == CODEC:
             layouts = [layout_of(bucket, list(parameters)) for bucket in self.buckets]
@@ -144,7 +144,7 @@ class GradientReducer:
         self.exchange.close()
 
     def begin_step(self, total_weight: float) -> None:
-        """total_weight: what the sums are divided by, once, at the root."""
+        """Begins a step. total_weight: the divisor of the sums, used once, at the root."""
         self._total_weight = total_weight
         top_level = self._combine.top_level
         self._counter: TreeSum[Leaf] = TreeSum(self.num_leaves, _add_in_place, top_level)
@@ -170,8 +170,8 @@ class GradientReducer:
     def add_last(
         self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor], counts: Tensor
     ) -> None:
-        """The same for this worker's last micro-batch of the step, during whose backward each
-        bucket leaves as soon as it is complete. counts: those of all this worker's micro-batches.
+        """Adds this worker's last micro-batch of the step. During its backward each bucket leaves
+        as soon as it is complete. counts: those of all this worker's micro-batches.
         """
         self._merged, self._node = self._counter.take_completed(Node(0, leaf))
         if not self._combine.takes_nodes:
@@ -238,7 +238,8 @@ class GradientReducer:
             self._send_ready_buckets(None)
 
     def _send_ready_buckets(self, tail: Sequence[Tensor] | None) -> None:
-        """Takes the next buckets, in order, that are complete; all, once backward brought the tail.
+        """Sends the next buckets, in order, that are complete; all, once backward has brought the
+        tail.
 
         tail: the tail's tensors and the counts. Without them no bucket that holds one is complete.
         """
@@ -291,8 +292,8 @@ class GradientReducer:
         return [*nodes, (self._node, bucket.flat)]
 
     def _to_mean(self, index: int, nodes: list[tuple[Node, Tensor]]) -> None:
-        """The bucket's gradients become the mean of all workers', its tail the sum. It is here that
-        a step is divided by its weight.
+        """Turns the bucket's gradients into the mean of all workers', its tail into the sum. This
+        is the one place that divides a step by its weight.
         """
         bucket = self.buckets[index]
         own = gradients_of(bucket, len(self.parameters))

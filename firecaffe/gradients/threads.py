@@ -20,7 +20,7 @@ Span = tuple[Mark, Mark]
 """The marks at which an exchange begins and ends."""
 
 LOOK_S = 0.1
-"""How often a step that waits for others looks whether one is lost."""
+"""Seconds between two looks of a waiting step whether a rank is lost."""
 
 
 class ExchangeThreads:
@@ -39,8 +39,8 @@ class ExchangeThreads:
         self._futures.append(self._lanes[index % len(self._lanes)].submit(run))
 
     def finish(self) -> tuple[Span, ...]:
-        """Returns when all that was submitted is done, or queued on a device that works behind;
-        what this thread queues from here on comes after it.
+        """Waits until all that was submitted is done, or queued on a device that works behind; what
+        this thread queues from here on comes after it.
 
         Raises: PeerLostError; what a thread has met.
         """
@@ -53,7 +53,7 @@ class ExchangeThreads:
         return spans
 
     def raise_failure(self) -> None:
-        """Raises: what a thread has met."""
+        """Raises the error that a thread has met, if any."""
         for lane in self._lanes:
             if lane.failure is not None:
                 raise lane.failure
@@ -64,8 +64,8 @@ class ExchangeThreads:
             lane.close(wait)
 
     def _wait(self) -> None:
-        """A thread may never come to its end: for one that waits for a lost rank the watch does,
-        and what another has met is raised at once.
+        """Waits for the threads. One that waits for a lost rank may never end: then the watch
+        tells, and the error that another thread has met is raised at once.
         """
         watch = self._world.watch
         pending = set(self._futures)
@@ -77,7 +77,7 @@ class ExchangeThreads:
             self.raise_failure()
 
     def _run(self, work: Callable[[], None], tensors: list[Tensor], ready: Mark) -> Span:
-        """Does the work, in a thread."""
+        """Does a bucket's work, in a thread."""
         with self._queue.beside(tensors):
             self._queue.wait(ready)
             begin = self._queue.mark()
@@ -86,7 +86,7 @@ class ExchangeThreads:
 
 
 def begin_thread(device: torch.device) -> None:
-    """What a thread that exchanges does first."""
+    """Prepares a thread that exchanges."""
     # Threads of its own would take cores from backward, which runs at the same time.
     torch.set_num_threads(1)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What a step's tree came to, and when."""
+"""The totals of a step's tree, and their times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Totals:
     summed: Mark
     """The end of backward and of the last exchange."""
     spans: tuple[Span, ...]
-    """Those of all exchanges."""
+    """The marks at the beginning and end of each exchange."""
 
     @property
     def exposed_s(self) -> float:

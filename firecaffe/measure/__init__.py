@@ -1,1 +1,1 @@
-"""The machine as it is: links, exchanges, steps and input, measured."""
+"""Measures the machine: links, exchanges, steps and input."""

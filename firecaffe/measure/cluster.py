@@ -1,4 +1,4 @@
-"""A cluster looked over: what each rank has, and the link between every two hosts.
+"""Measures a cluster: what each rank has, and the link between every two hosts.
 
 Pairs are measured in turns like a round-robin tournament: in each turn every host plays one other,
 so that a cluster of n hosts takes n - 1 turns, and no two measurements share a port.
@@ -37,24 +37,24 @@ REPETITIONS = 7
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What one rank found where it is."""
+    """The facts that one rank has found about its place."""
 
     rank: int
     host: str
     group: str
-    """What its launcher calls its host."""
+    """The launcher's name for its host."""
     versions: str
     device: str
     memory_bytes: int
     free_memory_bytes: int
     free_disk_bytes: int
     clock_s: float
-    """Its clock, less the first rank's, at one moment."""
+    """Its clock less the first rank's, at one moment."""
     clock_error_s: float
     matrix_flops: tuple[float, ...]
     """FLOP/s of each repetition of a float32 matrix product, all ranks at once."""
     copy_bytes_per_s: tuple[float, ...]
-    """Bytes read and written."""
+    """Bytes read and written in a second."""
     file_write_bytes_per_s: float
     file_read_bytes_per_s: float
 
@@ -69,7 +69,7 @@ class PairLink(Link):
 def look_over(
     world: World, folder: Path, device_name: str, say: Callable[[str], None]
 ) -> list[RankFacts]:
-    """What every rank has and does; all ranks get all. folder: where files are written to.
+    """Measures every rank and the links; all ranks get all. folder: where files are written to.
 
     Raises: OSError if a file cannot be written there, on the rank that cannot; PeerLostError.
     """
@@ -106,14 +106,14 @@ def look_over(
 
 
 def _facts(words: dict[str, Any]) -> RankFacts:
-    """JSON knows no tuples."""
+    """The facts from JSON, which knows no tuples."""
     rates = {name: tuple(words[name]) for name in ("matrix_flops", "copy_bytes_per_s")}
     return RankFacts(**{**words, **rates})
 
 
 def links_of(world: World, places: Sequence[object], say: Callable[[str], None]) -> list[PairLink]:
-    """The links between hosts, one rank of each for all, and one within the first host that has
-    two ranks. places: of the ranks. All ranks get all.
+    """Measures the links between hosts, by one rank of each, and one link within the first host
+    that has two ranks. places: those of the ranks. All ranks get all.
     """
     firsts = [rank for rank, place in enumerate(places) if place not in places[:rank]]
     turns = tournament(firsts)
@@ -166,7 +166,7 @@ def _measure(world: World, first: int, second: int, in_host: bool) -> PairLink:
 
 
 def _clock(world: World) -> tuple[float, float]:
-    """This clock less the first rank's, and half the time in which both were asked."""
+    """Measures this clock less the first rank's, and half the time in which both were asked."""
     best = float("inf"), 0.0
     for _ in range(5):
         gather_text(world, "")
@@ -204,7 +204,7 @@ def _copy_rates(device: torch.device) -> list[float]:
 
 
 def _file_rates(folder: Path, rank: int) -> tuple[float, float]:
-    """Bytes/s to write and sync a file, and to read it again past the page cache."""
+    """Measures bytes/s to write and sync a file, and to read it again past the page cache."""
     path = folder / f".firecaffe-check-{socket.gethostname()}-{os.getpid()}-{rank}"
     data = os.urandom(1 << 20) * (FILE_BYTES >> 20)
     try:

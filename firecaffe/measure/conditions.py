@@ -1,4 +1,4 @@
-"""What else went on while something was measured: the host's processors and its TCP."""
+"""The conditions of a measurement: the load of the host's processors, and its TCP."""
 
 import time
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a host was like between two moments; shares are of all its processors."""
+    """The conditions of a host between two moments; shares are of all its processors."""
 
     congestion_control: str | None
     cpu_busy_share: float

@@ -22,8 +22,8 @@ ROUNDING = {
     # Half a step of 1/127 of the row's largest, which its norm is not below, in each element.
     "int8": sqrt(ROW) / 254,
 }
-"""Errors of codecs by rows: the L2 norm of what one encoding loses is at most so much of the
-vector's.
+"""The errors of codecs by rows: the L2 norm of what one encoding loses over the vector's norm, at
+most.
 """
 
 
@@ -40,7 +40,7 @@ def error_bound(name: str, num_elements: int) -> float:
 
 
 def make_encoders(names: Sequence[str]) -> dict[str, Encoder]:
-    """What sums vectors through these compressors, by name."""
+    """Makes the sums through these compressors, by name."""
 
     def encoder(name: str) -> Encoder:
         return lambda world, num_elements: OneNodeEach(world, name, num_elements)
@@ -65,12 +65,12 @@ class OneNodeEach:
         self.wire_bytes = 0
 
     def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A vector of zeros, as long as was said."""
+        """A vector of zeros, of the length given before."""
         self._flat = torch.zeros(padded(num_elements), dtype=dtype, device=device)
         return self._flat[:num_elements]
 
     def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
-        """vector: what `empty` gave last."""
+        """Sums in place. vector: the one that `empty` returned last."""
         before = self._wire.world.traffic.sent_bytes or 0
         total = self._compressor.reduce(0, [(self._rank, self._flat)], self._wire)
         vector.copy_(total[: self._num_elements])
@@ -78,7 +78,7 @@ class OneNodeEach:
         self.wire_bytes = (self._wire.world.traffic.sent_bytes or 0) - before
 
     def alone(self, vectors: Sequence[Tensor]) -> Tensor:
-        """The sum without memory, as all ranks' first one is."""
+        """The sum without memory, as the first of all ranks is."""
         missing = padded(self._num_elements) - self._num_elements
         nodes = [torch.nn.functional.pad(vector, (0, missing)) for vector in vectors]
         wire = NodeWire(World(0, 1, vectors[0].device), len(vectors))
@@ -87,11 +87,11 @@ class OneNodeEach:
 
 
 def padded(num_elements: int) -> int:
-    """Whole rows."""
+    """The number of elements, rounded up to whole rows."""
     return -(-num_elements // ROW) * ROW
 
 
 def layout(num_elements: int) -> Layout:
-    """One parameter, a matrix as nearly square as can be: where low rank has the least to send."""
+    """The layout of one parameter, a matrix as nearly square as possible: low rank sends least."""
     rows = next(rows for rows in range(isqrt(num_elements), 0, -1) if num_elements % rows == 0)
     return Layout(("vector",), ((0, num_elements),), ((rows, num_elements // rows),))

@@ -36,21 +36,21 @@ from firecaffe.transport.link import finish
 from firecaffe.transport.local import LocalRanks
 
 WARM_UP = 1
-"""Repetitions of each size before those that count; the check's own calls come before them."""
+"""Repetitions of each size before those that count; the calls of the check come first."""
 
 
 GROUP, MEMORY, BOTH = "group", "memory", "both"
-"""What a sum goes through: the backend's process group, the memory that ranks of one host share, or
-that within hosts and the group between them.
+"""The ways of a sum: the backend's process group; the memory that ranks of one host share; that
+within hosts and the group between them.
 """
 
 Encoder = Callable[[World, int], EncodedSum]
-"""(world, elements) to a sum of vectors of so many elements; called by all ranks."""
+"""(world, elements) -> a sum of vectors of so many elements; called by all ranks."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One exchange at one size. A sample is the time of the slowest rank in one repetition."""
+    """The times of one exchange at one size. A sample is the slowest rank's in a repetition."""
 
     algorithm: str
     world_size: int
@@ -58,7 +58,7 @@ class Timing:
     samples_s: tuple[float, ...]
     through: str = GROUP
     wire_bytes: int | None = None
-    """One way through the busiest rank in one sum; None if only the backend knows."""
+    """Bytes one way through the busiest rank in one sum; None if only the backend knows."""
     is_encoded: bool = False
     bits_checked: bool = False
     """Whether it gave the tree's own bits; see `check_exchange.checks_bits`."""
@@ -69,16 +69,16 @@ class Timing:
 
     @property
     def algbw_bytes_per_s(self) -> float:
-        """Source: nccl-tests, doc/PERFORMANCE.md: size / time."""
+        """Size / time. Source: nccl-tests, doc/PERFORMANCE.md."""
         return self.size_bytes / self.time_s
 
     @property
     def busbw_bytes_per_s(self) -> float:
-        """Source: nccl-tests, doc/PERFORMANCE.md: algbw · 2 (p - 1) / p for an all-reduce."""
+        """algbw · 2 (p - 1) / p, for an all-reduce. Source: nccl-tests, doc/PERFORMANCE.md."""
         return self.algbw_bytes_per_s * 2 * (self.world_size - 1) / self.world_size
 
     def ratio_to(self, control: "Timing") -> float:
-        """Median over repetitions of this time / the control's in the same repetition."""
+        """The median over repetitions of this time / the control's in the same repetition."""
         pairs = zip(self.samples_s, control.samples_s, strict=True)
         return statistics.median(own / other for own, other in pairs)
 
@@ -92,11 +92,11 @@ class Timing:
 
 @dataclass
 class _OwnTimes:
-    """What one rank found of one way to a sum at one size."""
+    """The times of one rank for one way to a sum at one size."""
 
     samples_s: list[float]
     digests: list[str]
-    """Digests of what each repetition of an encoded sum came to."""
+    """The digests of an encoded sum's results, by repetition."""
     wire_bytes: int
 
 
@@ -158,7 +158,9 @@ def time_exchanges(
 def _timing(
     name: str, route: Route | None, size_bytes: int, by_rank: Sequence[_OwnTimes]
 ) -> Timing:
-    """route: None of an encoded sum. Raises: NotIdenticalError if ranks ended in different bits."""
+    """Puts the ranks' times together. route: None for an encoded sum. Raises: NotIdenticalError if
+    ranks ended in different bits.
+    """
     samples_s = _slowest([times.samples_s for times in by_rank])
     ranks, size = len(by_rank), size_bytes // BYTES_PER_ELEMENT
     if route is None:
@@ -177,7 +179,7 @@ def _timing(
 
 
 def way_of(route: Route, num_elements: int) -> tuple[str, int | None]:
-    """What a float32 sum goes through, and bytes one way through the busiest rank's port."""
+    """The way of a float32 sum, and the bytes one way through the busiest rank's port."""
     if route.algorithm == NATIVE:
         return GROUP, None
     if route.shares_memory and route.senders == 1:
@@ -191,7 +193,7 @@ def way_of(route: Route, num_elements: int) -> tuple[str, int | None]:
 def _time_size(
     world: World, make: Callable[[int], SumsByName], size_bytes: int, repetitions: int
 ) -> tuple[dict[str, _OwnTimes], str]:
-    """What this rank found by name; and the first wrong sum, if any."""
+    """This rank's times by name, and the first wrong sum, if any."""
     num_elements = size_bytes // BYTES_PER_ELEMENT
     own = summand(world.rank, world.world_size, num_elements).to(world.device)
     expected = true_sum(world.world_size, num_elements).to(world.device)

@@ -1,4 +1,4 @@
-"""What a check has found: what stands out of it, and the cluster file that it makes."""
+"""The results of a check: what stands out in them, and the cluster file made of them."""
 
 import dataclasses
 from collections import defaultdict
@@ -23,18 +23,18 @@ from firecaffe.transport.exchange import LANES
 
 ALPHA = 0.01
 LEAST_RATIO = 0.9
-"""Ratio of a rate to the others' median: what is nearer to them than that is not named."""
+"""The ratio of a rate to the others' median above which the rate is not named."""
 
 MOST_CLOCK_DIFFERENCE_S = 1.0
 LEAST_FREE_SHARE = 0.1
-"""Share of a host's memory; a host with less than that free is told of."""
+"""The share of a host's memory that should be free; a host with less is named."""
 
 USUAL_OVERHEAD_S = 2e-5
 
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """All that was measured."""
+    """All measurements of a cluster."""
 
     ranks: list[RankFacts]
     links: list[PairLink]
@@ -44,11 +44,11 @@ class MeasuredCluster:
     exchanges: dict[str, dict[int, float]]
     """Seconds by exchange and bytes."""
     slowdown: float
-    """How much slower computing is beside an exchange; see `plan.cluster.Device`."""
+    """The slowdown of computing beside an exchange; see `plan.cluster.Device`."""
 
 
 def findings(found: MeasuredCluster) -> list[str]:
-    """What a user should know, one thing a line; nothing if all is well."""
+    """Lines for the user, one finding each; none if all is well."""
     lines = []
     versions = defaultdict(list)
     for rank in found.ranks:
@@ -81,7 +81,7 @@ def findings(found: MeasuredCluster) -> list[str]:
 def _slow_links(
     between: Mapping[tuple[int, int], Sequence[float]], hosts: Mapping[int, str]
 ) -> list[str]:
-    """A rank whose links are slower than those between all others; else single links."""
+    """Names a rank whose links are slower than those between all others; else single links."""
     ends = sorted({rank for pair in between for rank in pair})
     of_ranks = {
         rank: (
@@ -110,7 +110,7 @@ Samples = Sequence[Sequence[float]]
 
 
 def slower(samples: Mapping[int, Sequence[float]]) -> dict[int, tuple[float, float]]:
-    """Those whose rates are below all others' beyond the noise: (own, others') medians."""
+    """Those whose rates are below all others' beyond the noise, with (own, others') medians."""
     return _slower(
         {
             name: ([own], [rates for other, rates in samples.items() if other != name])
@@ -183,8 +183,9 @@ def _middle(rows: Sequence[StepTimes]) -> StepTimes:
 
 
 def _jitter(steps: Sequence[Sequence[StepTimes]]) -> float:
-    """A micro-batch's standard deviation over its mean, of the median rank: a normal one's middle
-    four fifths are 2.56 of it wide. A step's is less: each of its micro-batches varies for itself.
+    """The median rank's standard deviation of a micro-batch's time over its mean. The middle four
+    fifths of normal samples are 2.56 of it wide. A step's is less, for its micro-batches vary
+    independently.
     """
     spreads = [
         relative_spread(row.compute_s) * sqrt(row.micro_batches)
@@ -218,7 +219,7 @@ def _link(name: str, pairs: Sequence[PairLink], group: int) -> Link:
 
 
 def _with_exchanges(cluster: Cluster, found: MeasuredCluster) -> Cluster:
-    """Each exchange's efficiency: what the links would give, over what was measured."""
+    """Adds each exchange's efficiency: the time by the links alone, over the measured time."""
     if not found.exchanges:
         return cluster
     network = Network(cluster.links, len(found.ranks))

@@ -1,4 +1,4 @@
-"""The stages of the input, each in time by itself and all together.
+"""Times the stages of the input, each by itself and all together.
 
 Each stage has all threads and nothing else to do: what it is given lies in memory. Storage is read
 cold (the system is asked to forget the files first) and warm, one sample at a time in random order,
@@ -41,13 +41,13 @@ B = TypeVar("B")
 
 REPETITIONS = 3
 DECODED_IMAGES = 200
-"""Images that lie in memory at a time: half a megabyte each, or more."""
+"""The number of images in memory at a time: half a megabyte each, or more."""
 BATCH = 32
 
 
 @dataclass(frozen=True)
 class Stage:
-    """How many images a second."""
+    """A stage and its images per second."""
 
     name: str
     images_per_s: float
@@ -62,18 +62,18 @@ class StoredImages:
     read: Callable[[int], bytes]
     samples: list[int]
     files: list[Path]
-    """Which hold them; none of a remote address."""
+    """The files that hold them; none if the address is remote."""
 
 
 def sample(count: int, most: int) -> list[int]:
-    """Numbers of so many images at most, at random."""
+    """Draws the numbers of so many images at most, at random."""
     return hash64(0, Stream.ORDER, torch.arange(count)).argsort()[:most].tolist()
 
 
 def encoded_stages(
     source: Encoded, found: StoredImages, threads: int, config: DataConfig, device: torch.device
 ) -> list[Stage]:
-    """The stages of photos: storage, decode, crop and resize, batch, device, and all together."""
+    """Times the stages of photos: storage, decode, crop and resize, batch, device, all together."""
     with ThreadPoolExecutor(threads) as pool:
         stages, contents = _storage(found, pool)
         contents = list(filter(_is_whole, contents))
@@ -104,7 +104,7 @@ def encoded_stages(
 def raw_stages(
     part: PackedPart, found: StoredImages, threads: int, config: DataConfig, device: torch.device
 ) -> list[Stage]:
-    """The stages of pixels: storage, batch, device."""
+    """Times the stages of pixels: storage, batch, device."""
     with ThreadPoolExecutor(threads) as pool:
         stages, contents = _storage(found, pool)
     shape = part.shape
@@ -115,7 +115,7 @@ def raw_stages(
 def formats(
     found: StoredImages, shape: tuple[int, ...], threads: int, beside: Path
 ) -> dict[str, float]:
-    """Images a second from storage, cold, of the same images as files and as shards.
+    """Times storage, cold, for the same images as files and as shards: images per second of each.
 
     Both are written anew, one after the other: what lies below the system (a disk's own cache, a
     virtual machine's host) keeps what was written last, and would favor one of them. shape: of raw
@@ -130,7 +130,7 @@ def formats(
 
 
 def _as_folder(found: StoredImages, shape: tuple[int, ...], folder: Path) -> StoredImages:
-    """One file each."""
+    """Writes images as one file each."""
     for number, each in enumerate(found.samples):
         (folder / f"{number:06d}").write_bytes(found.read(each))
     os.sync()
@@ -139,7 +139,7 @@ def _as_folder(found: StoredImages, shape: tuple[int, ...], folder: Path) -> Sto
 
 
 def _as_shards(found: StoredImages, shape: tuple[int, ...], folder: Path) -> StoredImages:
-    """Packed."""
+    """Writes images packed into shards."""
     sizes = [len(found.read(each)) for each in found.samples]
     names = [str(each) for each in found.samples]
     part = Part(names, [0] * len(names), sizes, lambda place: found.read(found.samples[place]))
@@ -155,7 +155,7 @@ def _as_shards(found: StoredImages, shape: tuple[int, ...], folder: Path) -> Sto
 
 @contextmanager
 def _scratch(beside: Path) -> Iterator[Path]:
-    """A folder on the same disk, if that can be written to."""
+    """Makes a folder on the same disk, if that can be written to."""
     is_ours = os.access(beside, os.W_OK)
     with tempfile.TemporaryDirectory(dir=beside if is_ours else None) as folder:
         yield Path(folder)
@@ -177,7 +177,7 @@ def _storage(found: StoredImages, pool: ThreadPoolExecutor) -> tuple[list[Stage]
 
 @contextmanager
 def _cold(files: Iterable[Path]) -> Iterator[bool]:
-    """Whether the system could be asked to forget these files, which are then read anew."""
+    """Asks the system to forget these files, so that they are read anew. Returns whether it can."""
     is_cold = hasattr(os, "posix_fadvise")
     count = 0
     for path in files if is_cold else ():
@@ -188,7 +188,7 @@ def _cold(files: Iterable[Path]) -> Iterator[bool]:
 
 
 def _rate(pool: ThreadPoolExecutor, work: Callable[[A], B], given: Sequence[A]) -> float:
-    """Images a second: the median over repetitions, by all threads."""
+    """Times a stage by all threads: images per second, the median over repetitions."""
     rates = []
     for _ in range(REPETITIONS):
         start = time.perf_counter()
@@ -213,7 +213,7 @@ def _mean(contents: Sequence[bytes]) -> float:
 def _batch_and_device(
     images: Sequence[Tensor], config: DataConfig, device: torch.device
 ) -> list[Stage]:
-    """The stages that one thread does by itself, as in a training."""
+    """Times the stages that one thread does by itself, as in a training."""
     parts = [images[at : at + BATCH] for at in range(0, len(images) - BATCH + 1, BATCH)] or [images]
     count = sum(map(len, parts))
 
@@ -242,7 +242,7 @@ def _together(
     device: torch.device,
     repetitions: int = REPETITIONS,
 ) -> Stage:
-    """All stages together, as a training takes its batches."""
+    """Times all stages together, as a training takes its batches."""
     order = SampleOrder(0, len(dataset), BATCH, BATCH)
     rates = []
     for repetition in range(repetitions):

@@ -1,4 +1,4 @@
-"""Is it the sum? Vectors whose sum over ranks is known, and exchanges held against it."""
+"""Checks exchanges against vectors whose sum over ranks is known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -38,13 +38,13 @@ class EncodedSum(Protocol):
 
     @property
     def wire_bytes(self) -> int:
-        """What this rank sent in the last sum."""
+        """The bytes that this rank sent in the last sum."""
 
     def empty(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The vector to be summed."""
 
     def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
-        """vector, which `empty` has made, becomes the sum over ranks."""
+        """Turns `vector`, which `empty` has made, into the sum over ranks."""
 
     def alone(self, vectors: Sequence[Tensor]) -> Tensor:
         """The first sum, of all ranks' vectors, in this process."""
@@ -103,7 +103,7 @@ def check_exchanges(world: World, make: Callable[[int], SumsByName], sizes: Sequ
 
 
 def stop_at_fault(world: World, fault: str) -> None:
-    """Raises: NotIdenticalError, on every rank, if one of them has found a fault."""
+    """Raises NotIdenticalError on every rank if one of them has found a fault."""
     for rank, stated in enumerate(gather_text(world, fault)):
         if stated:
             raise NotIdenticalError(f"{stated} on rank {rank}; no time of a wrong sum is shown")
@@ -122,7 +122,7 @@ def difference(found: Tensor, expected: Tensor) -> str:
 
 
 def _fault_at(world: World, sums: SumsByName, num_elements: int) -> str:
-    """What the first exchange that is wrong on this rank did wrong; all have had their turn."""
+    """The fault of the first exchange that is wrong on this rank; all have had their turn."""
     ranks = range(world.world_size)
     exchanges = {name: way for name, way in sums.items() if isinstance(way, Exchange)}
     names = [name for name, way in exchanges.items() if checks_bits(way.route, num_elements)]

@@ -1,4 +1,4 @@
-"""The time of a micro-batch, and the memory of its outputs, by type of layer.
+"""Measures a micro-batch's time, and the memory of its outputs, by type of layer.
 
 Time is that of the operations that torch's profiler saw, forward and backward; memory is that of
 the layers' outputs, which backward needs.
@@ -24,7 +24,7 @@ OPERATIONS = {
     "activation": r"relu|threshold|softmax|sigmoid|tanh|clamp",
     "dropout": r"dropout|bernoulli",
 }
-"""Type by what an operation's name contains; the first that fits. All others are `other`."""
+"""Types by what an operation's name contains; the first that fits counts. Others are `other`."""
 
 MODULES = {
     "convolution": r"Conv",
@@ -50,7 +50,7 @@ class LayerTypes:
 
 
 def by_layer_type(recipe: Recipe, device: torch.device, micro_batch_size: int) -> LayerTypes:
-    """PASSES forwards and backwards under torch's profiler, after one without."""
+    """Runs PASSES forwards and backwards under torch's profiler, after one without."""
     work = workload_of(recipe)
     model = build_model(recipe.model.name, work.num_classes, work.input_CHW[0]).to(device)
     images = torch.randn(micro_batch_size, *work.input_CHW, device=device)

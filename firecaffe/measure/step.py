@@ -40,16 +40,14 @@ from firecaffe.transport.local import LocalRanks
 from firecaffe.transport.worker import Worker
 
 MOST_MICRO_BATCHES = 4
-"""Micro-batches of a timed step: what a step costs besides them is no more than a part of each
-then.
-"""
+"""The most micro-batches of a timed step: then the rest of a step is a small part of each."""
 
 FEWEST_STEPS, WARM_UP = 7, 2
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The steps of one micro-batch size. Samples are of one micro-batch, in seconds."""
+    """The times of steps of one micro-batch size. Samples are seconds of one micro-batch."""
 
     micro_batch_size: int
     micro_batches: int
@@ -58,7 +56,7 @@ class StepTimes:
     data_s: tuple[float, ...]
     update_s: tuple[float, ...]
     memory_bytes: int
-    """The most that was in use: of the GPU, or of this process."""
+    """The most memory in use: the GPU's, or this process's."""
 
     @property
     def images_per_s(self) -> float:
@@ -84,7 +82,7 @@ def time_steps(
     least_s: float,
     micro_batches: int = MOST_MICRO_BATCHES,
 ) -> StepTimes:
-    """Steps of so many micro-batches for `least_s` seconds, and FEWEST_STEPS at least."""
+    """Times steps of so many micro-batches for `least_s` seconds, and FEWEST_STEPS at least."""
     train = dataclasses.replace(
         recipe.train,
         micro_batch_size=micro_batch_size,
@@ -153,10 +151,11 @@ def time_steps_beside_exchange(
     least_s: float,
     micro_batches: int,
 ) -> StepTimes:
-    """The same while vectors of a bucket's length are summed over all ranks, one after the other.
+    """Times steps while vectors of a bucket's length are summed over all ranks, one after the
+    other.
 
-    In shared memory if local ranks have it; else by ring, which keeps all ports busy both ways,
-    so that a tree's ranks lose less. Raises: PeerLostError.
+    They are summed in shared memory if local ranks have it; else by ring, which keeps all ports
+    busy both ways, so that a tree's ranks lose less. Raises: PeerLostError.
     """
     exchange = Exchange.of_vectors(world, "ring" if local is None else "tree", local)
     vector = exchange.empty(max(1, recipe.exchange.bucket_bytes // 4), torch.float32, world.device)

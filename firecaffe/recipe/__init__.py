@@ -1,1 +1,1 @@
-"""A run as words: its sections, what they may be, and what of them decides bits."""
+"""The recipe of a run: its sections, the words in them, and which of them decide bits."""

@@ -1,4 +1,4 @@
-"""What of a recipe decides bits, and what a search has ended in; a recipe's words as a file."""
+"""The words of a recipe that decide bits, the digest that a search ends in, and a recipe's file."""
 
 import dataclasses
 import hashlib

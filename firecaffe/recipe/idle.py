@@ -10,7 +10,7 @@ from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 
 NOT_DEFAULT = ()
-"""Whatever is not the other word's default."""
+"""Stands for any value but the other word's default."""
 
 COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "data.path": ("data.name", ("fashion-mnist", "mnist", "cifar10", "folder", "packed")),

@@ -20,11 +20,11 @@ from firecaffe.solvers.policy import batch_scale, learning_rate
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who trains, as far as a run's course depends on it."""
+    """The ranks that train, as far as a run depends on them."""
 
     world_size: int = 1
     per_host: int = 1
-    """1 if hosts differ."""
+    """The number of ranks of each host; 1 if hosts differ."""
     share_memory: bool = False
     """Whether ranks of one host may add in memory."""
 
@@ -37,9 +37,9 @@ class Run:
     """The recipe as it was written."""
     ranks: Ranks
     order: SampleOrder
-    """Which samples each micro-batch of each step has."""
+    """The order of samples: those of each micro-batch of each step."""
     deciding: Mapping[str, Any]
-    """What decides bits, by name: a run is only resumed with the same."""
+    """The words that decide bits, by name: a run is only resumed with the same."""
     algorithm: str
     """The exchange: that of the recipe, or what `auto` has chosen."""
     hook: str = ""
@@ -57,7 +57,7 @@ class Run:
 
     @cached_property
     def route(self) -> Route:
-        """How gradients go; that of tree as long as `auto` has not chosen."""
+        """The route of the gradients; that of tree as long as `auto` has not chosen."""
         words = self.recipe.exchange
         return find_route(
             "tree" if self.algorithm == AUTO else self.algorithm,

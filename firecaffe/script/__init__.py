@@ -1,1 +1,1 @@
-"""Parts of anyone's training script: DDP with our exchange, and timings of its steps."""
+"""Parts for a user's own training script: DDP with our exchange, and timings of its steps."""

@@ -1,4 +1,4 @@
-"""Two lines in anyone's training script, and `firecaffe explain` reads where its time goes:
+"""Two lines in a user's training script, and `firecaffe explain` reads where its time goes:
 
     import firecaffe
     firecaffe.attach(model, optimizer, "runs/mine")
@@ -63,7 +63,7 @@ class Attached:
         keep(optimizer.register_step_post_hook(self._after_update).remove)
 
     def detach(self) -> None:
-        """Takes all hooks away, and closes the file."""
+        """Removes all hooks, and closes the file."""
         self._handles.close()
         self._lines.close()
 
@@ -115,7 +115,7 @@ def attach(model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> 
 
 
 def _is_of_earlier_attempt(store: Store, key: str) -> bool:
-    """Whether this script wrote there before its launcher started it again."""
+    """Whether this script wrote to the folder before its launcher started it again."""
     return store.check([key]) and int(store.get(key)) < attempt()
 
 

@@ -38,10 +38,10 @@ def _leave() -> None:
 def meet(
     group: ProcessGroup | None, device: torch.device, timeout_s: float | None
 ) -> tuple[Group, list[int]]:
-    """This rank among those of a group, by their order in it, and how many ranks each host has.
+    """Meets the ranks of a group: returns this rank among them, and the ranks of each host.
 
-    All ranks of the group must call it, and only they. group: None is that of all ranks. timeout_s:
-    None is the group's own.
+    All ranks of the group must call it, and only they. group: None is the group of all ranks.
+    timeout_s: None is the group's own.
 
     Raises: LaunchError if the ranks do not find each other.
     """
@@ -83,19 +83,19 @@ def meet(
 
 
 def timeout_of(group: ProcessGroup, device: torch.device) -> timedelta:
-    """How long a group's ranks wait for each other."""
+    """Seconds for which a group's ranks wait for each other."""
     timeout: timedelta = group._get_backend(device).options._timeout
     return timeout
 
 
 def ranks_per_host(keys: Sequence[str]) -> list[int]:
-    """Lengths of the runs of ranks with one host, in rank order. keys: each rank's host."""
+    """The lengths of the runs of ranks on one host, in rank order. keys: each rank's host."""
     return [len(list(run)) for _, run in groupby(keys)]
 
 
 def host_key() -> str:
-    """What ranks that can share memory have in common: a kernel, its network, and one place in the
-    launcher's count of hosts.
+    """A key that ranks have in common if they can share memory: a kernel, its network, and one
+    place in the launcher's count of hosts.
     """
     place = ""
     if "LOCAL_RANK" in os.environ:

@@ -38,10 +38,10 @@ from firecaffe.transport.local import meet_local_ranks
 from firecaffe.transport.worker import Worker
 
 BUCKET_BYTES = 25 * 1024 * 1024
-"""Size of DDP's buckets, unless it is told otherwise (bucket_cap_mb)."""
+"""The size of DDP's buckets, unless bucket_cap_mb sets another."""
 
 PATIENCE_S = 1.0
-"""How long the end of a program waits for a bucket that is still under way."""
+"""Seconds for which the end of a program waits for a bucket that is still under way."""
 
 GradHook = Callable[["HookState", GradBucket], Future[Tensor]]
 
@@ -70,7 +70,7 @@ class HookState:
         self.counts_ranks = False
         """Whether the mean is over the ranks that still have inputs (`torch…algorithms.Join`)."""
         self.choice: AutoChoice | None = None
-        """What exchange "auto" came to, and why."""
+        """The choice of exchange "auto", and the reason."""
         self._process_group = process_group
         self._world: Group | None = None
         self._mean: RankMean | None = None
@@ -173,7 +173,7 @@ class HookState:
 
 
 def exchange_bucket(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The hook. DDP asks for a plain function with a parameter of this name."""
+    """The hook itself. DDP asks for a plain function with a parameter of this name."""
     return state.send(bucket)
 
 
@@ -195,7 +195,7 @@ def comm_hook(
 
 
 def bucket_sizes(num_bytes: int, largest: int = BUCKET_BYTES) -> list[int]:
-    """Bytes of each bucket that DDP will cut so many bytes into."""
+    """The bytes of each bucket into which DDP will cut so many bytes."""
     whole, rest = divmod(num_bytes, largest)
     return [largest] * whole + [rest] * (rest > 0)
 

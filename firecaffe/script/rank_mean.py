@@ -25,7 +25,7 @@ from firecaffe.transport.node_wire import NodeWire
 
 @dataclass(frozen=True)
 class Bucket:
-    """What DDP tells of one of its buckets."""
+    """A bucket of DDP's, as far as DDP tells of it."""
 
     index: int
     is_last: bool
@@ -39,7 +39,7 @@ class Bucket:
 
 
 class RankMean:
-    """Means of buckets, one after the other; all ranks bring the same ones in the same order."""
+    """Takes means of buckets, one after the other; all ranks bring the same ones in one order."""
 
     def __init__(self, exchange: Exchange, compressor: str) -> None:
         self._world = exchange.world
@@ -168,6 +168,6 @@ class CodedBucket:
 
 
 def check_encodable(compressor: str, dtype: torch.dtype) -> None:
-    """Raises: RecipeError if gradients of a type cannot be encoded."""
+    """Checks a compressor. Raises: RecipeError if gradients of a type cannot be encoded."""
     if compressor != NO_COMPRESSOR and dtype != torch.float32:
         raise RecipeError(f"compressor {compressor} encodes float32 gradients; some are {dtype}")

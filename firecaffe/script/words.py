@@ -1,4 +1,4 @@
-"""What may be asked of an exchange in a script, and with which models and options of DDP's."""
+"""Checks of the words for an exchange in a script, and of its model and options of DDP."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,21 +20,21 @@ REFUSED = {
     "delay_all_reduce_named_params": "DDP sums the gradients of these parameters itself",
     "param_to_hook_all_reduce": "DDP sums the gradients of delayed parameters itself",
 }
-"""Options of DDP's that go past any communication hook: they would do so in silence."""
+"""The options of DDP with which gradients go past any communication hook, in silence."""
 
 
 class ArgumentError(RecipeError, ValueError):
-    """An argument cannot be. A ValueError, as DDP raises it. (Not every RecipeError is one: whoever
-    reads a file takes a ValueError for a damaged one.)
+    """An argument that is not possible. A ValueError, as DDP raises it. (Not every RecipeError is
+    one: whoever reads a file takes a ValueError for a damaged one.)
     """
 
 
 class NothingToTrainError(RecipeError, RuntimeError):
-    """A model has no parameter to train; DDP raises a RuntimeError of it."""
+    """The error of a model without a parameter to train; DDP raises a RuntimeError for it."""
 
 
 class SecondHookError(RecipeError, RuntimeError):
-    """A model has a communication hook already; DDP raises a RuntimeError of it."""
+    """The error of a model with a communication hook already; DDP raises a RuntimeError for it."""
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def make_optimizer(named: Mapping[str, nn.Parameter], config: SolverConfig) -> o
 
 
 def groups_of(named: Mapping[str, nn.Parameter], config: SolverConfig) -> list[dict[str, Any]]:
-    """Parameters with the same multipliers together, in the network's order.
+    """Groups parameters with the same multipliers, in the network's order.
 
     Raises: RecipeError if a pattern matches no parameter.
     """
@@ -106,7 +106,7 @@ def groups_of(named: Mapping[str, nn.Parameter], config: SolverConfig) -> list[d
 
 
 def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
-    """The learning rate of the next update, before each group's multiplier."""
+    """Sets the learning rate of the next update, before each group's multiplier."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)
 
@@ -120,7 +120,7 @@ def _matches(pattern: str, name: str, parameter: nn.Parameter) -> bool:
 
 
 def _multiplier(patterns: Mapping[str, float], name: str, parameter: nn.Parameter) -> float:
-    """The last pattern that matches counts."""
+    """The multiplier of a parameter: the last pattern that matches counts."""
     found = [value for each, value in patterns.items() if _matches(each, name, parameter)]
     return found[-1] if found else 1.0
 

@@ -1,4 +1,4 @@
-"""What an optimizer carries from step to step: tensors and numbers, by parameter and key."""
+"""An optimizer's state as pieces of a training's: tensors and numbers, by parameter and key."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from firecaffe.transport.collect import HeldPart
 
 
 class OptimizerTensors:
-    """Momentum and the like, by PARAMETER/KEY; see `training.piece.Piece`."""
+    """The tensors of an optimizer's state, by PARAMETER/KEY; see `training.piece.Piece`."""
 
     held_by_all = True
     is_result = True
@@ -37,7 +37,7 @@ class OptimizerTensors:
 
 
 class OptimizerNumbers:
-    """The rest of its state, numbers and None, by PARAMETER/KEY; see `training.piece.Numbers`."""
+    """The rest of that state, numbers and None, by PARAMETER/KEY; see `training.piece.Numbers`."""
 
     def __init__(self, model: nn.Module, optimizer: optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer

@@ -67,14 +67,14 @@ SCALES: dict[str, Callable[[float], float]] = {
 
 
 def batch_scale(solver: SolverConfig, global_batch_size: int) -> float:
-    """What base_lr is multiplied by for this batch."""
+    """The factor on base_lr for this batch."""
     if solver.scale == "none":
         return 1.0
     return SCALES[solver.scale](global_batch_size / solver.reference_batch_size)
 
 
 def rate_notes(solver: SolverConfig, global_batch_size: int, steps: int) -> list[str]:
-    """What the words have resolved to, for people, if it is not the words themselves.
+    """Notes for people on what the words have resolved to, if it is not the words themselves.
 
     steps: of the training; 0 if they are not known yet.
     """

@@ -1,4 +1,4 @@
-"""What a network is trained for: a loss to lower, and metrics to count."""
+"""The tasks that networks are trained for: a loss to lower, and metrics to count."""
 
 from firecaffe.tasks.classification import CLASSIFICATION
 from firecaffe.tasks.task import Loss, Task

@@ -10,7 +10,7 @@ from firecaffe.tasks.task import Task
 
 
 def count_correct(outputs: Any, labels: Tensor) -> Tensor:
-    """How many samples have their label first, and among the first five: float32, shape (2,)."""
+    """Counts the samples with their label first, and among the first five: float32, shape (2,)."""
     logits = logits_of(outputs)
     best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
     by_place = best.sum(0, dtype=torch.float32)

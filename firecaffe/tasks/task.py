@@ -1,5 +1,5 @@
-"""A task as the step and the evaluation see it: what a sample, an output or a metric is, it alone
-knows.
+"""A task as the step and the evaluation see it. It alone knows what a sample, an output or a metric
+is.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 Loss = Callable[[Any, Any], Tensor]
-"""(the network's outputs, targets) to the mean loss of the samples, a scalar."""
+"""(the network's outputs, targets) -> the mean loss of the samples, a scalar."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Task:
 
     loss: Loss
     metrics: tuple[str, ...]
-    """Names. The value of each is its sum over samples, divided by their number."""
+    """The names of the metrics. Each value is a sum over samples, divided by their number."""
     count: Callable[[Any, Any], Tensor]
-    """(outputs, targets) to the sums of the metrics: float32, shape (number of metrics,), whole
+    """(outputs, targets) -> the sums of the metrics: float32, shape (number of metrics,), whole
     numbers.
     """
     classes: Callable[[Any], list[int]] | None = None

@@ -1,1 +1,1 @@
-"""What moves between ranks: schedules executed, sums in shared memory, nodes kept apart."""
+"""Moves data between ranks: executes schedules, sums in shared memory, sums nodes of the tree."""

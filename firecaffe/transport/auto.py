@@ -1,6 +1,6 @@
-"""`exchange.algorithm = "auto"`: one link is measured, and the fastest exchange by that is taken.
+"""`exchange.algorithm = "auto"`: measures one link and takes the exchange that is fastest by it.
 
-Nothing is chosen where there is nothing to choose: one worker, one host whose ranks add in shared
+Nothing is measured if there is nothing to choose: one worker, one host whose ranks add in shared
 memory, a compressor or a hook that has a way of its own. That is said too, and tree is taken.
 """
 
@@ -17,7 +17,7 @@ from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
 from firecaffe.transport.link import measure_link
 
 LEAST_STREAM_S = 0.05
-"""Long beside what a shaped link lets pass unshaped, and 0.3 s in all for the five."""
+"""Seconds of a stream, long beside what a shaped link lets pass unshaped; five take 0.3 s."""
 
 
 SHARED_MEMORY = "shared memory, nothing goes between hosts"
@@ -27,21 +27,21 @@ TAKEN_BY = {
     CODEC: "compressor {route.codec} takes the gradients",
     FOLD: "fold stands in for any exchange, since shares are no subtrees",
 }
-"""What leaves nothing to choose, by the way that gradients go."""
+"""The reasons why there is nothing to choose, by the way that gradients go."""
 
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """What `auto` came to, the same on all ranks."""
+    """The choice of `auto`, the same on all ranks."""
 
     algorithm: str
     reason: str
-    """For people, in one line."""
+    """The reason for the choice, for people, in one line."""
     latency_s: float | None = None
     bandwidth_bytes_per_s: float | None = None
-    """None, as the latency, where no link was measured."""
+    """The measured bandwidth; None, as the latency, if no link was measured."""
     predicted_s: dict[str, float] | None = None
-    """Of the exchanges that there were to choose from, for all buckets of a step."""
+    """The predicted seconds for all buckets of a step, by exchange to choose from."""
 
 
 def choose_exchange(
@@ -49,7 +49,7 @@ def choose_exchange(
     sizes_bytes: Sequence[int],
     tree: Route,
 ) -> AutoChoice:
-    """What `auto` is in this world; all ranks call it and get rank 0's choice.
+    """Chooses the exchange for this world; all ranks call it and get rank 0's choice.
 
     sizes_bytes: of a step's buckets. tree: the route that tree would take.
 
@@ -81,7 +81,7 @@ def choose_exchange(
 
 
 def rank_elsewhere(places: Sequence[object]) -> int:
-    """The first rank that is not where rank 0 is; rank 1 where all are in one place."""
+    """The first rank in another place than rank 0; rank 1 if all are in one place."""
     return next((rank for rank, place in enumerate(places) if place != places[0]), 1)
 
 
@@ -92,7 +92,7 @@ def _places(world: Group) -> list[str]:
 
 
 def _nothing_to_choose(tree: Route) -> str:
-    """Why there is no choice; empty where there is one."""
+    """The reason why there is no choice; empty if there is one."""
     if tree.world_size == 1:
         return f"{AUTO}: one worker, nothing to send"
     if tree.way in TAKEN_BY:

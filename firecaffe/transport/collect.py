@@ -20,17 +20,17 @@ class HeldPart:
     """What this rank holds of a named tensor: all of it, or some rows (of dimension 0)."""
 
     tensor: Tensor
-    """The live one, no copy."""
+    """The live tensor, no copy."""
     rows: range | None = None
-    """Which rows of the whole tensor these are; None if all of it is here."""
+    """The rows of the whole tensor that these are; None if all of it is here."""
     num_rows: int = 0
-    """How many rows the whole tensor has, if only some are here."""
+    """The number of rows of the whole tensor, if only some are here."""
     order: int = 0
     """The place among the tensors of all ranks; of the same place, rank 0's come first."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The whole tensor's."""
+        """The whole tensor's shape."""
         own = tuple(self.tensor.shape)
         return own if self.rows is None else (self.num_rows, *own[1:])
 
@@ -47,7 +47,7 @@ class Whole:
     shape: tuple[int, ...]
     dtype: torch.dtype
     holders: tuple[Holder, ...]
-    """Of each row one, in the order of rows."""
+    """One holder of each row, in the order of rows."""
 
     @property
     def nbytes(self) -> int:
@@ -55,8 +55,8 @@ class Whole:
 
 
 def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
-    """The tensors of all ranks in their order, the same list on all; what several hold, the first
-    of them gives.
+    """Lists the tensors of all ranks in their order, the same list on all. If several ranks hold
+    something, the first of them gives it.
 
     Raises: AgreementError if ranks differ about a tensor, or nobody holds some of its rows;
     PeerLostError.
@@ -85,8 +85,8 @@ def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
 def collect(
     world: Group, listed: Sequence[Whole], parts: Mapping[str, HeldPart]
 ) -> Iterator[tuple[str, Tensor]]:
-    """On rank 0 the listed tensors, whole, in order, on the CPU; the others give theirs and get
-    none.
+    """Yields on rank 0 the listed tensors, whole, in order, on the CPU; the others send theirs and
+    get none.
 
     All ranks have to go through it to the end. parts: this rank's own. Raises: PeerLostError.
     """
@@ -116,7 +116,7 @@ def collect(
 
 
 def _holders(name: str, shape: tuple[int, ...], found: Sequence[Holder]) -> tuple[Holder, ...]:
-    """The first rank that holds all; else ranks that have each row once between them."""
+    """The first rank that holds all rows; else ranks that hold each row once between them."""
     for rank, rows in found:
         if rows is None:
             return ((rank, None),)
@@ -137,6 +137,6 @@ def _ends(rows: range | None) -> tuple[int, int] | None:
 
 
 def _dtype(text: str) -> torch.dtype:
-    """torch's, by what it prints."""
+    """torch's type by its printed name."""
     found: torch.dtype = getattr(torch, text.removeprefix("torch."))
     return found

@@ -26,7 +26,7 @@ PeerMessage = tuple[bool, int, Tensor]
 
 
 class UnderWay(Protocol):
-    """A message that was started."""
+    """A message that has been started."""
 
     def wait(self) -> object:
         """Returns when its memory is free again. Raises: PeerLostError."""
@@ -48,9 +48,9 @@ class PieceUnderWay:
     at_once: bool = False
     """Whether all messages of a round start in one call, and none before the round is due."""
     inputs: Mapping[int, Tensor] = field(default_factory=dict)
-    """This rank's, by number; they may be changed where this rank is the one that adds."""
+    """This rank's inputs, by number; they may be changed if this rank adds them."""
     sum_inputs: Callable[[Sequence[Tensor]], Tensor] | None = None
-    """The total of one slice of all inputs, in their order; may add in place."""
+    """A function of one slice of all inputs, in their order, to its total; may add in place."""
     _posted: int = 0
     _receiving: dict[int, list[UnderWay]] = field(default_factory=dict)
     _sending: list[tuple[int, int, UnderWay]] = field(default_factory=list)
@@ -69,13 +69,15 @@ class PieceUnderWay:
             self._sending.append((start, stop, work))
 
     def post(self) -> None:
-        """Posts the first receives, where they need not go with the first sends."""
+        """Posts the first receives, if they need not go with the first sends."""
         if self.rounds and not self.at_once:
             numbers, messages = self._receives_to_post(0)
             self._note_posted(numbers, self.start(messages))
 
     def _receives_to_post(self, index: int) -> tuple[list[int], list[PeerMessage]]:
-        """Those that are due in round `index`, with the numbers of the rounds that need them."""
+        """The receives that are due in round `index`, with the numbers of the rounds that need
+        them.
+        """
         messages: list[PeerMessage] = []
         numbers = []
         ahead = 0 if self.at_once else self.rounds[index].ahead
@@ -114,7 +116,7 @@ class PieceUnderWay:
         self._finish_sends(0, self.vector.numel())
 
     def _finish_sends(self, start: int, stop: int) -> None:
-        """What is being sent must not change."""
+        """Waits for the sends of some rounds: what is being sent must not change."""
         under_way = []
         for sent_start, sent_stop, work in self._sending:
             if sent_start < stop and start < sent_stop:
@@ -124,7 +126,7 @@ class PieceUnderWay:
         self._sending = under_way
 
     def _add(self, addition: Addition) -> None:
-        """The slice becomes the sum of itself and what arrived, by the tree over rank."""
+        """Adds to a slice what has arrived for it, by the tree over ranks."""
         own = self.vector[addition.start : addition.stop]
         length = addition.stop - addition.start
         if addition.of_inputs:
@@ -176,7 +178,7 @@ def execute(pieces: Sequence[PieceUnderWay]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkOfRanks:
-    """A process group's Work, whose errors are told in our words."""
+    """A process group's Work whose errors become PeerLostError."""
 
     work: Work
     world: Group
@@ -187,7 +189,7 @@ class WorkOfRanks:
 
 
 def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int) -> StartMessages:
-    """Messages of a backend that matches them by tag, such as Gloo.
+    """Returns what starts messages on a backend that matches them by tag, such as Gloo.
 
     ranks: which ranks of the group the schedule's are.
     """
@@ -206,7 +208,7 @@ def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int
 
 
 def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> StartMessages:
-    """Messages of a backend that must know those of a round together, such as NCCL.
+    """Returns what starts messages on a backend that wants those of a round at once, such as NCCL.
 
     It matches them by order and its Works stand for the whole call; so nothing is posted ahead.
     """

@@ -29,12 +29,14 @@ class RowCoding(Protocol):
 
 
 class NodeSum:
-    """The root over all ranks' nodes, the same bits on all ranks. Used by one thread at a time."""
+    """Computes the root over all ranks' nodes, the same bits on all ranks. Used by one thread at a
+    time.
+    """
 
     def __init__(
         self, world: Group, nodes_of_rank: Sequence[Sequence[Node]], num_leaves: int
     ) -> None:
-        """nodes_of_rank: each rank's; those of all ranks, in order, are the whole tree."""
+        """nodes_of_rank: the nodes of each rank; in order they are the whole tree."""
         self.world = world
         self.num_leaves = num_leaves
         self.nodes_of_rank = nodes_of_rank

@@ -17,11 +17,11 @@ from firecaffe.cluster.world import peers_may_be_lost
 PING_BYTES = 8
 PINGS = 100
 IN_FLIGHT = 4
-"""Messages of a stream on their way at once: the wire is never idle between two of them."""
+"""Messages of a stream under way at once: the link is never idle between two of them."""
 FIRST_STREAM_BYTES = 2**18
 MOST_MESSAGE_BYTES = 2**22
 LEAST_STREAM_S = 0.2
-"""A shaped link lets its first some 100 kB pass unshaped; a stream must be long beside them."""
+"""Seconds of a stream at least: a shaped link lets its first 100 kB or so pass unshaped."""
 STREAMS = 5
 
 
@@ -48,7 +48,7 @@ class Link:
 def measure_link(
     world: Group, first: int, second: int, least_stream_s: float = LEAST_STREAM_S
 ) -> Link:
-    """The link between two ranks as the exchange's own process group sees it.
+    """Measures the link between two ranks through the exchange's own process group.
 
     All ranks call this and get the first rank's figures; those that are neither end only wait.
 
@@ -78,7 +78,7 @@ def measure_link(
 def latency_samples_s(
     group: ProcessGroup, peer: int, starts: bool, device: torch.device, pings: int = PINGS
 ) -> list[float]:
-    """Half the time of each round trip of 8 bytes, after as many again to warm up.
+    """Measures half the time of each round trip of 8 bytes, after as many again to warm up.
 
     Both ranks call this, one of them with `starts`.
     """
@@ -104,7 +104,8 @@ def bandwidth_samples_bytes_per_s(
     least_s: float = LEAST_STREAM_S,
     streams: int = STREAMS,
 ) -> list[float]:
-    """Bytes per second of each stream, from its first byte until the receiver confirms the last.
+    """Measures bytes per second of each stream, from its first byte until the receiver confirms the
+    last.
 
     Both ranks call this, one of them with `sends`; only that one gets samples. Streams grow until
     one takes `least_s` seconds; the shorter ones warm up and are not counted.
@@ -128,7 +129,7 @@ def bandwidth_samples_bytes_per_s(
 
 
 def finish(device: torch.device) -> None:
-    """Waits until the device has done what it was given; a CPU always has."""
+    """Waits until the device has finished its work; a CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -136,7 +137,7 @@ def finish(device: torch.device) -> None:
 def _stream(
     group: ProcessGroup, peer: int, sends: bool, stream_bytes: int, device: torch.device
 ) -> float:
-    """Seconds from the first byte to the confirmation."""
+    """Sends one stream; seconds from its first byte to the confirmation."""
     message_bytes = min(MOST_MESSAGE_BYTES, -(-stream_bytes // IN_FLIGHT))
     slots = torch.zeros(IN_FLIGHT, message_bytes, dtype=torch.uint8, device=device)
     confirmation = torch.zeros(PING_BYTES, dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-"""Ranks of one host: memory that they share, and a barrier that notices who is gone.
+"""The ranks of one host: memory that they share, and a barrier that notices who is gone.
 
 Memory is anonymous (memfd), passed from process to process over sockets: it has no name, so a
 rank that is killed leaves nothing behind. Each pair of ranks has one such socket; a barrier is one
@@ -28,9 +28,9 @@ class LocalRanks:
 
     first_rank: int
     sockets: tuple[socket.socket | None, ...]
-    """To each local rank; None to itself."""
+    """The socket to each local rank; None for this one."""
     world: Group
-    """Whose watch knows more of a rank that is lost."""
+    """The world, whose watch knows more of a rank that is lost."""
 
     @property
     def size(self) -> int:
@@ -69,7 +69,7 @@ class LocalRanks:
     def share(
         self, num_elements: int, dtype: torch.dtype, own: Tensor | None = None
     ) -> list[Tensor]:
-        """One vector for each local rank, which all of them can read and write.
+        """Makes one vector for each local rank, which all of them can read and write.
 
         Every local rank must call it, in the same order. own: this rank's vector, which moves into
         shared memory with all its views; without it, or without room for it, one of zeros.
@@ -118,8 +118,8 @@ class LocalRanks:
                     raise self._lost(local_rank, error) from error
 
     def _receive(self, local_rank: int, peer: socket.socket, descriptors: int) -> list[int]:
-        """The descriptors that come with a peer's message, which is its own number, or that of
-        a rank which it has lost.
+        """Receives the descriptors that come with a peer's message. The message is the peer's own
+        number, or that of a rank which it has lost.
         """
         try:
             message, received, _, _ = socket.recv_fds(peer, 1, descriptors)
@@ -134,7 +134,7 @@ class LocalRanks:
     def _lost(
         self, local_rank: int, error: OSError | None, last_word: int | None = None
     ) -> PeerLostError:
-        """What to say of a rank that is gone; the others hear who it was.
+        """The error about a rank that is gone; tells the others which one.
 
         A rank that has lost another ends too, so whoever meets the end of it asks who was first.
         """
@@ -154,7 +154,7 @@ class LocalRanks:
         return PeerLostError(f"rank {rank}, on this host, went away")
 
     def _last_word(self, local_rank: int) -> int:
-        """The last message of a rank which has no more to say."""
+        """The last message of a rank that sends no more."""
         last = local_rank
         peer = self.sockets[local_rank]
         assert peer is not None
@@ -166,8 +166,8 @@ class LocalRanks:
 
 
 def _move(vector: Tensor) -> int | None:
-    """Moves a vector's storage, with whatever else lies in it, into shared memory; its descriptor,
-    which the storage keeps. None if it cannot be, or /dev/shm has no room.
+    """Moves a vector's storage, with whatever else lies in it, into shared memory. Returns its
+    descriptor, which the storage keeps; None if it cannot be moved, or /dev/shm has no room.
     """
     storage = vector.untyped_storage()
     try:
@@ -181,8 +181,8 @@ def _move(vector: Tensor) -> int | None:
 
 
 def ranks_per_host(world: Group) -> int:
-    """How many ranks each host has, the same on all ranks; 1 if hosts differ. Every rank must call
-    it.
+    """The number of ranks of each host, the same on all ranks; 1 if hosts differ. Every rank must
+    call it.
     """
     size = world.local_world_size
     found = gather_text(world, f"{size} {world.rank - world.local_rank}")
@@ -194,7 +194,7 @@ def ranks_per_host(world: Group) -> int:
 def meet_local_ranks(world: Group, timeout_s: float) -> LocalRanks | None:
     """Connects the ranks that torchrun's LOCAL_WORLD_SIZE puts on one host.
 
-    None, on all ranks of the world, where hosts have one rank each or not the same number, or where
+    Returns None, on all ranks of the world, if hosts have one rank each or different numbers, or if
     ranks that should share a host cannot reach each other. Every rank must call it.
     """
     size = ranks_per_host(world)

@@ -1,4 +1,4 @@
-"""Nodes of one level of the micro-batch tree, held by all ranks: their sums, and their payloads."""
+"""Sums and gathers the nodes of one level of the micro-batch tree, which all ranks hold."""
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ class NodeWire:
 
     @property
     def own_nodes(self) -> list[int]:
-        """This rank's."""
+        """The numbers of this rank's nodes."""
         return [node.index for node in self._nodes_of_rank[self.world.rank]]
 
     def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
@@ -35,7 +35,7 @@ class NodeWire:
         return self._sum(vectors)
 
     def sum_rows(self, vectors: list[Tensor], codec: RowCoding) -> Tensor:
-        """The same with nodes and total encoded on the way, by rows that stand alone."""
+        """The sum with nodes and total encoded on the way, by rows that stand alone."""
         num_elements = vectors[0].numel()
         missing = -num_elements % codec.row_elements
         if missing:

@@ -1,4 +1,4 @@
-"""When work on a device is done, told without stopping the host for it.
+"""Tells when work on a device is done, without stopping the host.
 
 A GPU works behind the host: what is called is only queued. The host marks places in that queue,
 lets one queue wait for a mark in another, and reads what has come to it a step later. A CPU has
@@ -21,7 +21,7 @@ class Mark(Protocol):
         """Whether the device has got there. Does not wait."""
 
     def seconds_after(self, earlier: Any) -> float:
-        """Between two marks that are over."""
+        """Seconds from an earlier mark to this one; both are over."""
 
 
 class Queue(Protocol):
@@ -32,19 +32,19 @@ class Queue(Protocol):
         """Whether calls return before their work is done."""
 
     def mark(self) -> Mark:
-        """Here, in the queue of the calling thread."""
+        """Marks the present place in the queue of the calling thread."""
 
     def wait(self, mark: Any) -> None:
-        """What this thread queues from here on waits for the mark; the host does not."""
+        """Lets what this thread queues from here on wait for the mark; the host does not wait."""
 
     @contextmanager
     def beside(self, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
         """Lets the block fill a second queue, in which the exchange goes beside backward. tensors:
-        used there, made in this one.
+        those that are used there and were made in this one.
         """
 
     def to_host(self, tensor: Tensor) -> Tensor:
-        """A copy, whole once a mark that follows is over."""
+        """Copies a tensor to the host; the copy is whole once a later mark is over."""
 
 
 class _Moment(float):

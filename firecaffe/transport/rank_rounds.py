@@ -9,15 +9,15 @@ from firecaffe.exchange.check import check_round
 from firecaffe.exchange.schedule import VECTOR, Schedule, Transfer
 
 AHEAD = 2
-"""Rounds for which receives are posted before they are due, at most. A Gloo sender waits until it
+"""The most rounds for which receives are posted before they are due. A Gloo sender waits until it
 hears that its receiver is ready, and that word queues behind whatever the receiver is sending. But
-where all links are busy, a peer that is told so early sends while the one before it still does, and
+if all links are busy, a peer that is told so early sends while the one before it still does, and
 the switch drops of both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Elements [start, stop) from `source`: into the vector, or into scratch."""
+    """A receive of elements [start, stop) from `source`: into the vector, or into scratch."""
 
     source: int
     start: int
@@ -27,12 +27,12 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """The parts that arrive for one slice in one round."""
+    """The addition of the parts that arrive for one slice in one round."""
 
     start: int
     stop: int
     parts: dict[int, int]
-    """Where in scratch, by source, or by the number of an input."""
+    """The places of the parts in scratch, by source, or by the number of an input."""
     of_inputs: bool = False
     """Whether this rank's inputs are added to them; else its vector."""
 
@@ -43,16 +43,16 @@ class RankRound:
 
     number: int
     sends: list[tuple[int, int, int, int]]
-    """(destination, start, stop, what is read: an input's number, or the vector), the next rank
-    first: so not all send to one at a time."""
+    """The sends: (destination, start, stop, what is read: an input's number, or the vector). The
+    next rank is first, so that not all send to one at a time."""
     receives: list[Receive]
-    """In the order in which others send them."""
+    """The receives in the order in which others send them."""
     ahead: int
-    """Rounds after this one whose receives are posted with its own."""
+    """The number of rounds after this one whose receives are posted with its own."""
     additions: list[Addition]
     detours: list[tuple[int, int, int]]
-    """(start, stop, where in scratch): what comes over scratch because its place is still in use
-    when the receive is posted."""
+    """What is received through scratch, for its place is still in use when the receive is posted:
+    (start, stop, where in scratch)."""
 
 
 SendsAndReceives = tuple[int, list[Transfer], list[Transfer]]
@@ -60,7 +60,7 @@ SendsAndReceives = tuple[int, list[Transfer], list[Transfer]]
 
 
 def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
-    """What one rank does in each round in which it does anything.
+    """The work of one rank in each round in which it has any.
 
     Between each two ranks sends and receives stand in one order, so they match without labels.
 
@@ -119,7 +119,7 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
 
 
 def scratch_elements(rounds: list[RankRound]) -> int:
-    """How much scratch the rounds need."""
+    """The elements of scratch that the rounds need."""
     return max(
         (
             receive.scratch + receive.stop - receive.start
@@ -132,13 +132,13 @@ def scratch_elements(rounds: list[RankRound]) -> int:
 
 
 def sent_elements(rounds: list[RankRound]) -> int:
-    """How many elements the rank sends in all."""
+    """The elements that the rank sends in all."""
     return sum(stop - start for round_ in rounds for _, start, stop, _ in round_.sends)
 
 
 def _ahead(own: Sequence[SendsAndReceives], index: int) -> int:
-    """How many rounds after round `index` have their receives posted with it: those that receive
-    from its peers only; all, where this rank sends nothing in it and so leaves its peers time.
+    """The number of rounds after round `index` whose receives are posted with it: those that
+    receive from its peers only; all, if this rank sends nothing in it and so leaves its peers time.
     """
     _, sent, arriving = own[index]
     peers = {t.destination for t in sent} | {t.source for t in arriving}

@@ -1,4 +1,4 @@
-"""A thread that does one thing after the other, and that no process waits for at its end.
+"""A thread that runs one task after the other, and that no process waits for at its end.
 
 `concurrent.futures` joins its threads when the interpreter ends; one that waits for a lost rank
 would hold the process up until the process group's time is over.
@@ -21,16 +21,18 @@ class Worker:
     """
 
     def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
-        """begin: called by the thread before anything else."""
+        """begin: a function that the thread calls first."""
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self.failure: BaseException | None = None
-        """What has failed, if anything has."""
+        """The first error in the thread; None if nothing has failed."""
         self._last: Future[Any] | None = None
         self.thread = threading.Thread(target=self._run, args=(begin,), name=name, daemon=True)
         self.thread.start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
-        """The task's result or exception, or that of what failed before it, when its turn came."""
+        """Submits a task. The future has its result or error, or the error of a task that failed
+        before it.
+        """
         self._last = future = Future[T]()
         self._tasks.put((future, task))
         return future
@@ -45,7 +47,7 @@ class Worker:
         return future
 
     def close(self, wait: bool = True) -> None:
-        """Ends the thread after what was submitted. wait: for that."""
+        """Ends the thread after what was submitted. wait: whether to wait for that."""
         self._tasks.put(None)
         if wait:
             self.thread.join()

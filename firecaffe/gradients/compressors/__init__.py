@@ -1,7 +1,7 @@
 """Gradient codecs on the wire: fewer bytes, still the same bits on any number of workers.
 
 Gradients are encoded at fixed nodes of the micro-batch tree, not at workers. Local sums stop at one
-level; each node there is encoded on its own, also where one worker holds them all, keeps its
+level; each node there is encoded on its own, also if one worker holds them all, keeps its
 own memory of what was not sent, and decoded nodes are added in float32 in tree order.
 
 A new codec is one file and one row here.
@@ -33,7 +33,7 @@ COMPRESSORS: dict[str, RowCodec | TensorCodec | LowRank] = {
 
 
 def make_compressor(name: str, layouts: Sequence[Layout]) -> Compressor:
-    """A compressor with no memory yet, for buckets laid out so.
+    """Makes a compressor for buckets of these layouts; it has no memory yet.
 
     Raises: RecipeError if there is no such compressor.
     """

@@ -1,8 +1,8 @@
 """Compressors whose rows stand alone: encoded, added and encoded again by whoever owns a row.
 
-Both ways are short, which payloads of whole tensors are only on the way out. The way back has no
-memory: what an int8 row's total loses in rounding is lost. For elements of less than 1/254 of the
-largest in their row's total that may be all of a step's gradient.
+Encoded rows travel both ways; payloads of whole tensors travel only on the way out. The way back
+has no memory: what an int8 row's total loses in rounding is lost. For elements of less than 1/254
+of the largest in their row's total that may be all of a step's gradient.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +15,7 @@ from firecaffe.gradients.compressors.wire import Layout, Wire, tensors_of
 
 
 class RowCompressor:
-    """See `Compressor`."""
+    """A compressor by rows; see `Compressor`."""
 
     def __init__(self, codec: RowCodec, layouts: Sequence[Layout]) -> None:
         self._codec = codec

@@ -18,7 +18,7 @@ LENGTH_BYTES = 4
 
 
 class TensorCompressor:
-    """See `Compressor`."""
+    """A compressor by tensors; see `Compressor`."""
 
     def __init__(self, codec: TensorCodec, layouts: Sequence[Layout]) -> None:
         self._codec = codec
@@ -47,7 +47,7 @@ class TensorCompressor:
         return total
 
     def _encode(self, x: Tensor, memory: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
-        """The payload of one node. x becomes what others decode from it, memory the rest."""
+        """Encodes one node. x becomes what others decode from the payload, memory the rest."""
         parts = []
         for start, stop in spans:
             tensor, rest = x[start:stop], memory[start:stop]
@@ -65,13 +65,13 @@ class TensorCompressor:
 
 
 def join_parts(parts: list[Tensor], device: torch.device) -> Tensor:
-    """One payload of several: their lengths, 4 bytes each, then they."""
+    """Joins payloads into one: their lengths, 4 bytes each, then the payloads."""
     lengths = torch.tensor([part.numel() for part in parts], dtype=torch.int32, device=device)
     return torch.cat([lengths.view(torch.uint8), *parts])
 
 
 def split_parts(payload: Tensor, num_parts: int) -> list[Tensor]:
-    """The parts that `join` took."""
+    """Splits a payload into the parts that `join_parts` took."""
     head = num_parts * LENGTH_BYTES
     lengths = payload[:head].clone().view(torch.int32).tolist()
     return list(payload[head:].split_with_sizes(lengths))

@@ -17,7 +17,7 @@ from firecaffe.gradients.compressors.codec import ROW, RowCodec
 
 
 def make_cast(dtype: torch.dtype) -> RowCodec:
-    """A row is its elements in `dtype`."""
+    """Makes the codec whose rows are their elements in `dtype`."""
     row_bytes = ROW * dtype.itemsize
 
     def encode(vector: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a codec is: two functions between float32 numbers and bytes, decided by nothing else.
+"""Codecs: pairs of functions between float32 numbers and bytes, decided by nothing else.
 
 A codec sees one row of 256 elements or one parameter tensor of one node, never a bucket, a rank or
 a step. So its bytes are the same wherever the node is computed.
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 ROW = 256
-"""Elements. Every parameter tensor begins at a multiple of it, on all ranks and in all buckets."""
+"""Elements of a row. Every parameter tensor begins at a multiple of it, on all ranks and in all
+buckets."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,9 @@ class RowCodec:
     """A codec whose rows stand alone, so that ranks can share out the rows of a vector."""
 
     encode: Callable[[Tensor], Tensor]
-    """float32 (rows · ROW,) to uint8 (rows, row_bytes)."""
+    """Encodes float32 (rows · ROW,) as uint8 (rows, row_bytes)."""
     decode: Callable[[Tensor], Tensor]
-    """uint8 (rows, row_bytes) to float32 (rows · ROW,)."""
+    """Decodes uint8 (rows, row_bytes) to float32 (rows · ROW,)."""
     row_bytes: int
     remembers: bool
     """Whether what a step did not send is added to the next; see `feedback`."""
@@ -32,14 +33,16 @@ class TensorCodec:
     """A codec for one parameter tensor at a time. Payloads may differ in length."""
 
     encode: Callable[[Tensor, Tensor], Tensor]
-    """x = gradient + memory, and the memory, both float32 (n,), to uint8 (bytes,)."""
+    """Encodes x = gradient + memory, and the memory, both float32 (n,), as uint8 (bytes,)."""
     decode: Callable[[Tensor, int], Tensor]
-    """uint8 (bytes,) and n to float32 (n,)."""
+    """Decodes uint8 (bytes,), given n, to float32 (n,)."""
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """No codec of one node: all nodes' gradients together become two thin matrices."""
+    """The low-rank method. It encodes no single node: all nodes' gradients together become two thin
+    matrices.
+    """
 
     rank: int
-    """Columns of either."""
+    """The columns of the one matrix, and the rows of the other."""

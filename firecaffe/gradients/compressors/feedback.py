@@ -24,7 +24,7 @@ from firecaffe.gradients.compressors.wire import Layout
 
 
 def keep_rest(memory: Tensor, x: Tensor, sent: Tensor) -> None:
-    """memory = x - sent, written in place.
+    """Writes memory = x - sent in place.
 
     A gradient that is not finite is the trainer's to see, in the total; nothing of it is kept, or
     every later step would see it again.
@@ -34,7 +34,9 @@ def keep_rest(memory: Tensor, x: Tensor, sent: Tensor) -> None:
 
 
 class NodeMemory:
-    """One flat vector for each bucket and own node, laid out as the gradients are."""
+    """The memories of this rank's nodes: a flat vector for each bucket and node, laid out as the
+    gradients are.
+    """
 
     def __init__(self, layouts: Sequence[Layout], remembered: Iterable[str]) -> None:
         """remembered: the parameters that have a memory; the others' is zero and not saved."""
@@ -67,7 +69,7 @@ class NodeMemory:
                 self._vectors[bucket, node][start:stop] = by_node[node]
 
     def state(self) -> dict[str, Tensor]:
-        """By "node.parameter", each of shape (elements,); see `Compressor.state`."""
+        """The memories by "node.parameter", each of shape (elements,); see `Compressor.state`."""
         state = {
             f"{node}.{name}": memory
             for name, by_node in self._loaded.items()
@@ -86,7 +88,9 @@ class NodeMemory:
         nodes: Collection[int],
         keys: Iterable[str] | None = None,
     ) -> None:
-        """See `Compressor.load_state`. keys: of the memory, where the state has others too."""
+        """Loads memories; see `Compressor.load_state`. keys: those of memories, if the state has
+        other keys too.
+        """
         loaded: dict[str, dict[int, Tensor]] = {}
         for key in state if keys is None else keys:
             node, _, name = key.partition(".")

@@ -25,7 +25,7 @@ SCALE_BYTES = 4
 
 
 def encode(vector: Tensor) -> Tensor:
-    """float32 (rows · ROW,) to uint8 (rows, ROW + 4): the codes, then the scale."""
+    """Encodes float32 (rows · ROW,) as uint8 (rows, ROW + 4): the codes, then the scale."""
     rows = vector.view(-1, ROW)
     scale = rows.abs().amax(dim=1, keepdim=True) / LARGEST
     scale *= scale >= torch.finfo(torch.float32).tiny  # NaN · 0 is NaN still
@@ -37,7 +37,7 @@ def encode(vector: Tensor) -> Tensor:
 
 
 def decode(encoded: Tensor) -> Tensor:
-    """uint8 (rows, ROW + 4) to float32 (rows · ROW,)."""
+    """Decodes uint8 (rows, ROW + 4) to float32 (rows · ROW,)."""
     scale = encoded[:, ROW:].clone().view(torch.float32)
     codes = encoded[:, :ROW].view(torch.int8)
     return (codes.to(torch.float32) * scale).view(-1)

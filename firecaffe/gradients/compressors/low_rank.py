@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 def matrix_columns(shape: Sequence[int], rank: int) -> int | None:
-    """Columns of a weight as a matrix of shape[0] rows; None where two factors are not smaller."""
+    """The columns of a weight as a matrix of shape[0] rows; None if two factors are not smaller."""
     rows, columns = shape[0] if shape else 1, prod(shape[1:])
     return columns if rank * (rows + columns) < rows * columns else None
 
 
 def first_query(name: str, rank: int, columns: int) -> Tensor:
-    """Normal random numbers (rank, columns), a function of the parameter's name."""
+    """The first query: normal random numbers (rank, columns) from the parameter's name."""
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest())
     return torch.randn(rank, columns, generator=torch.Generator().manual_seed(seed))
 

@@ -23,11 +23,12 @@ from firecaffe.gradients.compressors.codec import TensorCodec
 
 VALUE_BYTES = 8
 GATHER_BITS = 0x0102040810204080
-"""As eight bytes b0 … b7, each 0 or 1, times this: the top byte is the sum of b_i · 2^i."""
+"""The factor that packs eight bytes b0 … b7, each 0 or 1: the top byte is then the sum of b_i ·
+2^i."""
 
 
 def encode(x: Tensor, _: Tensor) -> Tensor:
-    """float32 (n,) to uint8 (8 + ceil(n / 8),): two values, then the bits, lowest bit first."""
+    """Encodes float32 (n,) as uint8 (8 + ceil(n / 8),): two values, then bits, lowest first."""
     non_negative = x >= 0
     num_upper = non_negative.count_nonzero()
     # clamp, unlike a choice by sign, leaves a NaN a NaN in both means.
@@ -37,7 +38,7 @@ def encode(x: Tensor, _: Tensor) -> Tensor:
 
 
 def decode(payload: Tensor, num_elements: int) -> Tensor:
-    """The lower or the upper value for each element."""
+    """Decodes to the lower or the upper value for each element: float32 (num_elements,)."""
     lower, upper = payload[:VALUE_BYTES].clone().view(torch.float32)
     # Eight elements at a time: row b of the table is what byte b decodes to.
     table = torch.where(bits_of_bytes(payload.device), upper, lower)
@@ -45,14 +46,14 @@ def decode(payload: Tensor, num_elements: int) -> Tensor:
 
 
 def pack_bits(bits: Tensor) -> Tensor:
-    """bool (n,) to uint8 (ceil(n / 8),); bits that fill up the last byte are 0."""
+    """Packs bool (n,) into uint8 (ceil(n / 8),); bits that fill up the last byte are 0."""
     bytes_of_eight = torch.nn.functional.pad(bits, (0, -bits.numel() % 8)).view(torch.int64)
     return (bytes_of_eight * GATHER_BITS >> 56).to(torch.uint8)
 
 
 @cache
 def bits_of_bytes(device: torch.device) -> Tensor:
-    """bool (256, 8): the bits of each byte, lowest first."""
+    """A table, bool (256, 8), of the bits of each byte, lowest first."""
     return (torch.arange(256).view(-1, 1) >> torch.arange(8) & 1).bool().to(device)
 
 

@@ -17,7 +17,7 @@ Q begins with normal random numbers drawn from the parameter's name. A row of Q 
 gradient was, or has a rank below r) or not finite would stay so for ever: it begins again.
 
 Differs from the source: the basis is by Householder's QR, not Gram-Schmidt, for it stays
-orthonormal where P has columns that are zero or dependent.
+orthonormal if P has columns that are zero or dependent.
 
 Source: Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for
 Distributed Optimization", NeurIPS, algorithms 1 and 2.
@@ -52,12 +52,12 @@ class _Matrix:
     columns: int
 
     def of(self, vector: Tensor) -> Tensor:
-        """Its part of a flat vector, (rows, columns)."""
+        """The matrix's part of a flat vector, (rows, columns)."""
         return vector[self.start : self.start + self.rows * self.columns].view(self.rows, -1)
 
 
 class PowerSGD:
-    """See `Compressor`."""
+    """The compressor; see `Compressor`."""
 
     def __init__(self, rank: int, layouts: Sequence[Layout]) -> None:
         self._rank = rank
@@ -101,7 +101,7 @@ class PowerSGD:
         total: Tensor,
         wire: Wire,
     ) -> list[Tensor]:
-        """P of each matrix, (rows, rank). What is not compressed travels along, into total."""
+        """Sums P of each matrix, (rows, rank). What is not compressed travels along, into total."""
         queries = [self._query(m, total.device) for m in matrices]
         sums = wire.sum_nodes(
             [
@@ -120,7 +120,7 @@ class PowerSGD:
         return [part.view(-1, self._rank) for part in parts]
 
     def _parts(self, layout: Layout) -> tuple[list[_Matrix], list[tuple[int, int]]]:
-        """The matrices of a bucket, and the spans of all else."""
+        """The matrices of a bucket, and the spans of all other tensors."""
         matrices, exact = [], []
         for name, (start, stop) in zip(layout.names, layout.spans, strict=True):
             columns = self._columns.get(name)

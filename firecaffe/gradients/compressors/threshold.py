@@ -37,7 +37,7 @@ INDEX_MASK = 0x7FFFFFFF
 
 
 def encode(x: Tensor, memory: Tensor) -> Tensor:
-    """float32 (n,) twice to uint8 (4 + 4 · entries,)."""
+    """Encodes x and its memory, float32 (n,) each, as uint8 (4 + 4 · entries,)."""
     tau = choose_tau(x, memory)
     magnitudes = x.abs()
     indices = (magnitudes >= tau).nonzero().view(-1)
@@ -49,20 +49,20 @@ def encode(x: Tensor, memory: Tensor) -> Tensor:
 
 
 def choose_tau(x: Tensor, memory: Tensor) -> Tensor:
-    """float32 (), above 0; not finite where an element is not."""
+    """Chooses tau: float32 (), above 0; not finite if an element is not."""
     tau = torch.maximum(RMS_MULTIPLE * root_mean_square(x - memory), root_mean_square(x))
     # Above 0, or a tensor of zeros would send them all.
     return tau.float().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def root_mean_square(x: Tensor) -> Tensor:
-    """float64 (): squares of float32 numbers neither overflow nor vanish in it."""
+    """The root mean square, float64 (): in it squares of float32 neither overflow nor vanish."""
     norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
     return norm / sqrt(max(1, x.numel()))
 
 
 def decode(payload: Tensor, num_elements: int) -> Tensor:
-    """As many times tau as were sent."""
+    """Decodes to as many times tau as were sent: float32 (num_elements,)."""
     tau = payload[:TAU_BYTES].clone().view(torch.float32)
     entries = payload[TAU_BYTES:].clone().view(torch.int32)
     times = torch.zeros(num_elements, device=payload.device)

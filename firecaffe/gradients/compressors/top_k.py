@@ -21,7 +21,7 @@ from torch import Tensor
 from firecaffe.gradients.compressors.codec import TensorCodec
 
 SHARE = 64
-"""One element of this many is sent."""
+"""The number of elements of which one is sent."""
 ENTRY_BYTES = 8
 MAGNITUDE_MASK = 0x7FFFFFFF
 DIGITS = ((20, 11), (9, 11), (0, 9))
@@ -29,18 +29,18 @@ DIGITS = ((20, 11), (9, 11), (0, 9))
 
 
 def num_sent(num_elements: int) -> int:
-    """At least one element of a tensor that has any."""
+    """The number of elements sent: at least one of a tensor that has any."""
     return min(num_elements, max(1, num_elements // SHARE))
 
 
 def encode(x: Tensor, _: Tensor) -> Tensor:
-    """float32 (n,) to uint8 (8 · num_sent(n),): the indices, ascending, then the values."""
+    """Encodes float32 (n,) as uint8 (8 · num_sent(n),): the indices, ascending, then the values."""
     indices = largest(x, num_sent(x.numel()))
     return torch.cat([indices.int().view(torch.uint8), x[indices].view(torch.uint8)])
 
 
 def decode(payload: Tensor, num_elements: int) -> Tensor:
-    """What was sent, and 0 elsewhere."""
+    """Decodes to the elements that were sent, and 0 elsewhere: float32 (num_elements,)."""
     indices, values = payload.clone().view(torch.int32).chunk(2)
     decoded = torch.zeros(num_elements, device=payload.device)
     decoded[indices.long()] = values.view(torch.float32)

@@ -1,4 +1,4 @@
-"""Between a compressor and the ranks: what each is told, may ask for, and promises."""
+"""The protocols between a compressor and the ranks: what each is told, may ask for and promises."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from firecaffe.gradients.compressors.codec import RowCodec
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parameter tensors lie in one bucket's flat vectors.
+    """The layout of the parameter tensors in one bucket's flat vectors.
 
     Args:
         names: The parameters' names, which key memory in a checkpoint.
@@ -34,13 +34,13 @@ class Wire(Protocol):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all ranks together."""
+        """The number of nodes of all ranks together."""
 
     def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
         """The sum over all nodes in tree order; vectors of any length, all of one length."""
 
     def sum_rows(self, vectors: list[Tensor], codec: RowCodec) -> Tensor:
-        """The same of vectors that travel encoded: decode(encode(sum of decode(encode(v))))."""
+        """The sum of vectors that travel encoded: decode(encode(sum of decode(encode(v))))."""
 
     def gather(self, payloads: list[Tensor]) -> list[Tensor]:
         """All nodes' payloads (uint8, of any length) in node order, from this rank's."""
@@ -68,8 +68,8 @@ class Compressor(Protocol):
         """
 
     def load_state(self, state: Mapping[str, Tensor], nodes: Collection[int]) -> None:
-        """Takes from all ranks' states in one what is of `nodes`, this rank's, and reads no more
-        of it; a node that is not in it begins with no memory.
+        """Loads from the state of all ranks the memory of this rank's `nodes`, and reads no more of
+        it; a node that is not in it begins with no memory.
 
         Raises: CheckpointError if the state is that of another model or compressor.
         """
