@@ -1,1 +1,1 @@
-"""Who is there: the world and its ranks, starting them, agreement, and watching over them."""
+"""The world and its ranks: starting them, agreement among them, and watching over them."""

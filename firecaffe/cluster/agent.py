@@ -53,7 +53,7 @@ TOGETHER = {each.exit_code for each in (PreemptedError, LauncherLostError, NotFi
 
 
 class Told(Protocol):
-    """Whoever hears from the agent what happens to its ranks."""
+    """The listener that hears from the agent what happens to its ranks."""
 
     def on_restart(self, result: RunResult, number: int | None) -> None:
         """Hears what has failed before a restart. number: of the restart, from 1; None if it does

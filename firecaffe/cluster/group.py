@@ -30,9 +30,9 @@ class Group:
     world_size: int
     device: torch.device
     group: ProcessGroup | None = None
-    """For the main thread: agreement, evaluation."""
+    """The process group of the main thread, for agreement and evaluation."""
     exchange_group: ProcessGroup | None = None
-    """For the communication threads alone, so that no order between the two can matter."""
+    """The process group of the communication threads alone: no order between the two can matter."""
     local_rank: int = 0
     local_world_size: int = 1
     """Ranks of the group on this host; 1 if they are not consecutive in it."""
@@ -40,7 +40,7 @@ class Group:
     """The watch of the world."""
     place: Place = field(default_factory=Place)
     traffic: Traffic = field(default_factory=Traffic)
-    """What this rank has sent of gradients, in all its groups."""
+    """The count of gradients that this rank has sent, in all its groups."""
     members: tuple[int, ...] = ()
     """The ranks' numbers in the world, in the group's order; empty for all of them."""
 

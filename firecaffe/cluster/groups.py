@@ -49,9 +49,9 @@ class Groups:
     rank: int
     world_size: int
     main: ProcessGroup
-    """For the main thread: agreement, evaluation."""
+    """The group of the main thread, for agreement and evaluation."""
     exchange: ProcessGroup
-    """For the communication threads alone."""
+    """The group of the communication threads alone."""
     store: Store
     """A store of these ranks alone, as long as these groups are there."""
     made_world: bool

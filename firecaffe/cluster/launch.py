@@ -288,7 +288,7 @@ def _time_s(failure: ProcessFailure) -> float:
 
 
 def _kills_for_memory() -> int:
-    """How often this host's kernel has killed a process for its memory."""
+    """The number of processes that this host's kernel has killed for their memory."""
     try:
         words = Path("/proc/vmstat").read_text().split()
         return int(words[words.index("oom_kill") + 1])

@@ -1,4 +1,4 @@
-"""What one rank sends of the gradients: counted where bytes are handed to the network."""
+"""Counts the bytes of gradients that a rank sends, as they are handed to the network."""
 
 from threading import Lock
 

@@ -33,10 +33,10 @@ ALGORITHMS: dict[str, Callable[[int, int], Schedule]] = {
 }
 
 ROOTED = ("parameter_server", "tree")
-"""Those that bring all sums to rank 0 and then hand them back: what `inner` may be."""
+"""The algorithms that bring all sums to rank 0 and then hand them back: what `inner` may be."""
 
 SEGMENTED = ("pipelined_tree", "double_tree")
-"""Those whose schedules cut the vector themselves, so that its parts follow each other."""
+"""The algorithms whose schedules cut the vector themselves, so that its parts follow each other."""
 
 NATIVE = "native"
 """The backend's own all_reduce: no schedule, the control of every benchmark."""

@@ -25,9 +25,9 @@ class Choice:
 
     algorithm: str
     predicted_s: float
-    """For one vector of each size, one after the other."""
+    """The predicted seconds for one vector of each size, one after the other."""
     by_algorithm: dict[str, float]
-    """The same for all that there was to choose from, in the order of the table."""
+    """The predictions for all exchanges to choose from, in the order of the table."""
 
 
 def predict_s(

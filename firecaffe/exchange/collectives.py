@@ -49,7 +49,7 @@ def half(make: MakeSchedule, kind: str) -> MakeSchedule:
 
 
 def average(make: MakeSchedule) -> MakeSchedule:
-    """The same all-reduce, of which every rank divides the total by the number of ranks."""
+    """An all-reduce after which every rank divides the total by the number of ranks."""
 
     def schedule(world_size: int, num_elements: int) -> Schedule:
         return replace(make(world_size, num_elements), kind=AVERAGE)
@@ -77,7 +77,8 @@ COLLECTIVES: dict[str, dict[str, MakeSchedule]] = {
         "tree": half(tree.schedule, BROADCAST),
     },
 }
-"""By kind, and by the name of the all-reduce that it is a part of; the average is any of them."""
+"""The collectives by kind, and by the name of the all-reduce that it is a part of; the average is
+any of them."""
 
 
 def find_collective(kind: str, name: str, ranks_per_node: int = 1) -> MakeSchedule:

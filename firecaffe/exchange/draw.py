@@ -67,7 +67,7 @@ def _picture(schedule: Schedule, spacing: int) -> list[str]:
 
 
 def _named_once(looks: Sequence[object]) -> list[tuple[str, int]]:
-    """For each round that is drawn: the name of all rounds that it stands for, and its index."""
+    """The rounds that are drawn: the name of all rounds that each stands for, and its index."""
     named = []
     start = 0
     while start < len(looks):
@@ -116,7 +116,7 @@ def _way(t: Transfer) -> tuple[int, int, bool, bool]:
 
 
 def _packed(arrows: tuple[_Arrow, ...]) -> list[list[_Arrow]]:
-    """Each arrow on the first line on which it meets no other."""
+    """Puts each arrow on the first line on which it meets no other."""
     lines: list[list[_Arrow]] = []
     for arrow in arrows:
         for line in lines:
@@ -154,7 +154,7 @@ def _row(arrows: list[_Arrow], world_size: int, spacing: int) -> str:
 
 
 def _amount(round_: Round, num_elements: int) -> str:
-    """What each transfer of the round carries."""
+    """The amount that each transfer of the round carries."""
     most = max(t.num_elements for t in round_)
     least = min(t.num_elements for t in round_)
     if least < most:

@@ -45,7 +45,7 @@ def schedule(
 
 
 def inputs_of(num_leaves: int, world_size: int) -> list[list[Node]]:
-    """Each rank's nodes where micro-batches are shared out evenly."""
+    """The nodes of each rank if micro-batches are shared out evenly."""
     shares = [leaf_share(num_leaves, world_size, rank) for rank in range(world_size)]
     return [largest_nodes(num_leaves, share) for share in shares]
 

@@ -47,7 +47,9 @@ def _rounds(q: int, n: int, rank: int) -> Iterator[OwnRound]:
 
 
 def _kept(n: int, splits: int, rank: int) -> tuple[int, int]:
-    """What is left to a rank after so many splits: of the k-th the upper half if its bit k is 1."""
+    """The slice that is left to a rank after so many splits: of the k-th the upper half if its bit
+    k is 1.
+    """
     start, stop = 0, n
     for level in range(splits):
         middle = (start + stop) // 2

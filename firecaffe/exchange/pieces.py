@@ -7,19 +7,20 @@ busy. What is executed and what is priced are cut alike.
 from firecaffe.exchange.schedule import Schedule, shards
 
 PIECES = 4
-"""A vector goes through its schedule in this many pieces at most; in twice as many where each would
+"""A vector goes through its schedule in this many pieces at most; in twice as many if each would
 be longer than LONGEST_PIECE_BYTES."""
 
 LONGEST_PIECE_BYTES = 4_000_000
-"""Where partners change, the message of one piece may meet that of another in a switch's queue."""
+"""The longest piece: if partners change, messages of two pieces may meet in a switch's queue."""
 
 SHORTEST_MESSAGE_BYTES = 128_000
-"""The mean of a piece's messages has at least so many, or a message's own cost outweighs what
-pieces hide."""
+"""The least mean bytes of a piece's messages; below, a message's own cost outweighs what pieces
+hide."""
 
 
 def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
-    """How a schedule's vector is cut; each piece goes through the algorithm's for its length.
+    """Cuts a schedule's vector into pieces, (start, stop) each; each piece goes through the
+    algorithm's for its length.
 
     One that cuts it itself into short messages is not cut again. itemsize: bytes of an element.
     """

@@ -23,12 +23,12 @@ from firecaffe.exchange.schedule import (
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a schedule was found to do, for every element that a rank was to have."""
+    """The findings about a schedule, for every element that a rank was to have."""
 
     complete: bool
-    """Each holds every rank's contribution exactly once."""
+    """Whether each element holds every rank's contribution exactly once."""
     in_tree_order: bool
-    """Each is added up in the order of the fixed binary tree over ranks."""
+    """Whether each element is added up in the order of the fixed binary tree over ranks."""
 
 
 class _Sums:
@@ -38,7 +38,7 @@ class _Sums:
         self.everybody = (1 << symbols) - 1
         self.ranks = [1 << symbol for symbol in range(symbols + 1)]
         self.nothing = symbols
-        """Of a vector that holds nothing yet."""
+        """The number of a vector that holds nothing yet."""
         self._by_pair: dict[tuple[int, int], int] = {}
         self.all_exact = True
 
@@ -97,7 +97,7 @@ def prove(schedule: Schedule) -> Proof:
 def _judge(
     schedule: Schedule, held: list[list[int]], cuts: list[int], sums: _Sums, tree: int
 ) -> Proof:
-    """What each rank was to have in the end, by kind, against what it holds."""
+    """Compares what each rank was to have in the end, by kind, with what it holds."""
     p = schedule.world_size
     owners = [
         owner

@@ -27,13 +27,13 @@ from typing import NamedTuple
 from firecaffe.exchange.leaves import Node
 
 VECTOR = -1
-"""What a transfer reads that reads no input: the source's vector."""
+"""The number in `Transfer.reads` that stands for the source's vector, not an input."""
 
 ALL_REDUCE, AVERAGE, REDUCE_SCATTER = "all_reduce", "average", "reduce_scatter"
 ALL_GATHER, BROADCAST = "all_gather", "broadcast"
 KINDS = (ALL_REDUCE, AVERAGE, REDUCE_SCATTER, ALL_GATHER, BROADCAST)
-"""What all ranks have in the end: the total; that by the number of ranks; rank r shard r of the
-total; shard r of rank r, for all r; rank 0's vector."""
+"""The kinds, by what all ranks have in the end: the total; that by the number of ranks; rank r
+shard r of the total; shard r of rank r, for all r; rank 0's vector."""
 
 
 class Transfer(NamedTuple):
@@ -74,9 +74,9 @@ class Schedule:
     num_rounds: int
     """Rounds are numbered from 0 to less than this."""
     num_messages: int
-    """In all, if none is empty."""
+    """The number of messages of all ranks, if none is empty."""
     sent_elements: int
-    """By all ranks together."""
+    """The elements that all ranks together send."""
     in_tree_order: bool = False
     """Whether every element is added up in the order of the fixed binary tree over ranks, or over
     the leaves of inputs."""
@@ -85,9 +85,9 @@ class Schedule:
     kind: str = ALL_REDUCE
     """One of `KINDS`."""
     inputs: tuple[tuple[Node, ...], ...] = field(default=(), repr=False)
-    """By rank, if ranks have inputs: the nodes that they are, numbered through in this order."""
+    """The inputs of each rank, if ranks have some: nodes, numbered through in this order."""
     num_leaves: int = 0
-    """Of their tree."""
+    """The number of leaves of the nodes' tree."""
     whole: tuple[Round, ...] | None = field(default=None, repr=False)
     """All rounds, of a schedule that was written down as such."""
 
@@ -213,6 +213,6 @@ def shard(num_elements: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def shards(num_elements: int, parts: int) -> list[tuple[int, int]]:
-    """All of them."""
+    """All slices of `shard`, in order."""
     cuts = [num_elements * i // parts for i in range(parts + 1)]
     return list(pairwise(cuts))

@@ -110,7 +110,7 @@ Samples = Sequence[Sequence[float]]
 
 
 def slower(samples: Mapping[int, Sequence[float]]) -> dict[int, tuple[float, float]]:
-    """Those whose rates are below all others' beyond the noise, with (own, others') medians."""
+    """The keys whose rates are below all others' beyond the noise, with (own, others') medians."""
     return _slower(
         {
             name: ([own], [rates for other, rates in samples.items() if other != name])

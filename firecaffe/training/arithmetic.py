@@ -1,4 +1,4 @@
-"""What decides the bits of one micro-batch on one rank: threads, kernels, random numbers."""
+"""Fixes what decides the bits of a micro-batch on a rank: threads, kernels, random numbers."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""From a recipe and a world to a training: the only file that knows all parts."""
+"""Builds a training from a recipe and a world: the only file that knows all parts."""
 
 import dataclasses
 import os

@@ -20,8 +20,8 @@ class Piece(Protocol):
         """
 
     def parts(self) -> dict[str, HeldPart]:
-        """What this rank holds of them: the live tensors, no copies. Their order is that of the
-        digests; if ranks have other names, `HeldPart.order` tells it.
+        """The parts of them that this rank holds: the live tensors, no copies. Their order is that
+        of the digests; if ranks have other names, `HeldPart.order` tells it.
         """
 
     def load(self, stored: Stored) -> None:

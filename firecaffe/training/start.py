@@ -1,4 +1,4 @@
-"""Where a training starts: at the beginning, from a checkpoint, or where a lost attempt ended.
+"""Finds the start of a training: the beginning, a checkpoint, or the end of a lost attempt.
 
 It also tells the fault that ends an attempt: to the other ranks, and in the run folder.
 """

@@ -32,7 +32,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What this rank does with a vector."""
+    """The work of this rank on a vector."""
 
     parts: list[_Part]
     is_mean: bool

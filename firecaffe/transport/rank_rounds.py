@@ -51,7 +51,7 @@ class RankRound:
     """The number of rounds after this one whose receives are posted with its own."""
     additions: list[Addition]
     detours: list[tuple[int, int, int]]
-    """What is received through scratch, for its place is still in use when the receive is posted:
+    """The receives through scratch, since their place is still in use when they are posted:
     (start, stop, where in scratch)."""
 
 
