@@ -18,8 +18,13 @@ from firecaffe.exchange.schedule import Schedule, lower_bound_elements
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text(encoding="utf-8")
 WORLD_SIZES = range(1, 18)
-ELEMENTS = 720720 * 17
-"""A multiple of every world size: formulas are about shards of equal length."""
+
+
+def elements_of(world_size: int) -> int:
+    """Elements for formulas about shards and segments of equal length: 720720 = lcm(1, …, 16)."""
+    return 720720 if world_size <= 16 else 32640 * 22  # 32640 = 16 * 17 * 120
+
+
 OVER_NODES = "hierarchical(tree,ring)"
 NODES = [(p, m) for p in WORLD_SIZES for m in range(1, p + 1) if p % m == 0]
 
@@ -67,14 +72,15 @@ GRAMMAR = (
 def evaluate(cell: str, world_size: int, **more: int) -> Any:
     """The value of a formula of the page, in fractions."""
     assert re.fullmatch(r"`[^`]+`", cell), f"{cell} is no formula"
+    elements = elements_of(world_size)
     q = 2 ** (world_size.bit_length() - 1)
     letters = {
         "p": Fraction(world_size),
         "q": Fraction(q),
         "r": Fraction(world_size - q),
-        "n": Fraction(ELEMENTS),
-        "B": Fraction(4 * ELEMENTS),
-        "s": Fraction(num_segments(ELEMENTS, SEGMENT_ELEMENTS)),
+        "n": Fraction(elements),
+        "B": Fraction(4 * elements),
+        "s": Fraction(num_segments(elements, SEGMENT_ELEMENTS)),
         **{name: Fraction(value) for name, value in more.items()},
     }
     tree = ast.parse(cell.strip("`"), mode="eval")
@@ -109,12 +115,12 @@ def test_tree_order_over_nodes_is_the_one_computed() -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_formulas_are_the_schedules(algorithm: str) -> None:
     for world_size in WORLD_SIZES:
-        compare(table()[algorithm], ALGORITHMS[algorithm](world_size, ELEMENTS), 1)
+        compare(table()[algorithm], ALGORITHMS[algorithm](world_size, elements_of(world_size)), 1)
 
 
 @pytest.mark.parametrize(("world_size", "ranks_per_node"), NODES)
 def test_formulas_over_nodes_are_the_schedules(world_size: int, ranks_per_node: int) -> None:
-    schedule = find_schedule(OVER_NODES, ranks_per_node)(world_size, ELEMENTS)
+    schedule = find_schedule(OVER_NODES, ranks_per_node)(world_size, elements_of(world_size))
     compare(table()[OVER_NODES], schedule, ranks_per_node)
 
 
@@ -143,9 +149,11 @@ def test_segments_are_as_long_as_the_page_says() -> None:
     """And the vector of the formulas is cut into equal ones, of an even number."""
     assert f"at most {SEGMENT_ELEMENTS} elements (128 kB)" in PAGE
     assert SEGMENT_ELEMENTS * 4 // 1024 == 128
-    segments = num_segments(ELEMENTS, SEGMENT_ELEMENTS)
-    assert segments % 2 == 0
-    assert ELEMENTS % segments == 0
+    for world_size in WORLD_SIZES:
+        segments = num_segments(elements_of(world_size), SEGMENT_ELEMENTS)
+        assert segments % 2 == 0
+        assert elements_of(world_size) % segments == 0
+        assert elements_of(world_size) % world_size == 0
 
 
 def test_both_rooted_exchanges_are_named_as_inner() -> None:
@@ -184,7 +192,7 @@ def test_server_against_tree_by_the_paper() -> None:
 
 def test_server_against_tree_by_the_schedules() -> None:
     ours = {
-        name: {p: ALGORITHMS[name](p, ELEMENTS) for p in WORLD_SIZES if p > 1}
+        name: {p: ALGORITHMS[name](p, elements_of(p)) for p in WORLD_SIZES if p > 1}
         for name in ("parameter_server", "tree", "ring", "sharded_parameter_server")
     }
     elements = {
@@ -207,7 +215,7 @@ def test_server_against_tree_by_the_schedules() -> None:
 def test_lower_bound() -> None:
     [bound] = formulas("2 * (p - 1) / p * n")
     for p in WORLD_SIZES:
-        assert float(evaluate(bound, p)) == pytest.approx(lower_bound_elements(p, ELEMENTS))
+        assert float(evaluate(bound, p)) == pytest.approx(lower_bound_elements(p, elements_of(p)))
 
 
 def test_fold_example_and_its_bytes() -> None:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,9 @@ def write_run(
     rank has a round trip in a step, of so many ranks.
     """
     (folder / "timings").mkdir()
+    slowest = [max(compute_s(r, step) for r in range(ranks)) for step in range(1, steps + 1)]
     for rank in range(ranks):
         rows, trips = [], []
-        slowest = [max(compute_s(r, step) for r in range(ranks)) for step in range(1, steps + 1)]
         for step in range(1, steps + 1):
             own = compute_s(rank, step)
             waits = slowest[step - 1] - own + 0.01
@@ -51,6 +52,7 @@ def write_run(
 def noise(seed: int) -> Callable[[int, int], float]:
     """The same for a rank and a step whenever it is asked; neighboring steps are alike."""
 
+    @cache
     def at(rank: int, step: int) -> float:
         slowly = random.Random(f"{seed} {rank} {step // 5}").gauss(0, 0.05)
         return 0.1 * (1 + slowly + random.Random(f"{seed} {rank} {step}").gauss(0, 0.05))

@@ -21,7 +21,7 @@ SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
     "double_tree, many segments": partial(double_tree.schedule, segment_elements=100),
 }
 WORLD_SIZES = range(1, 18)
-SIZES = (0, 1, 64, 1009, 12345)
+SIZES = (0, 1, 64, 1009, 4099)
 
 
 def whole_numbers(world_size: int, num_elements: int) -> list[Tensor]:
@@ -196,16 +196,6 @@ def test_sends_match_receives_between_each_two_ranks(algorithm: str) -> None:
         assert sends == receives
         assert sum(map(len, sends.values())) == len(list(schedule.transfers()))
         assert all(a != b for a, b in sends)
-
-
-@pytest.mark.parametrize("reduce", [True, False])
-def test_two_messages_between_two_ranks_keep_their_order(reduce: bool) -> None:
-    """Slices of equal length: only the order of sends and receives tells them apart."""
-    round_ = (Transfer(1, 0, 2, 4, reduce), Transfer(1, 0, 0, 2, reduce))
-    schedule = from_rounds("by hand", 2, 4, (round_,))
-    vectors = random_numbers(2, 4)
-    alone = run_through_queues(schedule, vectors)
-    assert same_bits(alone[0], interpret(schedule, vectors)[0])
 
 
 @pytest.mark.parametrize("algorithm", SCHEDULES)
