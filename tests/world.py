@@ -29,6 +29,7 @@ PRELOADED = (
         "firecaffe.cli.train",
         "firecaffe.cli.plan",
         "firecaffe.cli.bench",
+        "tests.made_once",
     ),
 )
 

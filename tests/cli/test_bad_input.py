@@ -1,9 +1,10 @@
 """A user's mistakes: each one clear line, a non-zero exit code, and no rank started."""
 
 import gzip
+import shutil
 import socket
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ INT8 = ["--exchange.compressor", "int8"]
 PAIRS = ["--exchange.compressor_level", "1"]
 
 
-generate_once = cache(generate)
-"""Half a second, which most of the commands here would take anew."""
+generate_once = cache(partial(generate, 0, 1000, 100))
+"""Made once, and few: most of the commands here would make all of them anew."""
 
 
 @pytest.fixture
@@ -238,24 +239,35 @@ def test_verify_checks_all_its_numbers_first(
     assert (code, "9 ranks" in line) == (2, True)
 
 
-def finished_run(
-    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path, options: Sequence[str] = ()
-) -> Path:
-    """A run of the recipe. One rank alone trains in this process when torchrun's words say so."""
-    run = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RANK", "0")
-        patch.setenv("WORLD_SIZE", "1")
-        words = ["--run.folder", str(run), "--run.tensorboard", "false"]
-        assert main(["train", str(recipe), *words, *options]) == 0
-    capsys.readouterr()
-    return run
+FinishedRun = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """Gives a run of the recipe with options, one for all who ask: to be read, not changed.
+
+    One rank alone trains in this process when torchrun's words say so.
+    """
+
+    @cache
+    def train(*options: str) -> Path:
+        folder = tmp_path_factory.mktemp("finished")
+        (folder / "recipe.toml").write_text(GOOD)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RANK", "0")
+            patch.setenv("WORLD_SIZE", "1")
+            words = ["--run.folder", str(folder / "run"), "--run.tensorboard", "false"]
+            assert main(["train", str(folder / "recipe.toml"), *words, *options]) == 0
+        return folder / "run"
+
+    return train
 
 
 def test_flipped_byte_in_checkpoint(
-    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path, finished_run: FinishedRun
 ) -> None:
-    run = finished_run(capsys, recipe, tmp_path)
+    run = shutil.copytree(finished_run(), tmp_path / "run")
+    capsys.readouterr()
     state = run / "checkpoints" / "step-00000001" / "state.safetensors"
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
@@ -265,9 +277,10 @@ def test_flipped_byte_in_checkpoint(
 
 
 def test_resume_with_another_recipe(
-    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], recipe: Path, finished_run: FinishedRun
 ) -> None:
-    run = finished_run(capsys, recipe, tmp_path)
+    run = finished_run()
+    capsys.readouterr()
     words = ["--resume", str(run), "--solver.momentum", "0.5"]
     code, line = error_of(capsys, ["train", str(recipe), *words])
     assert (code, "solver.momentum is 0.5" in line) == (4, True)
@@ -275,10 +288,11 @@ def test_resume_with_another_recipe(
 
 @pytest.mark.parametrize("policy", ["fixed", "cosine"])
 def test_resume_with_fewer_steps(
-    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path, policy: str
+    capsys: pytest.CaptureFixture[str], recipe: Path, finished_run: FinishedRun, policy: str
 ) -> None:
     words = ["--solver.lr_policy", policy]
-    run = finished_run(capsys, recipe, tmp_path, [*words, "--train.steps", "2"])
+    run = finished_run(*words, "--train.steps", "2")
+    capsys.readouterr()
     words += ["--resume", str(run), "--train.steps", "1"]
     code, line = error_of(capsys, ["train", str(recipe), *words])
     assert (code, "at step 2" in line, "ends at step 1" in line) == (4, True, True), line
@@ -297,13 +311,14 @@ def test_resume_with_fewer_steps(
 def test_resume_with_another_compressor(
     capsys: pytest.CaptureFixture[str],
     recipe: Path,
-    tmp_path: Path,
+    finished_run: FinishedRun,
     saved: list[str],
     asked: list[str],
     word: str,
     values: tuple[str, str],
 ) -> None:
-    run = finished_run(capsys, recipe, tmp_path, saved)
+    run = finished_run(*saved)
+    capsys.readouterr()
     code, line = error_of(capsys, ["train", str(recipe), "--resume", str(run), *asked])
     expected = f"exchange.{word} is {values[0]} in the recipe, {values[1]} in the checkpoint"
     assert (code, expected in line) == (4, True), line

@@ -37,9 +37,10 @@ FRAME = """<!doctype html><title>waiting</title>
   }});"></iframe>"""
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two recipes of three seeds, on two workers."""
+    tmp_path = tmp_path_factory.mktemp("runs")
     folders = []
     for letter, rate in (("a", 0.1), ("b", 0.5)):
         for seed in range(3):
@@ -67,10 +68,15 @@ def report(runs: list[str], path: Path, *words: str) -> str:
     return path.read_text()
 
 
+@pytest.fixture(scope="module")
+def page(runs: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Their report."""
+    return report(runs, tmp_path_factory.mktemp("page") / "report.html")
+
+
 def test_it_needs_no_other_file_and_is_the_same_from_anywhere(
-    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = report(runs, tmp_path / "report.html")
     monkeypatch.chdir(Path(runs[0]).parent)
     assert report([Path(run).name for run in runs], tmp_path / "again.html") == page
     addresses = re.findall(r'(?:src|href)="([^"]*)"', page)
@@ -82,8 +88,7 @@ def test_it_needs_no_other_file_and_is_the_same_from_anywhere(
     assert not re.search(r"https?://(?!www\.w3\.org)", re.sub(r'src="[^"]*"', "", page))
 
 
-def test_every_figure_has_its_run(runs: list[str], tmp_path: Path) -> None:
-    page = report(runs, tmp_path / "report.html")
+def test_every_figure_has_its_run(page: str, runs: list[str], tmp_path: Path) -> None:
     for folder in runs:
         assert f"<code>{Path(folder).name}</code>" in page
     assert "(weights a0a0a0a0a0a0)" in page
@@ -110,11 +115,9 @@ def test_what_is_unknown_has_no_picture(tmp_path: Path) -> None:
 
 
 def test_it_needs_no_other_word(
-    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    page: str, runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The terminal shows runs then, the page their groups as ever."""
-    page = report(runs, tmp_path / "report.html")
-    capsys.readouterr()
     other = tmp_path / "other.html"
     assert firecaffe.cli.main(["compare", "--html", str(other), *runs]) == 0
     assert other.read_text() == page
@@ -131,8 +134,7 @@ def test_what_cannot_be(runs: list[str], capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
 @pytest.mark.parametrize("px", [PHONE_PX, 1200])
-def test_a_browser_shows_it_whole(runs: list[str], tmp_path: Path, px: int) -> None:
-    page = report(runs, tmp_path / "report.html")
+def test_a_browser_shows_it_whole(page: str, tmp_path: Path, px: int) -> None:
     frame = tmp_path / "frame.html"
     frame.write_text(FRAME.format(px=px, page=html.escape(page)))
     profile = f"--user-data-dir={tmp_path / 'profile'}"
