@@ -13,7 +13,7 @@ from firecaffe.exchange import fold, parse_hierarchical
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.collectives import find_collective
 from firecaffe.exchange.draw import draw
-from firecaffe.exchange.route import FOLD
+from firecaffe.exchange.route import FOLD, find_route
 from firecaffe.exchange.schedule import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -32,10 +32,11 @@ MAX_ROWS = 64
 def main(argv: list[str]) -> int:
     options = make_parser().parse_args(argv)
     ranks_per_node = options.ranks_per_node
-    if ranks_per_node != 1 and parse_hierarchical(options.exchange) is None:
+    tells_nodes = options.shared_memory or parse_hierarchical(options.exchange) is not None
+    if ranks_per_node != 1 and not tells_nodes:
         raise RecipeError(
             f"--ranks-per-node is {ranks_per_node}, and {options.exchange} does not tell nodes "
-            "apart; it goes with hierarchical(INNER,OUTER)"
+            "apart; it goes with hierarchical(INNER,OUTER) and --shared-memory"
         )
     if options.draw and options.json:
         raise RecipeError("--draw is a picture and --json none; leave one out")
@@ -43,11 +44,17 @@ def main(argv: list[str]) -> int:
         raise RecipeError(
             f"--micro-batches goes with {FOLD}; {options.exchange} has one sum a rank"
         )
+    if options.shared_memory and (options.exchange == FOLD or options.kind != ALL_REDUCE):
+        raise RecipeError(
+            f"--shared-memory goes with an exchange's {ALL_REDUCE}; {options.exchange}, "
+            f"{options.kind} goes by messages"
+        )
     schedule = _schedule(options)
     found = facts(schedule, ranks_per_node)
     if options.json:
         transfers = [
-            {"round": number, **_facts_of(transfer)} for number, transfer in _numbered(schedule)
+            {"round": number, **_facts_of(transfer, schedule)}
+            for number, transfer in _numbered(schedule)
         ]
         print(json.dumps({**found, "transfers": transfers}))
         return 0
@@ -65,7 +72,8 @@ def facts(schedule: Schedule, ranks_per_node: int) -> dict[str, Any]:
     busiest = schedule.elements_of_busiest_rank()
     least = 0.0
     if schedule.kind in (ALL_REDUCE, AVERAGE):
-        least = lower_bound_elements(schedule.world_size, schedule.num_elements)
+        senders = schedule.world_size // schedule.ranks_per_memory
+        least = lower_bound_elements(senders, schedule.num_elements)
     return {
         "algorithm": schedule.algorithm,
         "kind": schedule.kind,
@@ -100,17 +108,32 @@ def _schedule(options: Any) -> Schedule:
             )
         return fold.schedule(fold.inputs_of(leaves, world_size), leaves, num_elements)
     try:
+        if options.shared_memory:
+            return _in_memory(options, num_elements)
         find = find_collective(options.kind, options.exchange, options.ranks_per_node)
         return find(world_size, num_elements)
     except ValueError as error:
         raise RecipeError(str(error)) from error
 
 
+def _in_memory(options: Any, num_elements: int) -> Schedule:
+    """What is executed if ranks of a node add in memory. Raises: RecipeError if they would not."""
+    per_node = options.ranks_per_node
+    route = find_route(options.exchange, None, options.workers, per_node, shared_memory=True)
+    if not route.shares_memory:
+        raise RecipeError(
+            f"--shared-memory: {options.exchange} does not add in memory with {options.workers} "
+            f"workers and --ranks-per-node {per_node}; it takes 2 or more ranks a node, which the "
+            "workers fill, and the tree's order of additions within nodes and between them"
+        )
+    return route.schedule(num_elements)
+
+
 def _numbered(schedule: Schedule) -> list[tuple[int, Transfer]]:
     return [(number, t) for number, round_ in enumerate(schedule.rounds, 1) for t in round_]
 
 
-def _facts_of(t: Transfer) -> dict[str, Any]:
+def _facts_of(t: Transfer, schedule: Schedule) -> dict[str, Any]:
     return {
         "source": t.source,
         "destination": t.destination,
@@ -118,6 +141,7 @@ def _facts_of(t: Transfer) -> dict[str, Any]:
         "stop": t.stop,
         "action": "add" if t.reduce else "overwrite",
         **({} if t.reads == VECTOR else {"input": t.reads}),
+        **({"in_memory": True} if schedule.in_memory(t) else {}),
     }
 
 
@@ -129,7 +153,7 @@ def _print_transfers(schedule: Schedule, console: Console) -> None:
         if number != before:
             table.add_section()
         before = number
-        what = "add" if t.reduce else "overwrite"
+        what = ("add" if t.reduce else "overwrite") + " in memory" * schedule.in_memory(t)
         table.add_row(str(number), f"{t.source} → {t.destination}", f"{t.start}:{t.stop}", what)
     if transfers:
         console.print(table)

@@ -47,7 +47,12 @@ def draw(schedule: Schedule, width: int = 100) -> str:
 def _picture(schedule: Schedule, spacing: int) -> list[str]:
     ranks = range(schedule.world_size)
     looks = [
-        (_arrows(round_), _amount(round_, schedule.num_elements)) for round_ in schedule.rounds
+        (
+            _arrows(round_),
+            _amount(round_, schedule.num_elements)
+            + (", in memory" if all(map(schedule.in_memory, round_)) else ""),
+        )
+        for round_ in schedule.rounds
     ]
     groups = [
         (name, looks[index][1], _rows(looks[index][0], schedule.world_size, spacing))

@@ -56,16 +56,16 @@ def schedule(
 def _rounds(inside: Schedule, across: Schedule, rank: int) -> Iterator[OwnRound]:
     m = inside.world_size
     node, place = divmod(rank, m)
-    within = [(number, _among(m * node, 1, ts)) for number, ts in inside.rounds_of(place)]
+    within = [(number, among(m * node, 1, ts)) for number, ts in inside.rounds_of(place)]
     # The rounds of a rooted exchange add, and bring sums to the root, or overwrite: half and half.
     yield from ((number, ts) for number, ts in within if ts[0].reduce)
     if place == 0:
         for number, ts in across.rounds_of(node):
-            yield inside.num_rounds // 2 + number, _among(0, m, ts)
+            yield inside.num_rounds // 2 + number, among(0, m, ts)
     yield from ((across.num_rounds + number, ts) for number, ts in within if not ts[0].reduce)
 
 
-def _among(first: int, stride: int, transfers: Sequence[Transfer]) -> list[Transfer]:
+def among(first: int, stride: int, transfers: Sequence[Transfer]) -> list[Transfer]:
     """The transfers with rank first + i · stride in place of rank i."""
     return [
         Transfer(first + t.source * stride, first + t.destination * stride, *t[2:])

@@ -15,9 +15,10 @@ from one function. Four ways there are:
 from dataclasses import dataclass
 from functools import partial
 
-from firecaffe.exchange import NATIVE, parse_hierarchical
+from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical, shared_memory
 from firecaffe.exchange.leaves import shares_are_subtrees
 from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
+from firecaffe.exchange.schedule import Schedule
 
 SCHEDULE, FOLD, CODEC, HOOK = "schedule", "fold", "codec", "hook"
 
@@ -55,6 +56,20 @@ class Route:
     def summed_by(self) -> str:
         """What sums vectors: the algorithm, or what stands in for it."""
         return self.algorithm if self.way == SCHEDULE else self.way
+
+    def schedule(self, num_elements: int) -> Schedule:
+        """What sums a vector of each rank, if the way is SCHEDULE.
+
+        Raises: ValueError if the algorithm has no schedule.
+        """
+        if not self.shares_memory:
+            return find_schedule(self.algorithm, self.ranks_per_host)(self.world_size, num_elements)
+        return shared_memory.schedule(
+            self.world_size,
+            num_elements,
+            outer=find_schedule(self.across),
+            ranks_per_host=self.ranks_per_host,
+        )
 
     @property
     def description(self) -> str:

@@ -19,7 +19,7 @@ vectors with its own slice by `tree_sum` over rank, inputs with its own by the t
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -74,9 +74,9 @@ class Schedule:
     num_rounds: int
     """Rounds are numbered from 0 to less than this."""
     num_messages: int
-    """The number of messages of all ranks, if none is empty."""
+    """The number of messages of all ranks, if none is empty. What goes through memory is none."""
     sent_elements: int
-    """The elements that all ranks together send."""
+    """The elements that all ranks together send in messages."""
     in_tree_order: bool = False
     """Whether every element is added up in the order of the fixed binary tree over ranks, or over
     the leaves of inputs."""
@@ -88,6 +88,8 @@ class Schedule:
     """The inputs of each rank, if ranks have some: nodes, numbered through in this order."""
     num_leaves: int = 0
     """The number of leaves of the nodes' tree."""
+    ranks_per_memory: int = 1
+    """The number of consecutive ranks that share memory, which carries what goes between them."""
     whole: tuple[Round, ...] | None = field(default=None, repr=False)
     """All rounds, of a schedule that was written down as such."""
 
@@ -126,15 +128,27 @@ class Schedule:
         first = sum(map(len, self.inputs[:rank]))
         return range(first, first + len(self.inputs[rank]))
 
+    def in_memory(self, t: Transfer) -> bool:
+        """Whether a transfer is a read and a write of shared memory, instead of a message."""
+        return t.source // self.ranks_per_memory == t.destination // self.ranks_per_memory
+
+    def by_messages(self) -> "Schedule":
+        """The rounds between memories alone."""
+        return replace(self, of_rank=self._messages_of, ranks_per_memory=1)
+
+    def _messages_of(self, rank: int) -> Iterator[OwnRound]:
+        for number, transfers in self.rounds_of(rank):
+            yield number, [t for t in transfers if not self.in_memory(t)]
+
     def transfers(self) -> Iterable[Transfer]:
         return (transfer for round_ in self.rounds for transfer in round_)
 
     def elements_of_busiest_rank(self) -> int:
-        """The most elements that one rank sends, or receives, in the whole exchange."""
+        """The most elements that one rank sends, or receives, in messages of the whole exchange."""
         most = 0
         for rank in range(self.world_size):
             sent = received = 0
-            for _, transfers in self.rounds_of(rank):
+            for _, transfers in self.by_messages().rounds_of(rank):
                 sent += sum(t.stop - t.start for t in transfers if t.source == rank)
                 received += sum(t.stop - t.start for t in transfers if t.destination == rank)
             most = max(most, sent, received)
@@ -161,8 +175,9 @@ class Schedule:
         ranks = range(self.world_size) if self.busiest is None else self.busiest
         for rank in ranks:
             for number, transfers in self.rounds_of(rank):
-                out = [t.stop - t.start for t in transfers if t.source == rank]
-                into = [t.stop - t.start for t in transfers if t.destination == rank]
+                sent = [t for t in transfers if not self.in_memory(t)]
+                out = [t.stop - t.start for t in sent if t.source == rank]
+                into = [t.stop - t.start for t in sent if t.destination == rank]
                 added = sum(
                     t.stop - t.start for t in transfers if t.destination == rank and t.reduce
                 )

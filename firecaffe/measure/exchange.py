@@ -18,7 +18,7 @@ from firecaffe.cluster.agree import differing_ranks, gather_text
 from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.errors import NotIdenticalError
-from firecaffe.exchange import NATIVE, find_schedule
+from firecaffe.exchange import NATIVE
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import Route
 from firecaffe.measure.known_sum import (
@@ -184,9 +184,7 @@ def way_of(route: Route, num_elements: int) -> tuple[str, int | None]:
         return GROUP, None
     if route.shares_memory and route.senders == 1:
         return MEMORY, 0
-    sends = route.across or route.algorithm
-    schedule = find_schedule(sends, route.ranks_per_host)(route.senders, num_elements)
-    wire_bytes = schedule.elements_of_busiest_rank() * BYTES_PER_ELEMENT
+    wire_bytes = route.schedule(num_elements).elements_of_busiest_rank() * BYTES_PER_ELEMENT
     return BOTH if route.shares_memory else GROUP, wire_bytes
 
 

@@ -1,6 +1,6 @@
 """A gradient exchange that runs: a route, bound to this rank and its group."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Self
 
@@ -12,9 +12,10 @@ from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.route import Route, find_route
+from firecaffe.exchange.schedule import Schedule
 from firecaffe.transport.collectives import Collectives
 from firecaffe.transport.local import LocalRanks
-from firecaffe.transport.shared_sum import Block, own_blocks, sum_in_place
+from firecaffe.transport.shared_sum import SharedVector, shared_vector, sum_in_place
 
 LANES = 2
 """Vectors under way at once: while the total of one comes down a tree, the next goes up."""
@@ -32,7 +33,7 @@ class Exchange:
         self.world = world
         self.route = route
         self._local = local
-        self._shared: dict[int, tuple[list[Tensor], list[Block]]] = {}
+        self._shared: dict[int, SharedVector] = {}
         self._collectives = Collectives(world)
 
     @classmethod
@@ -57,20 +58,14 @@ class Exchange:
         if not self.route.shares_memory or device.type != "cpu" or num_elements == 0:
             return torch.zeros(num_elements, dtype=dtype, device=device)
         assert self._local is not None
-        vectors = self._local.share(num_elements, dtype)
-        own = vectors[self._local.own]
-        self._shared[own.data_ptr()] = vectors, own_blocks(self._local, vectors)
-        return own
+        return self._know(self._local, self._local.share(num_elements, dtype))
 
     def place_for(self, vector: Tensor) -> Tensor:
         """Memory that local ranks share for such a vector: the vector itself, moved there with all
         its views, or another one. All ranks must ask for the same, in the same order.
         """
         assert self._local is not None
-        vectors = self._local.share(vector.numel(), vector.dtype, vector)
-        own = vectors[self._local.own]
-        self._shared[own.data_ptr()] = vectors, own_blocks(self._local, vectors)
-        return own
+        return self._know(self._local, self._local.share(vector.numel(), vector.dtype, vector))
 
     def forget(self, vector: Tensor) -> None:
         """Lets go of a vector from `empty` or `place_for`."""
@@ -85,9 +80,10 @@ class Exchange:
         """
         shared = self._shared.get(vector.data_ptr())
         # A part of a vector from `empty` may begin where it does.
-        is_whole = shared is not None and shared[0][0].numel() == vector.numel()
-        if shared is not None and is_whole and self._local is not None:
-            self._sum_shared(*shared, self._local, divide_by)
+        if shared is not None and shared.by_rank[0].numel() == vector.numel():
+            assert self._local is not None
+            send = partial(self._send, "between hosts", self._between_hosts, vector, lane=0)
+            sum_in_place(self._local, shared, send, divide_by)
             return
         if divide_by != 1:
             vector.div_(divide_by)
@@ -98,7 +94,9 @@ class Exchange:
             with peers_may_be_lost(self.world):
                 dist.all_reduce(vector, group=self.world.exchange_group)
         else:
-            self._send(self.route.algorithm, vector, range(self.world.world_size), lane)
+            route = self.route
+            find = find_schedule(route.algorithm, route.ranks_per_host)
+            self._send(route.algorithm, partial(find, route.world_size), vector, lane)
 
     def close(self) -> None:
         """Lets go of the memory that local ranks share, and of what connects them."""
@@ -106,25 +104,16 @@ class Exchange:
         if self._local is not None:
             self._local.close()
 
-    def _sum_shared(
-        self, vectors: list[Tensor], blocks: list[Block], local: LocalRanks, divide_by: int
-    ) -> None:
-        hosts = range(0, self.world.world_size, local.size)
-        if len(hosts) == 1:
-            sum_in_place(local, blocks, into=range(local.size), divide_by=divide_by)
-            return
-        sum_in_place(local, blocks, into=[0], divide_by=divide_by)
-        if local.own == 0:
-            self._send(self.route.across, vectors[0], hosts, lane=0)
-        local.barrier()
-        if local.own != 0:
-            vectors[local.own].copy_(vectors[0])
-        # The first rank's vector may not change before everybody has read it.
-        local.barrier()
+    def _know(self, local: LocalRanks, by_rank: list[Tensor]) -> Tensor:
+        """This rank's vector among those of its host, whose sum is worked out."""
+        own = by_rank[local.own]
+        schedule = self.route.schedule(own.numel())
+        self._shared[own.data_ptr()] = shared_vector(local, by_rank, schedule)
+        return own
 
-    def _send(self, algorithm: str, vector: Tensor, ranks: Sequence[int], lane: int) -> None:
-        """Sums over some ranks, this one among them, through an algorithm's schedule."""
-        find = find_schedule(algorithm, self.route.ranks_per_host)
-        make = partial(find, len(ranks))
-        # The hosts' first ranks alone go through another schedule than all ranks do.
-        self._collectives.run((algorithm, len(ranks)), make, vector, ranks, lane)
+    def _between_hosts(self, num_elements: int) -> Schedule:
+        return self.route.schedule(num_elements).by_messages()
+
+    def _send(self, name: str, make: Callable[[int], Schedule], vector: Tensor, lane: int) -> None:
+        """Carries out the schedule that is called so."""
+        self._collectives.run(name, make, vector, range(self.world.world_size), lane)

@@ -130,6 +130,21 @@ def test_long_tables_are_cut_and_say_so(capsys: pytest.CaptureFixture[str]) -> N
     assert "more transfers" not in run(capsys, "tree", "33")  # 64 transfers
 
 
+def test_sums_in_shared_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("tree", "4", "--ranks-per-node", "2", "--shared-memory")
+    found = run_json(capsys, *words)
+    sent = [t for t in found["transfers"] if not t.get("in_memory")]
+    assert [(t["source"], t["destination"]) for t in sent] == [(2, 0), (0, 2)]
+    assert found["algorithm"] == "shared_memory(tree)"
+    assert found["busiest_rank_bytes"] == found["lower_bound_bytes"] == 4 * 4096
+    assert found["adds_in_tree_order"] is True
+    drawn = run(capsys, *words, "--draw")
+    lines = [line for line in drawn.splitlines() if line.startswith("round")]
+    assert [line.endswith("in memory") for line in lines] == [True, True, False, False, True, False]
+    one_host = run_json(capsys, "tree", "4", "--ranks-per-node", "4", "--shared-memory")
+    assert (one_host["busiest_rank_bytes"], one_host["num_rounds"]) == (0, 2)
+
+
 def test_draw(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "tree", "4", "--draw")
     assert "round 2  ◄═══╪═══╡   │  n" in out
@@ -160,6 +175,15 @@ REFUSED = {
         "ranks_per_node is 0; .* at least 1",
     ),
     "no nodes": (("tree", "4", "--ranks-per-node", "2"), "--ranks-per-node is 2, .*hierarchical"),
+    "another order in memory": (
+        ("ring", "4", "--ranks-per-node", "2", "--shared-memory"),
+        "--shared-memory: ring .*4 .*--ranks-per-node 2",
+    ),
+    "another collective in memory": (
+        ("ring", "4", "--kind", "broadcast", "--ranks-per-node", "2", "--shared-memory"),
+        "--shared-memory .*broadcast",
+    ),
+    "fold in memory": (("fold", "4", "--shared-memory"), "fold"),
     "two forms": (("tree", "4", "--draw", "--json"), "--draw .*--json"),
     "no rank": (("tree", "0"), "WORKERS is 0; it must be 1 to 1024"),
     "negative world": (("tree", "-2"), "WORKERS is -2; it must be 1 to 1024"),

@@ -11,6 +11,7 @@ from torch import Tensor
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import ring, tree
 from firecaffe.exchange.pieces import pieces
+from firecaffe.exchange.route import find_route
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.interpret import interpret
 from firecaffe.transport.local import meet_local_ranks
@@ -78,7 +79,13 @@ def test_hosts_give_the_bits_of_the_tree(ranks: Ranks, hosts: int) -> None:
     algorithms = ["tree", "halving_doubling", "pipelined_tree"]
     by_rank = ranks.shared(2 * hosts, sums, algorithms, torch.float32, local_world_size=2)
     for index, num_elements in enumerate(SIZES):
-        expected = by_tree(vectors_of(2 * hosts, num_elements, torch.float32))
+        vectors = vectors_of(2 * hosts, num_elements, torch.float32)
+        expected = by_tree(vectors)
+        for algorithm in algorithms:
+            route = find_route(algorithm, None, 2 * hosts, 2, shared_memory=True)
+            interpreted = interpret(route.schedule(num_elements), vectors)
+            assert route.shares_memory
+            assert all(torch.equal(each, expected) for each in interpreted)
         for by_algorithm in by_rank:
             assert all(torch.equal(results[index], expected) for results in by_algorithm)
 
@@ -91,9 +98,12 @@ def test_hosts_give_the_bits_of_their_own_exchange(ranks: Ranks, hosts: int, loc
     for index, num_elements in enumerate(SIZES):
         vectors = vectors_of(hosts * local, num_elements, torch.float32)
         of_hosts = [by_tree(vectors[host * local :][:local]) for host in range(hosts)]
+        route = find_route(algorithms[0], None, hosts * local, local, shared_memory=True)
         for start, stop in pieces(ring.schedule(hosts, num_elements), 4):
             parts = [vector[start:stop] for vector in of_hosts]
             expected = interpret(ring.schedule(hosts, stop - start), parts)[0]
+            parts = [vector[start:stop] for vector in vectors]
+            assert torch.equal(interpret(route.schedule(stop - start), parts)[-1], expected)
             for [results] in by_rank:
                 assert torch.equal(results[index][start:stop], expected)
 

@@ -15,7 +15,8 @@ MICRO_BATCHES = 16
 def make_parser() -> Parser:
     parser = Parser(
         "schedule",
-        "EXCHANGE WORKERS [--kind KIND] [--ranks-per-node M] [--elements N] [--draw] [--json]",
+        "EXCHANGE WORKERS [--kind KIND] [--ranks-per-node M] [--shared-memory] [--elements N] "
+        "[--draw] [--json]",
         f"The rounds and transfers of an exchange: {', '.join(ALGORITHMS)}, "
         f"'hierarchical(INNER,OUTER)', {FOLD}.",
     )
@@ -27,7 +28,12 @@ def make_parser() -> Parser:
         type=int,
         default=1,
         metavar="M",
-        help="how many ranks a node has, for hierarchical(INNER,OUTER)",
+        help="how many ranks a node has, for hierarchical(INNER,OUTER) and --shared-memory",
+    )
+    add(
+        "--shared-memory",
+        action="store_true",
+        help="ranks of a node add in memory that they share, as trainings on CPUs do",
     )
     add(
         "--elements",

@@ -1,4 +1,4 @@
-"""Sums in shared memory follow a schedule: who adds what is what the sharded server says."""
+"""Sums in shared memory follow a schedule: a rank adds the slices that it brings there."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -6,31 +6,26 @@ from typing import cast
 import pytest
 import torch
 
-from firecaffe.exchange.check import check
-from firecaffe.exchange.proof import prove
-from firecaffe.exchange.sharded_parameter_server import schedule
+from firecaffe.exchange.route import find_route
+from firecaffe.exchange.shared_memory import memory_part
 from firecaffe.transport.local import LocalRanks
-from firecaffe.transport.shared_sum import BLOCK_ELEMENTS, LINE_ELEMENTS, own_blocks
+from firecaffe.transport.shared_sum import BLOCK_ELEMENTS, shared_vector
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 7])
-@pytest.mark.parametrize("num_elements", [0, 1, 15, 16, 100, 1009, 3 * BLOCK_ELEMENTS + 5])
-def test_each_rank_adds_what_the_schedule_brings_it(size: int, num_elements: int) -> None:
-    whole = schedule(size, num_elements, grain=LINE_ELEMENTS)
-    check(whole)
-    proof = prove(whole)
-    assert (proof.complete, proof.in_tree_order) == (True, True)
-    assert whole.sent_elements == sum(t.num_elements for t in whole.transfers())
+@pytest.mark.parametrize(("hosts", "size"), [(1, 2), (1, 3), (2, 4)])
+@pytest.mark.parametrize("num_elements", [1, 100, 3 * BLOCK_ELEMENTS + 5])
+def test_blocks_are_what_the_schedule_says(hosts: int, size: int, num_elements: int) -> None:
+    schedule = find_route("tree", None, hosts * size, size, shared_memory=True).schedule(
+        num_elements
+    )
     vectors = [torch.arange(num_elements) for _ in range(size)]
-    found = []
-    for rank in range(size):
-        blocks = own_blocks(cast(LocalRanks, SimpleNamespace(size=size, own=rank)), vectors)
-        assert all(len(block) == size and len(block[0]) <= BLOCK_ELEMENTS for block in blocks)
-        own = [int(each) for block in blocks for each in block[0]]
-        arriving = {
-            (t.start, t.stop) for t in whole.transfers() if t.destination == rank and t.reduce
-        }
-        assert own == [each for slice_ in arriving for each in range(*slice_)]
-        assert not own or own[0] % LINE_ELEMENTS == 0  # owners share no cache line
-        found += own
-    assert found == list(range(num_elements))
+    for rank in range(hosts * size):
+        first = rank - rank % size
+        local = SimpleNamespace(size=size, own=rank - first, first_rank=first)
+        found = shared_vector(cast(LocalRanks, local), vectors, schedule)
+        assert all(len(block) == size and len(block[0]) <= BLOCK_ELEMENTS for block in found.blocks)
+        part = memory_part(schedule, rank)
+        added = [int(each) for block in found.blocks for each in block[0]]
+        assert added == [each for slice_ in part.adds for each in range(*slice_)]
+        assert [first + each for each in found.into] == part.into
+        assert found.is_several == (hosts > 1)
