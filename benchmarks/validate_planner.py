@@ -62,6 +62,10 @@ hold it to. The record is written by a program:
   through them; connections that share a port take turns there, as TCP's do. Beyond 16, like rounds
   are priced together, by the model of latency, bandwidth and additions, times what pieces saved
   among 16. Tests hold like rounds to the schedule's own, and both to the published formulas.
+  Sums that ranks of one host make in shared memory are priced by what they read and write there,
+  if a cluster file has the rate of that memory (`links.memory_bytes_per_s`, which
+  `firecaffe check` measures); a file without it, as all shipped ones, has them as messages on its
+  innermost link. Barriers cost nothing here.
 - **A step** (`plan/timeline.py`): buckets become ready as backward goes on, and as many travel at
   once as there are lanes (beyond 16 ranks, one after the other); what is still on its way at the
   end is exposed. Beside an exchange, computing takes longer by what `firecaffe check` has measured

@@ -118,11 +118,12 @@ def _look(
     if recipe is not None:
         timed = _steps(world, recipe, say)
     exchanges: dict[str, dict[int, float]] = {}
-    slowdown = 0.0
+    slowdown, has_met = 0.0, False
     if world.world_size > 1:
         shares = recipe is None or recipe.exchange.shared_memory
         use_memory = shares and not is_gpu
         local = meet_local_ranks(world, TIMEOUT_S) if use_memory else None
+        has_met = local is not None
         try:
             say("exchanges")
             exchanges = _exchanges(world, recipe, local)
@@ -132,7 +133,8 @@ def _look(
         finally:
             if local is not None:
                 local.close()
-    return MeasuredCluster(ranks, links, world.local_world_size, timed, exchanges, slowdown)
+    size = world.local_world_size
+    return MeasuredCluster(ranks, links, size, timed, exchanges, slowdown, has_met)
 
 
 def _steps(world: World, recipe: Recipe, say: Callable[[str], None]) -> list[list[StepTimes]]:

@@ -10,13 +10,14 @@ from statistics import median
 from scipy.stats import mannwhitneyu
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.route import find_route
 from firecaffe.measure.cluster import PairLink, RankFacts
 from firecaffe.measure.device import calibrated
 from firecaffe.measure.step import StepTimes
 from firecaffe.plan.calibrate import relative_spread
 from firecaffe.plan.cluster import Cluster, Device, Link, Storage
 from firecaffe.plan.network import Network
-from firecaffe.plan.price import Prices
+from firecaffe.plan.price import Prices, ranks_per_node
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.explain import holm
 from firecaffe.transport.exchange import LANES
@@ -45,6 +46,8 @@ class MeasuredCluster:
     """Seconds by exchange and bytes."""
     slowdown: float
     """The slowdown of computing beside an exchange; see `plan.cluster.Device`."""
+    shares_memory: bool = False
+    """Whether the exchanges that were measured added in memory within hosts."""
 
 
 def findings(found: MeasuredCluster) -> list[str]:
@@ -200,7 +203,10 @@ def _links(found: MeasuredCluster, size: int) -> tuple[Link, ...]:
     between = [link for link in found.links if not link.in_host]
     links = []
     if inside:
-        links.append(_link("within a host", inside, size if between else 0))
+        within = _link("within a host", inside, size if between else 0)
+        rates = [median(rank.copy_bytes_per_s) for rank in found.ranks]
+        shared = median(rates) if found.shares_memory else 0.0
+        links.append(dataclasses.replace(within, memory_bytes_per_s=shared))
     if between:
         links.append(_link("between hosts", between, 0))
     return tuple(links) or (Link("none was measured", 1e-5, 1e9, error=0.9),)
@@ -222,11 +228,15 @@ def _with_exchanges(cluster: Cluster, found: MeasuredCluster) -> Cluster:
     """Adds each exchange's efficiency: the time by the links alone, over the measured time."""
     if not found.exchanges:
         return cluster
-    network = Network(cluster.links, len(found.ranks))
+    ranks = len(found.ranks)
+    network = Network(cluster.links, ranks)
+    per_node = ranks_per_node(network)
     efficiency = {}
     for name, times in found.exchanges.items():
         size = max(times)
-        priced_s = Prices(name, network).seconds([size // BYTES_PER_ELEMENT])[0]
+        route = find_route(name, None, ranks, per_node, shared_memory=found.shares_memory)
+        prices = Prices(name, network, across=route.across)
+        priced_s = prices.seconds([size // BYTES_PER_ELEMENT])[0]
         efficiency[name] = priced_s / times[size]
     level = network.level(0, network.world_size - 1)
     links = list(cluster.links)

@@ -77,6 +77,9 @@ class Link:
     """What a port loses that more senders than one want to fill: see `plan.ports`."""
     addition_s_per_byte: float = 0.0
     """γ: what adding a byte that has arrived costs, if the exchange waits for it."""
+    memory_bytes_per_s: float = 0.0
+    """What each rank of a group reads and writes, all at once, in memory that they share; 0: they
+    share none, or nobody measured it. Only the innermost link's is asked for."""
     error: float = 0.15
     efficiency: dict[str, float] = field(default_factory=dict, hash=False)
     """Predicted over measured time, by exchange, of those that have been measured."""
@@ -257,7 +260,9 @@ def _check(cluster: Cluster) -> None:
     for index, link in enumerate(cluster.links):
         name = f"links[{index}]"
         need(f"{name}.bandwidth_bytes_per_s", link.bandwidth_bytes_per_s, 0, strict=True)
-        for word in ("latency_s", "congestion", "addition_s_per_byte", "error"):
+        for word in (
+            *("latency_s", "congestion", "addition_s_per_byte", "memory_bytes_per_s", "error"),
+        ):
             need(f"{name}.{word}", getattr(link, word), 0, strict=False)
         need(f"{name}.ports", link.ports, 1, strict=False)
         is_last = index == len(cluster.links) - 1

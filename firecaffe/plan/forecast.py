@@ -13,7 +13,7 @@ from typing import Any
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE
 from firecaffe.exchange.leaves import num_nodes
-from firecaffe.exchange.route import find_route
+from firecaffe.exchange.route import Route, find_route
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.accuracy import IMAGENET_IMAGES, LAWS
 from firecaffe.plan.cluster import Cluster
@@ -242,7 +242,7 @@ class _Cost:
         taken_s = [exchange * each for each in self._exchanges(world_size)]
         backward_s = compute * sum(self.one.backward_s)
         ready = [Bucket(compute * each.ready_s, each.num_elements) for each in self.buckets]
-        lanes, share_beside = self.cluster.lanes, self._share_beside(world_size)
+        lanes, share_beside = self._lanes(world_size), self._share_beside(world_size)
         beside_s, exposed_s = overlap(
             ready, taken_s, backward_s, lanes, share_beside, device.exchange_slowdown
         )
@@ -275,9 +275,25 @@ class _Cost:
         """Those of what a training would take: at some numbers of workers another exchange stands
         in.
         """
+        route = self._route(network)
         leaves = self.workload.num_micro_batches
-        route = find_route(self.exchange, leaves, network.world_size, ranks_per_node(network))
-        return Prices(route.summed_by, network, num_leaves=leaves)
+        return Prices(route.summed_by, network, num_leaves=leaves, across=route.across)
+
+    def _route(self, network: Network) -> Route:
+        may_share = self.workload.shared_memory and network.links[0].memory_bytes_per_s > 0
+        return find_route(
+            self.exchange,
+            self.workload.num_micro_batches,
+            network.world_size,
+            ranks_per_node(network),
+            shared_memory=may_share,
+        )
+
+    def _lanes(self, world_size: int) -> int:
+        """How many buckets are under way at once; one if they are summed in memory."""
+        has_route = world_size > 1 and self.compressor == NO_COMPRESSOR
+        shares = has_route and self._route(Network(self.cluster.links, world_size)).shares_memory
+        return 1 if shares else self.cluster.lanes
 
     def _share_beside(self, world_size: int) -> float:
         """See `Prices.share_beside_another`; of the largest bucket, if there are several."""

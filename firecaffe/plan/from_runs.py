@@ -177,7 +177,11 @@ def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tup
         row = forecast(run.workload, found, run.world_size, run.exchange, run.compressor)
         return run.parts["compute_s"] + row.exposed_communication_s
 
-    half = with_link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / 2)
+    # Ranks of one host that add in memory send nothing.
+    in_memory = level == 0 and link.memory_bytes_per_s > 0
+    word = "memory_bytes_per_s" if in_memory else "bandwidth_bytes_per_s"
+    before = getattr(link, word)
+    half = with_link(**{word: before / 2})
     bearing = [
         run
         for run in runs
@@ -185,24 +189,24 @@ def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tup
     ]
     if not bearing:
         return cluster, f"{link.name}: stays as it was; its exchanges are hidden in these runs"
-    start = {"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s}
-    if len(bearing) >= LATENCY_RUNS and link.latency_s:
+    start = {word: before}
+    if len(bearing) >= LATENCY_RUNS and link.latency_s and not in_memory:
         start["latency_s"] = link.latency_s
     rows = [(run, run.parts["compute_s"] + run.parts["exchange_s"]) for run in bearing]
     found = fit(lambda values, run: step_s(with_link(**values), run), start, rows)
-    error = max(_error(found, link), *(run.error for run in bearing))
-    rate = found.values["bandwidth_bytes_per_s"]
+    error = max(_error(found, link, word), *(run.error for run in bearing))
+    rate = found.values[word]
     latency_s = found.values.get("latency_s", link.latency_s)
     held_out = "" if isnan(found.held_out_error) else f"; held out {found.held_out_error:.1%}"
     return (
         with_link(**found.values, error=error),
-        f"{link.name}: {rate / 1e6:.4g} MB/s (was {link.bandwidth_bytes_per_s / 1e6:.4g}), "
+        f"{link.name}: {rate / 1e6:.4g} MB/s (was {before / 1e6:.4g}), "
         f"latency {latency_s * 1e6:.3g} µs, within {error:.0%}, from {len(rows)} runs{held_out}",
     )
 
 
-def _error(found: Fit, link: Link) -> float:
+def _error(found: Fit, link: Link, word: str) -> float:
     """What a fit says of itself; if it has no row to spare, what was said of the link before."""
     if isnan(found.held_out_error):
         return link.error
-    return max(found.errors["bandwidth_bytes_per_s"], found.held_out_error)
+    return max(found.errors[word], found.held_out_error)

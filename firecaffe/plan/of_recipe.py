@@ -81,6 +81,7 @@ def workload_of(recipe: Recipe) -> Workload:
             autocast=train.autocast,
             bucket_bytes=recipe.exchange.bucket_bytes,
             stored_bytes=samples.stored_bytes,
+            shared_memory=recipe.exchange.shared_memory,
             compressor_level=recipe.exchange.compressor_level,
             assumption=samples.assumption,
         ),

@@ -1,12 +1,12 @@
 """What an exchange takes on a network: simulated if ranks are few, by like rounds beyond."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 
-from firecaffe.exchange import NATIVE, find_schedule, fold
+from firecaffe.exchange import NATIVE, find_schedule, fold, shared_memory
 from firecaffe.exchange.route import FOLD
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
@@ -56,6 +56,8 @@ class Prices:
     """Whether vectors go in pieces, as ours do; else whole."""
     num_leaves: int = 0
     """Micro-batches of a step; `fold` alone asks for it."""
+    across: str = ""
+    """What goes on between nodes, if ranks of a node add in memory; as in a `Route`."""
     _at: dict[int, float] = field(default_factory=dict)
 
     def seconds(self, sizes: Sequence[int]) -> list[float]:
@@ -79,7 +81,7 @@ class Prices:
         they take one after the other; 1 if it is not simulated.
         """
         is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
-        if lanes == 1 or not is_simulated or self.algorithm in (NATIVE, FOLD):
+        if lanes == 1 or not is_simulated or self.across or self.algorithm in (NATIVE, FOLD):
             return 1.0
         one_s = _simulated_s(self.algorithm, self.network, num_elements)
         return _simulated_s(self.algorithm, self.network, num_elements, lanes) / lanes / one_s
@@ -96,6 +98,8 @@ class Prices:
 
     def _price_s(self, num_elements: int) -> float:
         network = self.network
+        if self.across:
+            return _shared_s(self.across, network, num_elements)
         if self.algorithm == NATIVE:
             return min(rounds_only_s(each, network, num_elements) for each in NATIVE_CANDIDATES)
         if self.algorithm == FOLD:
@@ -106,6 +110,30 @@ class Prices:
             return _simulated_s(self.algorithm, network, num_elements)
         share = overlap_share(self.algorithm, network.links, network.links[0].group or 1)
         return rounds_only_s(self.algorithm, network, num_elements) * share
+
+
+def _shared_s(across: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
+    """Seconds of `exchange.shared_memory`: its rounds in memory by what the busiest rank reads and
+    writes there, and between nodes the price of what the first ranks run.
+    """
+    m, inner = ranks_per_node(network), network.links[0]
+    whole = shared_memory.schedule(
+        network.world_size, num_elements, outer=find_schedule(across), ranks_per_host=m
+    )
+    most = 0
+    for rank in range(m):
+        part = shared_memory.memory_part(whole, rank)
+        added = sum(stop - start for start, stop in part.adds)
+        copied = 0 if part.reads is None else num_elements
+        most = max(most, added * (m + len(part.into)) + 2 * copied)
+    in_memory_s = most * itemsize / inner.memory_bytes_per_s
+    if m == network.world_size:
+        return in_memory_s
+    # One rank a node: the same links, without the innermost.
+    outer = tuple(replace(link, group=link.group // m) for link in network.links[1:])
+    return in_memory_s + Prices(across, Network(outer, network.world_size // m))._price_s(
+        num_elements
+    )
 
 
 def _fold_s(network: Network, num_elements: int, num_leaves: int) -> float:

@@ -58,6 +58,8 @@ class Workload:
     bucket_bytes: int = 4_000_000
     stored_bytes: float = 0.0
     """Size of one image in storage; 0 if the data are held in memory."""
+    shared_memory: bool = True
+    """Whether ranks of one host may add in memory."""
     compressor_level: int = 0
     assumption: str = ""
     """What was taken for granted, for people; empty if nothing was."""

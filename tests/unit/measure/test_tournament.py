@@ -1,12 +1,13 @@
 """The turns in which links are measured, and who is named slow."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from firecaffe.measure.cluster import PairLink, RankFacts, tournament
-from firecaffe.measure.found_cluster import MeasuredCluster, findings, slower
+from firecaffe.measure.found_cluster import MeasuredCluster, cluster_of, findings, slower
 
 
 @pytest.mark.parametrize("players", range(8))
@@ -53,6 +54,19 @@ def links(ranks: int, slow_rank: int | None = None) -> list[PairLink]:
         )
         for a, b in combinations(range(ranks), 2)
     ]
+
+
+def test_the_rate_of_memory_is_in_the_file_if_ranks_share_it() -> None:
+    ranks = [rank(i, host="a") for i in range(2)]
+    inside = [replace(each, in_host=True) for each in links(2)]
+    times = {"tree": {1_000_000: 4e-4}}
+    for shares, rate in ((True, 1e10), (False, 0.0)):
+        found = cluster_of(
+            MeasuredCluster(ranks, inside, 2, [[], []], times, 0.0, shares), None, ""
+        )
+        assert found.links[0].memory_bytes_per_s == rate
+        if shares:  # 2 MB read and written at 10 GB/s, for 0.4 ms that were measured
+            assert found.links[0].efficiency["tree"] == pytest.approx(0.5, rel=1e-3)
 
 
 def test_nothing_stands_out_where_all_is_well() -> None:

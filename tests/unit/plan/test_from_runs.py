@@ -80,6 +80,19 @@ def test_one_run_bears_a_bandwidth_alone_and_keeps_the_links_error(tmp_path: Pat
     assert told.links[-1].error == start.links[-1].error
 
 
+def test_runs_that_add_in_memory_bear_the_rate_of_memory(tmp_path: Path) -> None:
+    cluster = load_cluster("cpu-host")
+    [link] = cluster.links
+
+    def of_rate(rate: float) -> Cluster:
+        return replace(cluster, links=(replace(link, memory_bytes_per_s=rate),))
+
+    run = a_run(tmp_path / "a", of_rate(2e6), 2, "tree")
+    told, _ = learn(of_rate(8e6), [run], read_recipe)
+    assert told.links[0].memory_bytes_per_s == pytest.approx(2e6, rel=0.05)
+    assert told.links[0].bandwidth_bytes_per_s == link.bandwidth_bytes_per_s
+
+
 def test_what_is_hidden_says_nothing_of_the_link(tmp_path: Path) -> None:
     fast = slow_cluster(1e12, 1e-9)
     told, lines = learn(fast, [a_run(tmp_path / "a", fast, 2, "ring")], read_recipe)
