@@ -75,7 +75,7 @@ def finish(world: Group, start: Callable[..., Work | None]) -> None:
 
     Raises: PeerLostError.
     """
-    with peers_may_be_lost(world), waiting(world):
+    with waiting(world), peers_may_be_lost(world):
         work = start(async_op=True)
         while work is not None:
             try:

@@ -160,7 +160,11 @@ def peers_may_be_lost(world: Group, beside_own_code: bool = False) -> Iterator[N
 
 @contextmanager
 def waiting(world: Group) -> Iterator[None]:
-    """Marks, for the others to see, that in the block this rank has done its part and waits."""
+    """Marks, for the others to see, that in the block this rank has done its part and waits.
+
+    It stands around `peers_may_be_lost`: a rank still waits while it asks who is lost, or another
+    would take it for the one that all wait for.
+    """
     world.place.waits_from_s, world.place.waits = time.monotonic(), True
     try:
         yield

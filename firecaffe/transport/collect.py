@@ -95,7 +95,7 @@ def collect(
         if not world.is_first:
             for _ in (rank for rank, _ in each.holders if rank == world.rank):
                 assert own is not None
-                with peers_may_be_lost(world), waiting(world):
+                with waiting(world), peers_may_be_lost(world):
                     given = own.tensor.detach().cpu().contiguous()
                     dist.send(given, group_dst=0, group=world.group)
             continue
@@ -110,7 +110,7 @@ def collect(
                 assert own is not None
                 place.copy_(own.tensor.detach())
             else:
-                with peers_may_be_lost(world), waiting(world):
+                with waiting(world), peers_may_be_lost(world):
                     dist.recv(place, group_src=rank, group=world.group)
         yield each.name, whole
 

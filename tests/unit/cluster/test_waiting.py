@@ -1,0 +1,57 @@
+"""A rank that has waited in vain is not the one that others wait for."""
+
+from collections.abc import Callable
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import World
+from firecaffe.errors import PeerLostError
+from firecaffe.transport.collect import HeldPart, Whole, collect
+from tests.unit.cluster.watches import watches
+
+OF_RANK_1 = [Whole("w", (3,), torch.float32, ((1, None),))]
+
+
+def time_out(*_: object, **__: object) -> None:
+    raise RuntimeError("timed out")
+
+
+def gather(world: World) -> object:
+    return gather_text(world, "here")
+
+
+def take(world: World) -> object:
+    return list(collect(world, OF_RANK_1, {}))
+
+
+def give(world: World) -> object:
+    return list(collect(world, OF_RANK_1, {"w": HeldPart(torch.zeros(3))}))
+
+
+@pytest.mark.parametrize(("wait", "rank"), [(gather, 0), (take, 0), (give, 1)])
+def test_a_rank_waits_until_it_knows_who_is_lost(
+    wait: Callable[[World], object], rank: int
+) -> None:
+    """Else a rank that looks meanwhile finds two that do not wait, and may name this one."""
+    with watches(2) as (watching, _):
+        watch = watching[rank]
+        seen: list[bool] = []
+
+        def verdict(timed_out: bool) -> None:
+            assert timed_out
+            seen.append(watch.place.waits)
+
+        group: dist.ProcessGroup = object()  # type: ignore[assignment]
+        world = World(rank, 2, torch.device("cpu"), group, watch=watch, place=watch.place)
+        with (
+            patch.object(watch, "verdict", verdict),
+            patch.multiple(dist, all_gather=time_out, recv=time_out, send=time_out),
+            pytest.raises(PeerLostError),
+        ):
+            wait(world)
+        assert seen == [True]
+        assert not watch.place.waits
