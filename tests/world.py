@@ -13,6 +13,7 @@ from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import TCPStore
 
 TIMEOUT_S = 300.0
@@ -29,9 +30,11 @@ PRELOADED = (
         "firecaffe.cli.train",
         "firecaffe.cli.plan",
         "firecaffe.cli.bench",
+        "pytest",
         "tests.made_once",
     ),
 )
+"""Modules. multiprocessing passes over one that cannot be imported."""
 
 
 @cache
@@ -159,6 +162,7 @@ def _main(pipe: Connection, once: bool) -> None:
             return
         os.environ.clear()
         os.environ.update(before | environment)
+        torch.set_num_threads(1)  # as torchrun has it
         try:
             answer = True, function(*arguments)
         except BaseException:

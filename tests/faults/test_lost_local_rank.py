@@ -32,7 +32,6 @@ def kill_this(*_: object) -> None:
 
 def lose(victim: int, how: str) -> tuple[str, list[str]]:
     """What a survivor says, and the files of shared memory that it had mapped."""
-    torch.set_num_threads(1)
     with join("cpu", timeout_s=LONG_S) as world:
         local = meet_local_ranks(world, LONG_S)
         assert local is not None

@@ -12,6 +12,7 @@ import pytest
 import firecaffe
 from firecaffe import ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.data import DataConfig
+from firecaffe.data.generated import generate
 from firecaffe.errors import PeerLostError
 from firecaffe.training import build, connect, learner
 from tests.world import Ranks
@@ -72,6 +73,7 @@ def left() -> tuple[set[str], int, int]:
 def test_one_worker_with_every_kind_of_thread(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr("firecaffe.data.source.generate", lambda: generate(0, 60, 20))
     before = left()
     met = []
     for stage in STAGES:

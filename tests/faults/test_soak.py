@@ -4,7 +4,7 @@ from tests.typed import python
 
 
 def test_a_few_kills() -> None:
-    words = ["--kills", 3, "--steps", 150, "--workers", 2, "--seed", 5, "--pause", 3]
+    words = ["--kills", 2, "--steps", 60, "--workers", 2, "--seed", 5, "--pause", 2]
     done = python("-m", "benchmarks.soak", *words)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()

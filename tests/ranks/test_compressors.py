@@ -32,17 +32,18 @@ LEVELS = dict.fromkeys(("float16", "int8", "one_bit", "power_sgd"), (0, 1))
 KEPT_BACK = "kept back/"
 """Before the names of what a compressor keeps."""
 WITHOUT_MEMORY = ("float16", "bfloat16")
-STEPS = 5
+STEPS = 4
 RANK = 4
 """Of power_sgd: with that of a real training, matrices of this size would not shrink."""
-# 8 micro-batches of 4, over 100 samples: an epoch ends with a step of 4 samples, all of them in
+# 8 micro-batches of 4, over 68 samples: an epoch ends with a step of 4 samples, all of them in
 # micro-batch 0, so that all nodes but the first are empty.
 RECIPE = Recipe(
     train=TrainConfig(global_batch_size=32, micro_batch_size=4, steps=STEPS, seed=3),
     solver=SolverConfig(base_lr=0.05, momentum=0.9, weight_decay=0.01, clip_gradients=0.5),
     exchange=ExchangeConfig(timeout_s=300),
 )
-STAGES = {4: 2, 2: 3, 1: 4, 3: STEPS}
+SAMPLES = 68
+STAGES = {4: 1, 1: 2, 2: 3, 3: STEPS}
 """The interrupted training: up to which step it goes on each number of workers."""
 BUCKET_BYTES = {1: 4_000_000, 2: 1, 3: 5_000, 4: 4_000_000}
 """By number of workers: all in one, each parameter in its own, and between."""
@@ -95,13 +96,18 @@ def recipes() -> dict[str, Recipe]:
     return cases
 
 
+def takes_part(name: str, world_size: int) -> bool:
+    """On 2 and 4 workers codecs at level 0 are in the interrupted training, and only there."""
+    return world_size in (1, 3) or name not in {f"{codec}-0" for codec in COMPRESSORS}
+
+
 def fit(recipe: Recipe, folder: Path, resume: Path | None, bucket_bytes: int) -> Bits:
     recipe = dataclasses.replace(
         recipe,
         run=RunConfig(folder=str(folder), tensorboard=False),
         exchange=dataclasses.replace(recipe.exchange, bucket_bytes=bucket_bytes),
     )
-    data: TensorDataset = small_data(100)
+    data: TensorDataset = small_data(SAMPLES)
     result = firecaffe.train(recipe, Network, data, small_data(30, 1), resume=resume)
     assert not result.drifted_ranks
     checkpoint = load_newest(folder)[0]
@@ -124,7 +130,8 @@ def fit_all(folder: Path, world_size: int, resume_from: Path | None) -> dict[str
         patch.dict(COMPRESSORS, power_sgd=LowRank(RANK)),
     ):
         for name, recipe in recipes().items():
-            ends[name] = fit(recipe, folder / name, None, bucket_bytes)
+            if takes_part(name, world_size):
+                ends[name] = fit(recipe, folder / name, None, bucket_bytes)
         train = dataclasses.replace(RECIPE.train, steps=STAGES[world_size])
         for name in COMPRESSORS:
             recipe = dataclasses.replace(exchange(name, 0), train=train)
@@ -152,8 +159,10 @@ def ends(ranks: Ranks, runs: Path) -> dict[int, dict[str, Bits]]:
     return found
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [(name, size) for name in recipes() for size in (2, 3, 4) if takes_part(name, size)],
+)
 def test_workers_and_buckets_change_no_bit(
     ends: dict[int, dict[str, Bits]], name: str, world_size: int
 ) -> None:
@@ -165,7 +174,7 @@ def test_workers_and_buckets_change_no_bit(
 def test_a_run_that_changes_its_workers_by_resume(
     ends: dict[int, dict[str, Bits]], compressor: str
 ) -> None:
-    """What was kept back goes along with its nodes: 4 workers, then 2, then 1, then 3."""
+    """What was kept back goes along with its nodes: 4 workers, then 1, then 2, then 3."""
     assert ends[3][f"{compressor}-stage"] == ends[1][f"{compressor}-0"]
 
 

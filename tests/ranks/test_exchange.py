@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from firecaffe.cluster.world import join
+from firecaffe.cluster.world import World, join
 from firecaffe.exchange import ALGORITHMS, EXCHANGES
 from firecaffe.exchange.collectives import COLLECTIVES, average
 from firecaffe.exchange.leaves import Node, TreeSum, largest_nodes, leaf_share
@@ -26,28 +26,29 @@ def vector_of(rank: int, num_elements: int) -> torch.Tensor:
     return torch.randn(num_elements, generator=generator)
 
 
-def all_reduce(algorithm: str) -> list[torch.Tensor]:
+def all_reduce() -> dict[tuple[str, int], torch.Tensor]:
+    """The sums by every exchange at every size."""
+    results = {}
     with join("cpu") as world:
-        exchange = Exchange.of_vectors(world, algorithm)
-        results = []
-        for num_elements in SIZES:
-            for _ in range(2):  # buffers are used again
-                vector = vector_of(world.rank, num_elements)
-                exchange.all_reduce(vector)
-            results.append(vector)
-        return results
+        for algorithm in EXCHANGES:
+            exchange = Exchange.of_vectors(world, algorithm)
+            for num_elements in SIZES:
+                for _ in range(2):  # buffers are used again
+                    vector = vector_of(world.rank, num_elements)
+                    exchange.all_reduce(vector)
+                results[algorithm, num_elements] = vector
+    return results
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
-@pytest.mark.parametrize("algorithm", EXCHANGES)
-def test_all_ranks_get_the_bits_of_the_interpreter(
-    ranks: Ranks, algorithm: str, world_size: int
-) -> None:
-    by_rank = ranks.shared(world_size, all_reduce, algorithm)
-    for index, num_elements in enumerate(SIZES):
+def test_all_ranks_get_the_bits_of_the_interpreter(ranks: Ranks, world_size: int) -> None:
+    by_rank = ranks.shared(world_size, all_reduce)
+    assert len(by_rank[0]) == len(EXCHANGES) * len(SIZES)
+    for algorithm, num_elements in by_rank[0]:
+        case = f"{algorithm} of {num_elements}"
         vectors = [vector_of(rank, num_elements) for rank in range(world_size)]
-        results = [of_rank[index] for of_rank in by_rank]
-        assert all(torch.equal(result, results[0]) for result in results)
+        results = [of_rank[algorithm, num_elements] for of_rank in by_rank]
+        assert all(torch.equal(result, results[0]) for result in results), case
         torch.testing.assert_close(results[0], torch.stack(vectors).sum(0))
         if algorithm in ALGORITHMS:
             # Each piece goes through a schedule of its own.
@@ -55,7 +56,7 @@ def test_all_ranks_get_the_bits_of_the_interpreter(
                 schedule = ALGORITHMS[algorithm](world_size, stop - start)
                 parts = [vector[start:stop] for vector in vectors]
                 for result, expected in zip(results, interpret(schedule, parts), strict=True):
-                    assert torch.equal(result[start:stop], expected)
+                    assert torch.equal(result[start:stop], expected), case
 
 
 def compare_with_torch(num_elements: int) -> bool:
@@ -113,26 +114,32 @@ def test_collectives_of_every_kind_give_what_torchs_own_do(ranks: Ranks, world_s
         assert all(same.values()), same
 
 
-def fold_leaves(num_leaves: int, num_elements: int) -> torch.Tensor:
-    """This rank adds its share of leaves, and the fold goes on across ranks."""
+def fold_all(counts: list[int], num_elements: int) -> list[torch.Tensor]:
     with join("cpu") as world:
-        counter: TreeSum[torch.Tensor] = TreeSum(num_leaves, torch.add)
-        for leaf in leaf_share(num_leaves, world.world_size, world.rank):
-            counter.push(Node(0, leaf), vector_of(leaf, num_elements))
-        ranks = range(world.world_size)
-        shares = [leaf_share(num_leaves, world.world_size, rank) for rank in ranks]
-        nodes = [largest_nodes(num_leaves, share) for share in shares]
-        vectors = [vector for _, vector in counter.pending]
-        return NodeSum(world, nodes, num_leaves)(vectors)
+        return [fold_leaves(world, num_leaves, num_elements) for num_leaves in counts]
 
 
-@pytest.mark.parametrize(("world_size", "num_leaves"), [(2, 2), (2, 7), (3, 8), (3, 3), (4, 6)])
+def fold_leaves(world: World, num_leaves: int, num_elements: int) -> torch.Tensor:
+    """This rank adds its share of leaves, and the fold goes on across ranks."""
+    counter: TreeSum[torch.Tensor] = TreeSum(num_leaves, torch.add)
+    for leaf in leaf_share(num_leaves, world.world_size, world.rank):
+        counter.push(Node(0, leaf), vector_of(leaf, num_elements))
+    ranks = range(world.world_size)
+    shares = [leaf_share(num_leaves, world.world_size, rank) for rank in ranks]
+    nodes = [largest_nodes(num_leaves, share) for share in shares]
+    vectors = [vector for _, vector in counter.pending]
+    return NodeSum(world, nodes, num_leaves)(vectors)
+
+
+@pytest.mark.parametrize(("world_size", "counts"), [(2, [2, 7]), (3, [8, 3]), (4, [6])])
 def test_fold_continues_the_tree_for_unequal_shares(
-    ranks: Ranks, world_size: int, num_leaves: int
+    ranks: Ranks, world_size: int, counts: list[int]
 ) -> None:
     num_elements = 12 * 101  # a multiple of every world size here
-    alone: TreeSum[torch.Tensor] = TreeSum(num_leaves, torch.add)
-    for leaf in range(num_leaves):
-        alone.push(Node(0, leaf), vector_of(leaf, num_elements))
-    for total in ranks.shared(world_size, fold_leaves, num_leaves, num_elements):
-        assert torch.equal(total, alone.total())
+    by_rank = ranks.shared(world_size, fold_all, counts, num_elements)
+    for index, num_leaves in enumerate(counts):
+        alone: TreeSum[torch.Tensor] = TreeSum(num_leaves, torch.add)
+        for leaf in range(num_leaves):
+            alone.push(Node(0, leaf), vector_of(leaf, num_elements))
+        for totals in by_rank:
+            assert torch.equal(totals[index], alone.total())

@@ -5,7 +5,7 @@ import torch
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import check_parts, divide
-from firecaffe.cluster.world import join
+from firecaffe.cluster.world import World, join
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local import meet_local_ranks
 from tests.world import Ranks
@@ -14,32 +14,37 @@ ROWS, COLUMNS = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
 BACKWARDS = [[3, 1, 0], [2]]
 
 
-def sums(algorithm: str) -> dict[str, tuple[float, list[str]]]:
+def sums_by_all(algorithms: list[str]) -> dict[str, dict[str, tuple[float, list[str]]]]:
+    with join("cpu") as world:
+        return {algorithm: sums(world, algorithm) for algorithm in algorithms}
+
+
+def sums(world: World, algorithm: str) -> dict[str, tuple[float, list[str]]]:
     """What this rank gets of the sum of ranks' powers of ten, and who is with it, in each group."""
     found = {}
-    with join("cpu") as world:
-        parts = {"rows": ROWS, "columns": COLUMNS, "backwards": BACKWARDS}
-        for name, each in parts.items():
-            with divide(world, each) as group:
-                vector = torch.full((13,), 10.0**world.rank)
-                Exchange.of_vectors(group, algorithm).all_reduce(vector)
-                assert (vector == vector[0]).all()
-                found[name] = float(vector[0]), gather_text(group, str(world.rank))
-        with divide(world, ROWS) as row, divide(world, COLUMNS) as column:
-            vector = torch.full((8,), 10.0**world.rank)
-            for group in (row, column):  # in one order on all ranks
-                Exchange.of_vectors(group, algorithm).all_reduce(vector)
-            found["both"] = float(vector[0]), []
+    parts = {"rows": ROWS, "columns": COLUMNS, "backwards": BACKWARDS}
+    for name, each in parts.items():
+        with divide(world, each) as group:
+            vector = torch.full((13,), 10.0**world.rank)
+            Exchange.of_vectors(group, algorithm).all_reduce(vector)
+            assert (vector == vector[0]).all()
+            found[name] = float(vector[0]), gather_text(group, str(world.rank))
+    with divide(world, ROWS) as row, divide(world, COLUMNS) as column:
+        vector = torch.full((8,), 10.0**world.rank)
+        for group in (row, column):  # in one order on all ranks
+            Exchange.of_vectors(group, algorithm).all_reduce(vector)
+        found["both"] = float(vector[0]), []
     return found
 
 
-@pytest.mark.parametrize("algorithm", ["tree", "ring", "native"])
-def test_rows_and_columns_of_a_mesh(ranks: Ranks, algorithm: str) -> None:
-    for rank, found in enumerate(ranks.shared(4, sums, algorithm)):
-        for name, parts in {"rows": ROWS, "columns": COLUMNS, "backwards": BACKWARDS}.items():
-            own = next(part for part in parts if rank in part)
-            assert found[name] == (sum(10.0**each for each in own), [str(each) for each in own])
-        assert found["both"][0] == 1111.0
+def test_rows_and_columns_of_a_mesh(ranks: Ranks) -> None:
+    for rank, by_algorithm in enumerate(ranks.shared(4, sums_by_all, ["tree", "ring", "native"])):
+        for algorithm, found in by_algorithm.items():
+            for name, parts in {"rows": ROWS, "columns": COLUMNS, "backwards": BACKWARDS}.items():
+                own = next(part for part in parts if rank in part)
+                expected = sum(10.0**each for each in own), [str(each) for each in own]
+                assert found[name] == expected, algorithm
+            assert found["both"][0] == 1111.0, algorithm
 
 
 def sum_in_memory() -> float:

@@ -17,7 +17,7 @@ RECIPE = Recipe(
     model=ModelConfig("lenet"),
     data=DataConfig("packed", resize=32, crop=28, mirror=True),
     train=TrainConfig(
-        global_batch_size=24, micro_batch_size=4, steps=12, seed=3, eval_batch_size=16
+        global_batch_size=24, micro_batch_size=4, steps=6, seed=3, eval_batch_size=16
     ),
     solver=SolverConfig(type="nesterov", base_lr=0.01),
     exchange=ExchangeConfig(algorithm="tree", timeout_s=300),
@@ -36,8 +36,8 @@ def fit(recipe: Recipe, folder: str) -> firecaffe.Result:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """240 + 40: twelve steps are more than an epoch, whose last step is whole."""
-    return pack_photos(tmp_path_factory.mktemp("photos"))
+    """120 + 20: six steps are more than an epoch, whose last step is whole."""
+    return pack_photos(tmp_path_factory.mktemp("photos"), 120, 20)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_same_bits_on_1_to_4_workers(
 def test_a_cache_and_threads_change_nothing(ranks: Ranks, packed: Path, tmp_path: Path) -> None:
     plain = recipe_on(packed, augment="inception")
     data = dataclasses.replace(
-        plain.data, cache=str(tmp_path / "cache"), cache_bytes=200_000, decode_threads=3
+        plain.data, cache=str(tmp_path / "cache"), cache_bytes=80_000, decode_threads=3
     )
     cached = dataclasses.replace(plain, data=data)
     one = ranks.shared(1, fit, plain, str(tmp_path / "plain"))[0]
@@ -72,7 +72,7 @@ def test_a_cache_and_threads_change_nothing(ranks: Ranks, packed: Path, tmp_path
 
 
 def test_a_run_that_skips_says_what_it_left_out(ranks: Ranks, tmp_path: Path) -> None:
-    pack_photos(tmp_path)
+    pack_photos(tmp_path, 120, 20)
     photos = tmp_path / "photos"
     broken = [sorted(photos.glob("train/3/*.jpg"))[0], sorted(photos.glob("test/5/*.jpg"))[0]]
     for path in broken:

@@ -46,7 +46,6 @@ def meet(world: World, algorithm: str) -> Exchange:
 
 def sums(algorithms: list[str], dtype: torch.dtype, seed: int = 0) -> list[list[Tensor]]:
     """The sum at each size, by memory; all vectors of an algorithm exist at once."""
-    torch.set_num_threads(1)
     with join("cpu") as world:
         return [sums_by(meet(world, algorithm), dtype, seed) for algorithm in algorithms]
 
@@ -110,7 +109,6 @@ def test_hosts_give_the_bits_of_their_own_exchange(ranks: Ranks, hosts: int, loc
 
 def sum_others(algorithm: str) -> list[Tensor]:
     """Sums of a shared vector, then of others: as long, a part of it, and again itself."""
-    torch.set_num_threads(1)
     with join("cpu") as world:
         exchange = meet(world, algorithm)
         results = []
@@ -136,7 +134,6 @@ def test_other_vectors_go_through_the_schedule(ranks: Ranks, world_size: int) ->
 
 def sum_many_times(rounds: int) -> list[int]:
     """Rounds in which a sum was wrong. Ranks write their vectors as soon as they may."""
-    torch.set_num_threads(1)
     with join("cpu") as world:
         exchange = meet(world, "tree")
         vectors = [exchange.empty(n, torch.float32, CPU) for n in (1009, 40, 70_000)]
@@ -157,7 +154,7 @@ def sum_many_times(rounds: int) -> list[int]:
 
 @pytest.mark.parametrize(("world_size", "local"), [(3, 3), (4, 2)])
 def test_many_sums_one_after_the_other(ranks: Ranks, world_size: int, local: int) -> None:
-    results = ranks.shared(world_size, sum_many_times, 300, local_world_size=local)
+    results = ranks.shared(world_size, sum_many_times, 100, local_world_size=local)
     assert results == [[]] * world_size
 
 
