@@ -9,6 +9,7 @@ import tomli_w
 
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.policy import OVER_THE_TRAINING
 
 _FREE_WORDS = (
     "data.path",
@@ -23,6 +24,17 @@ _FREE_WORDS = (
 )
 
 
+_LATER_WORDS = (
+    "solver.pct_start",
+    "solver.div_factor",
+    "solver.final_div_factor",
+    "solver.base_momentum",
+    "solver.decay_form",
+)
+"""Words that came later. They count if they are not at their default, so that a checkpoint from
+before them can be gone on with."""
+
+
 def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     """The words that decide bits, by dotted name: a run may only be resumed with the same.
 
@@ -35,10 +47,16 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
         for name, value in flatten(recipe).items()
         if name.split(".")[0] in sections and name not in _FREE_WORDS
     }
+    defaults = flatten(Recipe())
+    words = {
+        name: value
+        for name, value in words.items()
+        if name not in _LATER_WORDS or value != defaults[name]
+    }
     words["exchange.compressor"] = recipe.exchange.compressor
     if recipe.exchange.compressor != NO_COMPRESSOR:
         words["exchange.compressor_level"] = recipe.exchange.compressor_level
-    if recipe.solver.lr_policy in ("poly", "cosine"):
+    if recipe.solver.lr_policy in OVER_THE_TRAINING:
         words["train.steps"] = steps
     return words
 

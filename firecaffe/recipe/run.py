@@ -15,7 +15,7 @@ from firecaffe.exchange.route import Route, find_route
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.identity import identity
 from firecaffe.recipe.sections import Recipe
-from firecaffe.solvers.policy import batch_scale, learning_rate
+from firecaffe.solvers.policy import batch_scale, learning_rate, momentum
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,10 @@ class Run:
     def learning_rate(self, step: int) -> float:
         """The rate of step `step`, counted from 0."""
         return learning_rate(self.recipe.solver, step, self.steps, self.rate_scale)
+
+    def momentum(self, step: int) -> float | None:
+        """The momentum of step `step`, if the policy moves it."""
+        return momentum(self.recipe.solver, step, self.steps)
 
     def by(self, algorithm: str) -> "Run":
         """The run with what `auto` has chosen."""

@@ -1,6 +1,7 @@
 """The recipe's [solver] section."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -8,26 +9,36 @@ class SolverConfig:
     """The optimizer and its learning rate.
 
     Args:
-        type: sgd, nesterov, adagrad, adadelta, rmsprop, adam, lars or lamb.
+        type: sgd, nesterov, adagrad, adadelta, rmsprop, adam, adamw, lars or lamb.
         base_lr: Learning rate before the policy; at `reference_batch_size`, where there is a scale.
         scale: How the rate grows with the batch: linear, sqrt or none. With it, warm-up begins at
             the rate of the reference.
         reference_batch_size: Global batch that base_lr is for (scale).
-        lr_policy: fixed, step, exp, inv, multistep, poly or sigmoid, by Caffe's formulas; cosine.
+        lr_policy: fixed, step, exp, inv, multistep, poly or sigmoid, by Caffe's formulas; cosine;
+            one_cycle.
         gamma: Factor or slope of the policy.
         power: Exponent of inv and poly.
         stepsize: Steps between two drops (step), or the middle (sigmoid).
         stepvalue: Steps at which the rate drops (multistep).
+        pct_start: Share of the training over which the rate rises to base_lr (one_cycle).
+        div_factor: What base_lr is divided by for the first rate (one_cycle).
+        final_div_factor: What the first rate is divided by for the last (one_cycle).
+        base_momentum: Momentum, or beta 1, at the highest rate: it falls from `momentum` as the
+            rate rises, and comes back as it falls (one_cycle). 0: it stays.
         warmup_steps: Steps over which the rate rises linearly to the policy's.
-        momentum: Momentum (sgd, nesterov, lars); decay of means (adadelta); beta 1 (adam, lamb).
-        momentum2: Beta 2 (adam, lamb).
+        momentum: Momentum (sgd, nesterov, lars); decay of means (adadelta); beta 1 (adam, adamw,
+            lamb).
+        momentum2: Beta 2 (adam, adamw, lamb).
         momentum_form: torch (the rate outside the momentum) or caffe (inside; sgd, nesterov).
         momentum_correction: Scale Caffe's momentum with the rate where that changes.
         trust: Share of its weights that a layer may move by, before the rate (lars).
         rms_decay: Decay of the mean square (rmsprop).
         delta: Added to a denominator against division by zero (adagrad, adadelta, rmsprop,
-            adam, lamb).
-        weight_decay: Weight of the L2 penalty.
+            adam, adamw, lamb).
+        weight_decay: Weight of the L2 penalty, or of the decay beside it.
+        decay_form: l2 (the decay is part of the gradient) or decoupled (weights shrink by the
+            rate times the decay, beside the update; sgd, nesterov, adagrad, adadelta, rmsprop).
+            Adam's decoupled form is adamw; lamb has it always.
         lr_mult: Multipliers of the rate by pattern of a parameter's name, as "*.bias" = 2; the last
             match counts. "@vector" is all of one dimension: biases and normalization.
         decay_mult: Multipliers of the weight decay, likewise.
@@ -43,6 +54,10 @@ class SolverConfig:
     power: float = 1.0
     stepsize: int = 0
     stepvalue: list[int] = field(default_factory=list)
+    pct_start: float = 0.3
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    base_momentum: float = 0.0
     warmup_steps: int = 0
     momentum: float = 0.9
     momentum2: float = 0.999
@@ -52,6 +67,7 @@ class SolverConfig:
     rms_decay: float = 0.99
     delta: float = 1e-8
     weight_decay: float = 0.0
+    decay_form: Literal["l2", "decoupled"] = "l2"
     lr_mult: dict[str, float] = field(default_factory=dict)
     decay_mult: dict[str, float] = field(default_factory=dict)
     clip_gradients: float = 0.0

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn, optim
 
 from firecaffe.errors import RecipeError
@@ -56,6 +57,12 @@ def _adam(groups: Groups, c: SolverConfig) -> optim.Optimizer:
     )
 
 
+def _adamw(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    return optim.AdamW(
+        groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay, foreach=True
+    )
+
+
 SOLVERS: dict[str, Callable[[Groups, SolverConfig], optim.Optimizer]] = {
     "sgd": _sgd,
     "nesterov": _sgd,
@@ -63,6 +70,7 @@ SOLVERS: dict[str, Callable[[Groups, SolverConfig], optim.Optimizer]] = {
     "adadelta": _adadelta,
     "rmsprop": _rmsprop,
     "adam": _adam,
+    "adamw": _adamw,
     "lars": _lars,
     "lamb": _lamb,
 }
@@ -70,10 +78,36 @@ SOLVERS: dict[str, Callable[[Groups, SolverConfig], optim.Optimizer]] = {
 
 MOMENTUM_FORMS = ("torch", "caffe")
 
+MAY_DECOUPLE = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop")
+"""The solvers whose decay may stand beside the update. Adam's form of it is adamw, lamb has no
+other, and lars takes the length of the decay into account."""
+
+MAY_CYCLE = ("sgd", "nesterov", "adam", "adamw", "lars", "lamb")
+"""The solvers with a momentum that a policy may move."""
+
 
 def make_optimizer(named: Mapping[str, nn.Parameter], config: SolverConfig) -> optim.Optimizer:
     """The solver's optimizer. All use torch's `foreach` form: the form changes bits."""
-    return SOLVERS[config.type](groups_of(named, config), config)
+    groups = groups_of(named, config)
+    if config.decay_form == "l2":
+        return SOLVERS[config.type](groups, config)
+    beside = [{**group, "weight_decay": 0.0, "decay": group["weight_decay"]} for group in groups]
+    optimizer = SOLVERS[config.type](beside, config)
+    optimizer.register_step_pre_hook(_decay)
+    return optimizer
+
+
+@torch.no_grad()
+def _decay(optimizer: optim.Optimizer, *_: object) -> None:
+    """Shrinks the weights that are about to be updated: w = w - rate decay w.
+
+    Source: Loshchilov and Hutter 2019, algorithm 1, with the rate as the multiplier of the
+    schedule, as torch's AdamW has it.
+    """
+    for group in optimizer.param_groups:
+        weights = [each for each in group["params"] if each.grad is not None]
+        if weights and group["decay"]:
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["decay"])
 
 
 def groups_of(named: Mapping[str, nn.Parameter], config: SolverConfig) -> list[dict[str, Any]]:
@@ -105,10 +139,18 @@ def groups_of(named: Mapping[str, nn.Parameter], config: SolverConfig) -> list[d
     ]
 
 
-def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
-    """Sets the learning rate of the next update, before each group's multiplier."""
+def set_rate(optimizer: optim.Optimizer, rate: float, momentum: float | None = None) -> None:
+    """Sets the learning rate of the next update, before each group's multiplier, and the momentum
+    or beta 1, if a policy moves it.
+    """
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)
+        if momentum is None:
+            continue
+        if "betas" in group:
+            group["betas"] = (momentum, group["betas"][1])
+        else:
+            group["momentum"] = momentum
 
 
 VECTOR_PATTERN = "@vector"
@@ -152,7 +194,18 @@ def check_solver(config: SolverConfig) -> None:
         value = getattr(config, name)
         if not 0 <= value < float("inf"):
             raise RecipeError(f"solver.{name} is {value}; it must be 0 or more")
-    for name in ("momentum", "momentum2", "rms_decay"):
+    if config.decay_form == "decoupled" and config.type not in MAY_DECOUPLE:
+        other = "; take solver.type adamw" if config.type == "adam" else ""
+        raise RecipeError(
+            f"solver.decay_form is decoupled with solver.type {config.type}; "
+            f"{', '.join(MAY_DECOUPLE)} have it{other}"
+        )
+    if config.base_momentum and config.type not in MAY_CYCLE:
+        raise RecipeError(
+            f"solver.base_momentum is {config.base_momentum} with solver.type {config.type}; "
+            f"{', '.join(MAY_CYCLE)} have a momentum that moves"
+        )
+    for name in ("momentum", "momentum2", "rms_decay", "base_momentum"):
         value = getattr(config, name)
         if not 0 <= value < 1:
             raise RecipeError(

@@ -46,6 +46,27 @@ def _cosine(solver: SolverConfig, i: int, max_iter: int) -> float:
     return (1 + math.cos(math.pi * i / max_iter)) / 2
 
 
+def _one_cycle(solver: SolverConfig, i: int, max_iter: int) -> float:
+    """From 1 / div_factor up to 1 and down to the first over final_div_factor, by half cosines."""
+    first = 1 / solver.div_factor
+    return _one_cycle_between(solver, i, max_iter, first, 1.0, first / solver.final_div_factor)
+
+
+def _one_cycle_between(
+    solver: SolverConfig, i: int, max_iter: int, first: float, peak: float, last: float
+) -> float:
+    """Source: Smith and Topin 2018, arXiv 1708.07120, in two phases of half a cosine each, as
+    torch's OneCycleLR has it.
+    """
+    top = solver.pct_start * max_iter - 1
+    if i < top:
+        start, stop, share = first, peak, i / top
+    else:
+        start, stop = peak, last
+        share = (i - top) / (max_iter - 1 - top) if max_iter - 1 > top else 0.0
+    return stop + (start - stop) / 2 * (1 + math.cos(math.pi * share))
+
+
 POLICIES: dict[str, Policy] = {
     "fixed": _fixed,
     "step": _step,
@@ -55,7 +76,11 @@ POLICIES: dict[str, Policy] = {
     "poly": _poly,
     "sigmoid": _sigmoid,
     "cosine": _cosine,
+    "one_cycle": _one_cycle,
 }
+
+OVER_THE_TRAINING = ("poly", "cosine", "one_cycle")
+"""The policies that depend on how long the training is."""
 
 SCALES: dict[str, Callable[[float], float]] = {
     "none": lambda ratio: 1.0,
@@ -114,6 +139,17 @@ def learning_rate(solver: SolverConfig, i: int, max_iter: int, scale: float = 1.
     return rate
 
 
+def momentum(solver: SolverConfig, i: int, max_iter: int) -> float | None:
+    """The momentum of update i of max_iter, against the rate; None if the policy does not move it.
+
+    Source: Smith 2018, arXiv 1803.09820, section 4.3.
+    """
+    if solver.lr_policy != "one_cycle" or not solver.base_momentum:
+        return None
+    ends = solver.momentum
+    return _one_cycle_between(solver, i, max_iter, ends, solver.base_momentum, ends)
+
+
 def check_policy(solver: SolverConfig) -> None:
     """Raises: RecipeError if the policy is unknown or lacks what its formula needs."""
     if solver.scale not in SCALES:
@@ -133,6 +169,8 @@ def check_policy(solver: SolverConfig) -> None:
     for name in ("gamma", "power"):
         if not math.isfinite(getattr(solver, name)):
             raise RecipeError(f"solver.{name} is {getattr(solver, name)}; it must be finite")
+    if policy == "one_cycle":
+        _check_one_cycle(solver)
     if policy in ("step", "exp", "inv", "multistep") and solver.gamma <= 0:
         raise RecipeError(f"solver.gamma is {solver.gamma}; lr_policy {policy!r} needs more than 0")
     if policy == "sigmoid" and solver.gamma == 0:
@@ -145,3 +183,21 @@ def check_policy(solver: SolverConfig) -> None:
         raise RecipeError(f"solver.stepvalue is {solver.stepvalue}; it must be in rising order")
     if policy == "multistep" and not solver.stepvalue:
         raise RecipeError("solver.stepvalue is empty; lr_policy 'multistep' needs steps")
+
+
+def _check_one_cycle(solver: SolverConfig) -> None:
+    if not 0 <= solver.pct_start <= 1:
+        raise RecipeError(f"solver.pct_start is {solver.pct_start}; it must be from 0 to 1")
+    for name in ("div_factor", "final_div_factor"):
+        if not 1 <= getattr(solver, name) < math.inf:
+            raise RecipeError(f"solver.{name} is {getattr(solver, name)}; it must be at least 1")
+    if solver.warmup_steps:
+        raise RecipeError(
+            f"solver.warmup_steps is {solver.warmup_steps} with lr_policy one_cycle, which rises "
+            f"by itself over solver.pct_start, {solver.pct_start}, of the training; leave it out"
+        )
+    if solver.base_momentum > solver.momentum:
+        raise RecipeError(
+            f"solver.base_momentum is {solver.base_momentum}; it must be at most solver.momentum, "
+            f"{solver.momentum}, from which it falls as the rate rises"
+        )

@@ -149,7 +149,9 @@ def _train_in(
     resources.enter_context(closing(ahead))
     batches = around_batches(plugins, ahead, world)
     clip = recipe.solver.clip_gradients
-    stepper = Stepper(learner.forward, batches, learner.optimizer, reducer, share, clip)
+    stepper = Stepper(
+        learner.forward, batches, learner.optimizer, reducer, share, clip, run.momentum
+    )
     training = Training(
         run=run,
         world=world,

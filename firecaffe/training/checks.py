@@ -117,7 +117,8 @@ def check_rates(recipe: Recipe, steps: int) -> None:
     """
     solver = recipe.solver
     scale = batch_scale(solver, recipe.train.global_batch_size)
-    rate = max(learning_rate(solver, step, steps, scale) for step in (0, steps - 1))
+    highest = max(0, min(round(solver.pct_start * steps), steps) - 1)  # of one_cycle
+    rate = max(learning_rate(solver, step, steps, scale) for step in (0, highest, steps - 1))
     for what, value, mults in (
         (f"the learning rate of solver.base_lr {solver.base_lr:g}", rate, solver.lr_mult),
         (f"solver.weight_decay {solver.weight_decay:g}", solver.weight_decay, solver.decay_mult),

@@ -47,6 +47,8 @@ class Stepper:
     """This worker's micro-batches of every step; see `exchange.leaves.leaf_share`."""
     clip_gradients: float = 0.0
     """The largest norm of the gradient; 0 does not clip."""
+    momentum: Callable[[int], float | None] = lambda _: None
+    """The momentum of a step, counted from 0, if the policy moves it."""
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
         """Trains step `step`, counted from 0, and leaves every rank with the same weights.
@@ -88,7 +90,7 @@ class Stepper:
         )
         if not queue.works_behind:
             outcome(end=totals.summed).check_finite()
-        set_rate(self.optimizer, learning_rate)
+        set_rate(self.optimizer, learning_rate, self.momentum(step))
         self.forward.scaler.step(self.optimizer)
         self.forward.scaler.update()
         self.forward.buffers.finish_step(totals.tail[1:], weight)

@@ -71,8 +71,9 @@ def rules(recipe: Recipe, previous_batch: int, solvers: Sequence[str]) -> list[C
 
 
 def _shares(recipe: Recipe) -> Sequence[float]:
-    """A recipe that has a warm-up already keeps its own."""
-    return (0.0,) if recipe.solver.warmup_steps else WARMUP_SHARES
+    """A recipe that has a warm-up already keeps its own, as a policy does that rises by itself."""
+    rises = recipe.solver.warmup_steps or recipe.solver.lr_policy == "one_cycle"
+    return (0.0,) if rises else WARMUP_SHARES
 
 
 def _sweep(recipe: Recipe, previous_batch: int, solver: str) -> tuple[float, dict[str, float]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,9 +97,18 @@ def test_layouts_and_autocast(
     assert one == state(ranks, 2, recipe, tmp_path / "2") == state(ranks, 3, recipe, tmp_path / "3")
 
 
-@pytest.mark.parametrize("solver", ["sgd", "nesterov", "adagrad", "adadelta", "rmsprop"])
+CYCLE: dict[str, Any] = {"lr_policy": "one_cycle", "base_momentum": 0.8}
+SOLVERS: dict[str, dict[str, Any]] = {
+    "sgd": {"decay_form": "decoupled", **CYCLE},
+    **{name: {} for name in ("nesterov", "adagrad", "adadelta", "rmsprop")},
+    "adamw": CYCLE,
+}
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_every_solver(ranks: Ranks, solver: str, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(RECIPE, solver=SolverConfig(type=solver, weight_decay=0.01))
+    words = {"type": solver, "weight_decay": 0.01, **SOLVERS[solver]}
+    recipe = dataclasses.replace(RECIPE, solver=SolverConfig(**words))
     assert state(ranks, 1, recipe, tmp_path / "1") == state(ranks, 2, recipe, tmp_path / "2")
 
 

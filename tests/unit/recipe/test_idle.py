@@ -25,6 +25,7 @@ from firecaffe.solvers.policy import POLICIES, learning_rate
 
 ROOT = Path(__file__).parents[3]
 OF_POLICY: dict[str, Any] = {"gamma": 0.4, "power": 0.7, "stepsize": 4, "stepvalue": [2, 5]}
+OF_POLICY |= {"pct_start": 0.6, "div_factor": 3.0, "final_div_factor": 7.0}
 OF_SOLVER: dict[str, Any] = {
     "momentum": 0.3,
     "momentum2": 0.5,

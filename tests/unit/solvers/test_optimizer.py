@@ -5,6 +5,7 @@ g is the gradient with the L2 penalty, g + weight_decay w, as in Caffe.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,13 @@ from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.solvers.optimizer import SOLVERS, check_solver, make_optimizer
+from firecaffe.solvers.optimizer import (
+    MAY_DECOUPLE,
+    SOLVERS,
+    check_solver,
+    make_optimizer,
+    set_rate,
+)
 
 START, GRADIENTS, RATE, DECAY = 2.0, (0.5, -3.0, 0.25), 0.1, 0.01
 
@@ -101,6 +108,17 @@ def lamb(w: float, c: SolverConfig) -> float:
     return w
 
 
+def adamw(w: float, c: SolverConfig) -> float:
+    """Loshchilov and Hutter 2019, algorithm 2."""
+    m = v = 0.0
+    for t, g in enumerate(GRADIENTS, 1):
+        m = c.momentum * m + (1 - c.momentum) * g
+        v = c.momentum2 * v + (1 - c.momentum2) * g * g
+        m_hat, v_hat = m / (1 - c.momentum**t), v / (1 - c.momentum2**t)
+        w -= c.base_lr * (m_hat / (math.sqrt(v_hat) + c.delta) + c.weight_decay * w)
+    return w
+
+
 FORMULAS: dict[str, Callable[[float, SolverConfig], float]] = {
     "sgd": sgd,
     "nesterov": nesterov,
@@ -108,15 +126,16 @@ FORMULAS: dict[str, Callable[[float, SolverConfig], float]] = {
     "adadelta": adadelta,
     "rmsprop": rmsprop,
     "adam": adam,
+    "adamw": adamw,
     "lars": lars,
     "lamb": lamb,
 }
 
 
-def updated(config: SolverConfig) -> float:
+def updated(config: SolverConfig, count: int = len(GRADIENTS)) -> float:
     parameter = nn.Parameter(torch.tensor([START], dtype=torch.float64))
     optimizer = make_optimizer({"weight": parameter}, config)
-    for gradient in GRADIENTS:
+    for gradient in GRADIENTS[:count]:
         parameter.grad = torch.tensor([gradient], dtype=torch.float64)
         optimizer.step()
     return parameter.item()
@@ -152,6 +171,46 @@ def test_sgd_by_hand() -> None:
     assert updated(config) == pytest.approx(third, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", MAY_DECOUPLE)
+def test_decoupled_decay_shrinks_the_weight_beside_the_update(name: str) -> None:
+    """Loshchilov and Hutter 2019, algorithm 1: an update whose gradient knows no decay, of a
+    weight that has shrunk by the rate times the decay. All three gradients are of no weight, so
+    the updates are those of a training without decay.
+    """
+    plain = SolverConfig(type=name, base_lr=RATE, momentum=0.8, rms_decay=0.7)
+    expected, before = START, START
+    for count in range(1, len(GRADIENTS) + 1):
+        after = updated(plain, count)
+        expected = expected * (1 - RATE * DECAY) + after - before
+        before = after
+    config = replace(plain, weight_decay=DECAY, decay_form="decoupled")
+    assert updated(config) == pytest.approx(expected, rel=1e-12)
+    bare = replace(config, decay_mult={"weight": 0.0})
+    assert updated(bare) == updated(plain)
+
+
+def test_a_decoupled_decay_falls_with_the_rate() -> None:
+    config = SolverConfig(base_lr=1.0, weight_decay=0.5, decay_form="decoupled", momentum=0.0)
+    parameter = nn.Parameter(torch.tensor([START]))
+    unused = nn.Parameter(torch.tensor([START]))
+    optimizer = make_optimizer({"weight": parameter, "unused": unused}, config)
+    parameter.grad = torch.zeros(1)
+    set_rate(optimizer, 0.1)
+    optimizer.step()
+    assert parameter.item() == pytest.approx(START * 0.95)
+    assert unused.item() == START
+
+
+def test_a_policy_moves_the_momentum() -> None:
+    for kind, found in (("sgd", ("momentum",)), ("adamw", ("betas", 0)), ("lars", ("momentum",))):
+        optimizer = make_optimizer({"w": nn.Parameter(torch.zeros(1))}, SolverConfig(type=kind))
+        set_rate(optimizer, 0.1, 0.7)
+        value: Any = optimizer.param_groups[0]
+        for key in found:
+            value = value[key]
+        assert value == 0.7
+
+
 @pytest.mark.parametrize("name", SOLVERS)
 def test_the_foreach_form_is_fixed(name: str) -> None:
     optimizer = make_optimizer({"w": nn.Parameter(torch.zeros(1))}, SolverConfig(type=name))
@@ -167,6 +226,10 @@ def test_accepted(name: str) -> None:
     ("words", "message"),
     [
         ({"type": "adamax"}, r"solver\.type is 'adamax'; it must be one of sgd, nesterov"),
+        ({"type": "adam", "decay_form": "decoupled"}, r"decay_form .* adam; .* take .* adamw"),
+        ({"type": "lars", "decay_form": "decoupled"}, r"decay_form .* lars; sgd, nesterov"),
+        ({"type": "adagrad", "base_momentum": 0.8}, r"solver\.base_momentum is 0\.8 .* adagrad"),
+        ({"base_momentum": 1.0}, r"solver\.base_momentum is 1"),
         ({"base_lr": -0.1}, r"solver\.base_lr is -0\.1; it must be 0 or more"),
         ({"base_lr": math.inf}, r"solver\.base_lr is inf"),
         ({"base_lr": math.nan}, r"solver\.base_lr is nan"),

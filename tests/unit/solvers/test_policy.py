@@ -9,10 +9,18 @@ poly: base_lr (1 - iter / max_iter)^power; sigmoid: base_lr / (1 + exp(-gamma (i
 from typing import Any
 
 import pytest
+import torch
+from torch import nn, optim
 
 from firecaffe.errors import RecipeError
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.solvers.policy import POLICIES, check_policy, learning_rate
+from firecaffe.solvers.policy import (
+    OVER_THE_TRAINING,
+    POLICIES,
+    check_policy,
+    learning_rate,
+    momentum,
+)
 
 MAX_ITER = 100
 
@@ -47,6 +55,11 @@ TABLE: list[tuple[dict[str, Any], dict[int, float]]] = [
         {0: 0.5 * 0.8175744762, 3: 0.25, 6: 0.5 * 0.1824255238},
     ),
     ({"lr_policy": "sigmoid", "gamma": 0.5, "stepsize": 3}, {0: 0.5 * 0.1824255238, 3: 0.25}),
+    # A tenth to the peak at update 9, and down to a thousandth of the first.
+    (
+        {"lr_policy": "one_cycle", "pct_start": 0.1, "div_factor": 10.0, "final_div_factor": 1e3},
+        {0: 0.05, 9: 0.5, 54: 0.250025, 99: 0.00005},
+    ),
     ({"lr_policy": "cosine"}, {0: 0.5, 25: 0.25 * 1.7071067812, 50: 0.25, 75: 0.25 * 0.2928932188}),
 ]
 
@@ -63,12 +76,45 @@ def test_rates(words: dict[str, Any], expected: dict[int, float]) -> None:
         assert learning_rate(solver, i, MAX_ITER) == pytest.approx(rate, rel=1e-9)
 
 
-def test_only_poly_and_cosine_ask_how_long_the_training_is() -> None:
+def test_only_these_ask_how_long_the_training_is() -> None:
     for words, expected in TABLE:
         solver = SolverConfig(base_lr=0.5, **words)
         i = max(expected)
         same = learning_rate(solver, i, MAX_ITER) == learning_rate(solver, i, 2 * MAX_ITER)
-        assert same == (words["lr_policy"] not in ("poly", "cosine"))
+        assert same == (words["lr_policy"] not in OVER_THE_TRAINING)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.parametrize(("steps", "pct_start"), [(100, 0.3), (7, 0.5), (10, 1.0), (30, 0.01)])
+def test_one_cycle_is_torch_s(steps: int, pct_start: float) -> None:
+    """Against torch.optim.lr_scheduler.OneCycleLR, rate and momentum."""
+    words: dict[str, Any] = {"pct_start": pct_start, "div_factor": 8.0, "final_div_factor": 50.0}
+    solver = SolverConfig(
+        base_lr=0.5, lr_policy="one_cycle", momentum=0.95, base_momentum=0.8, **words
+    )
+    check_policy(solver)
+    optimizer = optim.SGD([nn.Parameter(torch.zeros(1))], 0.1, momentum=0.9)
+    scheduler = optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.5, steps, base_momentum=0.8, max_momentum=0.95, **words
+    )
+    for i in range(steps):
+        (group,) = optimizer.param_groups
+        assert learning_rate(solver, i, steps) == pytest.approx(group["lr"], rel=1e-9)
+        assert momentum(solver, i, steps) == pytest.approx(group["momentum"], rel=1e-9)
+        if i + 1 < steps:
+            scheduler.step()
+
+
+def test_one_cycle_leaves_the_momentum_if_it_is_not_told_to() -> None:
+    assert momentum(SolverConfig(lr_policy="one_cycle"), 3, 10) is None
+    assert momentum(SolverConfig(base_momentum=0.8), 3, 10) is None
+
+
+def test_one_cycle_whose_peak_is_the_first_update() -> None:
+    """torch's divides by zero there."""
+    solver = SolverConfig(base_lr=0.5, lr_policy="one_cycle", pct_start=0.1)
+    assert learning_rate(solver, 0, 10) == 0.5
+    assert learning_rate(solver, 0, 1) > 0
 
 
 def test_warm_up_rises_to_the_policy() -> None:
@@ -96,6 +142,14 @@ def test_warm_up_is_a_factor_on_the_policy() -> None:
         ({"lr_policy": "step", "gamma": 0.1}, r"solver\.stepsize is 0; lr_policy 'step' needs"),
         ({"lr_policy": "step", "gamma": 0.1, "stepsize": -4}, r"solver\.stepsize is -4"),
         ({"lr_policy": "multistep", "gamma": 0.1}, r"solver\.stepvalue is empty"),
+        ({"lr_policy": "one_cycle", "pct_start": 1.5}, r"solver\.pct_start is 1\.5"),
+        ({"lr_policy": "one_cycle", "div_factor": 0.5}, r"solver\.div_factor is 0\.5"),
+        ({"lr_policy": "one_cycle", "final_div_factor": 0.0}, r"solver\.final_div_factor is 0"),
+        ({"lr_policy": "one_cycle", "warmup_steps": 5}, r"solver\.warmup_steps is 5 with .*pct_s"),
+        (
+            {"lr_policy": "one_cycle", "momentum": 0.8, "base_momentum": 0.85},
+            r"solver\.base_momentum is 0\.85; .* 0\.8,",
+        ),
         ({"scale": "cubic"}, r"solver\.scale is 'cubic'; it must be one of none, linear, sqrt"),
         ({"scale": "linear"}, r"reference_batch_size 0; give the global batch that base_lr is for"),
         (

@@ -49,6 +49,12 @@ def test_a_warm_up_of_its_own_stays() -> None:
     assert apply(at_batch(128, warmup_steps=7), found[0], 100).solver.warmup_steps == 7
 
 
+def test_one_cycle_gets_no_warm_up_beside_its_own() -> None:
+    recipe = at_batch(128)
+    recipe = replace(recipe, solver=replace(recipe.solver, lr_policy="one_cycle"))
+    assert {each.warmup_share for each in rules(recipe, 16, ["sgd"])} == {0.0}
+
+
 def test_its_own_batch_is_swept_both_ways() -> None:
     found = rules(at_batch(64), 64, ["sgd"])
     assert {each.base_lr for each in found} == {0.0025, 0.005, 0.01, 0.02, 0.04}
@@ -63,7 +69,7 @@ def test_layer_wise_solvers_have_rates_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("solver", "message"), [("adamw", "they are sgd, nesterov"), ("adam", "no rule says a rate")]
+    ("solver", "message"), [("adamax", "they are sgd, nesterov"), ("adam", "no rule says a rate")]
 )
 def test_a_solver_without_a_rule_is_refused(solver: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
