@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from firecaffe.script.hook import comm_hook
     from firecaffe.script.parallelize import parallelize
     from firecaffe.solvers.config import SolverConfig
+    from firecaffe.tasks import Sums, Task, TaskConfig
     from firecaffe.training.build import train
     from firecaffe.training.result import Result
 
@@ -38,6 +39,9 @@ _PLACES = {
     "Result": "training.result",
     "RunConfig": "runs.folder",
     "SolverConfig": "solvers.config",
+    "Sums": "tasks",
+    "Task": "tasks",
+    "TaskConfig": "tasks",
     "TensorDataset": "data",
     "TrainConfig": "recipe.config",
     "attach": "script.attach",
@@ -57,6 +61,9 @@ __all__ = [
     "Result",
     "RunConfig",
     "SolverConfig",
+    "Sums",
+    "Task",
+    "TaskConfig",
     "TensorDataset",
     "TrainConfig",
     "attach",

@@ -59,6 +59,8 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _wanted(value: Any, annotation: Any) -> str:
     """What the value is not; empty if it is as it should be."""
+    if annotation is Any:
+        return "" if _is_toml(value) else "text, a number, true or false, a list or a table"
     origin = get_origin(annotation) or annotation
     if origin is Literal:
         choices = get_args(annotation)
@@ -83,3 +85,12 @@ def _wanted(value: Any, annotation: Any) -> str:
         parts = [_wanted(key, kinds[0]) or _wanted(each, kinds[1]) for key, each in value.items()]
     wrong = next(filter(None, parts), "")
     return f"{KINDS[origin.__name__]}, each of its values {wrong}" if wrong else ""
+
+
+def _is_toml(value: Any) -> bool:
+    """Whether a recipe's file can have it as the value of a name."""
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_toml(each) for name, each in value.items())
+    if isinstance(value, list):
+        return all(map(_is_toml, value))
+    return isinstance(value, str | bool | int | float)

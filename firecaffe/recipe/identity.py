@@ -13,6 +13,8 @@ from firecaffe.solvers.policy import OVER_THE_TRAINING
 
 _FREE_WORDS = (
     "data.path",
+    "task.metrics",
+    "task.metric",
     "train.device",
     "train.eval_every",
     "data.decode_threads",
@@ -30,6 +32,10 @@ _LATER_WORDS = (
     "solver.final_div_factor",
     "solver.base_momentum",
     "solver.decay_form",
+    "task.name",
+    "task.args",
+    "task.label_smoothing",
+    "task.class_weights",
 )
 """Words that came later. They count if they are not at their default, so that a checkpoint from
 before them can be gone on with."""
@@ -41,7 +47,7 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     Workers, buckets, exchange, checkpoints and paths are not among them. A compressor is, and the
     planned number of steps, if the learning rate depends on it.
     """
-    sections = ("model", "data", "train", "solver")
+    sections = ("model", "data", "train", "solver", "task")
     words = {
         name: value
         for name, value in flatten(recipe).items()

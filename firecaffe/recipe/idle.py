@@ -20,6 +20,8 @@ COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "data.cache": ("data.name", ("packed",)),
     "data.cache_bytes": ("data.cache", NOT_DEFAULT),
     "data.mirror": ("data.augment", ("caffe", "inception")),
+    "task.label_smoothing": ("task.name", ("classification", "segmentation")),
+    "task.class_weights": ("task.name", ("classification", "multilabel", "segmentation")),
     "solver.gamma": ("solver.lr_policy", ("step", "exp", "inv", "multistep", "sigmoid")),
     "solver.power": ("solver.lr_policy", ("inv", "poly")),
     "solver.stepsize": ("solver.lr_policy", ("step", "sigmoid")),

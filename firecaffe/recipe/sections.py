@@ -11,6 +11,7 @@ from firecaffe.recipe.config import CheckpointConfig, TrainConfig, check_checkpo
 from firecaffe.runs.folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.policy import check_policy
+from firecaffe.tasks.config import TaskConfig
 from firecaffe.words import check_kinds
 
 
@@ -25,6 +26,7 @@ class Recipe:
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -32,10 +34,12 @@ def check_recipe(recipe: Recipe) -> None:
 
     Raises: RecipeError with the dotted name of the word, what was found, and what would be right.
     """
-    # Optimizers load torch, which the meaning of a recipe's words does not need.
+    # Optimizers and losses load torch, which the meaning of a recipe's words does not need.
     from firecaffe.solvers.optimizer import check_solver
+    from firecaffe.tasks.table import check_task
 
     check_kinds(recipe)
+    check_task(recipe.task)
     check_train(recipe.train)
     check_solver(recipe.solver)
     check_policy(recipe.solver)

@@ -1,6 +1,30 @@
-"""The tasks that networks are trained for: a loss to lower, and metrics to count."""
+"""The tasks that networks are trained for: a loss to lower, and metrics to measure."""
 
-from firecaffe.tasks.classification import CLASSIFICATION
-from firecaffe.tasks.task import Loss, Task
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["CLASSIFICATION", "Loss", "Task"]
+if TYPE_CHECKING:
+    from firecaffe.tasks.classification import CLASSIFICATION
+    from firecaffe.tasks.config import TaskConfig
+    from firecaffe.tasks.metric import Sums
+    from firecaffe.tasks.table import TASKS, task_of
+    from firecaffe.tasks.task import Loss, Task
+
+_PLACES = {
+    "CLASSIFICATION": "classification",
+    "Loss": "task",
+    "Sums": "metric",
+    "TASKS": "table",
+    "Task": "task",
+    "TaskConfig": "config",
+    "task_of": "table",
+}
+"""The place of each name, imported when it is asked for: the words of a recipe need no torch."""
+
+__all__ = ["CLASSIFICATION", "TASKS", "Loss", "Sums", "Task", "TaskConfig", "task_of"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

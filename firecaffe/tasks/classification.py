@@ -1,30 +1,75 @@
-"""Images of classes: cross entropy; how often the label is first, and among the first five."""
+"""Samples of one class each: cross entropy; how often the label is first, among the first five."""
 
 from typing import Any
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from firecaffe.models import classification_loss
-from firecaffe.tasks.task import Task
+from firecaffe.errors import RecipeError
+from firecaffe.models.model import AUX_WEIGHT
+from firecaffe.tasks.config import TaskConfig
+from firecaffe.tasks.known import Known, class_weights
+from firecaffe.tasks.metrics import chosen
+from firecaffe.tasks.outputs import own_loss, part_of, prediction_of
+from firecaffe.tasks.task import Counts, Task
+from firecaffe.tasks.top_k import count_correct
+
+AUX_HEADS = ("aux2", "aux1", "aux_logits2", "aux_logits1", "aux_logits")
+"""What networks call their auxiliary heads: ours, and torchvision's GoogLeNet and Inception."""
 
 
-def count_correct(outputs: Any, labels: Tensor) -> Tensor:
-    """Counts the samples with their label first, and among the first five: float32, shape (2,)."""
-    logits = logits_of(outputs)
-    best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
-    by_place = best.sum(0, dtype=torch.float32)
-    return torch.stack([by_place[0], by_place.sum()])
+def classification(config: TaskConfig, num_classes: int | None) -> Task:
+    """Targets: the class of each sample, int64 (B,). Outputs: logits (B, classes), or more of them;
+    those of auxiliary heads add AUX_WEIGHT times their own loss.
+    """
+    known = Known(num_classes)
+    weights = class_weights(config, known)
+    smoothing = config.label_smoothing
+
+    def entropy(logits: Tensor, labels: Tensor) -> Tensor:
+        if weights is None:
+            return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        each = F.cross_entropy(
+            logits, labels, weights.to(logits), label_smoothing=smoothing, reduction="none"
+        )
+        return each.mean()  # over samples, not over weights: a micro-batch's draw does not matter
+
+    def loss(outputs: Any, labels: Tensor) -> Tensor:
+        given = own_loss(outputs)
+        if given is not None:
+            if smoothing or weights is not None:
+                raise RecipeError(
+                    "task.label_smoothing and task.class_weights have no effect: the network "
+                    "computes its loss itself; do not hand it the labels"
+                )
+            return given
+        value = entropy(prediction_of(outputs), labels)
+        for name in AUX_HEADS:
+            head = part_of(outputs, name)
+            if isinstance(head, Tensor):
+                value = value + AUX_WEIGHT * entropy(head, labels)
+        return value
+
+    def wrong(outputs: Any) -> str:
+        return wrong_logits(prediction_of(outputs), known.num_classes, "(samples, {})", ndim=2)
+
+    return Task(
+        loss,
+        chosen(config, "classification", known, ("top1", "top5")),
+        config.metric,
+        counts=Counts(("top1", "top5"), count_correct),
+        classes=lambda labels: [int(label) for label in labels.tolist()],
+        wrong=wrong,
+    )
 
 
-def logits_of(outputs: Any) -> Tensor:
-    """The outputs, or the first of several, as a network with heads gives them."""
-    logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
-    return logits
+def wrong_logits(logits: Tensor, num_classes: int | None, shape: str, ndim: int) -> str:
+    """What is wrong with logits whose classes are their second dimension; empty if nothing is."""
+    if logits.ndim == ndim and logits.shape[1] >= (num_classes or 1):
+        return ""
+    expected = shape.format(num_classes or "classes")
+    return f"outputs of {tuple(logits.shape)}; expected logits of {expected}"
 
 
-def classes(labels: Tensor) -> list[int]:
-    return [int(label) for label in labels.tolist()]
-
-
-CLASSIFICATION = Task(classification_loss, ("top1", "top5"), count_correct, classes)
+CLASSIFICATION = classification(TaskConfig(), None)
+"""The task of a recipe that names none."""

@@ -16,7 +16,7 @@ from firecaffe.data import DATASETS, Dataset
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.exchange.route import HOOK
 from firecaffe.gradients.combine import Hook
-from firecaffe.models import MODELS, classification_loss
+from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.of_recipe import write_forecast
 from firecaffe.recipe.config import check_workers
@@ -28,12 +28,13 @@ from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
 from firecaffe.runs.folder import continue_run_folder, create_run_folder
 from firecaffe.solvers.policy import rate_notes
-from firecaffe.tasks import Loss
+from firecaffe.tasks import Loss, Task, TaskConfig
 from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.checks import check_hosts, check_rates, check_validation
 from firecaffe.training.connect import connect
 from firecaffe.training.facts import describe_training, unrepeatable
+from firecaffe.training.given_task import OWN
 from firecaffe.training.learner import build_learner
 from firecaffe.training.loop import Training
 from firecaffe.training.loop import train as run_training
@@ -60,16 +61,18 @@ def train(
     model: Callable[[], nn.Module] | None = None,
     train_set: Dataset | None = None,
     test_set: Dataset | None = None,
-    loss: Loss = classification_loss,
+    loss: Loss | None = None,
     resume: str | Path | None = None,
     comm_hook: tuple[object, Hook] | None = None,
     validation_set: Dataset | None = None,
+    task: Task | None = None,
 ) -> Result:
     """Trains in the world of torchrun's environment, or alone without one.
 
     model: a function that makes the network (a class will do); it is called under the recipe's
     seed. train_set, test_set: anything with the four members of `firecaffe.data.Dataset`. loss:
-    (outputs, labels) -> the mean loss. Each stands in for what the recipe names. resume: a run
+    (outputs, targets) -> the mean loss. task: a loss and metrics of one's own. Each stands in for
+    what the recipe names. resume: a run
     folder or a checkpoint to go on from, with any number of workers. comm_hook: (state, hook), a
     communication hook as `DistributedDataParallel.register_comm_hook` takes it, which then sums
     the gradients instead of the recipe's exchange. validation_set: what `train.eval_every`
@@ -79,7 +82,7 @@ def train(
     lets it through ends with that line and the error's exit code.
     """
     tell_uncaught()
-    parts = Parts(model, loss, train_set, test_set, validation_set, comm_hook)
+    parts = Parts(model, loss, task, train_set, test_set, validation_set, comm_hook)
     check_arguments(recipe, parts, resume)
     check_recipe(recipe)
     plugins = load_plugins()
@@ -88,6 +91,8 @@ def train(
         recipe = dataclasses.replace(recipe, model=ModelConfig(name))
     if train_set is not None:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name="own data"))
+    if task is not None:
+        recipe = dataclasses.replace(recipe, task=TaskConfig(OWN))
     exchange = recipe.exchange
     with (
         join(recipe.train.device, exchange.timeout_s, exchange.silent_s) as world,

@@ -1,10 +1,10 @@
 """Checks of what a recipe asks of its model, its data and the ranks, before the first step."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils._pytree import tree_map
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Batches, Data, Dataset, output_shape
@@ -13,34 +13,38 @@ from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import AUTO
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.policy import batch_scale, learning_rate
-from firecaffe.tasks import Loss
+from firecaffe.tasks import Task
+from firecaffe.training.check_task import check_learnable, check_prediction
 from firecaffe.training.forward import Forward
 from firecaffe.words import LARGEST
 
 
-def check_input(model: nn.Module, recipe: Recipe, dataset: Dataset) -> None:
+def check_input(model: nn.Module, task: Task, recipe: Recipe, dataset: Dataset) -> None:
     """Runs shapes through a model on the meta device.
 
-    Raises: RecipeError if the model does not take the data's images or has too few classes.
+    Raises: RecipeError if the model does not take the data's images, or the task its outputs.
     """
     shape = output_shape(dataset, recipe.data)
     by = "x".join(map(str, shape))
     try:
-        logits = model.eval()(torch.empty(recipe.train.micro_batch_size, *shape, device="meta"))
+        outputs = model.eval()(torch.empty(recipe.train.micro_batch_size, *shape, device="meta"))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RecipeError(
             f"model.name {recipe.model.name!r} does not take images of {by} "
             f"(data.name {recipe.data.name!r}): {reason}"
         ) from error
-    _check_logits(logits, recipe, dataset)
+    check_prediction(task, outputs, recipe)
 
 
-def check_outputs(forward: Forward, batches: Batches, recipe: Recipe, dataset: Dataset) -> None:
+def check_outputs(
+    forward: Forward, batches: Batches, recipe: Recipe, dataset: Dataset, is_own: bool
+) -> None:
     """Runs one sample of evaluation, and the shortest micro-batch of an epoch if it has one sample.
+    is_own: whether the loss or the task was given to `firecaffe.train`.
 
-    Raises: RecipeError if the network does not take the images, gives too few classes, or has a
-    BatchNorm that cannot be computed over one sample; or if the loss cannot be trained on.
+    Raises: RecipeError if the network does not take the images, or has a BatchNorm that cannot be
+    computed over one sample; or if the task does not take the outputs, or cannot be trained on.
     """
     model, name = forward.model, recipe.model.name
     images, labels = batches.train_batch(0, 0)
@@ -59,44 +63,13 @@ def check_outputs(forward: Forward, batches: Batches, recipe: Recipe, dataset: D
             f"model.name {name!r} does not take {'x'.join(map(str, images[:1].shape))}, which an "
             f"epoch of {len(dataset)} samples ends with or an evaluation may: {_first_line(error)}"
         ) from error
-    _check_logits(outputs, recipe, dataset)
-    _check_loss(forward.task.loss, outputs, labels[:1])
-
-
-def _check_loss(loss: Loss, outputs: Any, labels: Tensor) -> None:
-    try:
-        value = loss(outputs, labels)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise RecipeError(
-            f"loss does not take the network's outputs and labels of {tuple(labels.shape)}, "
-            f"{labels.dtype}: {_first_line(error)}"
-        ) from error
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
-        found = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else value
-        raise RecipeError(f"loss gave {found!s:.80}; expected one number, the mean of the samples")
-    if not value.requires_grad:
-        raise RecipeError(
-            "loss gave a number that knows no gradient; expected one that is computed from the "
-            "network's outputs by torch (without item(), detach(), no_grad or argmax)"
-        )
+    check_prediction(forward.task, outputs, recipe)
+    first = tree_map(lambda each: each[:1], labels)
+    check_learnable(forward.task, outputs, first, recipe, is_own)
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _check_logits(outputs: Any, recipe: Recipe, dataset: Dataset) -> None:
-    logits = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
-    if not isinstance(logits, Tensor):
-        raise RecipeError(
-            f"model.name {recipe.model.name!r} gives a {type(logits).__name__}; expected logits of "
-            f"(samples, {dataset.num_classes}), or a tuple that begins with them"
-        )
-    if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
-        raise RecipeError(
-            f"model.name {recipe.model.name!r} gives outputs of {tuple(logits.shape)}; "
-            f"expected logits of (samples, {dataset.num_classes})"
-        )
 
 
 def check_validation(recipe: Recipe, data: Data) -> None:

@@ -10,11 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import gather_bytes, gather_text
 from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, Dataset, eval_batches
+from firecaffe.errors import RecipeError
 from firecaffe.recipe.config import TrainConfig
+from firecaffe.reference import failed
 from firecaffe.tasks import Task
+from firecaffe.tasks.metric import Metric, State
+from firecaffe.tasks.outputs import num_samples
+from firecaffe.tasks.states import Parts, add_batch, pack, unpack
 from firecaffe.training.forward import AUTOCAST
 
 
@@ -26,7 +31,9 @@ class Evaluation:
     loss: float
     """The mean over the samples."""
     metrics: dict[str, float]
-    """Means over the samples, by name."""
+    """The task's, by name."""
+    shares: list[str]
+    """Those of them that are shares of 1."""
     largest_class_share: float | None
     """The top-1 of always naming the most frequent class; None without classes."""
 
@@ -34,7 +41,8 @@ class Evaluation:
     def row(self) -> dict[str, Any]:
         """All numbers by name."""
         row = {"samples": self.samples, "loss": self.loss, **self.metrics}
-        return {**row, "largest_class_share": self.largest_class_share}
+        share = self.largest_class_share
+        return row if share is None else {**row, "largest_class_share": share}
 
 
 @contextmanager
@@ -59,10 +67,13 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates the model on all ranks together; every rank returns the same.
 
-    Batches are the same for every number of ranks, and their sums are added in batch order.
+    Batches are the same for every number of ranks, and what they come to is put together in their
+    order.
     """
     dtype = AUTOCAST.get(config.autocast)
-    rows: list[tuple[float, ...]] = []
+    metrics = task.measured
+    rows: list[tuple[int, int, float]] = []
+    parts: Parts = {}
     of_class: Counter[int] = Counter()
     batches = eval_batches(
         dataset,
@@ -78,9 +89,9 @@ def evaluate(
             if config.channels_last:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             outputs = model(inputs)
-            mean_loss = task.loss(outputs, targets).item()
-            sums = task.count(outputs, targets).tolist()
-            rows.append((number, len(targets), mean_loss * len(targets), *sums))
+            samples = num_samples(inputs, targets)
+            rows.append((number, samples, task.loss(outputs, targets).item() * samples))
+            add_batch(parts, metrics, number, outputs, targets)
             if task.classes is not None:
                 of_class.update(task.classes(targets))
     stated = json.dumps({"rows": rows, "classes": list(of_class.items())})
@@ -89,12 +100,23 @@ def evaluate(
     classes: Counter[int] = Counter()
     for part in gathered:
         classes.update(dict(part["classes"]))
-    _, samples, losses, *counts = zip(*in_batch_order, strict=True)
-    count = sum(samples)
-    shares = (sum(each) / count for each in counts)
+    _, counts, losses = zip(*in_batch_order, strict=True)
+    count = sum(counts)
+    states = unpack(metrics, gather_bytes(world, pack(parts))) if metrics else {}
     return Evaluation(
         samples=count,
         loss=sum(losses) / count,
-        metrics=dict(zip(task.metrics, shares, strict=True)),
+        metrics={name: value_of(name, metrics[name], states[name], count) for name in metrics},
+        shares=task.shares,
         largest_class_share=max(classes.values()) / count if classes else None,
     )
+
+
+def value_of(name: str, metric: Metric, state: State, samples: int) -> float:
+    """The metric's value. Raises: RecipeError if it has none, for its own reasons."""
+    try:
+        return metric.value(state, samples)
+    except RecipeError as error:
+        raise RecipeError(f"metric {name!r}: {error}") from error
+    except Exception as error:
+        raise failed(f"metric {name!r}, of {samples} samples,", error) from error

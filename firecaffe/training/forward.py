@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Task
+from firecaffe.tasks.outputs import num_samples
 from firecaffe.training.arithmetic import seed_random
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -20,7 +21,7 @@ class Forward:
         self.buffers = BufferChanges(model)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
         self.counts = self.no_counts()
-        """The metrics' sums over this worker's samples of the step so far. Whole numbers have the
+        """What the task counts of this worker's samples of the step so far. Whole numbers have the
         same sum in any order, so they do not go through the tree.
         """
         self._dtype = AUTOCAST.get(config.autocast)
@@ -38,25 +39,27 @@ class Forward:
         A micro-batch without samples (at the end of an epoch) has no loss and a tail of zeros.
         """
         self.buffers.begin_micro_batch()
-        if len(targets) == 0:
+        samples = num_samples(inputs, targets)
+        if samples == 0:
             return None, self.empty_tail()
         seed_random(self.config.seed, "dropout", step, leaf)
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not None):
             outputs = self.model(self.laid_out(inputs))
             loss = self.task.loss(outputs, targets)
         # A short micro-batch weighs less; a full one is not multiplied, which keeps it cheap.
-        weight = len(targets) / self.config.micro_batch_size
+        weight = samples / self.config.micro_batch_size
         if weight != 1:
             loss = loss * weight
         with torch.no_grad():
-            self.counts = self.counts + self.task.count(outputs, targets)
+            if self.task.counts is not None:
+                self.counts = self.counts + self.task.counts.count(outputs, targets)
         # A copy: the loss may be a view of what backward needs, and the tail is added to in place.
         tail = [loss.detach().float().reshape(1).clone(), *self.buffers.take(leaf, weight)]
         return self.scaler.scale(loss), tail
 
     def no_counts(self) -> Tensor:
-        """The metrics' sums over no samples."""
-        return torch.zeros(len(self.task.metrics), device=self.device)
+        """What the task counts of no samples."""
+        return torch.zeros(len(self.task.counted), device=self.device)
 
     def empty_tail(self) -> list[Tensor]:
         """The tail of a micro-batch without samples."""

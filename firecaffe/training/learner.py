@@ -1,6 +1,5 @@
 """The learner of this rank: network, task and optimizer, their state, and their probe."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +14,12 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
-from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.arithmetic import cost_of_determinism
 from firecaffe.training.checkpoint import Checkpoint, check_identity
 from firecaffe.training.checks import check_coded, check_outputs
 from firecaffe.training.facts import doubt_of_data, doubt_of_weights, doubts_of, facts
 from firecaffe.training.forward import Forward
+from firecaffe.training.given_task import task_for
 from firecaffe.training.parts import Parts, build_network
 from firecaffe.training.state import State, state_of
 
@@ -75,10 +74,12 @@ def build_learner(
     agree(world, facts(recipe, data, state, checkpoint, unlike))
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(state.take_from_first())]
     batches = Batches(data.train, run.order, recipe.data, world.device)
-    forward = Forward(model, dataclasses.replace(CLASSIFICATION, loss=parts.loss), recipe.train)
+    task = task_for(recipe, parts.loss, parts.task, data.train)
+    forward = Forward(model, task, recipe.train)
     state.numbers["scaler"] = forward.scaler
     # Before a checkpoint is restored, so that its digest compares with the first run's.
-    check_outputs(forward, batches, recipe, data.train)
+    is_own = parts.loss is not None or parts.task is not None
+    check_outputs(forward, batches, recipe, data.train, is_own)
     first_loss = partial(_first_loss, forward, batches)
     probe = run_probe(model, list(named.values()), first_loss, world)
     cost = None

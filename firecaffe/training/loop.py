@@ -107,7 +107,17 @@ def train(t: Training, records: Records) -> Result:
     if words.checkpoint.every or words.checkpoint.every_s:
         records.say(t.saver.costs.line)
     costs = t.saver.costs
-    result = result_of(t.world, t.state, sums, run.steps, costs, t.doubts, validation, test)
+    result = result_of(
+        t.world,
+        t.state,
+        sums,
+        run.steps,
+        costs,
+        t.doubts,
+        t.stepper.forward.task.measure,
+        validation,
+        test,
+    )
     for line in result.lines(known):
         records.say(line)
     return result

@@ -14,10 +14,11 @@ from firecaffe.data import Data, DataParts, Dataset, check_words, divide, open_d
 from firecaffe.data.own import check_own
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.gradients.combine import Hook
-from firecaffe.models import build_model, classification_loss
+from firecaffe.models import build_model
 from firecaffe.recipe.sections import Recipe
-from firecaffe.tasks import Loss
+from firecaffe.tasks import Loss, Task
 from firecaffe.training.arithmetic import seed_random
+from firecaffe.training.given_task import check_given
 
 MOST_SHOWN = 80
 """The most characters of a wrong value in a message about it."""
@@ -28,7 +29,8 @@ class Parts:
     """What a user may bring instead of what the recipe names."""
 
     model: Callable[[], nn.Module] | None = None
-    loss: Loss = classification_loss
+    loss: Loss | None = None
+    task: Task | None = None
     train: Dataset | None = None
     test: Dataset | None = None
     validation: Dataset | None = None
@@ -53,11 +55,7 @@ def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
             "WORD=VALUE, …), …). A recipe file is trained by `firecaffe train FILE`"
         )
     _check_model(parts.model)
-    if isinstance(parts.loss, type) or not callable(parts.loss):
-        raise RecipeError(
-            f"loss is {_shown(parts.loss)}; expected a function of (outputs, labels), as "
-            "torch.nn.CrossEntropyLoss() is"
-        )
+    check_given(recipe, parts.loss, parts.task)
     hook = parts.comm_hook
     if hook is not None and not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
         raise RecipeError(f"comm_hook is {_shown(hook)}; expected the pair (state, hook)")

@@ -15,6 +15,7 @@ from firecaffe.solvers.optimizer import groups_of
 from firecaffe.training.checkpoint import check_identity, load_newest
 from firecaffe.training.checks import check_input, check_rates, check_validation
 from firecaffe.training.facts import describe_training
+from firecaffe.training.given_task import task_for
 
 
 def preflight(
@@ -34,7 +35,7 @@ def preflight(
     check_rates(recipe, run.steps)
     with torch.device("meta"):
         model = build_model(recipe.model.name, data.train.num_classes, data.train.sample_CHW[0])
-    check_input(model, recipe, data.train)
+    check_input(model, task_for(recipe, None, None, data.train), recipe, data.train)
     groups_of(dict(model.named_parameters()), recipe.solver)
     if recipe.train.device == "cuda" and not torch.cuda.is_available():
         raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")

@@ -2,17 +2,16 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from firecaffe.runs.measure import Measure
 from firecaffe.training.evaluate import Evaluation
 from firecaffe.training.outcome import StepResult
-
-WORDS = {"top1": "top-1", "top5": "top-5"}
 
 LINES = 10
 """The number of progress lines of a run without a terminal."""
@@ -23,9 +22,10 @@ def say(line: str) -> None:
     Console(file=sys.stdout, soft_wrap=True).print(line, markup=False, highlight=False)
 
 
-def in_words(metrics: Mapping[str, float]) -> str:
-    """Formats metrics that are shares of samples, for people."""
-    return ", ".join(f"{WORDS.get(name, name)} {value:.2%}" for name, value in metrics.items())
+def in_words(metrics: Mapping[str, float], shares: Sequence[str]) -> str:
+    """Formats metrics for people: shares in per cent, others as they are."""
+    found = [(Measure(name, is_share=name in shares), value) for name, value in metrics.items()]
+    return "".join(f"{each.words} {each.shown(value)}, " for each, value in found)
 
 
 class RunProgress:
@@ -65,7 +65,7 @@ class RunProgress:
     def evaluation(self, split: str, step: int, result: Evaluation) -> None:
         """Shows an evaluation at step `step`, on the images of a split."""
         self.say(
-            f"{self._title}  {split} at step {step}: {in_words(result.metrics)}, "
+            f"{self._title}  {split} at step {step}: {in_words(result.metrics, result.shares)}"
             f"loss {result.loss:.4f} ({result.samples:,} images)"
         )
 

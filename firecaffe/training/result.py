@@ -8,6 +8,7 @@ from typing import Any
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
+from firecaffe.runs.measure import Measure
 from firecaffe.training.evaluate import Evaluation
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.saver import SaveCosts
@@ -38,6 +39,10 @@ class Result:
     test_loss: float
     metrics: dict[str, float]
     """The task's metrics on the test samples, by name."""
+    measure: Measure
+    """The metric that the run is judged by."""
+    shares: list[str]
+    """The metrics that are shares of 1."""
     largest_class_share: float | None
     """The top-1 of a network that has learned nothing, on the test set."""
     validation: dict[str, float] | None
@@ -71,8 +76,15 @@ class Result:
         """The result as result.json has it: a name for each metric."""
         row = asdict(self)
         metrics, validation = row.pop("metrics"), row.pop("validation")
-        row |= {f"validation_{name}": (validation or {}).get(name) for name in metrics}
-        return {**row, **metrics}
+        del row["measure"]
+        return {
+            **metrics,
+            **{f"validation_{name}": (validation or {}).get(name) for name in metrics},
+            **row,
+            "metrics": list(metrics),
+            "metric": self.measure.name,
+            "higher_is_better": self.measure.higher_is_better,
+        }
 
     def lines(self, known_doubts: Iterable[str]) -> list[str]:
         """Lines with what a user should know beside the figures. known_doubts: doubts that were
@@ -133,6 +145,7 @@ def result_of(
     steps: int,
     costs: SaveCosts,
     doubts: Sequence[str],
+    measure: Measure,
     validation: Evaluation | None,
     test: Evaluation,
 ) -> Result:
@@ -162,6 +175,8 @@ def result_of(
         loss=sums.loss,
         test_loss=test.loss,
         metrics=test.metrics,
+        measure=measure,
+        shares=test.shares,
         largest_class_share=test.largest_class_share,
         validation=None if validation is None else validation.metrics,
         test_samples=test.samples,

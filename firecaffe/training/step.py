@@ -78,7 +78,7 @@ class Stepper:
             step=step,
             samples=samples,
             weight=weight,
-            metrics=self.forward.task.metrics,
+            metrics=self.forward.task.counted,
             sums=queue.to_host(torch.cat([totals.tail[0], totals.counts])),
             magnitudes=queue.to_host(self.reducer.magnitudes()),
             norm=queue.to_host(self._scale_gradients()),
@@ -113,5 +113,5 @@ class Stepper:
 
 
 def empty_counts(forward: Forward) -> Tensor:
-    """Zeros in the form of what a worker counts in a step: the task's metrics, then its votes."""
+    """Zeros in the form of what a worker counts in a step: the task's counts, then its votes."""
     return torch.cat([forward.no_counts(), torch.zeros(VOTES, device=forward.device)])

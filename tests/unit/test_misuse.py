@@ -211,9 +211,9 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
     "no parameters": ({"model": nn.Flatten}, RecipeError, ["Flatten", "no parameter to train"]),
     "frozen parameters alone": ({"model": frozen}, RecipeError, ["no parameter to train"]),
     "a dict of outputs": (
-        {"model": lambda: Net(head=lambda logits: {"logits": logits})},
+        {"model": lambda: Net(head=lambda logits: {"scores": logits})},
         RecipeError,
-        ["gives a dict", "logits of (samples, 3)"],
+        ["the network gives {'scores'", "logits"],
     ),
     "too few outputs": (
         {"model": lambda: Net(outputs=2)},

@@ -8,7 +8,15 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe import (
+    CheckpointConfig,
+    ExchangeConfig,
+    Recipe,
+    RunConfig,
+    SolverConfig,
+    TaskConfig,
+    TrainConfig,
+)
 from firecaffe.cli.options.train import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.data import DataConfig
@@ -92,6 +100,14 @@ OTHER = Recipe(
     checkpoint=CheckpointConfig(every=12, every_s=3.5, keep_last=7),
     run=RunConfig(
         folder="runs/mine", tensorboard=False, digests=True, cluster="mine.toml", tuned="by hand"
+    ),
+    task=TaskConfig(
+        name="segmentation",
+        args={"ignore_index": 255, "num_classes": 2},
+        label_smoothing=0.1,
+        class_weights=[1.0, 2.5],
+        metrics=["f1", "mean_iou"],
+        metric="mean_iou",
     ),
 )
 
@@ -202,6 +218,8 @@ FREE = {
     "run.digests",
     "run.cluster",
     "run.tuned",
+    "task.metrics",
+    "task.metric",
 }
 """What changes no bit of a training up to a given step."""
 

@@ -14,7 +14,7 @@ from firecaffe.data import DataConfig, TensorDataset
 from firecaffe.models import HeadedLogits, classification_loss
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import CLASSIFICATION, Loss
-from firecaffe.tasks.classification import count_correct
+from firecaffe.tasks.top_k import count_correct
 from firecaffe.training import evaluate as module
 from firecaffe.training.evaluate import Evaluation, evaluate
 
@@ -101,17 +101,24 @@ def test_any_number_of_ranks_counts_the_same(
     """Ranks take turns in this process: first each says its part, then all hear all parts."""
     expected = run(net, data, 2, alone(), uneven_loss)
     data.asked.clear()
-    said: list[str] = []
+    texts: list[str] = []
+    states: list[bytes] = []
 
     def note(world: World, text: str) -> list[str]:
-        said.append(text)
-        return [json.dumps({"rows": [[0, 1, 0.0, 0.0, 0.0]], "classes": [[0, 1]]})]
+        texts.append(text)
+        return [json.dumps({"rows": [[0, 1, 0.0]], "classes": [[0, 1]]})]
+
+    def note_states(world: World, data: bytes) -> list[bytes]:
+        states.append(data)
+        return [data]
 
     monkeypatch.setattr(module, "gather_text", note)
+    monkeypatch.setattr(module, "gather_bytes", note_states)
     for rank in range(world_size):
         run(net, data, 2, alone(rank, world_size), uneven_loss)
     assert data.asked == Counter(range(NUM_SAMPLES))
-    monkeypatch.setattr(module, "gather_text", lambda world, text: list(said))
+    monkeypatch.setattr(module, "gather_text", lambda world, text: list(texts))
+    monkeypatch.setattr(module, "gather_bytes", lambda world, data: list(states))
     for rank in range(world_size):
         assert run(net, data, 2, alone(rank, world_size), uneven_loss) == expected
 

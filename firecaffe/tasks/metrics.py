@@ -1,0 +1,234 @@
+"""The metrics that a recipe may name, for each task of ours: from torchmetrics, and exact counts.
+
+torchmetrics is loaded when a metric of it is measured; naming one, and top-1, do not need it.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property, partial
+from typing import Any
+
+from torch import Tensor
+
+from firecaffe.errors import RecipeError
+from firecaffe.runs.measure import LOSS
+from firecaffe.tasks.config import TaskConfig
+from firecaffe.tasks.known import Known
+from firecaffe.tasks.metric import Metric, Reduction, State, Sums
+from firecaffe.tasks.outputs import prediction_of
+from firecaffe.tasks.pairs import flat, in_float64
+from firecaffe.tasks.top_k import counted
+from firecaffe.tasks.torch_metric import Prepare, TorchMetric
+
+Make = Callable[["Row", Known], Metric]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A metric: how it is made for each task, its direction, and whether it is a share of 1."""
+
+    of: Mapping[str, Make]
+    higher_is_better: bool = True
+    is_share: bool = True
+
+
+def _logits(outputs: Any, known: Known) -> Tensor:
+    """Raises: RecipeError if the network has not one output for each class."""
+    logits = prediction_of(outputs).float()
+    if logits.shape[1] != known.classes:
+        raise RecipeError(
+            f"the network has {logits.shape[1]} outputs and the data {known.classes} classes; this "
+            "metric takes one output for each class (top1 and top5 take more)"
+        )
+    return logits
+
+
+def _labels(known: Known) -> Prepare:
+    """The class that the network names."""
+    return lambda outputs, targets: (_logits(outputs, known).argmax(1), targets)
+
+
+def _chances(known: Known) -> Prepare:
+    """The probability of each class."""
+    return lambda outputs, targets: (_logits(outputs, known).softmax(1), targets)
+
+
+def _chances_of_each(known: Known) -> Prepare:
+    """The probability of each label by itself."""
+    return lambda outputs, targets: (_logits(outputs, known).sigmoid(), targets.int())
+
+
+def _built(name: str, **words: Any) -> Any:
+    """A metric of torchmetrics. It warns of those that keep all predictions."""
+    import torchmetrics.classification as of_classes
+    import torchmetrics.regression as of_numbers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {**vars(of_numbers), **vars(of_classes)}[name](**words)
+
+
+def _multiclass(name: str, see: Callable[[Known], Prepare] = _labels, **words: Any) -> Make:
+    def make(row: Row, known: Known) -> Metric:
+        ignored = known.ignore_index
+        made = _built(name, num_classes=known.classes, ignore_index=ignored, **words)
+        return TorchMetric(made, see(known), row.higher_is_better, row.is_share)
+
+    return make
+
+
+def _multilabel(name: str, **words: Any) -> Make:
+    def make(row: Row, known: Known) -> Metric:
+        made = _built(name, num_labels=known.classes, **words)
+        return TorchMetric(made, _chances_of_each(known), row.higher_is_better, row.is_share)
+
+    return make
+
+
+def _regression(name: str, see: Prepare = flat, **words: Any) -> Mapping[str, Make]:
+    def make(row: Row, known: Known) -> Metric:
+        return TorchMetric(_built(name, **words), see, row.higher_is_better, row.is_share)
+
+    return {"regression": make}
+
+
+def _counted(place: int) -> Mapping[str, Make]:
+    count = counted(place)
+    return {"classification": lambda row, known: Sums(count, is_share=True)}
+
+
+METRICS: dict[str, Row] = {
+    "top1": Row(_counted(0)),
+    "top5": Row(_counted(1)),
+    "accuracy": Row(
+        {
+            "classification": _multiclass("MulticlassAccuracy", average="micro"),
+            "multilabel": _multilabel("MultilabelAccuracy", average="macro"),
+            "segmentation": _multiclass("MulticlassAccuracy", average="micro"),
+        }
+    ),
+    "balanced_accuracy": Row(
+        {
+            "classification": _multiclass("MulticlassAccuracy", average="macro"),
+            "segmentation": _multiclass("MulticlassAccuracy", average="macro"),
+        }
+    ),
+    "precision": Row(
+        {
+            "classification": _multiclass("MulticlassPrecision", average="macro"),
+            "multilabel": _multilabel("MultilabelPrecision", average="macro"),
+            "segmentation": _multiclass("MulticlassPrecision", average="macro"),
+        }
+    ),
+    "recall": Row(
+        {
+            "classification": _multiclass("MulticlassRecall", average="macro"),
+            "multilabel": _multilabel("MultilabelRecall", average="macro"),
+            "segmentation": _multiclass("MulticlassRecall", average="macro"),
+        }
+    ),
+    "f1": Row(
+        {
+            "classification": _multiclass("MulticlassF1Score", average="macro"),
+            "multilabel": _multilabel("MultilabelF1Score", average="macro"),
+            "segmentation": _multiclass("MulticlassF1Score", average="macro"),
+        }
+    ),
+    "auroc": Row(
+        {
+            "classification": _multiclass("MulticlassAUROC", _chances),
+            "multilabel": _multilabel("MultilabelAUROC"),
+        }
+    ),
+    "average_precision": Row(
+        {
+            "classification": _multiclass("MulticlassAveragePrecision", _chances),
+            "multilabel": _multilabel("MultilabelAveragePrecision"),
+        }
+    ),
+    "calibration_error": Row(
+        {"classification": _multiclass("MulticlassCalibrationError", _chances)},
+        higher_is_better=False,
+    ),
+    "mcc": Row({"classification": _multiclass("MulticlassMatthewsCorrCoef")}, is_share=False),
+    "exact_match": Row({"multilabel": _multilabel("MultilabelExactMatch")}),
+    "hamming_distance": Row(
+        {"multilabel": _multilabel("MultilabelHammingDistance")}, higher_is_better=False
+    ),
+    "mean_iou": Row({"segmentation": _multiclass("MulticlassJaccardIndex", average="macro")}),
+    "mae": Row(_regression("MeanAbsoluteError"), higher_is_better=False, is_share=False),
+    "mse": Row(_regression("MeanSquaredError"), higher_is_better=False, is_share=False),
+    "rmse": Row(
+        _regression("MeanSquaredError", squared=False), higher_is_better=False, is_share=False
+    ),
+    "mape": Row(_regression("MeanAbsolutePercentageError"), higher_is_better=False),
+    "r2": Row(_regression("R2Score", in_float64), is_share=False),
+    "spearman": Row(_regression("SpearmanCorrCoef"), is_share=False),
+}
+"""By name. Over classes and labels they are macro means, but for the accuracy of classes."""
+
+
+class Named:
+    """A row of METRICS for a task, made when it is first measured."""
+
+    def __init__(self, task: str, name: str, known: Known) -> None:
+        """Raises: RecipeError if it takes classes and the data do not say how many."""
+        row = METRICS[name]
+        if task in WITH_CLASSES and name not in EXACT:
+            known.classes  # noqa: B018
+        self.higher_is_better, self.is_share = row.higher_is_better, row.is_share
+        self._make = partial(row.of[task], row, known)
+
+    @cached_property
+    def _made(self) -> Metric:
+        return self._make()
+
+    @property
+    def reductions(self) -> Mapping[str, Reduction]:
+        return self._made.reductions
+
+    def of_batch(self, outputs: Any, targets: Any) -> State:
+        return self._made.of_batch(outputs, targets)
+
+    def value(self, state: State, samples: int) -> float:
+        return self._made.value(state, samples)
+
+
+EXACT = ("top1", "top5")
+"""Metrics that are counted here, and take more outputs than classes."""
+
+WITH_CLASSES = ("classification", "multilabel", "segmentation")
+
+
+def names_for(task: str) -> list[str]:
+    """The metrics of a task of ours."""
+    return [name for name, row in METRICS.items() if task in row.of]
+
+
+def chosen(
+    config: TaskConfig, task: str, known: Known, default: Sequence[str]
+) -> Mapping[str, Metric]:
+    """The metrics of a recipe. The one that chooses is among them, named or not.
+
+    Raises: RecipeError if one takes classes and the data do not say how many.
+    """
+    own = [config.metric] if config.metric not in ("", LOSS.name) else []
+    return {name: Named(task, name, known) for name in [*(config.metrics or default), *own]}
+
+
+def check_named(config: TaskConfig, known: Sequence[str]) -> None:
+    """Raises: RecipeError if a metric is not there."""
+    for word, names in (("task.metrics has", config.metrics), ("task.metric is", [config.metric])):
+        for name in filter(None, names):
+            if name not in (*known, LOSS.name) or (word.endswith("has") and name == LOSS.name):
+                raise RecipeError(
+                    f"{word} {name!r}; task.name {config.name!r} has "
+                    f"{', '.join(known) or 'no metric'}{_meant(name, known)}"
+                )
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    found = get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -1,0 +1,64 @@
+"""Images of which each pixel has a class: cross entropy of each pixel."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from firecaffe.errors import RecipeError
+from firecaffe.tasks.classification import wrong_logits
+from firecaffe.tasks.config import TaskConfig
+from firecaffe.tasks.known import Known, class_weights
+from firecaffe.tasks.metrics import chosen
+from firecaffe.tasks.outputs import own_loss, part_of, prediction_of
+from firecaffe.tasks.task import Task
+
+IGNORED = -100
+"""torch's own, which is no class."""
+
+AUX_WEIGHT = 0.5
+"""Of the auxiliary head of torchvision's networks, in its own trainings."""
+
+
+def segmentation(
+    config: TaskConfig, num_classes: int | None, *, ignore_index: int = IGNORED
+) -> Task:
+    """Targets: the class of each pixel, int64 (B, H, W). Outputs: logits (B, classes, H, W).
+
+    A sample's loss is the mean over its pixels that are not `ignore_index`, 0 if it has none; that
+    of a micro-batch the mean over its samples.
+    """
+    known = Known(num_classes, ignore_index)
+    weights = class_weights(config, known)
+
+    def entropy(logits: Tensor, targets: Tensor) -> Tensor:
+        if (len(logits), *logits.shape[2:]) != tuple(targets.shape):
+            raise RecipeError(
+                "task.name segmentation takes targets of (samples, rows, columns), as large as the "
+                f"logits; found {tuple(targets.shape)} for logits of {tuple(logits.shape)}"
+            )
+        pixels = F.cross_entropy(
+            logits,
+            targets.long(),
+            None if weights is None else weights.to(logits),
+            ignore_index=ignore_index,
+            label_smoothing=config.label_smoothing,
+            reduction="none",
+        )
+        counted = (targets != ignore_index).flatten(1).sum(1).clamp(min=1)
+        return (pixels.flatten(1).sum(1) / counted).mean()
+
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        given = own_loss(outputs)
+        if given is not None:
+            return given
+        value = entropy(prediction_of(outputs), targets)
+        head = part_of(outputs, "aux")
+        return value if head is None else value + AUX_WEIGHT * entropy(head, targets)
+
+    def wrong(outputs: Any) -> str:
+        shape = "(samples, {}, rows, columns)"
+        return wrong_logits(prediction_of(outputs), known.num_classes, shape, ndim=4)
+
+    metrics = chosen(config, "segmentation", known, ("mean_iou", "accuracy"))
+    return Task(loss, metrics, config.metric, wrong=wrong)

@@ -1,0 +1,81 @@
+"""The states of an evaluation's metrics: kept by batch, told to other ranks, put together.
+
+What has the same result in any order (sums of whole numbers, the least, the largest) is put
+together at once. The rest is kept by batch, and put together in the order of the batches: sums of
+floating point in float64, and what is to be in one row.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from firecaffe.tasks.metric import Metric, Reduction, State
+
+ANY_ORDER = ""
+"""In the place of a batch's number."""
+
+Parts = dict[str, Tensor]
+"""States by `metric/state/batch`, or `metric/state/` if the order does not matter."""
+
+
+def add_batch(
+    parts: Parts, metrics: Mapping[str, Metric], number: int, outputs: Any, targets: Any
+) -> None:
+    """Adds what batch `number` comes to."""
+    for name, metric in metrics.items():
+        for state, tensor in metric.of_batch(outputs, targets).items():
+            reduction = metric.reductions[state]
+            tensor = _exact(tensor) if reduction == "sum" else tensor
+            if _keeps_order(tensor, reduction):
+                parts[f"{name}/{state}/{number}"] = tensor
+            else:
+                key = f"{name}/{state}/{ANY_ORDER}"
+                parts[key] = _together([*([parts[key]] if key in parts else []), tensor], reduction)
+
+
+def pack(parts: Parts) -> bytes:
+    """The states for another rank."""
+    return save({key: tensor.contiguous() for key, tensor in parts.items()})
+
+
+def unpack(metrics: Mapping[str, Metric], of_ranks: Sequence[bytes]) -> dict[str, State]:
+    """The states of all batches, by metric; the same on any number of ranks."""
+    found: dict[tuple[str, str], list[tuple[int, Tensor]]] = defaultdict(list)
+    for packed in of_ranks:
+        for key, tensor in load(packed).items():
+            name, state, number = key.split("/")
+            found[name, state].append((int(number or 0), tensor))
+    states: dict[str, dict[str, Tensor]] = {name: {} for name in metrics}
+    for (name, state), tensors in found.items():
+        in_order = [tensor for _, tensor in sorted(tensors, key=lambda each: each[0])]
+        states[name][state] = _together(in_order, metrics[name].reductions[state])
+    return dict(states)
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """A sum in a type in which more can be added to it."""
+    return tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
+
+
+def _keeps_order(tensor: Tensor, reduction: Reduction) -> bool:
+    return reduction == "cat" or (reduction == "sum" and tensor.is_floating_point())
+
+
+def _together(tensors: Sequence[Tensor], reduction: Reduction) -> Tensor:
+    if reduction == "cat":
+        return torch.cat(list(tensors))
+    result, *others = tensors
+    for other in others:
+        result = PAIRS[reduction](result, other)
+    return result
+
+
+PAIRS: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}

@@ -1,0 +1,110 @@
+"""Checks of a task before the first step: its loss and metrics, on what the network gives."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from firecaffe.errors import OwnCodeError, RecipeError
+from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import failed, is_reference, shown
+from firecaffe.tasks import Task
+from firecaffe.tasks.metric import Metric
+
+
+def check_prediction(task: Task, outputs: Any, recipe: Recipe) -> None:
+    """Looks at the shape of what the network gives, with values or on the meta device.
+
+    Raises: RecipeError if the task does not take it.
+    """
+    network = f"model.name {recipe.model.name!r}"
+    try:
+        wrong = task.wrong(outputs)
+    except RecipeError as error:
+        raise RecipeError(f"{network}: {error}") from None
+    if wrong:
+        raise RecipeError(f"{network} gives {wrong}")
+
+
+def check_learnable(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
+    """Asks for the loss and the metrics of one sample. is_own: whether the loss or the task was
+    given to `firecaffe.train`.
+
+    Raises: RecipeError if the loss cannot be trained on, or a metric does not take the outputs;
+    OwnCodeError for what a user's code raises.
+    """
+    is_own = is_own or is_reference(recipe.task.name)
+    word = "loss" if is_own else f"task.name {recipe.task.name!r}: its loss"
+    try:
+        value = task.loss(outputs, targets)
+    except RecipeError:
+        raise
+    except Exception as error:
+        said = f"{word} does not take the network's outputs and {_kinds(targets)}"
+        raise _failure(said, error, is_own) from error
+    _check_value(word, value, outputs)
+    for name, metric in task.measured.items():
+        try:
+            _try(metric, outputs, targets)
+        except OwnCodeError:
+            raise
+        except RecipeError as error:
+            raise RecipeError(f"metric {name!r}: {error}") from error
+        except Exception as error:
+            said = f"metric {name!r} does not take the network's outputs and {_kinds(targets)}"
+            raise _failure(said, error, is_own) from error
+
+
+def _check_value(word: str, value: Any, outputs: Any) -> None:
+    if isinstance(value, tuple | list | dict):
+        raise RecipeError(
+            f"{word} gave a {type(value).__name__} of {len(value)}; expected one number. Add the "
+            "losses, each with its weight; trainings of several losses and optimizers, as of GANs, "
+            "are not supported"
+        )
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        found = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else value
+        raise RecipeError(
+            f"{word} gave {found!s:.80}; expected one number, the mean of the samples"
+        )
+    if not value.requires_grad:
+        raise RecipeError(
+            f"{word} gave a number that knows no gradient; expected one that is computed from the "
+            "network's outputs by torch (without item(), detach(), no_grad or argmax)"
+        )
+    if not value.isfinite() and all(bool(leaf.isfinite().all()) for leaf in _tensors(outputs)):
+        raise RecipeError(
+            f"{word} is {value.item()} for the first sample, before any step, though the network's "
+            "outputs are finite"
+        )
+
+
+def _try(metric: Metric, outputs: Any, targets: Any) -> None:
+    """Takes one sample. Of one alone a value may not be defined, which is no fault; but it must be
+    one number.
+    """
+    with torch.no_grad():
+        state = metric.of_batch(outputs, targets)
+        try:
+            metric.value(state, 1)
+        except RecipeError:
+            raise
+        except Exception:
+            return
+
+
+def _failure(said: str, error: Exception, is_own: bool) -> RecipeError:
+    if is_own:
+        return failed(f"{said}: it", error)
+    return RecipeError(f"{said}: {(str(error).splitlines() or [type(error).__name__])[0]}")
+
+
+def _kinds(targets: Any) -> str:
+    """The targets, in a line about them."""
+    each = [f"{tuple(leaf.shape)}, {leaf.dtype}" for leaf in _tensors(targets)]
+    return f"targets of {'; '.join(each) or shown(targets)}"
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -1,0 +1,43 @@
+"""A training's task: what the recipe names, or what a user gives to `firecaffe.train`."""
+
+from dataclasses import replace
+from typing import Any
+
+from firecaffe.data import Dataset
+from firecaffe.errors import RecipeError
+from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import shown
+from firecaffe.tasks import Loss, Task, TaskConfig, task_of
+from firecaffe.tasks.table import check_own
+
+OWN = "own task"
+"""The name, in a record, of a task that was given in Python."""
+
+
+def check_given(recipe: Recipe, loss: Any, task: Any) -> None:
+    """Checks the `loss` and the `task` of `firecaffe.train`. Raises: RecipeError."""
+    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+        raise RecipeError(
+            f"loss is {shown(loss)}; expected a function of (outputs, labels), as "
+            "torch.nn.CrossEntropyLoss() is"
+        )
+    if task is None:
+        return
+    if loss is not None:
+        raise RecipeError("loss and task are both given; give the loss to the task: Task(loss, …)")
+    if not isinstance(task, Task):
+        raise RecipeError(f"task is {shown(task)}; expected a firecaffe.Task(loss, metrics={{…}})")
+    if recipe.task not in (TaskConfig(), TaskConfig(OWN)):
+        raise RecipeError("task is given, and the recipe has a [task] of its own; leave one out")
+    check_own(task)
+
+
+def task_for(recipe: Recipe, loss: Loss | None, task: Task | None, dataset: Dataset) -> Task:
+    """The task of a training on a data set.
+
+    Raises: RecipeError; OwnCodeError for what an own task's function raises.
+    """
+    if task is not None:
+        return task
+    found = task_of(recipe.task, getattr(dataset, "num_classes", None))
+    return found if loss is None else replace(found, loss=loss)

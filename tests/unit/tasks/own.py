@@ -1,0 +1,64 @@
+"""Own tasks that recipes of the tests name."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torchmetrics
+from torch import Tensor
+
+import firecaffe
+
+
+def right(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.argmax(1) == labels).sum()
+
+
+def good(scale: float = 1.0, better: bool | None = True) -> firecaffe.Task:
+    return firecaffe.Task(
+        lambda outputs, labels: scale * F.cross_entropy(outputs, labels),
+        metrics={"right": right, "mean": torchmetrics.MeanMetric()},
+        metric="right",
+        higher_is_better=better,
+    )
+
+
+def no_task() -> str:
+    return "cross entropy"
+
+
+def fails() -> firecaffe.Task:
+    raise KeyError("weights")
+
+
+def of_lower() -> firecaffe.Task:
+    error = torchmetrics.MeanSquaredError()
+    return firecaffe.Task(F.mse_loss, metrics={"error": error}, higher_is_better=True)
+
+
+def called_loss() -> firecaffe.Task:
+    return firecaffe.Task(F.cross_entropy, metrics={"loss": right})
+
+
+def both(outputs: Tensor, labels: Tensor) -> Any:
+    return outputs.mean(), outputs.std()
+
+
+def two_losses() -> firecaffe.Task:
+    return firecaffe.Task(both)
+
+
+def raises(outputs: Tensor, labels: Tensor) -> Tensor:
+    raise LookupError("no such sample")
+
+
+def loss_fails() -> firecaffe.Task:
+    return firecaffe.Task(raises)
+
+
+def metric_fails() -> firecaffe.Task:
+    return firecaffe.Task(F.cross_entropy, {"mine": raises}, higher_is_better=True)
+
+
+def nan() -> firecaffe.Task:
+    return firecaffe.Task(lambda outputs, labels: F.cross_entropy(outputs, labels) * torch.nan)

@@ -1,0 +1,126 @@
+"""The losses of the tasks against torch's own, and how they weigh samples."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from firecaffe.errors import RecipeError
+from firecaffe.models import HeadedLogits, classification_loss
+from firecaffe.tasks import CLASSIFICATION, TaskConfig, task_of
+
+GENERATOR = torch.Generator().manual_seed(0)
+LOGITS = torch.randn(12, 4, generator=GENERATOR)
+LABELS = torch.randint(0, 4, (12,), generator=GENERATOR)
+PIXELS = torch.randn(6, 3, 5, 4, generator=GENERATOR)
+MASKS = torch.randint(0, 3, (6, 5, 4), generator=GENERATOR)
+WEIGHTS = [0.5, 1.0, 2.0, 4.0]
+
+
+def loss(name: str, outputs: Any, targets: Tensor, **words: Any) -> Tensor:
+    classes = {"segmentation": 3}.get(name, 4)
+    return task_of(TaskConfig(name, **words), classes).loss(outputs, targets)
+
+
+def in_micro_batches(name: str, outputs: Tensor, targets: Tensor, **words: Any) -> float:
+    """The mean over micro-batches of four and of two samples, each by its share."""
+    return (
+        sum(
+            loss(name, outputs[start:stop], targets[start:stop], **words).item() * (stop - start)
+            for start, stop in ((0, 4), (4, 6))
+        )
+        / 6
+    )
+
+
+def test_without_words_it_has_the_bits_that_it_had() -> None:
+    heads = HeadedLogits(LOGITS, LOGITS * 2, LOGITS - LOGITS.flip(1))
+    for outputs in (LOGITS, heads):
+        assert torch.equal(
+            CLASSIFICATION.loss(outputs, LABELS), classification_loss(outputs, LABELS)
+        )
+
+
+def test_label_smoothing_is_torchs_and_class_weights_are_over_samples() -> None:
+    smoothed = loss("classification", LOGITS, LABELS, label_smoothing=0.1)
+    assert torch.equal(smoothed, F.cross_entropy(LOGITS, LABELS, label_smoothing=0.1))
+    weighted = loss("classification", LOGITS, LABELS, class_weights=WEIGHTS)
+    each = F.cross_entropy(LOGITS, LABELS, reduction="none")
+    torch.testing.assert_close(weighted, (each * torch.tensor(WEIGHTS)[LABELS]).sum() / 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "targets", "words"),
+    [
+        ("classification", LOGITS[:6], LABELS[:6], {"class_weights": WEIGHTS}),
+        ("multilabel", LOGITS[:6], LOGITS[6:] > 0, {"class_weights": WEIGHTS}),
+        ("regression", LOGITS[:6], LOGITS[6:], {"args": {"loss": "huber", "delta": 0.5}}),
+        ("segmentation", PIXELS, MASKS, {"args": {"ignore_index": 2}}),
+    ],
+)
+def test_micro_batches_do_not_change_the_mean(
+    name: str, outputs: Tensor, targets: Tensor, words: dict[str, Any]
+) -> None:
+    """torch's means over weights or over pixels that count depend on who is in a micro-batch."""
+    whole = loss(name, outputs, targets, **words).item()
+    assert in_micro_batches(name, outputs, targets, **words) == pytest.approx(whole, rel=1e-6)
+
+
+def test_segmentation_is_torchs_if_all_pixels_count() -> None:
+    found = loss("segmentation", PIXELS, MASKS)
+    torch.testing.assert_close(found, F.cross_entropy(PIXELS, MASKS))
+
+
+def test_a_sample_without_pixels_that_count_adds_nothing() -> None:
+    masks = MASKS.clone()
+    masks[0] = 255
+    words = {"args": {"ignore_index": 255}}
+    found = loss("segmentation", PIXELS, masks, **words)
+    rest = loss("segmentation", PIXELS[1:], masks[1:], **words)
+    torch.testing.assert_close(found, rest * 5 / 6)
+    assert found.isfinite()
+
+
+def test_regression_of_one_column_is_no_table() -> None:
+    """(B, 1) less (B,) is (B, B) in torch."""
+    column, row = LOGITS[:, :1], LOGITS[:, 1]
+    assert loss("regression", column, row) == F.mse_loss(column[:, 0], row)
+    assert loss("regression", row, column) == F.mse_loss(row, column[:, 0])
+    with pytest.raises(RecipeError, match=r"\(12,\).*\(12, 4\)"):
+        loss("regression", LOGITS, row)
+
+
+@pytest.mark.parametrize(("word", "own"), [("mse", F.mse_loss), ("l1", F.l1_loss)])
+def test_regressions_losses(word: str, own: Any) -> None:
+    found = loss("regression", LOGITS, LOGITS.flip(0), args={"loss": word})
+    assert torch.equal(found, own(LOGITS, LOGITS.flip(0)))
+
+
+def test_multilabel_weighs_who_has_the_label() -> None:
+    targets = (LOGITS.flip(0) > 0).int()
+    found = loss("multilabel", LOGITS, targets, class_weights=WEIGHTS)
+    own = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(WEIGHTS))
+    assert torch.equal(found, own(LOGITS, targets.float()))
+
+
+class Headed(dict[str, Any]):
+    """As transformers' ModelOutput is."""
+
+
+def test_where_the_prediction_is() -> None:
+    expected = CLASSIFICATION.loss(LOGITS, LABELS)
+    assert torch.equal(CLASSIFICATION.loss(Headed(logits=LOGITS, loss=None), LABELS), expected)
+    given = Headed(logits=LOGITS, loss=LOGITS.sum())
+    assert torch.equal(CLASSIFICATION.loss(given, LABELS), LOGITS.sum())
+    assert torch.equal(
+        loss("segmentation", {"out": PIXELS}, MASKS), loss("segmentation", PIXELS, MASKS)
+    )
+    both = loss("segmentation", {"out": PIXELS, "aux": -PIXELS}, MASKS)
+    alone = loss("segmentation", PIXELS, MASKS) + 0.5 * loss("segmentation", -PIXELS, MASKS)
+    torch.testing.assert_close(both, alone)
+    with pytest.raises(RecipeError, match="logits"):
+        CLASSIFICATION.loss({"scores": LOGITS}, LABELS)
+    with pytest.raises(RecipeError, match="no effect"):
+        loss("classification", given, LABELS, label_smoothing=0.1)

@@ -1,0 +1,190 @@
+"""Metrics batch by batch and rank by rank, against torchmetrics over all samples at once."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch import Tensor
+from torchmetrics import regression as of_numbers
+from torchmetrics.classification import (
+    MulticlassAUROC,
+    MulticlassF1Score,
+    MulticlassJaccardIndex,
+    MultilabelAUROC,
+    MultilabelExactMatch,
+)
+
+from firecaffe.errors import RecipeError
+from firecaffe.runs.measure import Measure
+from firecaffe.tasks import Sums, Task, TaskConfig, task_of
+from firecaffe.tasks.metric import Metric
+from firecaffe.tasks.metrics import METRICS
+from firecaffe.tasks.states import Parts, add_batch, pack, unpack
+
+GENERATOR = torch.Generator().manual_seed(0)
+NUM = 53
+LOGITS = torch.randn(NUM, 4, generator=GENERATOR)
+LABELS = torch.randint(0, 4, (NUM,), generator=GENERATOR)
+SETS = (torch.randn(NUM, 4, generator=GENERATOR) > 0).int()
+PIXELS = torch.randn(NUM, 3, 5, 4, generator=GENERATOR)
+MASKS = torch.randint(0, 3, (NUM, 5, 4), generator=GENERATOR)
+MASKS[MASKS == 1] = torch.where(
+    torch.rand(int((MASKS == 1).sum()), generator=GENERATOR) < 0.2, 255, 1
+)
+NUMBERS = LOGITS * 2 + torch.randn(NUM, 4, generator=GENERATOR)
+
+DATA: dict[str, tuple[Tensor, Tensor, dict[str, Any]]] = {
+    "classification": (LOGITS, LABELS, {}),
+    "multilabel": (LOGITS, SETS, {}),
+    "segmentation": (PIXELS, MASKS, {"ignore_index": 255}),
+    "regression": (LOGITS, NUMBERS, {}),
+}
+CLASSES = {"classification": 4, "multilabel": 4, "segmentation": 3, "regression": None}
+
+
+def values(
+    metrics: Mapping[str, Metric], outputs: Any, targets: Tensor, ranks: int, size: int = 7
+) -> dict[str, float]:
+    """As an evaluation on so many ranks puts them together, each having every so many-th batch."""
+    told: list[Parts] = [{} for _ in range(ranks)]
+    for number, start in enumerate(range(0, len(targets), size)):
+        part = slice(start, start + size)
+        add_batch(told[number % ranks], metrics, number, outputs[part], targets[part])
+    states = unpack(metrics, [pack(each) for each in told])
+    return {name: metric.value(states[name], len(targets)) for name, metric in metrics.items()}
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_workers_change_no_bit_of_any_metric(task: str) -> None:
+    outputs, targets, args = DATA[task]
+    names = [name for name, row in METRICS.items() if task in row.of]
+    config = TaskConfig(task, args=args, metrics=names)
+    metrics = task_of(config, CLASSES[task]).measured
+    alone = values(metrics, outputs, targets, 1)
+    assert set(alone) == set(names)
+    for ranks in (2, 3, 20):  # more than batches: some have none
+        assert values(metrics, outputs, targets, ranks) == alone
+    assert values(metrics, outputs, targets, 1, size=NUM) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "own", "see"),
+    [
+        ("classification", "f1", MulticlassF1Score(4), lambda x: x.argmax(1)),
+        ("classification", "auroc", MulticlassAUROC(4), lambda x: x.softmax(1)),
+        ("multilabel", "auroc", MultilabelAUROC(4), lambda x: x.sigmoid()),
+        ("multilabel", "exact_match", MultilabelExactMatch(4), lambda x: x.sigmoid()),
+        ("segmentation", "mean_iou", MulticlassJaccardIndex(3, ignore_index=255), None),
+        ("regression", "mae", of_numbers.MeanAbsoluteError(), None),
+        ("regression", "rmse", of_numbers.MeanSquaredError(squared=False), None),
+        ("regression", "r2", of_numbers.R2Score(), None),
+    ],
+)
+def test_against_torchmetrics_over_all_samples(task: str, name: str, own: Any, see: Any) -> None:
+    outputs, targets, args = DATA[task]
+    made = task_of(TaskConfig(task, args=args, metrics=[name]), CLASSES[task])
+    own.update(see(outputs) if see else outputs, targets)
+    found = values(made.measured, outputs, targets, 3)[name]
+    assert found == pytest.approx(own.compute().item(), rel=1e-5)
+    assert made.measure.higher_is_better == own.higher_is_better
+
+
+def test_probabilities_do_not_depend_on_a_batch_s_logits() -> None:
+    """torchmetrics takes what lies in 0 to 1 for probabilities, batch by batch."""
+    logits = torch.tensor([[0.1, 0.9], [3.0, -3.0], [0.6, 0.4], [-1.0, 2.0]])
+    labels = torch.tensor([1, 0, 1, 0])
+    metrics = task_of(TaskConfig(metrics=["auroc"]), 2).measured
+    assert len({tuple(values(metrics, logits, labels, 1, size).items()) for size in (1, 2, 4)}) == 1
+
+
+class Pixels(torchmetrics.Metric):
+    """Counts in float32, as many do."""
+
+    higher_is_better = True
+    seen: Tensor
+    most: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seen", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("most", torch.tensor(0.0), dist_reduce_fx="max")
+
+    def update(self, prediction: Tensor, targets: Tensor) -> None:
+        self.seen += 2.0**24
+        self.seen += 1
+        self.most = torch.maximum(self.most, prediction.max())
+
+    def compute(self) -> Tensor:
+        return self.seen - 2.0**24 * 8 + self.most * 0
+
+
+class Averaged(Pixels):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("mean", torch.tensor(0.0), dist_reduce_fx="mean")
+
+
+def test_float32_sums_beyond_2_to_the_24_are_exact() -> None:
+    task = Task(CLASSIFICATION_LOSS, {"pixels": Pixels()})
+    assert values(task.measured, LOGITS, LABELS, 3)["pixels"] == 8  # batches of 7
+
+
+CLASSIFICATION_LOSS = torch.nn.CrossEntropyLoss()
+
+
+def right(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.argmax(1) == labels).sum()
+
+
+def moments(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.stack([outputs.sum(), (outputs**2).sum(), torch.tensor(1e-8)])
+
+
+def test_own_sums() -> None:
+    spread = Sums(moments, lambda sums: sums[1] - sums[0] ** 2 / NUM, higher_is_better=False)
+    task = Task(CLASSIFICATION_LOSS, {"right": right, "spread": spread}, metric="spread")
+    alone = values(task.measured, LOGITS, LABELS, 1)
+    assert alone["right"] == (LOGITS.argmax(1) == LABELS).sum().item() / NUM
+    exact = LOGITS.double()
+    assert alone["spread"] == pytest.approx((exact**2).sum() - exact.sum() ** 2 / NUM)
+    assert values(task.measured, LOGITS, LABELS, 3) == alone
+    assert task.measure == Measure("spread", False, False)
+
+
+@pytest.mark.parametrize(
+    ("metric", "parts"),
+    [
+        (Averaged(), ["Averaged", "mean"]),
+        (of_numbers.PearsonCorrCoef(), ["PearsonCorrCoef", "none"]),
+        (MulticlassF1Score, ["'mine'", "torchmetrics.Metric"]),
+        (torchmetrics.MetricCollection([MulticlassF1Score(4)]), ["'mine'", "MulticlassF1Score"]),
+        (3, ["'mine'", "3"]),
+    ],
+)
+def test_a_metric_that_cannot_be(metric: Any, parts: list[str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        _ = Task(CLASSIFICATION_LOSS, {"mine": metric}).measured
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+@pytest.mark.parametrize(
+    "metric", [MulticlassF1Score(4, average=None), Sums(moments, lambda sums: sums)]
+)
+def test_a_value_that_is_not_one_number(metric: Any) -> None:
+    with pytest.raises(RecipeError, match=r"\([34],\) values"):
+        values(Task(CLASSIFICATION_LOSS, {"mine": metric}).measured, LOGITS, LABELS, 1)
+
+
+def test_the_default_does_not_pay_for_torchmetrics() -> None:
+    code = (
+        "import sys, firecaffe.training.build, firecaffe.cli.plan\n"
+        "from firecaffe.tasks import CLASSIFICATION, TaskConfig, task_of\n"
+        "assert CLASSIFICATION.measured and CLASSIFICATION.measure\n"
+        "assert task_of(TaskConfig('regression'), None).measure.name == 'mae'\n"
+        "assert 'torchmetrics' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
