@@ -23,7 +23,8 @@ def test_every_exit_code_is_listed() -> None:
     ]
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.M)}
     assert {0, INTERRUPTED, *(c.exit_code for c in classes)} <= listed
-    assert len({c.exit_code for c in classes}) == len(classes)
+    own = [c.exit_code for c in classes if "exit_code" in vars(c)]  # others have their parent's
+    assert len(set(own)) == len(own)
 
 
 def test_every_word_of_a_recipe_is_listed_with_its_default() -> None:
