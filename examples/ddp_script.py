@@ -35,7 +35,7 @@ def batch(data: Dataset, step: int, rank: int) -> tuple[Tensor, Tensor]:
 def main() -> None:
     torch.manual_seed(0)
     data = load()
-    network = build_model("lenet", data.num_classes, data.sample_CHW[0])
+    network = build_model("lenet", num_classes=10, in_channels=1)
     compressor = os.environ.get("COMPRESSOR", "none")
     model = firecaffe.parallelize(network, exchange="tree", compressor=compressor)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

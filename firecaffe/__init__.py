@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firecaffe.data import DataConfig, TensorDataset
+    from firecaffe.data import DataConfig, TensorDataset, from_torch
     from firecaffe.errors import FirecaffeError
     from firecaffe.gradients.config import ExchangeConfig
     from firecaffe.models.config import ModelConfig
@@ -46,6 +46,7 @@ _PLACES = {
     "TrainConfig": "recipe.config",
     "attach": "script.attach",
     "comm_hook": "script.hook",
+    "from_torch": "data",
     "parallelize": "script.parallelize",
     "train": "training.build",
 }
@@ -68,6 +69,7 @@ __all__ = [
     "TrainConfig",
     "attach",
     "comm_hook",
+    "from_torch",
     "parallelize",
     "train",
 ]

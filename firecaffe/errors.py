@@ -36,12 +36,15 @@ class OwnCodeError(RecipeError):
     the cause. The traceback is the user's to read.
     """
 
+    told = ""
+    """The traceback, if it was another process that the code has raised in."""
+
     @property
     def traceback(self) -> str:
         """That of the cause, from where it leaves firecaffe for the last time."""
         cause = self.__cause__
-        if cause is None:
-            return ""
+        if self.told or cause is None:
+            return self.told
         frames = traceback.extract_tb(cause.__traceback__)
         package = str(Path(__file__).parent)
         ours = [place for place, frame in enumerate(frames) if frame.filename.startswith(package)]

@@ -24,7 +24,7 @@ def generate_elsewhere() -> list[tuple[Any, Any]]:
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)
-        made = [(each.images_NCHW.numpy(), each.labels_N.numpy()) for each in generate()]
+        made = [(each.inputs.numpy(), each.targets.numpy()) for each in generate()]
         with os.fdopen(writer, "wb") as file:
             pickle.dump(made, file)
         os._exit(0)

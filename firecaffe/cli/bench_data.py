@@ -130,6 +130,7 @@ class _AsEncoded:
     def __init__(self, source: Source) -> None:
         self.part: Part = source.parts.get("train") or next(iter(source.parts.values()))
         self.num_classes = len(source.classes)
+        self.class_names = tuple(source.classes)
 
     def __len__(self) -> int:
         return len(self.part)

@@ -1,55 +1,80 @@
-"""Data: labeled images by number, their order, their augmentation."""
+"""Data: samples by number, their order; of images, their augmentation."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firecaffe.data.batches import Batches, eval_batches, output_shape
+    from firecaffe.data.balance import drawing_of
+    from firecaffe.data.batches import Batches, eval_batches, given_layout
     from firecaffe.data.config import DataConfig
-    from firecaffe.data.dataset import Dataset, TensorDataset
+    from firecaffe.data.dataset import Dataset, Images, TensorDataset, is_images, num_classes
     from firecaffe.data.datasets import DATASETS, check_data, divide, open_data
     from firecaffe.data.hold_out import num_held_out
+    from firecaffe.data.image_batches import output_shape
+    from firecaffe.data.layout import Batch, Layout, num_samples
     from firecaffe.data.order import SampleOrder, epoch_order
+    from firecaffe.data.seeded import current_key
     from firecaffe.data.source import Data, DataParts, check_words, data_home, shard_counts
+    from firecaffe.data.torch_set import from_torch
 
 _PLACES = {
+    "Batch": "layout",
     "Batches": "batches",
     "DATASETS": "datasets",
     "Data": "source",
     "DataConfig": "config",
-    "Dataset": "dataset",
     "DataParts": "source",
+    "Dataset": "dataset",
+    "Images": "dataset",
+    "Layout": "layout",
     "SampleOrder": "order",
     "TensorDataset": "dataset",
     "check_data": "datasets",
     "check_words": "source",
+    "current_key": "seeded",
     "data_home": "source",
     "divide": "datasets",
+    "drawing_of": "balance",
     "epoch_order": "order",
     "eval_batches": "batches",
+    "from_torch": "torch_set",
+    "given_layout": "batches",
+    "is_images": "dataset",
+    "num_classes": "dataset",
     "num_held_out": "hold_out",
+    "num_samples": "layout",
     "open_data": "datasets",
-    "output_shape": "batches",
+    "output_shape": "image_batches",
     "shard_counts": "source",
 }
 """The place of each name, imported when it is asked for: the words of a recipe need no torch."""
 
 __all__ = [
     "DATASETS",
+    "Batch",
     "Batches",
     "Data",
     "DataConfig",
     "DataParts",
     "Dataset",
+    "Images",
+    "Layout",
     "SampleOrder",
     "TensorDataset",
     "check_data",
     "check_words",
+    "current_key",
     "data_home",
     "divide",
+    "drawing_of",
     "epoch_order",
     "eval_batches",
+    "from_torch",
+    "given_layout",
+    "is_images",
+    "num_classes",
     "num_held_out",
+    "num_samples",
     "open_data",
     "output_shape",
     "shard_counts",

@@ -2,59 +2,32 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad as pad_edges
 
-from firecaffe.data.augment import (
-    center_crop,
-    cropped_shape,
-    crops_and_mirrors,
-    normalize,
-    random_crop_mirror,
-)
+from firecaffe.data.augment import normalize
 from firecaffe.data.config import DataConfig
-from firecaffe.data.dataset import Dataset
-from firecaffe.data.decode import scale
-from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.dataset import Dataset, ask, is_images, layout_of
+from firecaffe.data.image_batches import FETCH, cut_for_test, output_shape, to_test
+from firecaffe.data.layout import Batch, Layout, Leaf, map_batch, num_samples
 from firecaffe.data.order import SampleOrder
-from firecaffe.data.prefetch import ahead, image_bytes
-from firecaffe.data.random_resized_crop import box, cut, draws, middle
-from firecaffe.errors import DataError, RecipeError
-
-SMALLEST = torch.finfo(torch.float32).tiny
-"""Least number that a division in float32 does not take for 0."""
+from firecaffe.data.prefetch import ahead, sample_bytes
+from firecaffe.errors import DataError
 
 
-def output_shape(dataset: Dataset, config: DataConfig) -> tuple[int, int, int]:
-    """Shape of the images that a network is given: the data set's, cropped.
+def given_layout(dataset: Dataset, config: DataConfig) -> Layout:
+    """What a sample is as the network is given it: images are cut and normalized, all else is as
+    the data set has it.
 
-    Raises:
-        RecipeError: crop, pad, mean or std do not fit the data set's images.
+    Raises: RecipeError if the recipe's image words do not fit the images.
     """
-    channels, rows, columns = dataset.sample_CHW
-    side = min(rows, columns)
-    try:
-        if config.pad > side:
-            raise ValueError
-        rows, columns = cropped_shape((rows, columns), config.crop, config.pad)
-    except ValueError:
-        raise RecipeError(
-            f"data.crop is {config.crop} with data.pad {config.pad} on images of "
-            f"{rows} x {columns}, expected pad from 0 to the shorter side and crop from 0 to that "
-            "plus twice the padding"
-        ) from None
-    for name, values in (("mean", config.mean), ("std", config.std)):
-        if len(values) not in (0, 1, channels):
-            raise RecipeError(
-                f"data.{name} has {len(values)} values, expected none, 1 or {channels} "
-                "(the number of channels)"
-            )
-    if any(value < SMALLEST for value in config.std):
-        raise RecipeError(f"data.std is {config.std}, expected values of {SMALLEST:.2g} and more")
-    return channels, rows, columns
+    if is_images(dataset):
+        shape = output_shape(dataset, config)
+        return Layout(Leaf(shape, torch.float32), Leaf((), torch.int64))
+    return layout_of(dataset)
 
 
 @dataclass(frozen=True)
@@ -70,8 +43,14 @@ class Batches:
     config: DataConfig
     device: torch.device | str = "cpu"
 
-    def train_batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]:
-        """Images (BChw, float32, augmented and normalized) and labels (B, int64) on the device.
+    @cached_property
+    def layout(self) -> Layout:
+        """What the network is given."""
+        return given_layout(self.dataset, self.config)
+
+    def train_batch(self, step: int, leaf: int) -> Batch:
+        """Inputs and targets on the device. Images are float32, augmented and normalized (BChw),
+        their labels int64 (B).
 
         B is the micro-batch size, less in the last step of an epoch, down to 0.
 
@@ -79,100 +58,55 @@ class Batches:
         """
         return self.on_device(*self.host_batch(step, leaf))
 
-    def host_batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]:
+    def host_batch(self, step: int, leaf: int) -> Batch:
         """The same before it is moved and normalized: images as they are stored, augmented."""
         samples_B = self.order.micro_batch(step, leaf)
         if len(samples_B) == 0:  # at an epoch's end; no data set is asked for nothing
-            shape = output_shape(self.dataset, self.config)
-            return torch.empty(0, *shape, dtype=torch.uint8), samples_B
-        seed, epoch = self.order.seed, self.order.epoch(step)
-        fetch = partial(FETCH[self.config.augment], self.dataset, self.config, seed, epoch)
+            return self.layout.zeros(0)
+        dataset, seed, epoch = self.dataset, self.order.seed, self.order.epoch(step)
+        if is_images(dataset):
+            fetch = partial(FETCH[self.config.augment], dataset, self.config, seed, epoch)
+        else:
+            fetch = partial(ask, dataset, seed=seed, epoch=epoch)
         return _fetch(fetch, self.dataset, samples_B)
 
-    def on_device(self, images_BChw: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Moves a host batch and normalizes it there."""
-        return (
-            normalize(images_BChw, self.config.mean, self.config.std, self.device),
-            labels_B.to(self.device, non_blocking=True),
-        )
+    def on_device(self, inputs: Any, targets: Any) -> Batch:
+        """Moves a host batch, and normalizes images there."""
+        if is_images(self.dataset):
+            config = self.config
+            return (
+                normalize(inputs, config.mean, config.std, self.device),
+                targets.to(self.device, non_blocking=True),
+            )
+        return to_device((inputs, targets), self.device)
 
 
-def _caffe(
-    dataset: Dataset, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Random crops, every other one mirrored."""
-    crop, pad, mirror = config.crop, config.pad, config.mirror
-    if not isinstance(dataset, DecodedSet):
-        images_BCHW, labels_B = dataset.batch(samples_B)
-        images_BChw = random_crop_mirror(
-            images_BCHW, samples_B, seed=seed, epoch=epoch, crop=crop, pad=pad, mirror=mirror
-        )
-        return images_BChw, labels_B
-    _, height, width = dataset.sample_CHW
-    rows, columns = cropped_shape((height, width), crop, pad)
-    room = (height + 2 * pad - rows + 1, width + 2 * pad - columns + 1)
-    top_B, left_B, flags_B = crops_and_mirrors(samples_B, seed, epoch, room, mirror)
-
-    def cut_crop(image_CHW: Tensor, place: int) -> Tensor:
-        image_CHW = scale(image_CHW, height, width)
-        image_CHW = pad_edges(image_CHW, [pad] * 4) if pad else image_CHW
-        top, left = top_B[place], left_B[place]
-        image_Chw = image_CHW[:, top : top + rows, left : left + columns]
-        return image_Chw.flip(2) if flags_B[place] else image_Chw
-
-    return dataset.transformed(samples_B, cut_crop, crop)
+def to_device(batch: Batch, device: torch.device | str) -> Batch:
+    """All tensors of a batch, moved."""
+    return map_batch(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
-def _inception(
-    dataset: Dataset, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Random boxes scaled to crop x crop, every other one mirrored."""
-    side = config.crop
-    draws_BA4 = draws(seed, epoch, samples_B).tolist()
-    _, _, flags_B = crops_and_mirrors(samples_B, seed, epoch, (1, 1), config.mirror)
-
-    def cut_box(image_CHW: Tensor, place: int) -> Tensor:
-        _, rows, columns = image_CHW.shape
-        image_Chw = cut(image_CHW, box(draws_BA4[place], rows, columns), side)
-        return image_Chw.flip(2) if flags_B[place] else image_Chw
-
-    if isinstance(dataset, DecodedSet):
-        return dataset.transformed(samples_B, cut_box, side)
-    images_BCHW, labels_B = dataset.batch(samples_B)
-    cuts = [cut_box(image_CHW, place) for place, image_CHW in enumerate(images_BCHW)]
-    shape = (0, images_BCHW.shape[1], side, side)
-    return torch.stack(cuts) if cuts else images_BCHW.new_empty(shape), labels_B
+Fetch = Callable[[Tensor], Batch]
 
 
-def _plain(
-    dataset: Dataset, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The middle of the images, in training as in a test."""
-    images_BCHW, labels_B = dataset.batch(samples_B)
-    return center_crop(images_BCHW, config.crop, config.pad).contiguous(), labels_B
-
-
-FETCH = {"caffe": _caffe, "inception": _inception, "none": _plain}
-"""Ways to fetch images, by `data.augment`."""
-
-Fetch = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-def _fetch(fetch: Fetch, dataset: Dataset, samples_B: Tensor) -> tuple[Tensor, Tensor]:
+def _fetch(fetch: Fetch, dataset: Dataset, samples_B: Tensor) -> Batch:
     """Raises: DataError if the data set gives fewer samples than were asked for."""
     try:
-        images_BCHW, labels_B = fetch(samples_B)
+        batch = fetch(samples_B)
     except (IndexError, EOFError, StopIteration) as error:
         raise DataError(
             f"the data end before sample {int(samples_B.max())} of {len(dataset)} "
             f"({type(error).__name__}: {error})"
         ) from error
-    if not len(images_BCHW) == len(labels_B) == len(samples_B):
+    inputs, targets = batch
+    rows = num_samples(inputs, ()), num_samples(inputs, targets)
+    if not rows[0] == rows[1] == len(samples_B):
+        what = ("images", "labels") if is_images(dataset) else ("inputs", "targets")
         raise DataError(
-            f"{len(samples_B)} samples were asked for, {len(images_BCHW)} images and "
-            f"{len(labels_B)} labels came; the data set says that it holds {len(dataset)}"
+            f"{len(samples_B)} samples were asked for, {rows[0]} {what[0]} and "
+            f"{rows[1]} {what[1]} came; the data set says that it holds {len(dataset)}"
         )
-    return images_BCHW, labels_B
+    return batch
 
 
 def eval_batches(
@@ -183,33 +117,27 @@ def eval_batches(
     *,
     config: DataConfig,
     device: torch.device | str = "cpu",
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """One rank's part of an evaluation: (batch number, images BChw, labels B), center-cropped.
+) -> Iterator[tuple[int, Any, Any]]:
+    """One rank's part of an evaluation: (batch number, inputs, targets); images center-cropped.
 
     Batch b is samples [b batch_size, (b + 1) batch_size) of the data set, cut off at its end, and
     belongs to rank b mod world_size. So every sample is counted by exactly one rank, a batch is the
     same however many ranks there are, and what is computed per batch can be summed by batch number.
     """
-    fetch: Fetch = dataset.batch
-    crop, pad = config.crop, config.pad
-    if config.augment == "inception" and isinstance(dataset, DecodedSet):
-        side, shorter, crop = config.crop, config.resize, 0
-        fetch = partial(
-            dataset.transformed, transform=lambda image, _: middle(image, shorter, side), side=side
-        )
+    fetch: Fetch = to_test(dataset, config) if is_images(dataset) else dataset.batch
     numbers = range(rank, -(-len(dataset) // batch_size), world_size)
 
-    def fetched(number: int) -> tuple[Tensor, Tensor]:
+    def fetched(number: int) -> Batch:
         start = number * batch_size
         samples_B = torch.arange(start, min(start + batch_size, len(dataset)))
         return _fetch(fetch, dataset, samples_B)
 
     calls = (partial(fetched, number) for number in numbers)
-    made = ahead(calls, dataset, batch_size * image_bytes(dataset))
-    for number, (images_BCHW, labels_B) in zip(numbers, made, strict=True):
-        images_BChw = center_crop(images_BCHW, crop, pad)
-        yield (
-            number,
-            normalize(images_BChw, config.mean, config.std, device),
-            labels_B.to(device),
-        )
+    made = ahead(calls, dataset, batch_size * sample_bytes(dataset))
+    for number, (inputs, targets) in zip(numbers, made, strict=True):
+        if is_images(dataset):
+            images_BChw = cut_for_test(inputs, dataset, config)
+            inputs = normalize(images_BChw, config.mean, config.std, device)
+            yield number, inputs, targets.to(device)
+        else:
+            yield number, *to_device((inputs, targets), device)

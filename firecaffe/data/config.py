@@ -1,16 +1,19 @@
 """The recipe's [data] section."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The data set and what is done to its images.
+    """The data set and what is done to its samples.
 
     Args:
-        name: Data set: fashion-mnist, mnist, cifar10, folder, packed or generated.
+        name: Data set: fashion-mnist, mnist, cifar10, folder, packed or generated; or a function of
+            yours that returns one, package.module:function or path/file.py:function.
         path: Folder that holds its files; of packed data an address too, as s3://bucket/folder.
             Empty: the folder of that name in $FIRECAFFE_DATA or ~/.cache/firecaffe.
+        args: Arguments of that function, as `args = { root = "photos" }`.
         resize: Side in pixels to which encoded images are resized (folder and packed photos).
         decode_threads: Threads of each rank that read and decode images. 0: the host's cores,
             shared among its ranks.
@@ -19,10 +22,13 @@ class DataConfig:
         cache_bytes: Limit of that folder. 0: all but a tenth of its disk.
         order: samples (all in random order), or shards: the shards of packed data in random order,
             and samples in random order within each, for storage that dislikes random reads.
+        balance: How often a training sample comes. none: once in each epoch. classes: every class
+            as often as every other. own: by the weights that the data set has, its
+            `sample_weights`. An epoch then is as many samples, drawn with replacement.
         on_error: What a broken image does. stop: it ends the run. skip: the next whole one stands
             in for it, and the run counts it.
-        hold_out: Share of the training images that is kept from training, to choose by: the
-            validation images that `train.eval_every` evaluates on, instead of the data set's own.
+        hold_out: Share of the training samples that is kept from training, to choose by: the
+            validation samples that `train.eval_every` evaluates on, instead of the data set's own.
             0: none.
         augment: caffe (random crop, mirror), inception (a box of random area and proportions
             scaled to `crop`, mirror), or none.
@@ -38,11 +44,13 @@ class DataConfig:
 
     name: str = "fashion-mnist"
     path: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
     resize: int = 256
     decode_threads: int = 0
     cache: str = ""
     cache_bytes: int = 0
     order: str = "samples"
+    balance: str = "none"
     on_error: str = "stop"
     hold_out: float = 0.0
     augment: str = "caffe"

@@ -3,11 +3,14 @@
 Shapes: N samples, B samples of a batch, C channels, H rows, W columns.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from firecaffe.data.layout import Batch, Layout, named_leaves
 from firecaffe.errors import DataError
 
 
@@ -16,7 +19,31 @@ class BrokenSampleError(DataError):
 
 
 class Dataset(Protocol):
-    """Labeled images, any of them by number, all of one shape."""
+    """Samples, any of them by number.
+
+    A data set may say more of itself: `num_classes` and `class_names`; `targets`, the class of each
+    sample, and `sample_weights`, for `data.balance`; and have
+    `keyed_batch(indices_B, seed, epoch)`, which is asked instead of `batch` in training, by who
+    draws random numbers: they are to be a function of (seed, epoch, sample).
+    """
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def batch(self, indices_B: Tensor) -> Batch:
+        """Inputs and targets of these samples, on the CPU: each a tensor, or a tree of tensors
+        (dict, tuple, list, namedtuple), of any types, with a row for each sample.
+
+        Any sample may be asked for at any time, one or more at once; the answer depends on
+        `indices_B` (int64) alone.
+        """
+
+
+class Images(Dataset, Protocol):
+    """Images of classes, all of one shape: uint8 or float32 of BCHW, and labels, int64 of B.
+
+    A data set that has these two members is one, and the image words of a recipe are for it.
+    """
 
     sample_CHW: tuple[int, int, int]
     """Channels, rows and columns of each image."""
@@ -24,64 +51,126 @@ class Dataset(Protocol):
     num_classes: int
     """Labels are 0 ... num_classes-1."""
 
-    def __len__(self) -> int:
-        """Number of samples."""
 
-    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Images (BCHW, uint8 or float32) and labels (B, int64) of these samples, on the CPU.
+def is_images(dataset: Dataset) -> TypeGuard[Images]:
+    """Whether they are images of classes."""
+    return hasattr(dataset, "sample_CHW") and hasattr(dataset, "num_classes")
 
-        Any sample may be asked for at any time, one or more at once; the answer depends on
-        `indices_B` (int64) alone.
-        """
+
+def num_classes(dataset: Dataset) -> int | None:
+    """How many classes the data set says that it has."""
+    found: int | None = getattr(dataset, "num_classes", None)
+    return found
+
+
+OF_ITSELF = ("sample_CHW", "num_classes", "class_names")
+OF_SAMPLES = ("targets", "sample_weights")
+"""What a data set may say of itself, and of each sample."""
+
+
+def take_facts(to: Any, dataset: Dataset, names: Sequence[str]) -> None:
+    """Gives a data set the words of another one that it is made of."""
+    for name in names:
+        found = getattr(dataset, name, None)
+        if found is not None:
+            setattr(to, name, found)
+
+
+def ask(dataset: Dataset, indices_B: Tensor, seed: int, epoch: int) -> Batch:
+    """The samples as a training is given them in an epoch."""
+    keyed = getattr(dataset, "keyed_batch", None)
+    batch: Batch = dataset.batch(indices_B) if keyed is None else keyed(indices_B, seed, epoch)
+    return batch
+
+
+def layout_of(dataset: Dataset) -> Layout:
+    """What a sample is as the data set gives it; one that does not say is asked for sample 0."""
+    found: Layout | None = getattr(dataset, "layout", None)
+    if found is not None:
+        return found
+    return Layout.of(dataset.batch(torch.tensor([0])))
 
 
 class TensorDataset:
-    """A data set in memory; a batch is one indexing of the whole array.
+    """A data set in memory; a batch is one indexing of the whole of each tensor.
 
-    `images_NCHW` is uint8 (0 ... 255) or float32, `labels_N` of an integer type. `num_classes`
-    defaults to the largest label plus one.
+    inputs, targets: tensors, or trees of them, with a row for each sample. If inputs are uint8
+    (0 ... 255) or float32 of (N, C, H, W), and targets integers of (N,), they are images of
+    classes. num_classes: of such, by default the largest label plus one. class_names: by label.
+    sample_weights: for `data.balance = "own"`, a number for each sample.
 
     Raises:
-        DataError: shapes, types or labels are not as said above.
+        DataError: there are no samples, not as many of each, or a label is out of range.
     """
 
+    sample_CHW: tuple[int, int, int]
+    num_classes: int
+
     def __init__(
-        self, images_NCHW: Tensor, labels_N: Tensor, num_classes: int | None = None
+        self,
+        inputs: Any,
+        targets: Any,
+        num_classes: int | None = None,
+        *,
+        class_names: Sequence[str] = (),
+        sample_weights: Any = None,
     ) -> None:
-        if images_NCHW.ndim != 4 or images_NCHW.dtype not in (torch.uint8, torch.float32):
-            raise DataError(
-                f"images are {images_NCHW.dtype} of shape {tuple(images_NCHW.shape)}, "
-                "expected uint8 or float32 of shape (N, C, H, W)"
-            )
-        if labels_N.ndim != 1 or labels_N.is_floating_point() or labels_N.dtype == torch.bool:
-            raise DataError(
-                f"labels are {labels_N.dtype} of shape {tuple(labels_N.shape)}, "
-                "expected integers of shape (N,)"
-            )
-        if len(images_NCHW) != len(labels_N):
-            raise DataError(
-                f"there are {len(images_NCHW)} images and {len(labels_N)} labels, "
-                "expected one label for each image"
-            )
-        if images_NCHW.numel() == 0:
-            raise DataError(f"images have shape {tuple(images_NCHW.shape)}, expected at least one")
-        self.images_NCHW = images_NCHW
-        self.labels_N = labels_N.to(torch.int64)
-        largest = int(self.labels_N.max())
-        self.num_classes = largest + 1 if num_classes is None else num_classes
-        _, channels, rows, columns = images_NCHW.shape
+        leaves = named_leaves((inputs, targets))
+        for name, leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise DataError(f"{name} is a {type(leaf).__name__}, expected tensors")
+            if leaf.ndim == 0 or leaf.numel() == 0:
+                raise DataError(f"{name} has shape {tuple(leaf.shape)}, expected at least one row")
+        counts = {len(leaf): name for name, leaf in leaves}
+        if len(counts) != 1:
+            found = " and ".join(f"{count} {name}" for count, name in counts.items())
+            raise DataError(f"there are {found or 'no tensors'}, expected as many of each")
+        self.inputs, self.targets = inputs, targets
+        self.class_names, self.sample_weights = tuple(class_names), sample_weights
+        self._length = len(leaves[0][1])
+        if _are_images(inputs, targets):
+            self._hold_images(num_classes)
+        elif num_classes is not None:
+            self.num_classes = num_classes
+
+    def _hold_images(self, num_classes: int | None) -> None:
+        _, channels, rows, columns = self.inputs.shape
         self.sample_CHW = (channels, rows, columns)
-        wrong = ((self.labels_N < 0) | (self.labels_N >= self.num_classes)).nonzero()
+        self.targets = labels_N = self.targets.to(torch.int64)
+        self.num_classes = int(labels_N.max()) + 1 if num_classes is None else num_classes
+        wrong = ((labels_N < 0) | (labels_N >= self.num_classes)).nonzero()
         if len(wrong) > 0:
             first = int(wrong[0])
             raise DataError(
-                f"label {int(self.labels_N[first])} of sample {first} is out of range, "
+                f"label {int(labels_N[first])} of sample {first} is out of range, "
                 f"expected 0 to {self.num_classes - 1}"
             )
 
-    def __len__(self) -> int:
-        return len(self.labels_N)
+    @property
+    def layout(self) -> Layout:
+        return Layout.of((self.inputs, self.targets))
 
-    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices_B: Tensor) -> Batch:
         # 15 times as fast as an index in brackets, for 128 images of 3 kB.
-        return self.images_NCHW.index_select(0, indices_B), self.labels_N[indices_B]
+        if isinstance(self.inputs, Tensor) and isinstance(self.targets, Tensor):
+            return self.inputs.index_select(0, indices_B), self.targets[indices_B]
+        inputs, targets = (
+            tree_map(lambda leaf: leaf.index_select(0, indices_B), tree)
+            for tree in (self.inputs, self.targets)
+        )
+        return inputs, targets
+
+
+def _are_images(inputs: Any, targets: Any) -> bool:
+    return (
+        isinstance(inputs, Tensor)
+        and isinstance(targets, Tensor)
+        and inputs.ndim == 4
+        and inputs.dtype in (torch.uint8, torch.float32)
+        and targets.ndim == 1
+        and not targets.is_floating_point()
+        and targets.dtype != torch.bool
+    )

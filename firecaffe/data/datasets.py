@@ -5,11 +5,15 @@ A new source is a function from `DataConfig` to the parts of a data set, and a r
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 
-from firecaffe.data.batches import output_shape
+from firecaffe.data.batches import given_layout
+from firecaffe.data.by_name import open_by_name
 from firecaffe.data.config import DataConfig
+from firecaffe.data.dataset import Dataset, is_images, layout_of, num_classes
 from firecaffe.data.hold_out import hold_out
 from firecaffe.data.source import (
     Data,
@@ -23,6 +27,7 @@ from firecaffe.data.source import (
     open_packed,
 )
 from firecaffe.errors import DataError, RecipeError
+from firecaffe.reference import is_reference
 
 DATASETS: dict[str, Callable[[DataConfig], DataParts]] = {
     "fashion-mnist": open_fashion_mnist,
@@ -34,6 +39,10 @@ DATASETS: dict[str, Callable[[DataConfig], DataParts]] = {
 }
 
 
+GIVEN = "own data"
+"""The name, in a run's recipe, of data sets that were given to `train`."""
+
+
 def open_data(config: DataConfig) -> Data:
     """Open the data set that a recipe names.
 
@@ -42,10 +51,19 @@ def open_data(config: DataConfig) -> Data:
             its images.
         DataError: its files are missing, damaged or not what they should be.
     """
+    if is_reference(config.name):
+        check_words(config)
+        return divide(open_by_name(config), config)
     if config.name not in DATASETS:
+        if config.name == GIVEN:
+            raise RecipeError(
+                f"data.name is {config.name!r}: the run's data sets were given by a script; run "
+                "that, or name a function that returns them, package.module:function"
+            )
         close = get_close_matches(config.name, DATASETS, n=1)
         raise RecipeError(
-            f"data.name is {config.name!r}, expected one of {', '.join(DATASETS)}"
+            f"data.name is {config.name!r}, expected one of {', '.join(DATASETS)}, or "
+            "package.module:function or file.py:function"
             + (f"; did you mean {close[0]!r}?" if close else "")
         )
     check_words(config)
@@ -53,26 +71,26 @@ def open_data(config: DataConfig) -> Data:
 
 
 def divide(parts: DataParts, config: DataConfig) -> Data:
-    """What a run takes of a data set: validation images are those that the recipe holds out from
+    """What a run takes of a data set: validation samples are those that the recipe holds out from
     training, else the data set's own, if it has some.
 
     Raises:
-        RecipeError: the recipe's crop, mean, std or hold_out do not fit the images.
-        DataError: the parts have images of several shapes.
+        RecipeError: the recipe's image words or hold_out do not fit the data.
+        DataError: the parts have samples of several shapes.
     """
     train, test, validation, notes = parts
     for name, part in (("test", test), ("validation", validation)):
-        if part is not None and part.sample_CHW != train.sample_CHW:
-            raise DataError(
-                f"{config.name}: training images are {_by(train.sample_CHW)}, {name} images "
-                f"{_by(part.sample_CHW)}, expected the same shape"
-            )
-        if part is not None and part.num_classes > train.num_classes:
-            raise DataError(
-                f"{config.name}: the {name} images have {part.num_classes} classes, the training "
-                f"images {train.num_classes}; expected no others"
-            )
-    output_shape(train, config)
+        if part is not None:
+            _check_alike(config.name, train, name, part)
+    if is_images(train):
+        about = f"{train.num_classes} classes, {_by(train.sample_CHW)}"
+        what = "images"
+    else:
+        _check_no_image_words(config, train)
+        classes = num_classes(train)
+        about = f"{f'{classes} classes, ' if classes else ''}{layout_of(train)}"
+        what = "samples"
+    layout = given_layout(train, config)
     choosing = "validation"
     if config.hold_out:
         train, validation = hold_out(train, config.hold_out)
@@ -80,11 +98,57 @@ def divide(parts: DataParts, config: DataConfig) -> Data:
     counts = [f"{len(train)} training", f"{len(test)} test"]
     if validation is not None:
         counts.insert(1, f"{len(validation)} {choosing}")
-    description = (
-        f"{config.name}: {', '.join(counts[:-1])} and {counts[-1]} images, "
-        f"{train.num_classes} classes, {_by(train.sample_CHW)}"
-    )
-    return Data(train, test, description, validation, notes)
+    description = f"{config.name}: {', '.join(counts[:-1])} and {counts[-1]} {what}, {about}"
+    return Data(train, test, description, validation, notes, layout)
+
+
+def _check_alike(source: str, train: Dataset, name: str, part: Dataset) -> None:
+    """Raises: DataError where a part's samples are others than the training's."""
+    if is_images(train) and is_images(part):
+        if part.sample_CHW != train.sample_CHW:
+            raise DataError(
+                f"{source}: training images are {_by(train.sample_CHW)}, {name} images "
+                f"{_by(part.sample_CHW)}, expected the same shape"
+            )
+    elif is_images(train):
+        raise DataError(
+            f"{source}: the training set says sample_CHW and num_classes, as images of classes do, "
+            f"the {name} set does not; expected both"
+        )
+    elif _kinds(train) != _kinds(part):
+        raise DataError(
+            f"{source}: training samples are {layout_of(train)}, {name} samples "
+            f"{layout_of(part)}; expected the same"
+        )
+    least, most = num_classes(train), num_classes(part)
+    if least is not None and most is not None and most > least:
+        raise DataError(
+            f"{source}: the {name} images have {most} classes, the training "
+            f"images {least}; expected no others"
+        )
+
+
+def _kinds(dataset: Dataset) -> Any:
+    """The types of a sample's tensors; lengths may differ, as those of sentences do."""
+    layout = layout_of(dataset)
+    leaves, spec = tree_flatten((layout.inputs, layout.targets))
+    return spec, [(leaf.dtype, len(leaf.shape)) for leaf in leaves]
+
+
+IMAGE_WORDS = ("augment", "crop", "pad", "mirror", "mean", "std")
+
+
+def _check_no_image_words(config: DataConfig, train: Dataset) -> None:
+    """Raises: RecipeError where a word for images of classes is set, and the data are none."""
+    default = DataConfig()
+    for word in IMAGE_WORDS:
+        value = getattr(config, word)
+        if value != getattr(default, word):
+            raise RecipeError(
+                f"data.{word} is {value!r}, but {config.name} has {layout_of(train)}, which do not "
+                "say sample_CHW and num_classes, as images of classes do; leave the word out, and "
+                "do it in the data set"
+            )
 
 
 def _by(shape: tuple[int, ...]) -> str:

@@ -35,6 +35,7 @@ class Encoded(Protocol):
     """Labeled encoded images, any of them by number."""
 
     num_classes: int
+    class_names: tuple[str, ...]
 
     @property
     def shard_counts(self) -> tuple[int, ...]:
@@ -79,6 +80,7 @@ class DecodedSet:
         self.source = source
         self.on_error = on_error
         self.num_classes = source.num_classes
+        self.class_names = source.class_names
         self.sample_CHW = (3, resize, resize)
         self.shard_counts = source.shard_counts
         self.threads = decode_threads(threads)

@@ -83,6 +83,7 @@ class ImageFolder:
             label_of_file += [labels[name]] * len(files)
         self.labels_N = torch.tensor(label_of_file)
         self.num_classes = len(classes)
+        self.class_names = tuple(classes)
 
     def __len__(self) -> int:
         return len(self.files)

@@ -36,6 +36,9 @@ class Stream(IntEnum):
     SHARD = 9
     PACK = 10
     HOLD_OUT = 11
+    ITEM = 12
+    COLLATE = 13
+    BALANCE = 14
 
 
 def _signed(value: int) -> int:
@@ -87,3 +90,8 @@ def hash64(*keys: int | Tensor) -> Tensor:
 def below(hashes: Tensor, bound: int | Tensor) -> Tensor:
     """Map hashes to 0 ... bound-1: the upper 63 bits modulo `bound` (bias below bound / 2^63)."""
     return _shift_right(hashes, 1) % bound
+
+
+def upper_bits(hashes: Tensor, bits: int) -> Tensor:
+    """The upper bits of hashes: 0 ... 2^bits-1."""
+    return _shift_right(hashes, 64 - bits)

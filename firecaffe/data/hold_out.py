@@ -1,17 +1,27 @@
-"""A part of the training images that is kept from training, to choose by what no test has seen.
+"""A part of the training samples that is kept from training, to choose by what no test has seen.
 
 Which ones is a pure function of how many there are: those with the smallest
 `hash64(Stream.HOLD_OUT, sample)`. Neither a seed nor the number of workers changes it, so that
-trainings that are compared have learned from the same images.
+trainings that are compared have learned from the same ones.
 """
 
 import torch
 from torch import Tensor
 
-from firecaffe.data.dataset import Dataset, TensorDataset
+from firecaffe.data.dataset import (
+    OF_ITSELF,
+    Dataset,
+    TensorDataset,
+    ask,
+    layout_of,
+    num_classes,
+    take_facts,
+)
 from firecaffe.data.decoded import DecodedSet, Encoded
 from firecaffe.data.hash import Stream, hash64
+from firecaffe.data.layout import Batch, Layout
 from firecaffe.data.packed import RawPart
+from firecaffe.data.prefetch import fetchers_of
 from firecaffe.errors import RecipeError
 
 
@@ -23,7 +33,7 @@ def num_held_out(num_samples: int, share: float) -> int:
     count = round(num_samples * share)
     if share and not 0 < count < num_samples:
         raise RecipeError(
-            f"data.hold_out is {share:g}, which is {count} of {num_samples} training images; "
+            f"data.hold_out is {share:g}, which is {count} of {num_samples} training samples; "
             "expected some to train on and some to test on"
         )
     return count
@@ -38,7 +48,13 @@ def hold_out(train: Dataset, share: float) -> tuple[Dataset, Dataset]:
 
 def _some(dataset: Dataset, samples_N: Tensor) -> Dataset:
     if isinstance(dataset, TensorDataset):
-        return TensorDataset(*dataset.batch(samples_N), dataset.num_classes)
+        weights = dataset.sample_weights
+        return TensorDataset(
+            *dataset.batch(samples_N),
+            num_classes(dataset),
+            class_names=dataset.class_names,
+            sample_weights=None if weights is None else torch.as_tensor(weights)[samples_N],
+        )
     if isinstance(dataset, DecodedSet):
         _, side, _ = dataset.sample_CHW
         source = SomeEncoded(dataset.source, samples_N)
@@ -49,19 +65,29 @@ def _some(dataset: Dataset, samples_N: Tensor) -> Dataset:
 
 
 class SomeOfDataset:
-    """Some of the samples of anyone's data set, by new numbers."""
+    """Some of the samples of anyone's data set, by new numbers. Their keys have the old ones."""
 
     def __init__(self, dataset: Dataset, samples_N: Tensor) -> None:
         self.dataset = dataset
         self.samples_N = samples_N
-        self.sample_CHW = dataset.sample_CHW
-        self.num_classes = dataset.num_classes
+        take_facts(self, dataset, OF_ITSELF)
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.dataset)
+
+    @property
+    def fetchers(self) -> int:
+        return fetchers_of(self.dataset)
 
     def __len__(self) -> int:
         return len(self.samples_N)
 
-    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices_B: Tensor) -> Batch:
         return self.dataset.batch(self.samples_N[indices_B])
+
+    def keyed_batch(self, indices_B: Tensor, seed: int, epoch: int) -> Batch:
+        return ask(self.dataset, self.samples_N[indices_B], seed, epoch)
 
 
 class SomeEncoded:
@@ -73,6 +99,7 @@ class SomeEncoded:
         self.source = source
         self.samples_N = samples_N
         self.num_classes = source.num_classes
+        self.class_names = source.class_names
 
     def __len__(self) -> int:
         return len(self.samples_N)

@@ -1,7 +1,8 @@
 """Which samples a step uses: a pure function of (seed, epoch, position).
 
-In an epoch the samples are visited in the order of their hashes; step s of the epoch takes the
-next `global_batch_size` of them, and leaf l of the step takes its own `micro_batch_size` of those.
+In an epoch the samples are visited in the order of their hashes, or drawn by weights; step s of
+the epoch takes the next `global_batch_size` of them, and leaf l of the step takes its own
+`micro_batch_size` of those.
 Nothing here knows how many workers there are, and to resume is to know the number of the step.
 """
 
@@ -12,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from firecaffe.data.hash import Stream, hash64
+from firecaffe.data.hash import Stream, hash64, upper_bits
 from firecaffe.errors import DataError, RecipeError
 
 SAMPLES, SHARDS = "samples", "shards"
@@ -43,11 +44,36 @@ def epoch_order_by_shard(seed: int, epoch: int, shard_counts: Sequence[int]) -> 
     return mixed[place_N[mixed].argsort(stable=True)]
 
 
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """Samples drawn with replacement, by weights that are whole numbers."""
+
+    sums_N: Tensor
+    """The weights of all samples up to and with each one, int64, at most 2^52."""
+
+    def epoch_order(self, seed: int, epoch: int) -> Tensor:
+        """The sample at each position of an epoch, int64 of (N,): the one whose part of the line
+        from 0 to the sum of all weights holds floor(u sum), where u is the upper 53 bits of
+        `hash64(seed, Stream.BALANCE, epoch, position)`, over 2^53.
+        """
+        hashes_N = hash64(seed, Stream.BALANCE, epoch, torch.arange(len(self.sums_N)))
+        total = int(self.sums_N[-1])
+        # Below 2^53 each step is exact or rounded alike on every machine.
+        places_N = (upper_bits(hashes_N, 53).double() / 2**53 * total).long()
+        return torch.searchsorted(self.sums_N, places_N.clamp(max=total - 1), right=True)
+
+
 # The epoch at hand, and the next one for who looks ahead.
 @lru_cache(maxsize=2)
 def _kept_epoch_order(
-    seed: int, epoch: int, num_samples: int, shard_counts: tuple[int, ...]
+    seed: int,
+    epoch: int,
+    num_samples: int,
+    shard_counts: tuple[int, ...],
+    drawing: Drawing | None,
 ) -> Tensor:
+    if drawing is not None:
+        return drawing.epoch_order(seed, epoch)
     if shard_counts:
         return epoch_order_by_shard(seed, epoch, shard_counts)
     return epoch_order(seed, epoch, num_samples)
@@ -59,7 +85,8 @@ class SampleOrder:
 
     Leaf l of the epoch's step s holds positions [s G + l m, s G + (l + 1) m) of the epoch, with
     G = global_batch_size and m = micro_batch_size, cut off at num_samples: each sample comes
-    exactly once in an epoch, and the last step of an epoch may have a shorter leaf and empty ones.
+    exactly once in an epoch (unless they are drawn), and the last step of an epoch may have a
+    shorter leaf and empty ones.
 
     Raises:
         DataError: there are no samples.
@@ -72,6 +99,8 @@ class SampleOrder:
     micro_batch_size: int
     shard_counts: tuple[int, ...] = ()
     """Samples that lie together and are visited together; empty: each for itself."""
+    drawing: Drawing | None = None
+    """By which weights an epoch's `num_samples` samples are drawn; None: each comes once."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -122,6 +151,8 @@ class SampleOrder:
         if not 0 <= leaf < self.num_micro_batches:
             raise IndexError(f"leaf is {leaf}, expected 0 to {self.num_micro_batches - 1}")
         start = self.step_in_epoch(step) * self.global_batch_size + leaf * self.micro_batch_size
-        order = _kept_epoch_order(self.seed, self.epoch(step), self.num_samples, self.shard_counts)
+        order = _kept_epoch_order(
+            self.seed, self.epoch(step), self.num_samples, self.shard_counts, self.drawing
+        )
         # A copy: what is kept must not change when a caller changes its batch.
         return order[start : start + self.micro_batch_size].clone()

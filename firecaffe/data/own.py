@@ -4,57 +4,69 @@ What is wrong with it is told in one line, as a file's faults are.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as TorchDataset
+from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils.data import DataLoader, IterableDataset
 
-from firecaffe.data.dataset import Dataset, TensorDataset
+from firecaffe.data.dataset import (
+    OF_ITSELF,
+    OF_SAMPLES,
+    Dataset,
+    TensorDataset,
+    ask,
+    is_images,
+    take_facts,
+)
 from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.layout import Batch, Layout, leaf_of, named_leaves
 from firecaffe.data.packed import RawPart
-from firecaffe.errors import DataError
+from firecaffe.data.torch_set import TorchSet, from_torch, is_map_style
+from firecaffe.errors import DataError, FirecaffeError
+from firecaffe.reference import failed
 
-MEMBERS = ("sample_CHW", "num_classes", "__len__", "batch")
 EXPECTED = (
-    "expected firecaffe.TensorDataset(images, labels), or an object with sample_CHW, num_classes, "
-    "__len__() and batch(indices)"
+    "expected a torch Dataset, firecaffe.TensorDataset(inputs, targets), the pair "
+    "(inputs, targets) of tensors, or an object with __len__() and batch(indices)"
 )
 DTYPES = (torch.uint8, torch.float32)
+ENDS = (IndexError, EOFError, StopIteration)
+"""What a data set raises that holds less than it says."""
 
 
 def check_own(name: str, dataset: Any) -> Dataset:
     """The data set that a user has given as `name`, with its batches looked at.
 
-    Raises: DataError if it is none.
+    A map-style torch Dataset is taken as by `from_torch`, a pair of tensors as by `TensorDataset`.
+
+    Raises: DataError if it is none; OwnCodeError for what it raises.
     """
     if isinstance(dataset, TensorDataset | DecodedSet | RawPart):
         return dataset
+    if isinstance(dataset, tuple | list) and len(dataset) == 2 and _are_tensors(dataset):
+        return TensorDataset(*dataset)
     kind = _kind(dataset)
-    missing = [member for member in MEMBERS if not hasattr(dataset, member)]
-    if kind or missing:
-        lacking = kind or f"{_name_of(dataset)}, which lacks {', '.join(missing)}"
-        raise DataError(f"{name} is {lacking}; {EXPECTED}")
-    shape = dataset.sample_CHW
-    if not (
-        isinstance(shape, Sequence)
-        and len(shape) == 3
-        and all(isinstance(each, int) and each > 0 for each in shape)
-    ):
-        raise DataError(f"{name}.sample_CHW is {shape!r}; expected (channels, rows, columns)")
-    count = dataset.num_classes
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise DataError(f"{name}.num_classes is {count!r}; expected a whole number from 1")
+    if kind:
+        raise DataError(f"{name} is {kind}; {EXPECTED}")
+    given = dataset if hasattr(dataset, "batch") else from_torch(dataset)
+    if isinstance(given, TorchSet):
+        given = replace(given, items=replace(given.items, name=name))
+        if given.workers:
+            given.items.pickled()
     try:
-        length = len(dataset)
+        length = len(given)
     except (TypeError, ValueError) as error:  # what len() itself refuses
         raise DataError(f"{name} has no length: {error}") from error
     if length == 0:
         raise DataError(f"{name} holds no sample")
-    own = OwnDataset(name, dataset)
-    own.batch(torch.tensor([0]))
-    return own
+    return CheckedSet(name, given)
+
+
+def _are_tensors(pair: Sequence[Any]) -> bool:
+    return all(isinstance(leaf, Tensor) for leaf in tree_leaves(tuple(pair)))
 
 
 def _kind(dataset: Any) -> str:
@@ -62,14 +74,21 @@ def _kind(dataset: Any) -> str:
     if isinstance(dataset, type):
         return f"the class {dataset.__qualname__}, not one that is made of it"
     if isinstance(dataset, DataLoader):
-        return "a torch DataLoader, whose batches come in an order of their own"
-    if hasattr(dataset, "batch"):
+        return (
+            "a torch DataLoader, whose batches come in an order of their own: give its dataset, or "
+            "firecaffe.from_torch(loader.dataset, collate=loader.collate_fn)"
+        )
+    if isinstance(dataset, IterableDataset):
+        return f"an IterableDataset ({type(dataset).__name__}), whose samples have no numbers"
+    if hasattr(dataset, "batch") and hasattr(dataset, "__len__"):
         return ""
-    if isinstance(dataset, TorchDataset):
-        return f"a torch Dataset ({type(dataset).__name__}), whose samples come one at a time"
+    if not hasattr(dataset, "batch") and is_map_style(dataset):
+        return ""
     if callable(dataset):
         return f"the function {getattr(dataset, '__qualname__', dataset)}, not what it returns"
-    return ""
+    members = ("__len__", "batch")
+    missing = [member for member in members if not hasattr(dataset, member)]
+    return f"{_name_of(dataset)}, which lacks {', '.join(missing) or 'batch'}"
 
 
 def _name_of(value: Any) -> str:
@@ -77,32 +96,92 @@ def _name_of(value: Any) -> str:
     return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
 
 
-class OwnDataset:
-    """A user's data set, each batch of which is as the protocol says, or a DataError tells why."""
+class CheckedSet:
+    """A user's data set, each batch of which is as the protocol says, or a DataError tells why.
+
+    Of images of classes that is what they say of themselves; of other samples, what sample 0 is.
+    """
+
+    sample_CHW: tuple[int, int, int]
+    num_classes: int
 
     def __init__(self, name: str, dataset: Dataset) -> None:
         self.name, self.dataset = name, dataset
-        channels, rows, columns = dataset.sample_CHW
-        self.sample_CHW = (channels, rows, columns)
-        self.num_classes = dataset.num_classes
+        take_facts(self, dataset, (*OF_ITSELF, *OF_SAMPLES))
         self.shard_counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
+        self._check_facts()
+        self._found: Layout | None = None
+        batch = self.batch(torch.tensor([0]))
+        if not is_images(self):
+            self._found = Layout.of(batch)
+
+    def _check_facts(self) -> None:
+        shape = getattr(self, "sample_CHW", None)
+        if shape is not None:
+            if not (
+                isinstance(shape, Sequence)
+                and len(shape) == 3
+                and all(isinstance(each, int) and each > 0 for each in shape)
+            ):
+                raise DataError(
+                    f"{self.name}.sample_CHW is {shape!r}; expected (channels, rows, columns)"
+                )
+            if not hasattr(self, "num_classes"):
+                raise DataError(
+                    f"{self.name} has sample_CHW and no num_classes; images of classes have both, "
+                    "other data no sample_CHW"
+                )
+            self.sample_CHW = (shape[0], shape[1], shape[2])
+        count = getattr(self, "num_classes", 1)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise DataError(f"{self.name}.num_classes is {count!r}; expected a whole number from 1")
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.batch(torch.tensor([0]))) if self._found is None else self._found
+
+    @property
+    def fetchers(self) -> int:
+        fetchers: int = getattr(self.dataset, "fetchers", 1)
+        return fetchers
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
-        given = self.dataset.batch(indices_B)
+    def batch(self, indices_B: Tensor) -> Batch:
+        return self._checked(self.dataset.batch, indices_B)
+
+    def keyed_batch(self, indices_B: Tensor, seed: int, epoch: int) -> Batch:
+        return self._checked(lambda samples_B: ask(self.dataset, samples_B, seed, epoch), indices_B)
+
+    def _checked(self, fetch: Any, indices_B: Tensor) -> Batch:
+        try:
+            given = fetch(indices_B)
+        except (FirecaffeError, *ENDS):
+            raise
+        except Exception as error:
+            raise failed(f"{self.name}.batch()", error) from error
         if not (isinstance(given, tuple | list) and len(given) == 2):
-            raise self._wrong(_name_of(given), "the pair (images, labels)")
-        images, labels = given
-        count = len(indices_B)
+            raise self._wrong(_name_of(given), f"the pair (inputs, targets){self._remedy}")
+        batch = (given[0], () if given[1] is None else given[1])
+        leaves = named_leaves(batch)
+        for what, leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise self._wrong(f"{_name_of(leaf)} as {what}", "tensors")
+            if leaf.device.type != "cpu":
+                raise self._wrong(f"{what} on {leaf.device}", "them on the CPU")
+        if is_images(self):
+            self._check_images(*batch, count=len(indices_B))
+        else:
+            self._check_leaves(batch, leaves, indices_B)
+        return batch
+
+    def _check_images(self, images: Any, labels: Any, count: int) -> None:
         for what, tensor in (("images", images), ("labels", labels)):
             if not isinstance(tensor, Tensor):
                 raise self._wrong(f"{_name_of(tensor)} of {what}", "tensors")
-            if tensor.device.type != "cpu":
-                raise self._wrong(f"{what} on {tensor.device}", "them on the CPU")
-        shape = (len(images) if images.ndim else 0, *self.sample_CHW)
-        if images.dtype not in DTYPES or tuple(images.shape) != shape:
+        expected = (len(images) if images.ndim else 0, *self.sample_CHW)
+        if images.dtype not in DTYPES or tuple(images.shape) != expected:
             raise self._wrong(
                 f"images of {images.dtype}, {tuple(images.shape)}",
                 f"uint8 or float32 of {(count, *self.sample_CHW)}",
@@ -114,7 +193,41 @@ class OwnDataset:
         wrong = labels[(labels < 0) | (labels >= self.num_classes)]
         if len(wrong):
             raise self._wrong(f"the label {int(wrong[0])}", f"0 to {self.num_classes - 1}")
-        return images, labels
+
+    def _check_leaves(
+        self, batch: Batch, leaves: Sequence[tuple[str, Tensor]], indices_B: Tensor
+    ) -> None:
+        count = len(indices_B)
+        if not tree_leaves(batch[0]):
+            raise self._wrong("no inputs", "some")
+        for what, leaf in leaves:
+            if leaf.ndim == 0 or len(leaf) != count:
+                raise self._wrong(f"{what} of {tuple(leaf.shape)}", f"a row for each of {count}")
+        if self._found is None:
+            return
+        expected, spec = tree_flatten((self._found.inputs, self._found.targets))
+        if tree_flatten(batch)[1] != spec:
+            found = Layout.of(batch)
+            raise self._wrong(
+                f"{found} for sample {int(indices_B[0])}", f"as sample 0: {self._found}"
+            )
+        is_uniform = isinstance(self.dataset, TorchSet) and self.dataset.is_uniform
+        for (what, leaf), wanted in zip(leaves, expected, strict=True):
+            found_leaf = leaf_of(leaf)
+            if leaf.dtype != wanted.dtype or (is_uniform and found_leaf != wanted):
+                raise self._wrong(
+                    f"{what} of {found_leaf} for sample {int(indices_B[0])}",
+                    f"{wanted}, as sample 0 has",
+                )
+
+    @property
+    def _remedy(self) -> str:
+        return ", or firecaffe.from_torch(dataset, collate=…)" if self._is_torchs else ""
+
+    @property
+    def _is_torchs(self) -> bool:
+        return isinstance(self.dataset, TorchSet)
 
     def _wrong(self, found: str, expected: str) -> DataError:
-        return DataError(f"{self.name}.batch() gave {found}; expected {expected}")
+        what = "'s items give" if self._is_torchs else ".batch() gave"
+        return DataError(f"{self.name}{what} {found}; expected {expected}")

@@ -109,6 +109,7 @@ class PackedPart:
     def __init__(self, packed: PackedSet, part: str, files: ShardFiles) -> None:
         self.infos = packed.parts[part]
         self.num_classes = len(packed.classes)
+        self.class_names = packed.classes
         self.shard_counts = tuple(info.count for info in self.infos)
         self.kind, self.shape = packed.kind, packed.shape
         self.files = files
@@ -189,6 +190,7 @@ class RawPart:
         self.part = part
         self.sample_CHW = shape
         self.num_classes = part.num_classes
+        self.class_names = part.class_names
         self.shard_counts = part.shard_counts
 
     def __len__(self) -> int:

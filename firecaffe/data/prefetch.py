@@ -2,7 +2,8 @@
 
 A call that makes a batch is begun as soon as one of the batches ahead has been taken, in order, so
 nothing is made twice and the next epoch's first batches are ready at its turn. Data in memory are
-not fetched ahead: taking them is cheaper than handing them from thread to thread.
+not fetched ahead: taking them is cheaper than handing them from thread to thread. Nor are items
+that a training makes in its own thread (see `TorchSet.fetchers`).
 """
 
 from collections import deque
@@ -12,7 +13,7 @@ from itertools import islice
 from math import prod
 from typing import TypeVar
 
-from firecaffe.data.dataset import Dataset, TensorDataset
+from firecaffe.data.dataset import Dataset, TensorDataset, is_images, layout_of
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.packed import RawPart
 
@@ -28,14 +29,24 @@ FETCHERS = 2
 """Batches in the making at once, so that decoding threads never wait for the last of a batch."""
 
 
-def is_slow(dataset: Dataset) -> bool:
-    """Whether a batch is worth a thread."""
-    return not isinstance(dataset, TensorDataset)
+def fetchers_of(dataset: Dataset) -> int:
+    """Threads that may ask a data set at once; 0: who needs a batch asks for it."""
+    if isinstance(dataset, TensorDataset):
+        return 0
+    if isinstance(dataset, DecodedSet):
+        return FETCHERS
+    fetchers: int = getattr(dataset, "fetchers", 1)
+    return fetchers
 
 
-def image_bytes(dataset: Dataset) -> int:
-    """Memory of one image while it waits: bytes of what is decoded, float32 of what is not ours."""
-    return prod(dataset.sample_CHW) * (1 if isinstance(dataset, DecodedSet | RawPart) else 4)
+def sample_bytes(dataset: Dataset) -> int:
+    """Memory of one sample while it waits, about: bytes of what is decoded, float32 of images that
+    are not ours.
+    """
+    if is_images(dataset):
+        is_bytes = isinstance(dataset, DecodedSet | RawPart)
+        return prod(dataset.sample_CHW) * (1 if is_bytes else 4)
+    return layout_of(dataset).num_bytes
 
 
 def ahead(
@@ -43,14 +54,15 @@ def ahead(
 ) -> Generator[T, None, None]:
     """The calls' results, in order. batch_bytes: of each, about.
 
-    An own data set is asked by one thread, and during an evaluation the test set by another.
+    An own data set is asked by one thread, and during an evaluation the test set by another; one
+    whose items other processes make, by a thread for each of them.
     Whoever stops early closes the iterator: what has not begun is dropped, what has is waited for.
     """
-    if not is_slow(dataset):
+    fetchers = fetchers_of(dataset)
+    if not fetchers:
         yield from (call() for call in calls)
         return
-    depth = min(MOST, max(FEWEST, AHEAD_BYTES // max(1, batch_bytes)))
-    fetchers = FETCHERS if isinstance(dataset, DecodedSet) else 1
+    depth = max(min(MOST, max(FEWEST, AHEAD_BYTES // max(1, batch_bytes))), fetchers)
     left = iter(calls)
     with ThreadPoolExecutor(fetchers, thread_name_prefix="fetch") as pool:
         waiting: deque[Future[T]] = deque(pool.submit(call) for call in islice(left, depth))

@@ -5,8 +5,10 @@ A run on another number of workers, or on another day, ends in the same bits onl
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from firecaffe.data.dataset import Dataset
+from firecaffe.data.layout import Batch, Layout
 
 NUM_ASKED_TWICE = 8
 """Samples that are asked for twice before the first step: of those that are mirrored by the toss of
@@ -28,10 +30,10 @@ def is_asked_again(step: int) -> bool:
     return step & (step + 1) == 0
 
 
-def same_bits(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> bool:
-    return all(
-        a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bytes(a), _bytes(b))
-        for a, b in zip(first, second, strict=True)
+def same_bits(first: Batch, second: Batch) -> bool:
+    return Layout.of(first) == Layout.of(second) and all(
+        torch.equal(_bytes(a), _bytes(b))
+        for a, b in zip(tree_leaves(first), tree_leaves(second), strict=True)
     )
 
 

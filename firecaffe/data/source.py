@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from firecaffe.data.augment import AUGMENTS
+from firecaffe.data.balance import BALANCES, NONE
 from firecaffe.data.cifar10 import ARCHIVE, open_cifar10
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Dataset, TensorDataset
@@ -20,10 +21,12 @@ from firecaffe.data.decoded import ON_ERROR, DecodedSet, Encoded
 from firecaffe.data.folder import TESTS, notes_of, open_folder
 from firecaffe.data.generated import generate
 from firecaffe.data.idx import open_idx
+from firecaffe.data.layout import Layout
 from firecaffe.data.order import ORDERS, SHARDS
 from firecaffe.data.packed import HELD_BYTES, PackedPart, PackedSet, RawPart, read_list
 from firecaffe.data.shard_files import ShardFiles, is_remote, open_files
 from firecaffe.errors import DataError, RecipeError
+from firecaffe.reference import is_reference
 from firecaffe.words import INT64, MOST_THREADS
 
 
@@ -48,6 +51,13 @@ class Data:
     """What to choose by: held out from training, or the data set's own."""
     notes: tuple[str, ...] = ()
     """What else is to be said of them, in lines."""
+    layout: Layout | None = None
+    """What a sample is as the network is given it."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, by label; empty where the data set does not say them."""
+        return tuple(map(str, getattr(self.train, "class_names", ())))
 
     @property
     def parts(self) -> dict[str, Dataset]:
@@ -58,12 +68,22 @@ class Data:
 
 def check_words(config: DataConfig) -> None:
     """Raises: RecipeError if a word of the data cannot be, whatever the data are."""
-    choices = {"augment": AUGMENTS, "order": ORDERS, "on_error": ON_ERROR}
+    choices = {
+        "augment": AUGMENTS,
+        "order": ORDERS,
+        "balance": BALANCES,
+        "on_error": ON_ERROR,
+    }
     for word, known in choices.items():
         if getattr(config, word) not in known:
             raise RecipeError(
                 f"data.{word} is {getattr(config, word)!r}, expected one of {', '.join(known)}"
             )
+    if config.args and not is_reference(config.name):
+        raise RecipeError(
+            f"data.args is {config.args}, but data.name {config.name!r} takes none; they are those "
+            "of a function of one's own, package.module:function or file.py:function"
+        )
     limits = {
         "resize": (1, isqrt(MOST_PIXELS)),
         "decode_threads": (0, MOST_THREADS),
@@ -80,6 +100,11 @@ def check_words(config: DataConfig) -> None:
     if config.hold_out and config.order == SHARDS:
         raise RecipeError(
             f"data.hold_out is {config.hold_out:g} with data.order shards; what is left of a shard "
+            "does not lie together, so take samples"
+        )
+    if config.balance != NONE and config.order == SHARDS:
+        raise RecipeError(
+            f"data.balance is {config.balance} with data.order shards; what is drawn by weights "
             "does not lie together, so take samples"
         )
     if config.augment == "inception" and (config.crop < 1 or config.pad):
@@ -164,7 +189,8 @@ def _packed_part(packed: PackedSet, name: str, files: ShardFiles, config: DataCo
     raw = RawPart(part, (channels, rows, columns))
     if len(part) * channels * rows * columns > HELD_BYTES:
         return raw
-    return TensorDataset(*raw.batch(torch.arange(len(part))), part.num_classes)
+    images, labels = raw.batch(torch.arange(len(part)))
+    return TensorDataset(images, labels, part.num_classes, class_names=part.class_names)
 
 
 def _decoded(source: Encoded, config: DataConfig) -> DecodedSet:

@@ -5,14 +5,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from firecaffe.data.batches import Batches
+from firecaffe.data.layout import Batch, map_batch
 from firecaffe.data.order import SampleOrder
-from firecaffe.data.prefetch import ahead, image_bytes
+from firecaffe.data.prefetch import ahead, sample_bytes
 from firecaffe.data.repeat import is_asked_again, same_bits
-
-Batch = tuple[Tensor, Tensor]
 
 
 @dataclass
@@ -31,7 +29,7 @@ class BatchesAhead:
 
     def __post_init__(self) -> None:
         batches = self.batches
-        batch_bytes = batches.order.micro_batch_size * image_bytes(batches.dataset)
+        batch_bytes = batches.order.micro_batch_size * sample_bytes(batches.dataset)
         self._next = self._places()
         self._made = ahead(self._calls(), batches.dataset, batch_bytes)
 
@@ -48,12 +46,12 @@ class BatchesAhead:
         return (partial(self._host_batch, *place) for place in self._places())
 
     def _host_batch(self, step: int, leaf: int) -> Batch:
-        images, labels = self.batches.host_batch(step, leaf)
+        batch = self.batches.host_batch(step, leaf)
         if self.doubts is not None and leaf == self.share.start and is_asked_again(step):
-            self._ask_again(step, leaf, (images, labels))
+            self._ask_again(step, leaf, batch)
         if torch.device(self.batches.device).type == "cuda":
-            return images.pin_memory(), labels.pin_memory()
-        return images, labels
+            return map_batch(lambda tensor: tensor.pin_memory(), batch)
+        return batch
 
     def _ask_again(self, step: int, leaf: int, first: Batch) -> None:
         if self.doubts is not None and not same_bits(first, self.batches.host_batch(step, leaf)):

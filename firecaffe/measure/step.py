@@ -33,6 +33,7 @@ from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.arithmetic import seed_random, set_arithmetic
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import StepResult
+from firecaffe.training.parts import counts_of
 from firecaffe.training.step import Stepper, empty_counts
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.link import finish
@@ -91,7 +92,7 @@ def time_steps(
     set_arithmetic(train, device)
     data = _dataset(recipe, train.global_batch_size)
     seed_random(train.seed, "weights")
-    model = build_model(recipe.model.name, data.num_classes, data.sample_CHW[0]).to(device)
+    model = build_model(recipe.model.name, *counts_of(data)).to(device)
     if train.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     order = SampleOrder(train.seed, len(data), train.global_batch_size, micro_batch_size)

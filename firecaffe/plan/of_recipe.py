@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from firecaffe.data import num_held_out, open_data, output_shape
+from firecaffe.data import is_images, num_held_out, open_data, output_shape
 from firecaffe.data.augment import cropped_shape
+from firecaffe.data.dataset import layout_of
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.folder import ImageFolder
 from firecaffe.data.generated import NUM_TRAIN
@@ -25,6 +26,7 @@ from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import PROFILED_IMAGES, Workload, layers_of
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.reference import is_reference
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import FORECAST
 from firecaffe.solvers.optimizer import make_optimizer
@@ -144,6 +146,8 @@ def _samples(recipe: Recipe) -> tuple[Samples, tuple[int, int, int]]:
         try:
             train = open_data(config).train
         except DataError:
+            if is_reference(config.name):
+                raise
             side = config.resize
             place = config.path or "data.path"
             said = f"{place} has no images that can be read; ImageNet's are taken for them"
@@ -152,6 +156,11 @@ def _samples(recipe: Recipe) -> tuple[Samples, tuple[int, int, int]]:
             stored_bytes = 0.0
             if isinstance(train, DecodedSet) and isinstance(train.source, PackedPart | ImageFolder):
                 stored_bytes = train.source.image_bytes()
+            if not is_images(train):
+                raise RecipeError(
+                    f"data.name {config.name!r} has {layout_of(train)}; a plan is of images of "
+                    "classes, which say sample_CHW and num_classes"
+                )
             samples = Samples(train.sample_CHW, train.num_classes, len(train), stored_bytes)
             return samples, output_shape(train, config)
     channels, rows, columns = samples.sample_CHW

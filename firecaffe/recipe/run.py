@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from firecaffe.data import Data, SampleOrder, shard_counts
+from firecaffe.data import Data, SampleOrder, drawing_of, shard_counts
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import leaf_share
 from firecaffe.exchange.route import Route, find_route
@@ -120,7 +120,11 @@ def sample_order(recipe: Recipe, data: Data) -> SampleOrder:
     """The order of the training's samples. Raises: RecipeError if it cannot be."""
     config = recipe.train
     check_batch(config, len(data.train))
-    counts = shard_counts(data.train, recipe.data)
     return SampleOrder(
-        config.seed, len(data.train), config.global_batch_size, config.micro_batch_size, counts
+        config.seed,
+        len(data.train),
+        config.global_batch_size,
+        config.micro_batch_size,
+        shard_counts(data.train, recipe.data),
+        drawing_of(data.train, recipe.data.balance),
     )

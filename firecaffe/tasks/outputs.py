@@ -1,10 +1,9 @@
-"""Where the prediction is in what a network returns, and how many samples a batch has."""
+"""Where the prediction is in what a network returns."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from firecaffe.errors import RecipeError
 from firecaffe.reference import shown
@@ -47,9 +46,3 @@ def own_loss(outputs: Any) -> Tensor | None:
     """
     found = part_of(outputs, "loss")
     return found if isinstance(found, Tensor) else None
-
-
-def num_samples(inputs: Any, targets: Any) -> int:
-    """The first dimension of the targets' first tensor; of the inputs', if there are no targets."""
-    leaves = tree_leaves(targets) or tree_leaves(inputs)
-    return len(leaves[0])

@@ -6,13 +6,15 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.last_word import LAUNCHED, tell_uncaught
 from firecaffe.cluster.world import World, join
-from firecaffe.data import DATASETS, Dataset
+from firecaffe.data import DATASETS
+from firecaffe.data.datasets import GIVEN
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.exchange.route import HOOK
 from firecaffe.gradients.combine import Hook
@@ -33,6 +35,7 @@ from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.checks import check_hosts, check_rates, check_validation
 from firecaffe.training.connect import connect
+from firecaffe.training.data_workers import check_not_in_worker, data_workers
 from firecaffe.training.facts import describe_training, unrepeatable
 from firecaffe.training.given_task import OWN
 from firecaffe.training.learner import build_learner
@@ -59,18 +62,20 @@ from firecaffe.transport.local import ranks_per_host
 def train(
     recipe: Recipe,
     model: Callable[[], nn.Module] | None = None,
-    train_set: Dataset | None = None,
-    test_set: Dataset | None = None,
+    train_set: Any = None,
+    test_set: Any = None,
     loss: Loss | None = None,
     resume: str | Path | None = None,
     comm_hook: tuple[object, Hook] | None = None,
-    validation_set: Dataset | None = None,
+    validation_set: Any = None,
     task: Task | None = None,
 ) -> Result:
     """Trains in the world of torchrun's environment, or alone without one.
 
     model: a function that makes the network (a class will do); it is called under the recipe's
-    seed. train_set, test_set: anything with the four members of `firecaffe.data.Dataset`. loss:
+    seed. train_set, test_set: a map-style torch Dataset (`from_torch` gives it workers), tensors or
+    trees of them (`TensorDataset`, or the pair of inputs and targets), or an object with the two
+    members of `firecaffe.data.Dataset`. loss:
     (outputs, targets) -> the mean loss. task: a loss and metrics of one's own. Each stands in for
     what the recipe names. resume: a run
     folder or a checkpoint to go on from, with any number of workers. comm_hook: (state, hook), a
@@ -82,6 +87,7 @@ def train(
     lets it through ends with that line and the error's exit code.
     """
     tell_uncaught()
+    check_not_in_worker()
     parts = Parts(model, loss, task, train_set, test_set, validation_set, comm_hook)
     check_arguments(recipe, parts, resume)
     check_recipe(recipe)
@@ -90,7 +96,7 @@ def train(
         name = f"own {getattr(model, '__qualname__', type(model).__qualname__)}"
         recipe = dataclasses.replace(recipe, model=ModelConfig(name))
     if train_set is not None:
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name="own data"))
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name=GIVEN))
     if task is not None:
         recipe = dataclasses.replace(recipe, task=TaskConfig(OWN))
     exchange = recipe.exchange
@@ -152,6 +158,7 @@ def _train_in(
     late_doubts = None if "training" in unlike else learner.doubts
     ahead = BatchesAhead(learner.batches, share, start.step, run.steps, late_doubts)
     resources.enter_context(closing(ahead))
+    resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
     batches = around_batches(plugins, ahead, world)
     clip = recipe.solver.clip_gradients
     stepper = Stepper(
@@ -182,6 +189,7 @@ def _train_in(
             "exchange_choice": choice and dataclasses.asdict(choice),
             "route": run.route.description,
             "data": data.description,
+            "class_names": data.class_names,
             "samples_seen": run.order.samples_before(run.steps),
             "tuned": tuned_by(recipe),
             "resumed_from": start.resumed_from,

@@ -1,13 +1,22 @@
 """Checks of what a recipe asks of its model, its data and the ranks, before the first step."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from firecaffe.cluster.world import World
-from firecaffe.data import Batches, Data, Dataset, output_shape
+from firecaffe.data import (
+    Batches,
+    Data,
+    Dataset,
+    Layout,
+    given_layout,
+    is_images,
+)
+from firecaffe.data.layout import leaf_of, map_batch, tree_words
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import AUTO
@@ -15,7 +24,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.policy import batch_scale, learning_rate
 from firecaffe.tasks import Task
 from firecaffe.training.check_task import check_learnable, check_prediction
-from firecaffe.training.forward import Forward
+from firecaffe.training.forward import Forward, laid_out
 from firecaffe.words import LARGEST
 
 
@@ -24,15 +33,15 @@ def check_input(model: nn.Module, task: Task, recipe: Recipe, dataset: Dataset) 
 
     Raises: RecipeError if the model does not take the data's images, or the task its outputs.
     """
-    shape = output_shape(dataset, recipe.data)
-    by = "x".join(map(str, shape))
+    layout = given_layout(dataset, recipe.data)
+    inputs, _ = layout.zeros(recipe.train.micro_batch_size, "meta")
     try:
-        outputs = model.eval()(torch.empty(recipe.train.micro_batch_size, *shape, device="meta"))
+        outputs = model.eval()(inputs)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RecipeError(
-            f"model.name {recipe.model.name!r} does not take images of {by} "
-            f"(data.name {recipe.data.name!r}): {reason}"
+            f"model.name {recipe.model.name!r} does not take "
+            f"{samples_words(dataset, layout)} (data.name {recipe.data.name!r}): {reason}"
         ) from error
     check_prediction(task, outputs, recipe)
 
@@ -47,25 +56,41 @@ def check_outputs(
     computed over one sample; or if the task does not take the outputs, or cannot be trained on.
     """
     model, name = forward.model, recipe.model.name
-    images, labels = batches.train_batch(0, 0)
-    images = forward.laid_out(images)
+    inputs, targets = map_batch(_first_row, batches.train_batch(0, 0))
+    inputs = laid_out(inputs, forward.config)
     training = model.training
     try:
-        outputs = model.eval()(images[:1])
+        outputs = model.eval()(inputs)
         model.train(training)
         with torch.no_grad():
             if len(dataset) % recipe.train.micro_batch_size == 1:
                 forward.buffers.begin_step()
-                model(images[:1])
+                model(inputs)
                 forward.buffers.begin_micro_batch()
     except (RuntimeError, ValueError, TypeError) as error:
         raise RecipeError(
-            f"model.name {name!r} does not take {'x'.join(map(str, images[:1].shape))}, which an "
+            f"model.name {name!r} does not take {_shape_words(inputs)}, which an "
             f"epoch of {len(dataset)} samples ends with or an evaluation may: {_first_line(error)}"
         ) from error
     check_prediction(forward.task, outputs, recipe)
-    first = tree_map(lambda each: each[:1], labels)
-    check_learnable(forward.task, outputs, first, recipe, is_own)
+    check_learnable(forward.task, outputs, targets, recipe, is_own)
+
+
+def _first_row(tensor: Tensor) -> Tensor:
+    return tensor[:1]
+
+
+def _shape_words(inputs: Any) -> str:
+    if isinstance(inputs, Tensor):
+        return "x".join(map(str, inputs.shape))
+    return f"one sample of {tree_words(tree_map(leaf_of, inputs))}"
+
+
+def samples_words(dataset: Dataset, layout: Layout) -> str:
+    """What a network is given, in a line."""
+    if is_images(dataset):
+        return f"images of {'x'.join(map(str, layout.inputs.shape))}"
+    return f"inputs of {tree_words(layout.inputs)}"
 
 
 def _first_line(error: Exception) -> str:

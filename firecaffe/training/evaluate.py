@@ -12,15 +12,14 @@ from torch import nn
 
 from firecaffe.cluster.agree import gather_bytes, gather_text
 from firecaffe.cluster.world import World
-from firecaffe.data import DataConfig, Dataset, eval_batches
+from firecaffe.data import DataConfig, Dataset, eval_batches, num_samples
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.reference import failed
 from firecaffe.tasks import Task
 from firecaffe.tasks.metric import Metric, State
-from firecaffe.tasks.outputs import num_samples
 from firecaffe.tasks.states import Parts, add_batch, pack, unpack
-from firecaffe.training.forward import AUTOCAST
+from firecaffe.training.forward import AUTOCAST, laid_out
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,7 @@ def evaluate(
     autocast = torch.autocast(world.device.type, dtype, enabled=dtype is not None)
     with evaluating(model), torch.no_grad(), autocast:
         for number, inputs, targets in batches:
-            if config.channels_last:
-                inputs = inputs.contiguous(memory_format=torch.channels_last)
-            outputs = model(inputs)
+            outputs = model(laid_out(inputs, config))
             samples = num_samples(inputs, targets)
             rows.append((number, samples, task.loss(outputs, targets).item() * samples))
             add_batch(parts, metrics, number, outputs, targets)

@@ -9,7 +9,9 @@ import torch
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import World
-from firecaffe.data import Data, Dataset, shard_counts
+from firecaffe.data import Data, Dataset, drawing_of, is_images, shard_counts
+from firecaffe.data.dataset import layout_of
+from firecaffe.data.layout import named_leaves
 from firecaffe.data.repeat import is_repeatable
 from firecaffe.exchange import parse_hierarchical
 from firecaffe.exchange.route import HOOK, Route
@@ -53,22 +55,30 @@ def facts(
 
 
 def describe(dataset: Dataset, is_repeatable: bool = True) -> str:
-    """Words that tell data sets apart: the size, and a digest of three samples and their labels."""
-    shape = "x".join(map(str, dataset.sample_CHW))
-    words = f"{len(dataset)} images of {shape}, {dataset.num_classes} classes"
+    """Words that tell data sets apart: the size, and a digest of three samples."""
+    if is_images(dataset):
+        shape = "x".join(map(str, dataset.sample_CHW))
+        words = f"{len(dataset)} images of {shape}, {dataset.num_classes} classes"
+    else:
+        words = f"{len(dataset)} samples of {layout_of(dataset)}"
     if not is_repeatable:
         return f"{words}, others each time"
     last = len(dataset) - 1
-    images, labels = dataset.batch(torch.tensor([0, last // 2, last]))
-    samples = digest([("images", images), ("labels", labels)])
+    batch = dataset.batch(torch.tensor([0, last // 2, last]))
+    if is_images(dataset):
+        samples = digest(zip(("images", "labels"), batch, strict=True))
+    else:
+        samples = digest(named_leaves(batch))
     return f"{words}, {samples[:12]}"
 
 
 def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) -> str:
-    """Describes the training set, and its shards if they decide the order."""
+    """Describes the training set, and its shards or weights if they decide the order."""
     counts = shard_counts(data.train, recipe.data)
     shards = f", shards {hashlib.sha256(repr(counts).encode()).hexdigest()[:12]}" if counts else ""
-    return describe(data.train, is_repeatable) + shards
+    drawing = drawing_of(data.train, recipe.data.balance)
+    drawn = "" if drawing is None else f", weights {digest([('sums', drawing.sums_N)])[:12]}"
+    return describe(data.train, is_repeatable) + shards + drawn
 
 
 def unrepeatable(world: World, data: Data) -> list[str]:

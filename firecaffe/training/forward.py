@@ -1,12 +1,15 @@
 """The forward pass of one micro-batch: its loss, and what goes along with its gradients."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from firecaffe.data import num_samples
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Task
-from firecaffe.tasks.outputs import num_samples
 from firecaffe.training.arithmetic import seed_random
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,7 +35,7 @@ class Forward:
         self.buffers.begin_step()
 
     def __call__(
-        self, inputs: Tensor, targets: Tensor, step: int, leaf: int
+        self, inputs: Any, targets: Any, step: int, leaf: int
     ) -> tuple[Tensor | None, list[Tensor]]:
         """The loss to differentiate, and the tail: the loss by itself, and the changes to buffers.
 
@@ -44,7 +47,7 @@ class Forward:
             return None, self.empty_tail()
         seed_random(self.config.seed, "dropout", step, leaf)
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not None):
-            outputs = self.model(self.laid_out(inputs))
+            outputs = self.model(laid_out(inputs, self.config))
             loss = self.task.loss(outputs, targets)
         # A short micro-batch weighs less; a full one is not multiplied, which keeps it cheap.
         weight = samples / self.config.micro_batch_size
@@ -65,8 +68,15 @@ class Forward:
         """The tail of a micro-batch without samples."""
         return [torch.zeros(1, device=self.device), *self.buffers.no_changes()]
 
-    def laid_out(self, inputs: Tensor) -> Tensor:
-        """The inputs in the memory layout of the weights."""
-        if self.config.channels_last:
-            return inputs.contiguous(memory_format=torch.channels_last)
-        return inputs
+
+def laid_out(inputs: Any, config: TrainConfig) -> Any:
+    """The inputs in the memory layout of the weights: images, and what else is of floats and has
+    four dimensions.
+    """
+    return tree_map(_channels_last, inputs) if config.channels_last else inputs
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    if tensor.ndim != 4 or not tensor.is_floating_point():
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)

@@ -10,7 +10,18 @@ import torch
 from torch import nn
 
 from firecaffe.cluster.world import World
-from firecaffe.data import Data, DataParts, Dataset, check_words, divide, open_data
+from firecaffe.data import (
+    Data,
+    DataParts,
+    Dataset,
+    check_words,
+    divide,
+    is_images,
+    num_classes,
+    open_data,
+)
+from firecaffe.data.dataset import layout_of
+from firecaffe.data.layout import Leaf
 from firecaffe.data.own import check_own
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.gradients.combine import Hook
@@ -31,9 +42,9 @@ class Parts:
     model: Callable[[], nn.Module] | None = None
     loss: Loss | None = None
     task: Task | None = None
-    train: Dataset | None = None
-    test: Dataset | None = None
-    validation: Dataset | None = None
+    train: Any = None
+    test: Any = None
+    validation: Any = None
     comm_hook: tuple[object, Hook] | None = None
 
     @property
@@ -112,12 +123,22 @@ def open_parts(recipe: Recipe, parts: Parts) -> Data:
     return divide(own, recipe.data)
 
 
+def counts_of(dataset: Dataset) -> tuple[int | None, int | None]:
+    """What a network may be told of the data: the number of classes, and of channels; None where
+    they say none.
+    """
+    if is_images(dataset):
+        return dataset.num_classes, dataset.sample_CHW[0]
+    inputs = layout_of(dataset).inputs
+    is_image = isinstance(inputs, Leaf) and len(inputs.shape) == 3
+    return num_classes(dataset), inputs.shape[0] if is_image else None
+
+
 def build_network(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:
     """Builds the network with its first weights, on this rank's device."""
     seed_random(recipe.train.seed, "weights")
     if parts.model is None:
-        shape = data.train.sample_CHW
-        model = build_model(recipe.model.name, data.train.num_classes, shape[0])
+        model = build_model(recipe.model.name, *counts_of(data.train))
     else:
         made = parts.model()
         if not isinstance(made, nn.Module):

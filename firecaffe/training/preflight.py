@@ -16,6 +16,7 @@ from firecaffe.training.checkpoint import check_identity, load_newest
 from firecaffe.training.checks import check_input, check_rates, check_validation
 from firecaffe.training.facts import describe_training
 from firecaffe.training.given_task import task_for
+from firecaffe.training.parts import counts_of
 
 
 def preflight(
@@ -34,7 +35,7 @@ def preflight(
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
     with torch.device("meta"):
-        model = build_model(recipe.model.name, data.train.num_classes, data.train.sample_CHW[0])
+        model = build_model(recipe.model.name, *counts_of(data.train))
     check_input(model, task_for(recipe, None, None, data.train), recipe, data.train)
     groups_of(dict(model.named_parameters()), recipe.solver)
     if recipe.train.device == "cuda" and not torch.cuda.is_available():

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn, optim
 
-from firecaffe.data import SampleOrder
+from firecaffe.data import Batch, SampleOrder
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.solvers.optimizer import set_rate
 from firecaffe.training.forward import Forward
@@ -32,7 +32,7 @@ class TrainBatches(Protocol):
     @property
     def order(self) -> SampleOrder: ...
 
-    def train_batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]: ...
+    def train_batch(self, step: int, leaf: int) -> Batch: ...
 
 
 @dataclass

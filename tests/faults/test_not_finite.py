@@ -32,7 +32,7 @@ def marked_data() -> TensorDataset:
     """Images of which one is marked, that has its turn in step BREAKS."""
     order = SampleOrder(TrainConfig().seed, SAMPLES, BATCH, MICRO_BATCH)
     data = small_data(SAMPLES)
-    data.images_NCHW[order.micro_batch(BREAKS - 1, 3)[0], 0, 0, 0] = MARK
+    data.inputs[order.micro_batch(BREAKS - 1, 3)[0], 0, 0, 0] = MARK
     return data
 
 

@@ -163,7 +163,7 @@ def gradients_of(
     parameters = list(net.parameters())
     if len(samples) == 0:
         return [None] * len(parameters)
-    loss = F.cross_entropy(net(train_set.images_NCHW[samples]), train_set.labels_N[samples])
+    loss = F.cross_entropy(net(train_set.inputs[samples]), train_set.targets[samples])
     if len(samples) < MICRO_BATCH:
         loss = loss * (len(samples) / MICRO_BATCH)
     return torch.autograd.grad(loss, parameters, allow_unused=True)

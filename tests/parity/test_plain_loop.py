@@ -74,7 +74,7 @@ def test_one_micro_batch(tmp_path: Path, net: Net, num_samples: int) -> None:
     for step in range(STEPS):
         samples = order.micro_batch(step, 0)
         optimizer.zero_grad()
-        loss = F.cross_entropy(net(train_set.images_NCHW[samples]), train_set.labels_N[samples])
+        loss = F.cross_entropy(net(train_set.inputs[samples]), train_set.targets[samples])
         torch.autograd.backward(loss)
         optimizer.step()
     same_bits(found, state_tensors(net, optimizer))
@@ -115,7 +115,7 @@ def bare_loop(
             if len(samples) == 0:
                 leaves.append([torch.zeros_like(parameter) for parameter in parameters])
                 continue
-            images, labels = train_set.images_NCHW[samples], train_set.labels_N[samples]
+            images, labels = train_set.inputs[samples], train_set.targets[samples]
             loss = F.cross_entropy(net(images), labels)
             if len(samples) < micro_batch:
                 loss = loss * (len(samples) / micro_batch)

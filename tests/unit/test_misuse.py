@@ -1,6 +1,6 @@
 """A user's mistakes from Python: each one line, with what was found and what is right."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import firecaffe
 from firecaffe import DataConfig, Recipe, RunConfig, SolverConfig, TensorDataset, TrainConfig
-from firecaffe.errors import DataError, FirecaffeError, RecipeError
+from firecaffe.errors import DataError, FirecaffeError, OwnCodeError, RecipeError
 from firecaffe.models.config import ModelConfig
 
 IMAGES = torch.arange(20 * 16, dtype=torch.float32).view(20, 1, 4, 4) / 320
@@ -47,6 +47,40 @@ class TorchSet(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return IMAGES[index], LABELS[index]
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class Listed(torch.utils.data.Dataset[Any]):
+    """Items in a list; None raises."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        if self.items[index] is None:
+            raise ValueError("nothing there")
+        return self.items[index]
+
+
+class NoClasses:
+    sample_CHW = (1, 4, 4)
+
+    def __len__(self) -> int:
+        return 20
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return IMAGES[indices], LABELS[indices]
+
+
+def len_of(items: list[Any]) -> Any:
+    return len(items) + "s"  # type: ignore[operator]
 
 
 class Net(nn.Module):
@@ -90,20 +124,16 @@ def wrong_label(indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
-    "a torch Dataset": (
-        {"train_set": TorchSet()},
-        DataError,
-        ["train_set", "torch Dataset (TorchSet)", "firecaffe.TensorDataset"],
-    ),
-    "a torch TensorDataset": (
-        {"test_set": torch.utils.data.TensorDataset(IMAGES, LABELS)},
-        DataError,
-        ["test_set", "torch Dataset (TensorDataset)", "firecaffe.TensorDataset(images, labels)"],
-    ),
     "a DataLoader": (
         {"train_set": torch.utils.data.DataLoader(TorchSet())},
         DataError,
-        ["train_set", "torch DataLoader", "batch(indices)"],
+        ["train_set", "torch DataLoader", "from_torch(loader.dataset, collate="],
+    ),
+    "a stream": ({"train_set": Stream()}, DataError, ["train_set", "IterableDataset (Stream)"]),
+    "a pair of tensors that are not alike": (
+        {"train_set": (IMAGES, LABELS[:3])},
+        DataError,
+        ["20 inputs and 3 targets"],
     ),
     "a class for a data set": (
         {"train_set": Own},
@@ -115,10 +145,59 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
         DataError,
         ["train_set", "the function", "not what it returns"],
     ),
-    "a pair of tensors": (
-        {"train_set": (IMAGES, LABELS)},
+    "three tensors": (
+        {"train_set": (IMAGES, LABELS, LABELS)},
         DataError,
-        ["train_set is a tuple", "sample_CHW, num_classes, batch", "TensorDataset(images, labels)"],
+        ["train_set is a tuple", "batch", "TensorDataset(inputs, targets)"],
+    ),
+    "an image's shape without classes": (
+        {"train_set": NoClasses()},
+        DataError,
+        ["train_set has sample_CHW and no num_classes"],
+    ),
+    "items that differ in shape": (
+        {"train_set": Listed([(IMAGES[0], 0), (IMAGES[1], 1), (IMAGES[2, :, 1:], 0)] * 3)},
+        DataError,
+        ["train_set[", "[1, 3, 4]", "[1, 4, 4]", "collate"],
+    ),
+    "items of what is no tensor": (
+        {"train_set": Listed([(object(), 0)] * 8)},
+        DataError,
+        ["train_set[0] is (object, int)", "(inputs, targets)"],
+    ),
+    "items that are no pairs": (
+        {"train_set": Listed([{"x": IMAGES[0]}] * 8)},
+        DataError,
+        ["train_set's items give a dict", "(inputs, targets)", "collate="],
+    ),
+    "an item that fails": (
+        {"train_set": Listed([(IMAGES[0], 0)] * 7 + [None])},
+        OwnCodeError,
+        ["train_set[7] raised ValueError: nothing there"],
+    ),
+    "a collate that fails": (
+        {"train_set": firecaffe.from_torch(Listed([(IMAGES[0], 0)] * 8), collate=len_of)},
+        OwnCodeError,
+        ["collate of train_set raised TypeError"],
+    ),
+    "other samples in the test": (
+        {"train_set": (IMAGES.double(), LABELS), "test_set": (IMAGES.double(), LABELS.double())},
+        DataError,
+        ["float64 1x4x4 with targets int64", "test samples", "with targets float64"],
+    ),
+    "images in training alone": (
+        {"test_set": (IMAGES.double(), LABELS)},
+        DataError,
+        ["sample_CHW", "the training set says", "the test set does not"],
+    ),
+    "an image word of other data": (
+        {
+            "train_set": (IMAGES.double(), LABELS),
+            "test_set": (IMAGES.double(), LABELS),
+            "recipe": Recipe(data=DataConfig(crop=3)),
+        },
+        RecipeError,
+        ["data.crop is 3", "float64 1x4x4", "sample_CHW"],
     ),
     "one data set alone": (
         {"test_set": None},
@@ -175,7 +254,7 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
     "images alone": (
         {"train_set": Own(batch=lambda indices: IMAGES[indices])},
         DataError,
-        ["train_set.batch() gave a Tensor", "the pair (images, labels)"],
+        ["train_set.batch() gave a Tensor", "the pair (inputs, targets)"],
     ),
     "arrays": (
         {"train_set": Own(batch=lambda i: (np.zeros((len(i), 1, 4, 4)), np.zeros(len(i))))},
@@ -243,7 +322,7 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
     "a loss for other labels": (
         {"loss": nn.BCEWithLogitsLoss()},
         RecipeError,
-        ["loss does not take", "torch.int64"],
+        ["loss does not take", "int64"],
     ),
     "the class of a loss": (
         {"loss": nn.CrossEntropyLoss},

@@ -138,10 +138,10 @@ def _open_cifar(path: Path) -> Source:
 
 def _held(sets: tuple[TensorDataset, TensorDataset], about: str) -> Source:
     """Two data sets in memory, as raw images; classes are numbers."""
-    num_classes = 1 + max(int(each.labels_N.max()) for each in sets)
+    num_classes = 1 + max(int(each.targets.max()) for each in sets)
     parts = {}
     for name, each in zip(("train", "test"), sets, strict=True):
-        parts[name] = raw_part(name, each.images_NCHW.numpy(), each.labels_N.tolist())
+        parts[name] = raw_part(name, each.inputs.numpy(), each.targets.tolist())
     shape = sets[0].sample_CHW
     return Source("raw", shape, list(map(str, range(num_classes))), parts, about)
 

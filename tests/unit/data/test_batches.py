@@ -78,10 +78,10 @@ def test_an_empty_leaf_has_the_right_shape(config: DataConfig) -> None:
 
 def test_training_leaves_the_data_set_as_it_was() -> None:
     dataset = numbered(5)
-    kept = dataset.images_NCHW.clone()
+    kept = dataset.inputs.clone()
     order = SampleOrder(seed=0, num_samples=5, global_batch_size=5, micro_batch_size=5)
     Batches(dataset, order, DataConfig(mean=[3.0], std=[2.0])).train_batch(0, 0)
-    assert torch.equal(dataset.images_NCHW, kept)
+    assert torch.equal(dataset.inputs, kept)
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,9 @@ def test_reads_every_form(tmp_path: Path, source: str) -> None:
         make_archive(tmp_path / ARCHIVE, FILES)
     train, test = open_cifar10(path, RECORDS)
     assert (len(train), len(test), train.num_classes) == (15, 3, 10)
-    assert train.labels_N.tolist() == [(file + row) % 10 for file in range(5) for row in range(3)]
-    assert test.labels_N.tolist() == [5, 6, 7]
-    planes = test.images_NCHW.amin((2, 3)), test.images_NCHW.amax((2, 3))
+    assert train.targets.tolist() == [(file + row) % 10 for file in range(5) for row in range(3)]
+    assert test.targets.tolist() == [5, 6, 7]
+    planes = test.inputs.amin((2, 3)), test.inputs.amax((2, 3))
     expected = torch.tensor([[15, 25, 35], [16, 26, 36], [17, 27, 37]], dtype=torch.uint8)
     assert torch.equal(planes[0], expected)
     assert torch.equal(planes[1], expected)

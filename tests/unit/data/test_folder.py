@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from firecaffe.data import Dataset, open_data
+from firecaffe.data import Dataset, is_images, open_data
 from firecaffe.data.config import DataConfig
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.source import open_image_folder
@@ -59,6 +59,8 @@ def images(tmp_path: Path) -> Path:
 
 def test_classes_and_files_are_sorted(images: Path) -> None:
     train, test = open_folder(images, 8)
+    assert is_images(train)
+    assert is_images(test)
     assert (len(train), len(test), train.num_classes, test.num_classes) == (3, 1, 2, 2)
     assert train.sample_CHW == (3, 8, 8)
     pixels, labels = train.batch(torch.tensor([2, 0, 1, 0]))

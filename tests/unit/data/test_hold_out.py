@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from firecaffe.data import DataConfig, TensorDataset, open_data
+from firecaffe.data import DataConfig, TensorDataset, is_images, num_classes, open_data
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.hold_out import hold_out, num_held_out
 from firecaffe.data.packed import RawPart
@@ -33,7 +33,7 @@ def test_every_image_is_on_one_side(count: int, share: float) -> None:
         images, labels = part.batch(torch.arange(len(part)))
         numbers = images.flatten().long()
         assert torch.equal(labels, numbers % 10)
-        assert part.num_classes == whole.num_classes
+        assert num_classes(part) == whole.num_classes
         assert torch.equal(numbers, numbers.sort().values)
         found += numbers.tolist()
     assert sorted(found) == list(range(count))
@@ -52,6 +52,7 @@ def test_of_anyones_data_set() -> None:
             return indices_B.view(-1, 1, 1, 1).float(), indices_B % 10
 
     rest, held = hold_out(Own(), 0.2)
+    assert is_images(held)
     numbers = [part.batch(torch.arange(len(part)))[0].flatten().tolist() for part in (rest, held)]
     assert (len(rest), len(held)) == (16, 4)
     assert sorted(numbers[0] + numbers[1]) == list(range(20))
@@ -95,7 +96,7 @@ def test_of_photos_and_of_raw_samples_read_from_shards(
         ({"hold_out": 1.0}, "data.hold_out is 1, expected 0 or more and less than 1"),
         ({"hold_out": -0.1}, "data.hold_out is -0.1"),
         ({"hold_out": 0.2, "order": "shards"}, "with data.order shards"),
-        ({"hold_out": 1e-9}, "which is 0 of 10000 training images"),
+        ({"hold_out": 1e-9}, "which is 0 of 10000 training samples"),
     ],
 )
 def test_what_cannot_be_is_refused(words: dict[str, float], message: str) -> None:

@@ -38,8 +38,8 @@ def test_reads_what_was_written(tmp_path: Path, pack: Callable[[bytes], bytes]) 
     labels = write(tmp_path / "labels", pack(LABELS))
     dataset = read_idx_pair(images, labels, 10)
     assert dataset.sample_CHW == (1, 2, 4)
-    assert dataset.images_NCHW.flatten().tolist() == list(range(24))
-    assert dataset.labels_N.tolist() == [9, 0, 5]
+    assert dataset.inputs.flatten().tolist() == list(range(24))
+    assert dataset.targets.tolist() == [9, 0, 5]
 
 
 def test_opens_a_folder_with_plain_and_gzipped_files(tmp_path: Path) -> None:

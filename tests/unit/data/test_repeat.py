@@ -19,6 +19,7 @@ from firecaffe.data.train_batches import BatchesAhead
 from tests.world import Ranks
 
 IMAGES = torch.arange(16 * 16, dtype=torch.float32).view(16, 1, 4, 4)
+LABELS = torch.arange(16) % 2
 
 
 class Drawing:
@@ -49,7 +50,7 @@ def run(folder: Path, train_set: object, test_set: object, steps: int = 6) -> fi
     recipe = Recipe(
         train=TrainConfig(8, 4, steps=steps), run=RunConfig(str(folder), tensorboard=False)
     )
-    return firecaffe.train(recipe, network, train_set, test_set)  # type: ignore[arg-type]
+    return firecaffe.train(recipe, network, train_set, test_set)
 
 
 def on_one_rank_alone(folder: Path, rank_that_draws: int) -> list[str]:
@@ -66,7 +67,9 @@ def test_what_is_asked_twice_before_the_first_step() -> None:
     assert is_repeatable(TensorDataset(IMAGES, torch.arange(16), 16))
     nothing = torch.full((2, 1, 4, 4), torch.nan)
     assert is_repeatable(TensorDataset(nothing, torch.arange(2), 2))
-    assert not same_bits((IMAGES,), (IMAGES.double(),))
+    assert not same_bits((IMAGES, ()), (IMAGES.double(), ()))
+    assert same_bits(({"a": IMAGES}, [LABELS]), ({"a": IMAGES.clone()}, [LABELS]))
+    assert not same_bits(({"a": IMAGES}, LABELS), ({"b": IMAGES}, LABELS))
 
 
 def test_it_stands_in_the_record_the_lines_and_the_comparison(

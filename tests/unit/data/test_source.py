@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from firecaffe.data import DATASETS, DataConfig, check_data, data_home, open_data
+from firecaffe.data import DATASETS, DataConfig, check_data, data_home, is_images, open_data
 from firecaffe.data import source as source_module
 from firecaffe.data.cifar10 import TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.data.packing.pack import Packing, PackOptions
@@ -73,6 +73,8 @@ def test_every_row_opens_from_the_data_home(home: Path, name: str) -> None:
     data = open_data(config)
     num_train, num_test, num_classes, shape = EXPECTED[name]
     assert (len(data.train), len(data.test)) == (num_train, num_test)
+    assert is_images(data.train)
+    assert is_images(data.test)
     assert (data.train.num_classes, data.test.num_classes) == (num_classes, num_classes)
     assert data.train.sample_CHW == data.test.sample_CHW == shape
     assert data.description.startswith(f"{name}: {num_train} training and {num_test} test images")

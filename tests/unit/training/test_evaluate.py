@@ -76,15 +76,15 @@ def test_against_a_plain_computation(net: nn.Module, data: Counted, batch_size: 
 
     net.eval()
     with torch.no_grad():
-        logits = net(data.images_NCHW)
+        logits = net(data.inputs)
     ranking = logits.argsort(1, descending=True).tolist()
-    labels = data.labels_N.tolist()
+    labels = data.targets.tolist()
     top1 = sum(r[0] == label for r, label in zip(ranking, labels, strict=True))
     top5 = sum(label in r[:5] for r, label in zip(ranking, labels, strict=True))
     assert found.samples == NUM_SAMPLES
     assert found.metrics == {"top1": top1 / NUM_SAMPLES, "top5": top5 / NUM_SAMPLES}
     assert found.largest_class_share == Counter(labels).most_common(1)[0][1] / NUM_SAMPLES
-    assert found.loss == pytest.approx(F.cross_entropy(logits, data.labels_N).item(), rel=1e-6)
+    assert found.loss == pytest.approx(F.cross_entropy(logits, data.targets).item(), rel=1e-6)
 
 
 def test_the_model_is_left_as_it_was(net: nn.Module, data: Counted) -> None:

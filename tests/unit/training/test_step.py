@@ -77,7 +77,7 @@ class Worker:
         for leaf in range(self.config.num_micro_batches):
             samples = self.order.micro_batch(step, leaf)
             if len(samples) > 0:
-                yield self.data.images_NCHW[samples], self.data.labels_N[samples]
+                yield self.data.inputs[samples], self.data.targets[samples]
 
 
 @pytest.fixture

@@ -1,0 +1,188 @@
+"""Processes that make the items of a torch data set, for one rank.
+
+They are forked by a server that was started anew (`forkserver`), so that they hold none of the
+rank's sockets: a child that held one would hide that its rank is gone. Each waits for a task, makes
+a batch and sends it back as bytes, in memory of its own; shared memory is small in containers. It
+ends with its pipe, and as soon as its rank is gone, whatever it is doing.
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+
+import torch
+
+from firecaffe.data import Data, Dataset
+from firecaffe.data.hold_out import SomeOfDataset
+from firecaffe.data.layout import Batch
+from firecaffe.data.own import CheckedSet
+from firecaffe.data.torch_set import Items, TorchSet
+from firecaffe.errors import DataError, FirecaffeError, OwnCodeError, RecipeError
+from firecaffe.reference import failed
+
+PRELOADED = "firecaffe.training.data_workers"
+"""What the server loads once for all workers: torch, above all."""
+
+GONE_S = 5.0
+"""How long a process may take to be gone whose pipe is closed."""
+
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Sent to all processes of a job; the rank then finishes its step, for which it needs data."""
+
+
+@contextmanager
+def data_workers(data: Data) -> Iterator[None]:
+    """While in the `with` block, the data's torch sets that ask for workers have their items made
+    by them; afterwards they can be asked no more. Processes start when a set is first asked.
+    """
+    with ExitStack() as pools:
+        for dataset in torch_sets(data):
+            if dataset.workers:
+                pool = pools.enter_context(closing(DataWorkers(dataset.items, dataset.workers)))
+                dataset.made_elsewhere = pool.make
+        yield
+
+
+def check_not_in_worker() -> None:
+    """Raises: RecipeError in a worker that imports the script which trains, to find its classes."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RecipeError(
+            "the script trains when it is imported, and data workers import it; put what trains "
+            'under if __name__ == "__main__":'
+        )
+
+
+def torch_sets(data: Data) -> Iterator[TorchSet]:
+    """The torch sets that the data are made of, each once."""
+    found: list[TorchSet] = []
+    for part in data.parts.values():
+        inner: Dataset = part
+        while isinstance(inner, CheckedSet | SomeOfDataset):
+            inner = inner.dataset
+        if isinstance(inner, TorchSet) and not any(inner is each for each in found):
+            found.append(inner)
+    yield from found
+
+
+class DataWorkers:
+    """So many processes that make batches; as many threads may ask at once."""
+
+    def __init__(self, items: Items, count: int) -> None:
+        self.items, self.count = items, count
+        self._processes: dict[Connection, BaseProcess] = {}
+        self._idle: SimpleQueue[Connection] = SimpleQueue()
+        self._starting = threading.Lock()
+        self._is_closed = False
+        self._content = b""
+        self._told: set[Connection] = set()
+        """Those that have the data set."""
+
+    def make(self, samples: Sequence[int], seed: int, epoch: int) -> Batch:
+        """As `Items.make`, by the first worker that is free.
+
+        Raises: OwnCodeError, DataError as that does; DataError if the worker is gone.
+        """
+        with self._starting:
+            if self._is_closed:
+                raise DataError(f"{self.items.name}: its data workers have ended")
+            if not self._processes:
+                self._start()
+        pipe = self._idle.get()
+        try:
+            if pipe not in self._told:
+                pipe.send_bytes(self._content)
+                self._told.add(pipe)
+            pipe.send_bytes(pickle.dumps((list(samples), seed, epoch)))
+            answer = pipe.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise self._gone(pipe, samples) from error
+        finally:
+            self._idle.put(pipe)
+        succeeded, value = pickle.loads(answer)
+        if succeeded:
+            batch: Batch = value
+            return batch
+        kind, words, told = value
+        again: FirecaffeError = kind(words)
+        if isinstance(again, OwnCodeError):
+            again.told = told
+        raise again
+
+    def _start(self) -> None:
+        self._content = self.items.pickled()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([PRELOADED])
+        for _ in range(self.count):
+            own, other = context.Pipe()
+            process = context.Process(target=work, args=(other,), daemon=True)
+            process.start()
+            other.close()
+            self._processes[own] = process
+            self._idle.put(own)
+
+    def _gone(self, pipe: Connection, samples: Sequence[int]) -> DataError:
+        process = self._processes[pipe]
+        process.join(GONE_S)
+        code = process.exitcode
+        how = f"exited with {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        some = ", ".join(map(str, samples[:3])) + (", …" if len(samples) > 3 else "")
+        return DataError(
+            f"{self.items.name}: a data worker (process {process.pid}) {how} when it was to make "
+            f"samples {some}; with workers=0 the training makes them itself"
+        )
+
+    def close(self) -> None:
+        """Ends the processes, whatever they are doing."""
+        with self._starting:
+            self._is_closed = True
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.join()
+
+
+def work(pipe: Connection) -> None:
+    """A worker: takes the data set, then makes batches until its rank is gone."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_rank, daemon=True).start()
+    torch.set_num_threads(1)
+    items: Items | None = None
+    try:
+        content = pipe.recv_bytes()
+        while True:
+            task = pipe.recv_bytes()
+            try:
+                items = items or pickle.loads(content)
+                answer = pickle.dumps((True, items.make(*pickle.loads(task))))
+            except Exception as error:
+                answer = pickle.dumps((False, _told(error)))
+            pipe.send_bytes(answer)
+    except (EOFError, OSError):
+        return
+
+
+def _end_with_rank() -> None:
+    rank = multiprocessing.parent_process()
+    if rank is not None:
+        rank.join()
+        os._exit(1)
+
+
+def _told(error: Exception) -> tuple[type[FirecaffeError], str, str]:
+    """An error as it goes to the rank: its kind, its line, and the traceback of a user's code."""
+    if not isinstance(error, FirecaffeError):
+        own = failed("a data worker", error)
+        own.__cause__ = error
+        error = own
+    traceback = error.traceback if isinstance(error, OwnCodeError) else ""
+    return type(error), str(error), traceback

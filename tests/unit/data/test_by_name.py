@@ -1,0 +1,164 @@
+"""Data by the name of a user's function, in all that it may return, and in a run of the command."""
+
+import dataclasses
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import firecaffe
+from firecaffe import Recipe, RunConfig, TrainConfig
+from firecaffe.cli.parse import read_recipe
+from firecaffe.data import DataConfig, is_images, open_data, shard_counts
+from firecaffe.data.repeat import is_repeatable
+from firecaffe.errors import DataError, OwnCodeError, RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.training.preflight import preflight
+
+ROOT = Path(__file__).parents[3]
+
+SETS = """
+    import torch
+    from torch.utils.data import Dataset
+
+    class Set(Dataset):
+        classes = ["cat", "dog"]
+
+        def __init__(self, count):
+            self.targets = [number % 2 for number in range(count)]
+
+        def __len__(self):
+            return len(self.targets)
+
+        def __getitem__(self, number):
+            return torch.rand(1, 28, 28) + self.targets[number], self.targets[number]
+
+    def as_dict(train=20):
+        return {"train": Set(train), "test": Set(6), "validation": Set(4)}
+
+    def as_pair():
+        return Set(20), Set(6)
+
+    def as_three():
+        return Set(20), Set(4), Set(6)
+
+    def as_tensors():
+        images = torch.zeros(20, 1, 28, 28)
+        return (images, torch.arange(20) % 3), (images[:6], torch.arange(6) % 3)
+
+    def one():
+        return Set(20)
+
+    def named():
+        return {"train": Set(20), "tests": Set(6)}
+
+    def empty():
+        return Set(0), Set(6)
+
+    def broken():
+        raise OSError("no disk")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with a file of functions."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own_sets.py").write_text(textwrap.dedent(SETS))
+    yield tmp_path
+    sys.modules.pop("own_sets", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "lengths"),
+    [
+        ("own_sets:as_dict", {"train": 30}, (30, 6, 4)),
+        ("own_sets.py:as_pair", {}, (20, 6, None)),
+        ("own_sets.py:as_three", {}, (20, 6, 4)),
+        ("own_sets:as_tensors", {}, (20, 6, None)),
+    ],
+)
+def test_whatever_form_the_parts_come_in(
+    folder: Path, name: str, args: dict[str, Any], lengths: tuple[int | None, ...]
+) -> None:
+    data = open_data(DataConfig(name, args=args))
+    parts = (data.train, data.test, data.validation)
+    assert tuple(part and len(part) for part in parts) == lengths
+    assert is_images(data.train) == name.endswith("tensors")
+    assert data.class_names == (() if is_images(data.train) else ("cat", "dog"))
+    held = open_data(DataConfig(name, args=args, hold_out=0.1))
+    assert held.validation is not None
+    assert len(held.train) + len(held.validation) == lengths[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "parts"),
+    [
+        ({"name": "own_sets:one"}, DataError, ["returned <own_sets.Set", "(train, test)"]),
+        ({"name": "own_sets:named"}, DataError, ["a dict with train, tests", "train, test"]),
+        ({"name": "own_sets:empty"}, DataError, ["own_sets:empty train holds no sample"]),
+        ({"name": "own_sets:broken"}, OwnCodeError, ["data.name 'own_sets:broken'", "no disk"]),
+        ({"name": "own_sets:other"}, RecipeError, ["data.name", "no 'other'", "as_dict"]),
+        ({"name": "own_sets:as_dict", "args": {"size": 3}}, RecipeError, ["size=3", "train=20"]),
+        (
+            {"name": "own_sets:as_pair", "crop": 3},
+            RecipeError,
+            ["data.crop is 3", "float32 1x28x28"],
+        ),
+        ({"name": "own_sets:as_pair", "mean": [0.5]}, RecipeError, ["data.mean is [0.5]"]),
+        ({"name": "own_sets:as_pair", "order": "shards"}, RecipeError, ["data.order is shards"]),
+        ({"name": "generated", "args": {"a": 1}}, RecipeError, ["data.args is {'a': 1}"]),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    folder: Path, words: dict[str, Any], kind: type[Exception], parts: list[str]
+) -> None:
+    def opened() -> None:
+        config = DataConfig(**words)
+        shard_counts(open_data(config).train, config)
+
+    with pytest.raises(kind) as caught:
+        opened()
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_a_run_s_own_recipe_is_looked_over_and_trained_again_to_the_same_bits(folder: Path) -> None:
+    recipe = Recipe(
+        ModelConfig("lenet"),
+        DataConfig("own_sets.py:as_dict", args={"train": 24}, balance="classes"),
+        TrainConfig(8, 4, steps=2, device="cpu"),
+        run=RunConfig("a", tensorboard=False),
+    )
+    preflight(recipe, 2)
+    firecaffe.train(recipe)
+    text = (folder / "a" / "recipe.toml").read_text()
+    assert str(folder) not in text
+    again = read_recipe(folder / "a" / "recipe.toml")
+    assert dataclasses.replace(again, run=recipe.run) == recipe
+    again = dataclasses.replace(again, run=RunConfig("b", tensorboard=False))
+    preflight(again, 2)
+    firecaffe.train(again)
+    first, second = (json.loads((folder / run / "result.json").read_text()) for run in "ab")
+    assert first["state_sha256"] == second["state_sha256"]
+    assert first["class_names"] == ["cat", "dog"]
+    assert first["identity_doubts"] == []
+    assert "24 training, 4 validation and 6 test samples" in first["data"]
+
+
+def test_the_page_s_data_set_is_one(folder: Path) -> None:
+    """The snippet of docs/data.md, as it stands."""
+    page = (ROOT / "docs" / "data.md").read_text()
+    [snippet] = re.findall(r"```python\n# shapes.py\n(.*?)```", page, re.DOTALL)
+    (folder / "shapes.py").write_text(snippet)
+    data = open_data(DataConfig("shapes.py:load", args={"count": 30}))
+    assert "30 training and 100 test samples, float32 1x16x16 with targets float32 2" in (
+        data.description
+    )
+    assert is_repeatable(data.train)
+    sys.modules.pop("shapes")

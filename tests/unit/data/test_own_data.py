@@ -1,0 +1,190 @@
+"""Data of one's own that are no images of classes: trees, torch's data sets, random transforms."""
+
+import random
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset, Subset
+
+import firecaffe
+from firecaffe import Recipe, RunConfig, TensorDataset, TrainConfig, from_torch
+from firecaffe.data import Batches, DataConfig, SampleOrder, current_key, eval_batches
+from firecaffe.data.own import check_own
+from firecaffe.data.repeat import same_bits
+from firecaffe.data.seeded import EVALUATION, Key
+from firecaffe.errors import DataError
+
+Point = namedtuple("Point", "at mass")
+COUNT = 20
+NUMBERS = torch.arange(COUNT)
+
+
+def trees() -> dict[str, tuple[Any, Any]]:
+    """Inputs and targets of COUNT samples, in all forms."""
+    vectors = torch.arange(COUNT * 3, dtype=torch.float32).view(COUNT, 3)
+    return {
+        "tensors": (vectors, vectors[:, :1] * 2),
+        "dict": ({"ids": NUMBERS.view(-1, 1), "mask": NUMBERS.view(-1, 1) > 3}, NUMBERS % 2),
+        "tuple and dict": ((vectors, vectors.half()), {"box": vectors.double(), "class": NUMBERS}),
+        "namedtuple": (Point(vectors, vectors[:, 0]), [NUMBERS]),
+        "no targets": (vectors, ()),
+        "one dimension": (NUMBERS.to(torch.uint8), NUMBERS.bool()),
+    }
+
+
+class Transformed(Dataset[Any]):
+    """Vectors under a transform that draws from all three generators, as torchvision's do."""
+
+    classes = ("low", "high")
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        noise = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return torch.tensor(noise) + index, int(index >= COUNT // 2)
+
+
+class Keys(Transformed):
+    """Items that are their keys."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(current_key()), index
+
+
+@pytest.mark.parametrize("form", trees())
+def test_a_batch_is_the_rows_asked_for_in_any_form(form: str) -> None:
+    whole = trees()[form]
+    dataset = check_own("train_set", TensorDataset(*whole))
+    batches = Batches(dataset, SampleOrder(3, COUNT, 8, 4), DataConfig())
+    seen = []
+    for step in range(3):
+        for leaf in range(2):
+            samples = batches.order.micro_batch(step, leaf)
+            batch = batches.train_batch(step, leaf)
+            expected = TensorDataset(*whole).batch(samples) if len(samples) else None
+            if expected is None:
+                assert all(len(each) == 0 for each in tree_leaves(batch))
+                assert [each.shape[1:] for each in tree_leaves(batch)] == [
+                    each.shape[1:] for each in tree_leaves(whole)
+                ]
+            else:
+                assert same_bits(batch, expected)
+            seen += samples.tolist()
+    assert sorted(seen) == list(range(COUNT))
+    counted = [
+        len(tree_leaves(inputs)[0])
+        for rank in range(2)
+        for _, inputs, _ in eval_batches(dataset, 6, rank, 2, config=DataConfig())
+    ]
+    assert sorted(counted) == [2, 6, 6, 6]
+
+
+def test_a_network_of_trees_trains(tmp_path: Path) -> None:
+    """Two inputs of several types, from tensors and from items, to the same bits."""
+    ids, weights = NUMBERS % 5, torch.linspace(0, 1, COUNT)
+    inputs, targets = {"ids": ids, "weights": weights}, NUMBERS % 3
+
+    class Items(Dataset[Any]):
+        def __len__(self) -> int:
+            return COUNT
+
+        def __getitem__(self, index: int) -> Any:
+            return {"ids": ids[index], "weights": weights[index]}, targets[index]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(5, 4)
+            self.last = nn.Linear(4, 3)
+
+        def forward(self, inputs: dict[str, Tensor]) -> Any:
+            return self.last(self.embed(inputs["ids"]) * inputs["weights"][:, None])
+
+    def run(name: str, train_set: Any) -> firecaffe.Result:
+        recipe = Recipe(
+            train=TrainConfig(8, 4, steps=5),
+            run=RunConfig(str(tmp_path / name), tensorboard=False),
+        )
+        return firecaffe.train(
+            recipe, Net, train_set, (inputs, targets), loss=lambda out, to: F.cross_entropy(out, to)
+        )
+
+    by_tensors, by_items = run("a", (inputs, targets)), run("b", Items())
+    assert by_tensors.state_sha256 == by_items.state_sha256
+    assert by_tensors.identity_doubts == by_items.identity_doubts == []
+
+
+def states() -> tuple[Any, ...]:
+    of_numpy: Any = np.random.get_state()
+    return random.getstate(), of_numpy[1].tolist(), torch.get_rng_state().tolist()
+
+
+def test_what_an_item_draws_is_a_function_of_its_key_alone() -> None:
+    dataset = check_own("train_set", Transformed())
+
+    def item(sample: int, batch: list[int], seed: int = 1, epoch: int = 2) -> list[float]:
+        inputs, _ = dataset.keyed_batch(torch.tensor(batch), seed, epoch)  # type: ignore[attr-defined]
+        found: list[float] = inputs[batch.index(sample)].tolist()
+        return found
+
+    before = states()
+    alone = item(7, [7])
+    assert alone == item(7, [3, 7, 1]) == item(7, [7, 7])
+    assert states() == before
+    others = [alone, item(8, [8]), item(7, [7], seed=2), item(7, [7], epoch=3)]
+    drawn = [round(value % 1, 4) for each in others for value in each]
+    assert len(set(drawn)) == 12  # nor do the three generators draw alike
+    test, again = (dataset.batch(torch.tensor([7]))[0].tolist() for _ in range(2))
+    assert test == again != [alone]
+
+
+def test_the_key_is_known_to_who_asks() -> None:
+    dataset = check_own("train_set", from_torch(Keys()))
+    batches = Batches(dataset, SampleOrder(5, COUNT, 8, 4), DataConfig())
+    keys, samples = batches.train_batch(3, 0)
+    assert keys.tolist() == [list(Key(5, 1, sample)) for sample in samples.tolist()]
+    assert dataset.batch(torch.tensor([4]))[0].tolist() == [[0, EVALUATION, 4]]
+    with pytest.raises(DataError, match="current_key"):
+        current_key()
+
+
+def test_a_data_set_of_the_protocol_is_handed_the_key_too() -> None:
+    class Keyed:
+        def __len__(self) -> int:
+            return COUNT
+
+        def batch(self, indices: Tensor) -> Any:
+            return self.keyed_batch(indices, 0, -1)
+
+        def keyed_batch(self, indices: Tensor, seed: int, epoch: int) -> Any:
+            return torch.stack([indices, indices * 0 + seed, indices * 0 + epoch], 1), indices
+
+    config = DataConfig(hold_out=0.25)
+    own = firecaffe.data.DataParts(check_own("train_set", Keyed()), check_own("test_set", Keyed()))
+    data = firecaffe.data.divide(own, config)
+    assert "15 training, 5 held-out and 20 test samples, int64 3 with targets int64" in (
+        data.description
+    )
+    batches = Batches(data.train, SampleOrder(9, 15, 5, 5), config)
+    inputs, targets = batches.train_batch(4, 0)
+    assert inputs.tolist() == [[number, 9, 1] for number in targets.tolist()]
+    assert data.validation is not None
+    evaluated = eval_batches(data.validation, 2, 0, 1, config=config)
+    held = [int(number) for _, _, rows in evaluated for number in rows]
+    trained = [int(n) for step in range(3) for n in batches.train_batch(step, 0)[1]]
+    assert sorted(held + trained) == list(range(COUNT))
+
+
+def test_a_torch_set_says_its_classes_through_a_subset_too() -> None:
+    for dataset in (Transformed(), Subset(Transformed(), [3, 4, 15])):
+        found: Any = check_own("train_set", dataset)
+        assert (found.class_names, found.num_classes) == (("low", "high"), 2)
+    assert found.batch(torch.tensor([2]))[1].tolist() == [1]
