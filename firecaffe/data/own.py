@@ -3,7 +3,7 @@
 What is wrong with it is told in one line, as a file's faults are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,7 +111,11 @@ class CheckedSet:
         self.shard_counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
         self._check_facts()
         self._found: Layout | None = None
-        batch = self.batch(torch.tensor([0]))
+        try:
+            batch = self.batch(torch.tensor([0]))
+        except ENDS as error:
+            said = f"{type(error).__name__}: {error}"
+            raise DataError(f"{name} has a length, and no sample 0 ({said})") from error
         if not is_images(self):
             self._found = Layout.of(batch)
 
@@ -154,7 +158,7 @@ class CheckedSet:
     def keyed_batch(self, indices_B: Tensor, seed: int, epoch: int) -> Batch:
         return self._checked(lambda samples_B: ask(self.dataset, samples_B, seed, epoch), indices_B)
 
-    def _checked(self, fetch: Any, indices_B: Tensor) -> Batch:
+    def _checked(self, fetch: Callable[[Tensor], Any], indices_B: Tensor) -> Batch:
         try:
             given = fetch(indices_B)
         except (FirecaffeError, *ENDS):
@@ -164,22 +168,15 @@ class CheckedSet:
         if not (isinstance(given, tuple | list) and len(given) == 2):
             raise self._wrong(_name_of(given), f"the pair (inputs, targets){self._remedy}")
         batch = (given[0], () if given[1] is None else given[1])
-        leaves = named_leaves(batch)
-        for what, leaf in leaves:
-            if not isinstance(leaf, Tensor):
-                raise self._wrong(f"{_name_of(leaf)} as {what}", "tensors")
-            if leaf.device.type != "cpu":
-                raise self._wrong(f"{what} on {leaf.device}", "them on the CPU")
         if is_images(self):
             self._check_images(*batch, count=len(indices_B))
         else:
-            self._check_leaves(batch, leaves, indices_B)
+            self._check_leaves(batch, indices_B)
         return batch
 
     def _check_images(self, images: Any, labels: Any, count: int) -> None:
         for what, tensor in (("images", images), ("labels", labels)):
-            if not isinstance(tensor, Tensor):
-                raise self._wrong(f"{_name_of(tensor)} of {what}", "tensors")
+            self._check_tensor(what, tensor)
         expected = (len(images) if images.ndim else 0, *self.sample_CHW)
         if images.dtype not in DTYPES or tuple(images.shape) != expected:
             raise self._wrong(
@@ -194,31 +191,37 @@ class CheckedSet:
         if len(wrong):
             raise self._wrong(f"the label {int(wrong[0])}", f"0 to {self.num_classes - 1}")
 
-    def _check_leaves(
-        self, batch: Batch, leaves: Sequence[tuple[str, Tensor]], indices_B: Tensor
-    ) -> None:
+    def _check_leaves(self, batch: Batch, indices_B: Tensor) -> None:
         count = len(indices_B)
         if not tree_leaves(batch[0]):
             raise self._wrong("no inputs", "some")
-        for what, leaf in leaves:
+        for what, leaf in named_leaves(batch):
+            self._check_tensor(what, leaf)
             if leaf.ndim == 0 or len(leaf) != count:
                 raise self._wrong(f"{what} of {tuple(leaf.shape)}", f"a row for each of {count}")
-        if self._found is None:
-            return
-        expected, spec = tree_flatten((self._found.inputs, self._found.targets))
+        if self._found is not None and Layout.of(batch) != self._found:
+            self._check_like_first(batch, self._found, int(indices_B[0]))
+
+    def _check_like_first(self, batch: Batch, first: Layout, sample: int) -> None:
+        """Looks at how a batch's samples differ from sample 0: in their shapes they may, if
+        somebody has put them together who knows how.
+        """
+        expected, spec = tree_flatten((first.inputs, first.targets))
         if tree_flatten(batch)[1] != spec:
-            found = Layout.of(batch)
-            raise self._wrong(
-                f"{found} for sample {int(indices_B[0])}", f"as sample 0: {self._found}"
-            )
+            raise self._wrong(f"{Layout.of(batch)} for sample {sample}", f"as sample 0: {first}")
         is_uniform = isinstance(self.dataset, TorchSet) and self.dataset.is_uniform
-        for (what, leaf), wanted in zip(leaves, expected, strict=True):
-            found_leaf = leaf_of(leaf)
-            if leaf.dtype != wanted.dtype or (is_uniform and found_leaf != wanted):
+        for (what, leaf), wanted in zip(named_leaves(batch), expected, strict=True):
+            found = leaf_of(leaf)
+            if leaf.dtype != wanted.dtype or (is_uniform and found != wanted):
                 raise self._wrong(
-                    f"{what} of {found_leaf} for sample {int(indices_B[0])}",
-                    f"{wanted}, as sample 0 has",
+                    f"{what} of {found} for sample {sample}", f"{wanted}, as sample 0 has"
                 )
+
+    def _check_tensor(self, what: str, leaf: Any) -> None:
+        if not isinstance(leaf, Tensor):
+            raise self._wrong(f"{_name_of(leaf)} as {what}", "tensors")
+        if leaf.device.type != "cpu":
+            raise self._wrong(f"{what} on {leaf.device}", "them on the CPU")
 
     @property
     def _remedy(self) -> str:
