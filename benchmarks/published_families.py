@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.models import MODELS
+from firecaffe.models.config import ModelConfig
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import NATIVE_CANDIDATES, rounds_only_s
@@ -259,7 +260,8 @@ def _net(label: str) -> Net:
     if name in NOT_OURS:
         return NOT_OURS[name]
     model = name if name in MODELS else f"{name}0"
-    layers, profile = layers_of(model, None, None)
+    found = layers_of(ModelConfig(model), None, None)
+    layers, profile = found.works, found.profile
     return Net(float(profile.parameters), len(layers))
 
 

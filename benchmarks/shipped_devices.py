@@ -14,6 +14,7 @@ from statistics import median
 
 from benchmarks.paragraph import paragraph
 from firecaffe.models import MODELS
+from firecaffe.models.config import ModelConfig
 from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast
@@ -59,7 +60,9 @@ def read_alone(path: Path) -> Iterator[Alone]:
 
 
 def _alone(cluster: str, net: str, batch: int, per_s: float) -> Alone:
-    row = forecast(workload_of_model(net, batch, batch), load_cluster(cluster), 1, "tree")
+    row = forecast(
+        workload_of_model(ModelConfig(net), batch, batch), load_cluster(cluster), 1, "tree"
+    )
     return Alone(
         cluster,
         net,

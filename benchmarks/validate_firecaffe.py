@@ -18,6 +18,7 @@ from statistics import median
 
 from benchmarks.paragraph import paragraph
 from firecaffe.exchange import ALGORITHMS
+from firecaffe.models.config import ModelConfig
 from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.network import Network
@@ -65,7 +66,7 @@ def read_runs(path: Path) -> list[Run]:
 
 @cache
 def weights(net: str) -> int:
-    return layers_of(net, None, None)[1].parameters
+    return layers_of(ModelConfig(net), None, None).profile.parameters
 
 
 def network(workers: int, bandwidth_bytes_per_s: float) -> Network:

@@ -123,7 +123,7 @@ def _show(
     console: Console, recipe: Recipe, rows: Sequence[StepTimes], types: Sequence[LayerTypes]
 ) -> None:
     names = list(dict.fromkeys(name for each in types for name in each.time_s))
-    table = Table(box=SIMPLE_HEAD, title=f"{recipe.model.name}, one worker")
+    table = Table(box=SIMPLE_HEAD, title=f"{recipe.model.label}, one worker")
     for header in ("images", "ms", "images/s", "of best", "update, ms", "MB"):
         table.add_column(header, justify="right", no_wrap=True)
     for name in names:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from firecaffe.runs.checklist import Item
+from firecaffe.runs.compare import OWN_CODE
 from firecaffe.runs.files import finite
 from firecaffe.runs.groups import GroupRow, letters
 from firecaffe.runs.statistics import MOST_RUNS, UNDECIDED, Difference, Mean, Ratio
@@ -66,12 +67,13 @@ def render_groups(
     return [table, Text(), *(Text(line) for line in [*lines, "", *_sources(rows)])]
 
 
+DIGESTS = ("environment.source", OWN_CODE)
+
+
 def shown_words(words: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
     """Values as a table has them: a digest by its beginning, `-` for a word that a run lacks."""
     return {
-        word: [
-            _word(value)[:12] if word == "environment.source" else _word(value) for value in each
-        ]
+        word: [_word(value)[:12] if word.startswith(DIGESTS) else _word(value) for value in each]
         for word, each in words.items()
     }
 

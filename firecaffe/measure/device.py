@@ -19,13 +19,13 @@ def calibrated(cluster: Cluster, recipe: Recipe, rows: Sequence[StepTimes]) -> C
     """The cluster with these steps measured, and its device's efficiency and overhead fitted to
     them if there are enough sizes.
     """
-    own = recipe.model.name, recipe.train.autocast
+    own = recipe.model.label, recipe.train.autocast
     kept = tuple(row for row in cluster.device.measured if (row.model, row.autocast) != own)
     device = dataclasses.replace(cluster.device, measured=())
     if len(rows) >= SIZES_TO_FIT:
         device = _fitted(device, recipe, rows)
     device = dataclasses.replace(device, measured=(*kept, *(row.measured(recipe) for row in rows)))
-    source = f"measured: steps of {recipe.model.name}"
+    source = f"measured: steps of {recipe.model.label}"
     sources = tuple(dict.fromkeys([*cluster.sources, source]))
     return dataclasses.replace(cluster, device=device, sources=sources)
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from firecaffe.models import build_model, classification_loss
+from firecaffe.models import classification_loss
+from firecaffe.models.network import make_network
 from firecaffe.models.profile import profile as volumes
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.sections import Recipe
@@ -52,7 +53,7 @@ class LayerTypes:
 def by_layer_type(recipe: Recipe, device: torch.device, micro_batch_size: int) -> LayerTypes:
     """Runs PASSES forwards and backwards under torch's profiler, after one without."""
     work = workload_of(recipe)
-    model = build_model(recipe.model.name, work.num_classes, work.input_CHW[0]).to(device)
+    model = make_network(recipe.model, work.num_classes, work.input_CHW[0]).to(device)
     images = torch.randn(micro_batch_size, *work.input_CHW, device=device)
     labels = torch.arange(micro_batch_size, device=device) % work.num_classes
 

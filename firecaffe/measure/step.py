@@ -23,17 +23,16 @@ from firecaffe.exchange.route import find_route
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.threads import begin_thread
-from firecaffe.models import build_model
 from firecaffe.plan.calibrate import relative_spread
 from firecaffe.plan.cluster import MeasuredStep
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.tasks import CLASSIFICATION
-from firecaffe.training.arithmetic import seed_random, set_arithmetic
+from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import StepResult
-from firecaffe.training.parts import counts_of
+from firecaffe.training.parts import Parts, build_network
 from firecaffe.training.step import Stepper, empty_counts
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.link import finish
@@ -66,7 +65,7 @@ class StepTimes:
     def measured(self, recipe: Recipe) -> MeasuredStep:
         """The times as a row of a cluster file."""
         return MeasuredStep(
-            model=recipe.model.name,
+            model=recipe.model.label,
             micro_batch_size=self.micro_batch_size,
             compute_s=median(self.compute_s),
             data_s=median(self.data_s),
@@ -91,10 +90,7 @@ def time_steps(
     )
     set_arithmetic(train, device)
     data = _dataset(recipe, train.global_batch_size)
-    seed_random(train.seed, "weights")
-    model = build_model(recipe.model.name, *counts_of(data)).to(device)
-    if train.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = build_network(recipe, Parts(), data, device)
     order = SampleOrder(train.seed, len(data), train.global_batch_size, micro_batch_size)
     batches = Batches(data, order, recipe.data, device)
     world = World(0, 1, device)

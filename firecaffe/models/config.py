@@ -1,6 +1,7 @@
 """The recipe's [model] section."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -8,7 +9,23 @@ class ModelConfig:
     """The network.
 
     Args:
-        name: A network of docs/models.
+        name: A network of docs/models, or a function that returns one:
+            package.module:function, path/file.py:function, timm:NAME, torchvision:NAME.
+        args: Arguments of that function, as `args = { width = 32 }`.
+        weights: File that the first weights are taken from, safetensors or a state_dict of
+            torch.save. A resumed run does not read it. Empty: fresh ones, by the seed.
+        freeze: Patterns of the names of parameters that are not trained, as
+            `freeze = ["layer1.*"]`.
     """
 
     name: str = "nin_small"
+    args: dict[str, Any] = field(default_factory=dict)
+    weights: str = ""
+    freeze: list[str] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """What tells its steps from another network's: the name, with what changes it."""
+        words = [f"{word}={value!r}" for word, value in sorted(self.args.items())]
+        words += [f"freeze={self.freeze!r}"] if self.freeze else []
+        return f"{self.name}({', '.join(words)})" if words else self.name

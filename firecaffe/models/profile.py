@@ -64,17 +64,20 @@ class Profile:
         return asdict(self)
 
 
-def profile(module: nn.Module, input_CHW: tuple[int, int, int], batch_size: int) -> Profile:
+def profile(
+    module: nn.Module, input_CHW: tuple[int, int, int], batch_size: int, device: str = "meta"
+) -> Profile:
     """Run `module` once in training mode, so that auxiliary heads count, without taking memory.
 
     The module may live on any device; it is left as it was found. A layer that the forward does
     not call has no row, but its parameters are in the totals, for they are exchanged all the same.
+    device: where it is run; code that reads numbers needs another one than "meta".
     """
     parameters = list(module.parameters())
-    shadows = {name: p.detach().to("meta") for name, p in module.named_parameters()}
-    shadows |= {name: b.to("meta") for name, b in module.named_buffers()}
+    shadows = {name: p.detach().to(device) for name, p in module.named_parameters()}
+    shadows |= {name: b.to(device, copy=True) for name, b in module.named_buffers()}
     dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.get_default_dtype())
-    images_BCHW = torch.empty(batch_size, *input_CHW, dtype=dtype, device="meta")
+    images_BCHW = torch.zeros(batch_size, *input_CHW, dtype=dtype, device=device)
 
     rows: list[LayerProfile] = []
     with _training_mode(module), _recording(module, rows), torch.no_grad(), without_compiler():

@@ -53,12 +53,26 @@ def build_model(
 
     Raises RecipeError if no network has that name, or a number is below 1.
     """
+    check_name(name)
+    return MODELS[name].build(**counts_of(name, num_classes, in_channels))
+
+
+def check_name(name: str) -> None:
+    """Raises: RecipeError if no network has that name."""
     if name not in MODELS:
         close = difflib.get_close_matches(name, MODELS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise RecipeError(
-            f"model.name: no network is called {name!r}; {hint}known: {', '.join(MODELS)}"
+            f"model.name: no network is called {name!r}; {hint}known: {', '.join(MODELS)}; or "
+            "one's own, package.module:function or path/file.py:function"
         )
+
+
+def counts_of(name: str, num_classes: int | None, in_channels: int | None) -> dict[str, int]:
+    """What a row's function is called with; None takes the row's own value.
+
+    Raises: RecipeError if a number is below 1.
+    """
     model = MODELS[name]
     counts = {
         "num_classes": model.num_classes if num_classes is None else num_classes,
@@ -67,4 +81,4 @@ def build_model(
     for field, count in counts.items():
         if count < 1:
             raise RecipeError(f"model.{field}: found {count}, must be at least 1")
-    return model.build(**counts)
+    return counts

@@ -51,7 +51,9 @@ def micro_batch(workload: Workload, device: Device, images: int) -> MicroBatch:
     half = 0.5 if workload.autocast in HALF_PRECISION else 1.0
     forward = [_layer_s(layer, images, flops, rate, half, device) for layer in workload.layers]
     backward = [
-        BACKWARD_CALLS * each if layer.flops else each * 1.5
+        layer.backward_share * BACKWARD_CALLS * each
+        if layer.flops
+        else each * 1.5 * (layer.backward_share > 0)
         for layer, each in zip(workload.layers, forward, strict=True)
     ]
     return MicroBatch(scale * sum(forward), tuple(scale * each for each in reversed(backward)))

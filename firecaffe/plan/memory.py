@@ -36,7 +36,7 @@ def memory_bytes(workload: Workload, world_size: int) -> dict[str, float]:
     half = 0.5 if workload.autocast in HALF_PRECISION else 1.0
     largest = max(workload.bucket_bytes, max(workload.tensors_bytes, default=0))
     return {
-        "parameters": weights,
+        "parameters": weights + workload.frozen_bytes,
         "gradients": weights,
         "sums": weights * max(0, share.bit_length() - 1),
         "optimizer": weights * workload.optimizer_vectors,

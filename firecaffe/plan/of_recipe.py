@@ -18,12 +18,13 @@ from firecaffe.data.packed import PackedPart
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import MODELS
+from firecaffe.models.config import ModelConfig
 from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.timeline import slowest_of
-from firecaffe.plan.workload import PROFILED_IMAGES, Workload, layers_of
+from firecaffe.plan.workload import IMAGENET_CHW, Workload, input_of, layers_of
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.reference import is_reference
@@ -58,7 +59,7 @@ KNOWN_SAMPLES = {
 def workload_of(recipe: Recipe) -> Workload:
     """A recipe's. A folder of images that is not here is taken for ImageNet.
 
-    Raises: RecipeError, in one line.
+    Raises: RecipeError, in one line; OwnCodeError for what a user's code raises.
     """
     check_recipe(recipe)
     train = recipe.train
@@ -66,11 +67,11 @@ def workload_of(recipe: Recipe) -> Workload:
     check_batch(train, samples.count)
     steps_per_epoch = -(-samples.count // train.global_batch_size)
     return _workload(
-        recipe.model.name,
+        recipe.model,
         shape,
         samples.num_classes,
         Workload(
-            model=recipe.model.name,
+            model=recipe.model.label,
             layers=(),
             activation_bytes=0.0,
             input_CHW=(0, 0, 0),
@@ -90,23 +91,29 @@ def workload_of(recipe: Recipe) -> Workload:
     )
 
 
-def workload_of_model(name: str, global_batch_size: int, micro_batch_size: int) -> Workload:
-    """A network's, on its authors' images; those of ImageNet's size are read from storage."""
-    if name not in MODELS:
-        layers_of(name, None, None)  # says what there is
-    model = MODELS[name]
-    is_imagenet = model.num_classes == 1000
+def workload_of_model(
+    config: ModelConfig,
+    global_batch_size: int,
+    micro_batch_size: int,
+    input_CHW: tuple[int, int, int] | None = None,
+) -> Workload:
+    """A network's alone, on such images or else its authors'; those of ImageNet's size are read
+    from storage.
+    """
+    shape = input_CHW or input_of(config.name)
+    row = MODELS.get(config.name)
+    is_imagenet = shape == IMAGENET_CHW if row is None else row.num_classes == 1000
     if micro_batch_size < 1 or global_batch_size < 1 or global_batch_size % micro_batch_size:
         raise RecipeError(
             f"--global-batch-size is {global_batch_size}; it must be a multiple of "
             f"--micro-batch-size, {micro_batch_size}, and both at least 1"
         )
     return _workload(
-        name,
-        model.input_CHW,
-        model.num_classes,
+        config,
+        shape,
+        None if row is None else row.num_classes,
         Workload(
-            model=name,
+            model=config.label,
             layers=(),
             activation_bytes=0.0,
             input_CHW=(0, 0, 0),
@@ -120,18 +127,16 @@ def workload_of_model(name: str, global_batch_size: int, micro_batch_size: int) 
 
 
 def _workload(
-    name: str, shape: tuple[int, int, int], num_classes: int, words: Workload
+    config: ModelConfig, shape: tuple[int, int, int], num_classes: int | None, words: Workload
 ) -> Workload:
-    layers, found = layers_of(name, shape, num_classes)
-    kept = sum(row.output_activation_bytes for row in found.layers) / PROFILED_IMAGES
-    return Workload(
-        **{
-            **words.__dict__,
-            "layers": layers,
-            "activation_bytes": float(kept),
-            "input_CHW": shape,
-            "num_classes": num_classes,
-        }
+    found = layers_of(config, shape, num_classes)
+    return replace(
+        words,
+        layers=found.works,
+        activation_bytes=found.activation_bytes,
+        frozen_bytes=found.frozen_bytes,
+        input_CHW=shape,
+        num_classes=num_classes or 0,
     )
 
 

@@ -5,12 +5,15 @@ from functools import cached_property
 from itertools import chain
 from math import prod
 
-import torch
+from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
-from firecaffe.models import MODELS, build_model
+from firecaffe.models import MODELS
+from firecaffe.models.config import ModelConfig
+from firecaffe.models.network import LIBRARIES, maker_of, with_outline
 from firecaffe.models.profile import Profile, profile
+from firecaffe.reference import failed
 
 PROFILED_IMAGES = 2
 """Images that the volumes are found with: batch normalization has no statistics of one."""
@@ -29,7 +32,11 @@ class LayerWork:
     """What it reads and writes of activations for one image, as float32."""
     weight_bytes: float
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of its parameters."""
+    """Shapes of its parameters that are trained."""
+    backward_share: float = 1.0
+    """What of its backward is done: 0.5 if its weights are frozen (only the gradients of its inputs
+    are needed), 0 if all before it are frozen too.
+    """
 
     @cached_property
     def parameters_bytes(self) -> tuple[int, ...]:
@@ -61,6 +68,8 @@ class Workload:
     shared_memory: bool = True
     """Whether ranks of one host may add in memory."""
     compressor_level: int = 0
+    frozen_bytes: int = 0
+    """Size of the parameters that are not trained."""
     assumption: str = ""
     """What was taken for granted, for people; empty if nothing was."""
 
@@ -79,37 +88,90 @@ class Workload:
         return tuple(chain.from_iterable(backwards))
 
 
-def layers_of(
-    model: str, input_CHW: tuple[int, int, int] | None, num_classes: int | None
-) -> tuple[tuple[LayerWork, ...], Profile]:
-    """A network's layers, found on the meta device.
+@dataclass(frozen=True)
+class Layers:
+    """What is found of a network on its samples."""
 
-    Raises: RecipeError if there is no such network, or it does not take such images.
+    works: tuple[LayerWork, ...]
+    profile: Profile
+    activation_bytes: float
+    """What backward needs kept of one image."""
+    frozen_bytes: int
+
+
+def layers_of(
+    config: ModelConfig, input_CHW: tuple[int, int, int] | None, num_classes: int | None
+) -> Layers:
+    """A network's layers, found on the meta device. Without a shape, on its authors' images.
+
+    Raises: RecipeError if there is no such network, or it does not take such images; OwnCodeError
+    for what a user's code raises.
     """
-    shape = input_CHW
-    with torch.device("meta"):
-        network = build_model(model, num_classes, None if shape is None else shape[0])
-    shape = shape or MODELS[model].input_CHW
+    shape = input_CHW or input_of(config.name)
+    in_channels = None if input_CHW is None else shape[0]
+    return with_outline(config, num_classes, in_channels, lambda it: _layers(config, it, shape))
+
+
+def input_of(name: str) -> tuple[int, int, int]:
+    """The shape of the images that a network was made for. Raises: RecipeError if nobody says."""
+    maker_of(name)  # says what there is
+    if name in MODELS:
+        return MODELS[name].input_CHW
+    if name.partition(":")[0] in LIBRARIES:
+        return IMAGENET_CHW
+    raise RecipeError(f"{name!r} does not say what it takes; give --input, as --input 3x32x32")
+
+
+IMAGENET_CHW = (3, 224, 224)
+
+
+def profile_of(
+    config: ModelConfig, network: nn.Module, shape: tuple[int, int, int], images: int
+) -> Profile:
+    """What a network moves and computes, on the device where it is.
+
+    Raises: RecipeError if it does not take such images; OwnCodeError if it is a user's.
+    """
     try:
-        found = profile(network, shape, PROFILED_IMAGES)
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        return profile(network, shape, images, str(next(network.parameters()).device))
+    except Exception as error:
         by = "x".join(map(str, shape))
-        raise RecipeError(f"{model} does not take an input of {by}: {reason}") from error
-    shapes: dict[str, list[tuple[int, ...]]] = {}
+        said = f"{config.name} does not take an input of {by}"
+        if config.name not in MODELS:
+            raise failed(f"{said}: it", error) from error
+        raise RecipeError(f"{said}: {str(error).splitlines()[0]}") from error
+
+
+def _layers(config: ModelConfig, network: nn.Module, shape: tuple[int, int, int]) -> Layers:
+    found = profile_of(config, network, shape, PROFILED_IMAGES)
+    trained: dict[str, list[tuple[int, ...]]] = {}
+    frozen: dict[str, int] = {}
     for name, parameter in network.named_parameters():
-        shapes.setdefault(name.rpartition(".")[0], []).append(tuple(parameter.shape))
-    layers = [
-        LayerWork(
-            name=row.name,
-            flops=2.0 * row.macs / PROFILED_IMAGES,
-            moved_bytes=(row.input_activation_bytes + row.output_activation_bytes)
-            / PROFILED_IMAGES,
-            weight_bytes=row.weight_bytes,
-            shapes=tuple(shapes.pop(row.name, ())),
+        layer = name.rpartition(".")[0]
+        if parameter.requires_grad:
+            trained.setdefault(layer, []).append(tuple(parameter.shape))
+        else:
+            frozen[layer] = frozen.get(layer, 0) + parameter.nbytes
+    works: list[LayerWork] = []
+    kept_bytes = 0
+    is_after_trained = not frozen
+    for row in found.layers:
+        shapes = tuple(trained.pop(row.name, ()))
+        is_after_trained = is_after_trained or bool(shapes)
+        is_frozen = not shapes and row.name.partition("#")[0] in frozen
+        share = float(is_after_trained) * (0.5 if is_frozen else 1.0)
+        kept_bytes += row.output_activation_bytes * (share > 0)
+        works.append(
+            LayerWork(
+                name=row.name,
+                flops=2.0 * row.macs / PROFILED_IMAGES,
+                moved_bytes=(row.input_activation_bytes + row.output_activation_bytes)
+                / PROFILED_IMAGES,
+                weight_bytes=row.weight_bytes,
+                shapes=shapes,
+                backward_share=share,
+            )
         )
-        for row in found.layers
-    ]
     # What the forward does not call is exchanged all the same.
-    layers += [LayerWork(name, 0.0, 0.0, 0.0, tuple(rest)) for name, rest in shapes.items()]
-    return tuple(layers), found
+    works += [LayerWork(name, 0.0, 0.0, 0.0, tuple(rest)) for name, rest in trained.items()]
+    return Layers(tuple(works), found, kept_bytes / PROFILED_IMAGES, sum(frozen.values()))

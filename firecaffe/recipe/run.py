@@ -3,6 +3,7 @@
 Whoever builds, trains, saves or records takes what it needs from here and decides nothing again.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -78,7 +79,8 @@ class Run:
     @property
     def title(self) -> str:
         """The network and the workers, for people."""
-        return f"{self.recipe.model.name.replace(' ', '-')}-{self.ranks.world_size}w"
+        name = re.sub(r"[^\w.]+", "-", self.recipe.model.name)
+        return f"{name}-{self.ranks.world_size}w"
 
     def share(self, rank: int) -> range:
         """The micro-batches of a rank, in every step."""

@@ -122,10 +122,16 @@ def _named_code(run: Run) -> str:
 def _code(groups: Sequence[Group]) -> Item:
     """Other code is another experiment, as other hardware is."""
     runs = [run for group in groups for run in group.runs]
-    codes = sorted({code_of(run)[:12] for run in runs})
+    codes = sorted({code_of(run) for run in runs})
     versions = sorted({str(run.words.get("environment.torch")) for run in runs})
     is_one = len(codes) == len(versions) == 1
-    return Item("the same code", is_one, f"source {', '.join(codes)}; torch {', '.join(versions)}")
+    shown = "; ".join(f"source {_short(code)}" for code in codes)
+    return Item("the same code", is_one, f"{shown}; torch {', '.join(versions)}")
+
+
+def _short(code: str) -> str:
+    """With digests by their beginning."""
+    return " ".join(word.rstrip(",")[:12] + "," * word.endswith(",") for word in code.split())
 
 
 def _epochs(groups: Sequence[Group], rows: Sequence[GroupRow]) -> Item:

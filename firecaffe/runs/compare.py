@@ -44,12 +44,18 @@ ENVIRONMENT = (
 )
 """What a comparison takes from environment.json, as environment.FACT."""
 
+OWN_CODE = "environment.own_code."
+"""What the words begin with that tell a user's code from other code, by the recipe's section."""
 
 HOW_READ = (
     *("data.name", "data.decode_threads", "data.cache", "data.cache_bytes", "data.order"),
     "data.hold_out",
 )
 """Words of the data that change none of its images; or which, as the data's own line says."""
+
+
+MODEL_WORDS = ("name", "args", "weights", "freeze")
+"""Words of which a network and its start are made; what is empty may not be there in older runs."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,11 @@ def read_run(folder: Path) -> Run:
     _check(folder / "result.json", result, RESULTS)
     _check(folder / "recipe.toml", words, WORDS)
     facts = {f"environment.{name}": environment.get(name) for name in ENVIRONMENT}
+    own_code = environment.get("own_code")
+    for part, which in own_code.items() if isinstance(own_code, dict) else ():
+        facts[OWN_CODE + part] = str(which)
+    if isinstance(result.get("first_weights"), dict):  # the same file, wherever it was
+        words["model.weights"] = f"sha256 {result['first_weights'].get('sha256')}"
     return Run(folder, result, words | facts)
 
 
@@ -191,7 +202,7 @@ def _work(run: Run) -> dict[str, Any]:
     return {
         "data": run.result["data"],
         "augmentation": images,
-        "model": run.words["model.name"],
+        "model": {word: run.words.get(f"model.{word}") or None for word in MODEL_WORDS},
     }
 
 

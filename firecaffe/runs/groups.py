@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from firecaffe.runs.compare import Run, differing_words, names, other_work, samples_seen
+from firecaffe.runs.compare import OWN_CODE, Run, differing_words, names, other_work, samples_seen
 from firecaffe.runs.curves import time_to
 from firecaffe.runs.learned import failure
 from firecaffe.runs.statistics import (
@@ -101,8 +101,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def code_of(run: Run) -> str:
-    """The digest of its source; of older records, which have none, the commit."""
-    return str(run.words.get("environment.source") or run.words.get("environment.commit") or "")
+    """The digest of its source; of older records, which have none, the commit. And that of a
+    user's own code, if there is any.
+    """
+    ours = run.words.get("environment.source") or run.words.get("environment.commit") or ""
+    own = sorted(word for word in run.words if word.startswith(OWN_CODE))
+    return ", ".join([str(ours), *(f"{word[len(OWN_CODE) :]} {run.words[word]}" for word in own)])
 
 
 def _key(run: Run) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.exchange.route import HOOK
 from firecaffe.gradients.combine import Hook
 from firecaffe.models import MODELS
-from firecaffe.models.config import ModelConfig
 from firecaffe.plan.of_recipe import write_forecast
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.identity import to_toml, tuned_by
@@ -38,7 +37,7 @@ from firecaffe.training.connect import connect
 from firecaffe.training.data_workers import check_not_in_worker, data_workers
 from firecaffe.training.facts import describe_training, unrepeatable
 from firecaffe.training.given_task import OWN
-from firecaffe.training.learner import build_learner
+from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.loop import Training
 from firecaffe.training.loop import train as run_training
 from firecaffe.training.parts import Parts, check_arguments, open_parts
@@ -94,7 +93,7 @@ def train(
     plugins = load_plugins()
     if model is not None:
         name = f"own {getattr(model, '__qualname__', type(model).__qualname__)}"
-        recipe = dataclasses.replace(recipe, model=ModelConfig(name))
+        recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, name=name))
     if train_set is not None:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name=GIVEN))
     if task is not None:
@@ -135,13 +134,15 @@ def _train_in(
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
     learner = build_learner(run, parts, data, world, start.checkpoint, unlike)
-    folder = _make_folder(world, run, start)  # now faults have a place to be written to
+    # From here on faults have a place to be written to.
+    folder = _make_folder(world, run, start, learner.own_code)
     found.write_into(folder)
     run, reducer, choice = connect(run, learner, world, parts.comm_hook, resources)
     notes = [data.description, *data.notes, *_notes(run), *start.notes]
     if choice is not None:
         notes.insert(1, f"exchange: {choice.reason}")
     notes += [f"plug-in: {name}" for name in names(plugins)]
+    notes += _weights_notes(recipe, learner)
     notes += [f"warning: {doubt}" for doubt in learner.doubts]
     is_known = recipe.data.name in DATASETS and recipe.model.name in MODELS
     if world.is_first and is_known and run.route.way != HOOK:
@@ -183,6 +184,7 @@ def _train_in(
         record = {
             **result.as_row(),
             "model": recipe.model.name,
+            "first_weights": learner.first_weights and learner.first_weights.as_dict(),
             "world_size": world.world_size,
             "initial_lr": recipe.solver.base_lr * run.rate_scale,
             "exchange": run.route.algorithm,
@@ -218,7 +220,15 @@ def _notes(run: Run) -> list[str]:
     return notes
 
 
-def _make_folder(world: World, run: Run, start: Start) -> Path:
+def _weights_notes(recipe: Recipe, learner: Learner) -> list[str]:
+    """What became of the file of the first weights."""
+    if learner.first_weights is not None:
+        return [learner.first_weights.line]
+    weights = recipe.model.weights
+    return [f"model.weights {weights} is not read: the run is resumed"] if weights else []
+
+
+def _make_folder(world: World, run: Run, start: Start, own_code: Mapping[str, str]) -> Path:
     """Makes the run's folder on rank 0, or takes an earlier attempt's back to the start; tells all
     ranks, and the launcher for a next attempt.
     """
@@ -230,6 +240,6 @@ def _make_folder(world: World, run: Run, start: Start) -> Path:
             folder = start.folder
             continue_run_folder(folder, start.step)
         write_atomically(folder / "recipe.toml", to_toml(run.recipe))
-        write_json(folder / "environment.json", describe_environment())
+        write_json(folder / "environment.json", {**describe_environment(), "own_code": own_code})
         remember_folder(world, start, folder.resolve())
     return Path(text_of_first(world, str(folder.resolve())))

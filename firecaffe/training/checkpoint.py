@@ -25,6 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
+from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.files import read_small, sync_file, sync_folder, write_atomically
 from firecaffe.training.stored import InMemory, Stored
 from firecaffe.training.tensor_file import TensorFile
@@ -204,6 +206,8 @@ def verify_checkpoint(where: Path) -> list[str]:
 def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None:
     """Checks that a recipe can go on from a checkpoint. steps: at which the recipe ends.
 
+    A word that one of the two does not have is younger than the other: its default held.
+
     Raises: CheckpointError if the checkpoint is beyond that; else naming the first word of the
     recipe that differs.
     """
@@ -212,8 +216,10 @@ def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int)
             f"the checkpoint is at step {checkpoint.step}, the recipe ends at step {steps}; "
             "raise train.steps or train.epochs, or resume an earlier one"
         )
+    defaults = flatten(Recipe())
     for word in sorted(identity.keys() | checkpoint.identity.keys()):
-        saved, asked = checkpoint.identity.get(word), identity.get(word)
+        default = defaults.get(word)
+        saved, asked = checkpoint.identity.get(word, default), identity.get(word, default)
         if saved != asked:
             raise CheckpointError(
                 f"{word} is {asked!r} in the recipe, {saved!r} in the checkpoint; "

@@ -20,30 +20,40 @@ from firecaffe.data.layout import leaf_of, map_batch, tree_words
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import AUTO
+from firecaffe.models import MODELS
 from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import failed
 from firecaffe.solvers.policy import batch_scale, learning_rate
 from firecaffe.tasks import Task
 from firecaffe.training.check_task import check_learnable, check_prediction
+from firecaffe.training.evaluate import evaluating
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.words import LARGEST
 
 
 def check_input(model: nn.Module, task: Task, recipe: Recipe, dataset: Dataset) -> None:
-    """Runs shapes through a model on the meta device.
+    """Runs shapes through a model, on the meta device if it is there.
 
-    Raises: RecipeError if the model does not take the data's images, or the task its outputs.
+    Raises: RecipeError if the model does not take the data's images, or the task its outputs;
+    OwnCodeError if the model is a user's.
     """
     layout = given_layout(dataset, recipe.data)
-    inputs, _ = layout.zeros(recipe.train.micro_batch_size, "meta")
+    device = next(model.parameters()).device.type
+    inputs, _ = layout.zeros(recipe.train.micro_batch_size if device == "meta" else 1, device)
     try:
         outputs = model.eval()(inputs)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RecipeError(
-            f"model.name {recipe.model.name!r} does not take "
-            f"{samples_words(dataset, layout)} (data.name {recipe.data.name!r}): {reason}"
-        ) from error
+    except Exception as error:
+        what = f"{samples_words(dataset, layout)} (data.name {recipe.data.name!r})"
+        raise _not_taken(recipe, what, error) from error
     check_prediction(task, outputs, recipe)
+
+
+def _not_taken(recipe: Recipe, what: str, error: Exception) -> RecipeError:
+    """Makes the line about a network that has raised; a user's keeps its traceback."""
+    said = f"model.name {recipe.model.name!r} does not take {what}"
+    if recipe.model.name in MODELS:
+        return RecipeError(f"{said}: {_first_line(error)}")
+    return failed(f"{said}: it", error)
 
 
 def check_outputs(
@@ -55,23 +65,21 @@ def check_outputs(
     Raises: RecipeError if the network does not take the images, or has a BatchNorm that cannot be
     computed over one sample; or if the task does not take the outputs, or cannot be trained on.
     """
-    model, name = forward.model, recipe.model.name
+    model = forward.model
     inputs, targets = map_batch(_first_row, batches.train_batch(0, 0))
     inputs = laid_out(inputs, forward.config)
-    training = model.training
     try:
-        outputs = model.eval()(inputs)
-        model.train(training)
+        with evaluating(model):
+            outputs = model(inputs)
         with torch.no_grad():
             if len(dataset) % recipe.train.micro_batch_size == 1:
                 forward.buffers.begin_step()
                 model(inputs)
                 forward.buffers.begin_micro_batch()
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise RecipeError(
-            f"model.name {name!r} does not take {_shape_words(inputs)}, which an "
-            f"epoch of {len(dataset)} samples ends with or an evaluation may: {_first_line(error)}"
-        ) from error
+    except Exception as error:
+        shape = _shape_words(inputs)
+        what = f"{shape}, which an epoch of {len(dataset)} samples ends with or an evaluation may"
+        raise _not_taken(recipe, what, error) from error
     check_prediction(forward.task, outputs, recipe)
     check_learnable(forward.task, outputs, targets, recipe, is_own)
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -28,12 +28,16 @@ def facts(
     data: Data,
     state: State,
     checkpoint: Checkpoint | None,
-    unlike: Sequence[str] = (),
+    unlike: Sequence[str],
+    own_code: Mapping[str, str],
+    weights_sha256: str,
 ) -> dict[str, str]:
     """The facts that all ranks must share before they train together, by their names.
 
     unlike: the parts of the data that are `unrepeatable`; of these only the size is compared.
+    own_code: see `training.own_code`. weights_sha256: of the file of the first weights.
     """
+    code = {"torch": torch.__version__, "source": source_digest()[:12], **own_code}
     words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
     resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
     nodes = {}
@@ -41,7 +45,8 @@ def facts(
         nodes["the number of ranks on its host"] = str(state.world.local_world_size)
     return {
         **nodes,
-        "the code": f"torch {torch.__version__}, source {source_digest()[:12]}",
+        "the code": ", ".join(f"{what} {which}" for what, which in code.items()),
+        "the file of the first weights": weights_sha256,
         **words,
         "the kind of device": state.world.device.type,
         "the training data": describe_training(recipe, data, "training" not in unlike),

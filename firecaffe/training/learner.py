@@ -12,6 +12,7 @@ from firecaffe.cluster.world import World
 from firecaffe.data import Batches, Data
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.probe import Probe, run_probe
+from firecaffe.models.weights import FirstWeights, file_digest, load_weights
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.training.arithmetic import cost_of_determinism
@@ -20,6 +21,7 @@ from firecaffe.training.checks import check_coded, check_outputs
 from firecaffe.training.facts import doubt_of_data, doubt_of_weights, doubts_of, facts
 from firecaffe.training.forward import Forward
 from firecaffe.training.given_task import task_for
+from firecaffe.training.own_code import own_code
 from firecaffe.training.parts import Parts, build_network
 from firecaffe.training.state import State, state_of
 
@@ -41,6 +43,10 @@ class Learner:
     """Reasons why other numbers of workers may not end in the same bits."""
     cost_of_determinism: float | None
     """The ratio of a micro-batch's time to that without deterministic kernels; None on a CPU."""
+    own_code: dict[str, str]
+    """What tells a user's code from other code; see `own_code`."""
+    first_weights: FirstWeights | None
+    """What was taken from `model.weights`; None if nothing was."""
 
     @property
     def in_ready_order(self) -> list[nn.Parameter]:
@@ -63,7 +69,7 @@ def build_learner(
     Raises: RecipeError, AgreementError, CheckpointError.
     """
     recipe = run.recipe
-    model = build_network(recipe, parts, data, world)
+    model = build_network(recipe, parts, data.train, world.device)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
@@ -71,13 +77,16 @@ def build_learner(
         check_coded(recipe, named, parts.comm_hook is not None)
     optimizer = make_optimizer(named, recipe.solver)
     state = state_of(world, model, optimizer)
-    agree(world, facts(recipe, data, state, checkpoint, unlike))
+    weights = "" if checkpoint is not None else recipe.model.weights
+    weights_sha256 = file_digest(weights) if weights else "none"
+    code = own_code(recipe, parts)
+    agree(world, facts(recipe, data, state, checkpoint, unlike, code, weights_sha256))
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(state.take_from_first())]
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
     forward = Forward(model, task, recipe.train)
     state.numbers["scaler"] = forward.scaler
-    # Before a checkpoint is restored, so that its digest compares with the first run's.
+    # Before weights are read, so that its digest compares with the first run's.
     is_own = parts.loss is not None or parts.task is not None
     check_outputs(forward, batches, recipe, data.train, is_own)
     first_loss = partial(_first_loss, forward, batches)
@@ -85,12 +94,15 @@ def build_learner(
     cost = None
     if world.device.type == "cuda" and recipe.train.deterministic:
         cost = _cost_of_determinism(forward, batches)
+    first_weights = load_weights(model, weights, weights_sha256) if weights else None
     if checkpoint is not None:
         check_identity(checkpoint, dict(run.deciding), run.steps)
         state.load(checkpoint)
     doubts += doubts_of(recipe, world, run.route, probe, checkpoint)
     once = list(dict.fromkeys(doubts))
-    return Learner(forward, named, optimizer, state, batches, probe, once, cost)
+    return Learner(
+        forward, named, optimizer, state, batches, probe, once, cost, code, first_weights
+    )
 
 
 def _first_loss(forward: Forward, batches: Batches) -> Tensor:

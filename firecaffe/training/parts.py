@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from firecaffe.cluster.world import World
 from firecaffe.data import (
     Data,
     DataParts,
@@ -25,14 +24,13 @@ from firecaffe.data.layout import Leaf
 from firecaffe.data.own import check_own
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.gradients.combine import Hook
-from firecaffe.models import build_model
+from firecaffe.models.freeze import freeze
+from firecaffe.models.network import check_made, make_network
 from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import shown
 from firecaffe.tasks import Loss, Task
 from firecaffe.training.arithmetic import seed_random
 from firecaffe.training.given_task import check_given
-
-MOST_SHOWN = 80
-"""The most characters of a wrong value in a message about it."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +60,21 @@ def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
     """
     if not isinstance(recipe, Recipe):
         raise RecipeError(
-            f"recipe is {_shown(recipe)}; expected a firecaffe.Recipe(train=firecaffe.TrainConfig("
+            f"recipe is {shown(recipe)}; expected a firecaffe.Recipe(train=firecaffe.TrainConfig("
             "WORD=VALUE, …), …). A recipe file is trained by `firecaffe train FILE`"
         )
     _check_model(parts.model)
+    if parts.model is not None and recipe.model.args:
+        raise RecipeError(
+            f"model.args {recipe.model.args} has no effect beside a model that is given; give "
+            "model=lambda: MyNet(…)"
+        )
     check_given(recipe, parts.loss, parts.task)
     hook = parts.comm_hook
     if hook is not None and not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
-        raise RecipeError(f"comm_hook is {_shown(hook)}; expected the pair (state, hook)")
+        raise RecipeError(f"comm_hook is {shown(hook)}; expected the pair (state, hook)")
     if resume is not None and not isinstance(resume, str | Path):
-        raise RecipeError(f"resume is {_shown(resume)}; expected the path of a run or a checkpoint")
-
-
-def _shown(value: Any) -> str:
-    words = " ".join(repr(value).split())
-    return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}…"
+        raise RecipeError(f"resume is {shown(resume)}; expected the path of a run or a checkpoint")
 
 
 def _check_model(model: Any) -> None:
@@ -90,7 +88,7 @@ def _check_model(model: Any) -> None:
         )
     if not callable(model):
         raise RecipeError(
-            f"model is {_shown(model)}; expected a function that makes a network. One of "
+            f"model is {shown(model)}; expected a function that makes a network. One of "
             "firecaffe's own is named in the recipe: ModelConfig(name)"
         )
     try:
@@ -134,17 +132,20 @@ def counts_of(dataset: Dataset) -> tuple[int | None, int | None]:
     return num_classes(dataset), inputs.shape[0] if is_image else None
 
 
-def build_network(recipe: Recipe, parts: Parts, data: Data, world: World) -> nn.Module:
-    """Builds the network with its first weights, on this rank's device."""
+def build_network(
+    recipe: Recipe, parts: Parts, dataset: Dataset, device: torch.device
+) -> nn.Module:
+    """Builds the network with fresh weights for a data set, on this rank's device.
+
+    Raises: RecipeError; OwnCodeError for what a user's code raises.
+    """
     seed_random(recipe.train.seed, "weights")
     if parts.model is None:
-        model = build_model(recipe.model.name, *counts_of(data.train))
+        model = make_network(recipe.model, *counts_of(dataset))
     else:
-        made = parts.model()
-        if not isinstance(made, nn.Module):
-            raise RecipeError(f"model() gave {_shown(made)}; expected a network, a torch.nn.Module")
-        model = made
-    model.to(world.device)
+        model = check_made("model()", parts.model())
+        freeze(model, recipe.model.freeze)
+    model.to(device)
     if recipe.train.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from firecaffe.data import check_data
+from firecaffe.data import Dataset, check_data
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.models import build_model
+from firecaffe.models.network import with_outline
+from firecaffe.models.weights import load_weights
 from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.run import Ranks, resolve
@@ -34,10 +36,7 @@ def preflight(
     run = resolve(recipe, data, Ranks(world_size), described=described)
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
-    with torch.device("meta"):
-        model = build_model(recipe.model.name, *counts_of(data.train))
-    check_input(model, task_for(recipe, None, None, data.train), recipe, data.train)
-    groups_of(dict(model.named_parameters()), recipe.solver)
+    _check_network(recipe, data.train, is_resumed=resume is not None)
     if recipe.train.device == "cuda" and not torch.cuda.is_available():
         raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
     if is_new and recipe.run.folder and Path(recipe.run.folder).exists():
@@ -47,3 +46,20 @@ def preflight(
     cluster_for(recipe)
     if resume is not None:
         check_identity(load_newest(resume)[0], dict(run.deciding), run.steps)
+
+
+def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
+    """Checks the network's shapes, its parameters' names and its file of weights.
+
+    Raises: RecipeError; OwnCodeError for what a user's code raises.
+    """
+    task = task_for(recipe, None, None, dataset)
+
+    def check(network: nn.Module) -> None:
+        check_input(network, task, recipe, dataset)
+        named = network.named_parameters()
+        groups_of({name: each for name, each in named if each.requires_grad}, recipe.solver)
+        if recipe.model.weights and not is_resumed:
+            load_weights(network, recipe.model.weights)
+
+    with_outline(recipe.model, *counts_of(dataset), check)

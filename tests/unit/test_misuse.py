@@ -285,7 +285,7 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
     "a function that makes no network": (
         {"model": lambda: 3},
         RecipeError,
-        ["model() gave 3", "torch.nn.Module"],
+        ["model() returned 3", "torch.nn.Module"],
     ),
     "no parameters": ({"model": nn.Flatten}, RecipeError, ["Flatten", "no parameter to train"]),
     "frozen parameters alone": ({"model": frozen}, RecipeError, ["no parameter to train"]),

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from firecaffe.models.config import ModelConfig
 from firecaffe.plan.advice import changes
 from firecaffe.plan.cluster import Cluster, Device, Link, MeasuredStep, Storage, load_cluster
 from firecaffe.plan.compute import MicroBatch, correction, micro_batch, update_s
@@ -15,7 +16,7 @@ from firecaffe.plan.timeline import Bucket, buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, layers_of
 
 DEVICE = Device("d", 1e12, 1e15, {"float32": 1e12}, efficiency=1.0, overhead_s=0.0)
-WORK = workload_of_model("googlenet", 256, 8)
+WORK = workload_of_model(ModelConfig("googlenet"), 256, 8)
 
 
 def test_without_overhead_the_work_decides() -> None:
@@ -62,11 +63,11 @@ def test_what_was_measured_replaces_what_is_computed() -> None:
 
 
 def test_layers_hold_every_parameter_and_every_flop() -> None:
-    layers, found = layers_of("googlenet", None, None)
-    assert sum(sum(layer.parameters_bytes) for layer in layers) == found.weight_bytes
-    assert (
-        sum(layer.flops for layer in layers) * 3 == found.forward_backward_flops / PROFILED_IMAGES
-    )
+    found = layers_of(ModelConfig("googlenet"), None, None)
+    counted = sum(sum(layer.parameters_bytes) for layer in found.works)
+    assert counted == found.profile.weight_bytes
+    flops = sum(layer.flops for layer in found.works)
+    assert flops * 3 == found.profile.forward_backward_flops / PROFILED_IMAGES
 
 
 def test_a_bucket_is_ready_with_its_last_gradient() -> None:

@@ -1,0 +1,205 @@
+"""First weights from a file: read without running any code, and put where name and shape fit."""
+
+import hashlib
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from firecaffe.errors import RecipeError
+
+HELD_UNDER = ("state_dict", "model")
+"""The words under which programs keep a state_dict beside what else they save."""
+
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
+"""What wrappers put before the names of a network: DataParallel, torch.compile, trainers."""
+
+OWN_PIECES = {"parameter/": True, "buffer/": True, "optimizer/": False}
+"""What the names in a checkpoint of ours begin with; and whether it is a network's."""
+
+MOST_NAMED = 3
+"""Names of each kind that the line about a file has."""
+
+
+@dataclass(frozen=True)
+class FirstWeights:
+    """What was taken from a file, and what was not."""
+
+    file: str
+    sha256: str
+    prefix: str
+    """What was left out before the file's names."""
+    taken: int
+    missing: list[str]
+    """Names of the network that the file does not have: these tensors are fresh."""
+    unexpected: list[str]
+    """Names of the file that the network does not have."""
+    reshaped: dict[str, str]
+    """Names of both with other shapes, which are fresh; and the two shapes."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def line(self) -> str:
+        """For people: counts, and the first few names."""
+        of_network = self.taken + len(self.missing) + len(self.reshaped)
+        said = [f"model.weights {self.file}: {self.taken} of the network's {of_network} tensors"]
+        reshaped = [f"{name} {shapes}" for name, shapes in self.reshaped.items()]
+        for what, names in (
+            ("of another shape, left fresh", reshaped),
+            ("missing in the file, left fresh", self.missing),
+            ("that the network does not have", self.unexpected),
+        ):
+            if names:
+                said.append(f"{len(names)} {what} ({_some(names)})")
+        if self.prefix:
+            said.append(f"{self.prefix!r} before the file's names was left out")
+        return "; ".join(said)
+
+
+def load_weights(network: nn.Module, file: str, sha256: str = "") -> FirstWeights:
+    """Puts a file's tensors into a network, converted to its types. sha256: the file's, if it is
+    known.
+
+    Raises: RecipeError if it is no file of weights, or nothing of it fits.
+    """
+    found = _read(file)
+    named = _named(network)
+    prefix = _prefix(found, named)
+    found = {name.removeprefix(prefix): each for name, each in found.items()}
+    missing, reshaped, fitting = [], {}, {}
+    for names, tensor in named:
+        name = next((each for each in names if each in found), None)
+        if name is None:
+            missing.append(names[0])
+        elif found[name].shape == tensor.shape:
+            fitting[name] = tensor
+        else:
+            shapes = (_by(each.shape) for each in (found[name], tensor))
+            reshaped[name] = "{} for {}".format(*shapes)
+    if not fitting:
+        ours = [names[0] for names, _ in named]
+        raise RecipeError(
+            f"model.weights {file}: none of its {len(found)} tensors fits the network; it has "
+            f"{_some(list(found))}, the network {_some(ours)}"
+        )
+    with torch.no_grad():
+        for name, tensor in fitting.items():
+            tensor.copy_(found[name])
+    of_network = {name for names, _ in named for name in names}
+    unexpected = [name for name in found if name not in of_network]
+    return FirstWeights(file, sha256, prefix, len(fitting), missing, unexpected, reshaped)
+
+
+def file_digest(file: str) -> str:
+    """The sha256 of a file of weights. Raises: RecipeError if it is not there."""
+    _check_file(file)
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _check_file(file: str) -> None:
+    path = Path(file)
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "not there"
+        raise RecipeError(f"model.weights is {file!r}, which is {what}; expected a file of weights")
+
+
+def _read(file: str) -> dict[str, Tensor]:
+    """The tensors of a file, by name; mapped from it where that is possible."""
+    _check_file(file)
+    path = Path(file)
+    try:
+        if path.suffix == ".safetensors":
+            return _without_pieces(load_file(path))
+        is_zip = zipfile.is_zipfile(path)
+        held = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
+    except OSError as error:
+        raise RecipeError(f"model.weights {file}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise RecipeError(
+            f"model.weights {file} is no safetensors file, or is cut short: {error}"
+        ) from error
+    except Exception as error:  # of many kinds, as the bytes may be anything
+        raise RecipeError(_why_not(file, error)) from error
+    return _tensors(file, held)
+
+
+def _why_not(file: str, error: Exception) -> str:
+    code = re.search(r"GLOBAL (\S+)", str(error))
+    if code:
+        return (
+            f"model.weights {file} holds more than tensors ({code[1]}), which would run code when "
+            "it is read; save the network's state_dict() alone"
+        )
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return (
+        f"model.weights {file} is neither a safetensors file (whose name ends so) nor a whole file "
+        f"of torch.save: {reason:.200}"
+    )
+
+
+def _tensors(file: str, held: Any) -> dict[str, Tensor]:
+    for word in HELD_UNDER:
+        if isinstance(held, Mapping) and isinstance(held.get(word), Mapping):
+            held = held[word]
+    found = {}
+    if isinstance(held, Mapping):
+        found = {str(name): each for name, each in held.items() if isinstance(each, Tensor)}
+    if not found:
+        raise RecipeError(
+            f"model.weights {file} holds no tensors by name but a {type(held).__name__}; expected "
+            "a state_dict, or one under 'state_dict' or 'model'"
+        )
+    return found
+
+
+def _without_pieces(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint of ours without what is not the network's, and without the pieces' names."""
+    if not all(name.startswith(tuple(OWN_PIECES)) for name in found):
+        return found
+    return {
+        name.partition("/")[2]: each
+        for name, each in found.items()
+        if OWN_PIECES[f"{name.partition('/')[0]}/"]
+    }
+
+
+def _named(network: nn.Module) -> list[tuple[list[str], Tensor]]:
+    """The tensors of a network's state_dict, each with all its names: tied ones have several."""
+    named: dict[int, tuple[list[str], Tensor]] = {}
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor):
+            named.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return list(named.values())
+
+
+def _prefix(found: Mapping[str, Tensor], named: list[tuple[list[str], Tensor]]) -> str:
+    """What has to be left out before the file's names so that the most fit; empty if nothing."""
+    names = {name for each, _ in named for name in each}
+    tried, longest = [""], [""]
+    while longest:
+        longer = [before + each for before in longest for each in PREFIXES]
+        longest = [each for each in longer if any(name.startswith(each) for name in found)]
+        tried += longest
+
+    def fitting(prefix: str) -> int:
+        return sum(name.startswith(prefix) and name[len(prefix) :] in names for name in found)
+
+    return max(tried, key=fitting)  # the first of the best, which is the shortest
+
+
+def _by(shape: torch.Size) -> str:
+    return "x".join(map(str, shape)) or "a number"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (" …" if len(names) > MOST_NAMED else "")

@@ -1,0 +1,141 @@
+"""First weights from a file: what fits is taken, what does not is told, no code is run."""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from firecaffe.errors import RecipeError
+from firecaffe.models.weights import file_digest, load_weights
+from tests.unit.models.own_nets import Net, Tied
+
+FILE = "w.pt"
+
+
+def filled(network: nn.Module, value: float = 0.5) -> dict[str, Tensor]:
+    """A state_dict whose floating point tensors all hold `value`."""
+    state = network.state_dict()
+    return {
+        name: torch.full_like(each, value) if each.is_floating_point() else each
+        for name, each in state.items()
+    }
+
+
+def save(path: Path, held: Any) -> str:
+    if path.suffix == ".safetensors":
+        safetensors.torch.save_file(held, path)
+    else:
+        torch.save(held, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+def test_all_of_a_file_is_taken(tmp_path: Path, name: str) -> None:
+    network = Net(3)
+    file = save(tmp_path / name, filled(network))
+    found = load_weights(network, file, file_digest(file))
+    assert (found.taken, found.missing, found.unexpected) == (9, [], [])
+    for each in (*network.parameters(), network.norm.state_dict()["running_mean"]):
+        assert torch.equal(each, torch.full_like(each, 0.5))
+    assert len(found.sha256) == 64
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+@pytest.mark.parametrize("prefix", ["module.", "module._orig_mod.", "model."])
+def test_wrappers_and_trainers_are_seen_through(tmp_path: Path, key: str, prefix: str) -> None:
+    network = Net(3)
+    state = OrderedDict((prefix + name, each) for name, each in filled(network).items())
+    found = load_weights(network, save(tmp_path / FILE, {key: state, "epoch": 3}))
+    assert (found.taken, found.prefix) == (9, prefix)
+    assert repr(prefix) in found.line
+
+
+def test_a_checkpoint_of_ours_is_taken_without_what_is_not_the_networks(tmp_path: Path) -> None:
+    network = Net(3)
+    pieces: dict[str, Tensor] = {f"parameter/{n}": each for n, each in network.named_parameters()}
+    pieces |= {f"buffer/{name}": each for name, each in network.named_buffers()}
+    pieces["optimizer/stem.weight/momentum_buffer"] = torch.zeros(1)
+    held = {name: each.detach().clone() for name, each in pieces.items()}
+    found = load_weights(network, save(tmp_path / "state.safetensors", held))
+    assert (found.taken, found.missing, found.unexpected) == (9, [], [])
+
+
+def test_a_new_head_stays_fresh_and_all_is_told(tmp_path: Path) -> None:
+    state = filled(Net(1000))
+    del state["stem.bias"]
+    state["extra.weight"] = torch.zeros(2)
+    network = Net(3)
+    head = network.head.weight.detach().clone()
+    found = load_weights(network, save(tmp_path / FILE, state))
+    assert (found.taken, found.missing, found.unexpected) == (6, ["stem.bias"], ["extra.weight"])
+    assert found.reshaped == {"head.weight": "1000x4 for 3x4", "head.bias": "1000 for 3"}
+    assert torch.equal(network.head.weight, head)
+    assert bool((network.stem.weight == 0.5).all())
+    for said in ("6 of the network's 9", "head.weight 1000x4 for 3x4", "stem.bias", "extra.weight"):
+        assert said in found.line
+    assert found.as_dict()["reshaped"] == found.reshaped
+
+
+def test_values_are_converted_to_the_networks_type(tmp_path: Path) -> None:
+    network = Net(3)
+    half = {name: each.half() for name, each in filled(network, 0.1).items()}
+    load_weights(network, save(tmp_path / FILE, half))
+    assert network.head.weight.dtype == torch.float32
+    assert network.head.weight[0, 0].item() == float(torch.tensor(0.1).half())
+
+
+def test_a_weight_with_two_names_needs_one_of_them(tmp_path: Path) -> None:
+    state = filled(Tied(3))
+    del state["first.weight"]
+    found = load_weights(Tied(3), save(tmp_path / FILE, state))
+    assert (found.taken, found.missing, found.unexpected) == (5, [], [])
+
+
+def test_shapes_alone_tell_what_fits(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        outline = Net(3)
+    assert load_weights(outline, save(tmp_path / FILE, filled(Net(5)))).taken == 7
+
+
+class Holder:
+    """What a whole module that is pickled runs when it is read."""
+
+
+def truncated(path: Path, held: Any) -> str:
+    file = save(path, held)
+    path.write_bytes(path.read_bytes()[:-200])
+    return file
+
+
+WRONG: dict[str, Any] = {
+    "not there": lambda at: str(at / "none.pt"),
+    "a folder": str,
+    "more than tensors": lambda at: save(at / FILE, {"net": Holder()}),
+    "whole file": lambda at: truncated(at / FILE, filled(Net(3))),
+    "cut short": lambda at: truncated(at / "w.safetensors", filled(Net(3))),
+    "neither": lambda at: str((at / FILE).write_text("no weights") and at / FILE),
+    "no tensors by name": lambda at: save(at / FILE, [torch.zeros(2)]),
+    "none of its 1 tensors": lambda at: save(at / FILE, {"other.weight": torch.zeros(2)}),
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_file_that_will_not_do_is_refused_in_one_line(tmp_path: Path, said: str) -> None:
+    file = WRONG[said](tmp_path)
+    with pytest.raises(RecipeError) as caught:
+        load_weights(Net(3), file)
+    line = str(caught.value)
+    assert line.startswith("model.weights")
+    assert said in line
+    assert file in line
+    assert "\n" not in line
+
+
+def test_an_empty_safetensors_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    with pytest.raises(RecipeError, match=r"model\.weights"):
+        load_weights(Net(3), str(tmp_path / "w.safetensors"))
