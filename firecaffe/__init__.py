@@ -5,9 +5,10 @@
     recipe = firecaffe.Recipe(train=firecaffe.TrainConfig(global_batch_size=64, steps=100))
     result = firecaffe.train(recipe, model=MyNet, train_set=mine, test_set=mine_too)
 
-Run alone it trains on one worker; under torchrun on as many as there are ranks. In a training
-script of your own, `firecaffe.parallelize(model)` stands in for DistributedDataParallel, and
-`firecaffe.attach(model, optimizer, folder)` records where its time goes.
+Run alone it trains on one worker; under torchrun on as many as there are ranks; and
+`firecaffe.launch(function, nproc_per_node=4)` runs a function on workers of this host. In a
+training script of your own, `firecaffe.parallelize(model)` stands in for DistributedDataParallel,
+and `firecaffe.attach(model, optimizer, folder)` records where its time goes.
 """
 
 from importlib import import_module
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from firecaffe.runs.folder import RunConfig
     from firecaffe.script.attach import attach
     from firecaffe.script.hook import comm_hook
+    from firecaffe.script.launch import launch
     from firecaffe.script.parallelize import parallelize
     from firecaffe.solvers.config import SolverConfig
     from firecaffe.tasks import Sums, Task, TaskConfig
@@ -47,6 +49,7 @@ _PLACES = {
     "attach": "script.attach",
     "comm_hook": "script.hook",
     "from_torch": "data",
+    "launch": "script.launch",
     "parallelize": "script.parallelize",
     "train": "training.build",
 }
@@ -70,6 +73,7 @@ __all__ = [
     "attach",
     "comm_hook",
     "from_torch",
+    "launch",
     "parallelize",
     "train",
 ]

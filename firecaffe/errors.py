@@ -24,6 +24,11 @@ class FirecaffeError(Exception):
         """What to tell the user in the end: the fault, where that is not said better here."""
         return str(self) if self.fault is None or self.fault.kind in SAVED else self.fault.line
 
+    @property
+    def traceback(self) -> str:
+        """The traceback of a user's own code that has raised, to be read below the line."""
+        return ""
+
 
 class RecipeError(FirecaffeError):
     """The recipe, the command line or an argument asks for something that cannot be."""

@@ -24,7 +24,7 @@ AGAIN = f"{RESUME}, or let --max-restarts do so"
 """The advice if a restart can mend it: the launcher restarts nothing else."""
 
 KINDS = {
-    "exception": Kind(1, "failed", "its traceback is above"),
+    "exception": Kind(1, "failed", "see its traceback"),
     "other": Kind(8, "cannot go on", "mend what it says"),
     "data": Kind(3, "has no data to go on with", "mend the data, then " + RESUME),
     "checkpoint": Kind(4, "cannot read or save a checkpoint", "see what the disk says"),

@@ -149,8 +149,11 @@ def _run(words: Sequence[str]) -> NoReturn:
     except SystemExit as end:
         code = end.code
     except BaseException:
-        traceback.print_exc()
         code = 1
+        try:
+            sys.excepthook(*sys.exc_info())
+        except SystemExit as end:  # a hook may have a code of its own
+            code = end.code
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1

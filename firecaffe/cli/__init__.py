@@ -9,7 +9,7 @@ from importlib import import_module
 from firecaffe.cli.plain_text import print_plainly
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.cluster.last_word import leave_report
-from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError, RunError
+from firecaffe.errors import FirecaffeError, RecipeError, RunError
 from firecaffe.faults import Fault
 
 COMMANDS = {
@@ -40,10 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except FirecaffeError as error:
-        code = _fail(error.last_word, error.exit_code, error.fault)
-        if isinstance(error, OwnCodeError):
-            print(error.traceback, end="", file=sys.stderr)
-        return code
+        return _fail(error.last_word, error.exit_code, error.fault, error.traceback)
     except OSError as error:  # a full disk, a folder without permission
         if isinstance(error, BrokenPipeError) and "RANK" not in os.environ:
             # Whoever read our output has seen enough. A rank's broken pipe may be a lost peer.
@@ -84,9 +81,9 @@ def _run(argv: list[str]) -> int:
     return command(words[1:])
 
 
-def _fail(message: str, exit_code: int, fault: Fault | None = None) -> int:
+def _fail(message: str, exit_code: int, fault: Fault | None = None, own_traceback: str = "") -> int:
     """One line for the user. A rank leaves it to its launcher, which says it once for all ranks."""
-    leave_report(message, fault)
+    leave_report(message, fault, own_traceback)
     return exit_code
 
 

@@ -49,13 +49,13 @@ def main(argv: list[str]) -> int:
     check(load_plugins(), options.nproc_per_node * max_nodes)
     preflight(recipe, options.nproc_per_node * max_nodes, resume, is_new=hosts.is_one)
     sys.stdout.flush()
-    folder = launch(
+    folders = launch(
         ["train", *argv],
         hosts,
         options.max_restarts,
         advice="a checkpoint, where the run has one, can be resumed (--resume)",
         settle=settle_fault,
     )
-    if folder is not None:
+    for folder in folders:
         say(f"run folder: {folder}")
     return 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
-from firecaffe.errors import FirecaffeError, OwnCodeError, PeerLostError
+from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import Fault
 
 LAUNCHED = "FIRECAFFE_LAUNCHED"
@@ -18,12 +18,15 @@ REPORT = "TORCHELASTIC_ERROR_FILE"
 """The environment variable with the path of a rank's report to torch's elastic agent."""
 
 
-def leave_report(message: str, fault: Fault | None = None) -> None:
-    """Leaves the line to the launcher, which says it once for all ranks; else prints it."""
+def leave_report(message: str, fault: Fault | None = None, traceback: str = "") -> None:
+    """Leaves the line to the launcher, which says it once for all ranks; else prints it.
+
+    traceback: of a user's own code, told below the line.
+    """
     line = " ".join(message.split())
     report = os.environ.get(REPORT)
     if report:
-        extra = {"timestamp": str(int(time.time())), "time_s": time.time()}
+        extra = {"timestamp": str(int(time.time())), "time_s": time.time(), "traceback": traceback}
         if fault is not None:
             extra["fault"] = fault.as_text()
         aside = f"{report}.partial"
@@ -36,7 +39,7 @@ def leave_report(message: str, fault: Fault | None = None) -> None:
     # A launcher of ours that is gone, or finds no report, says nothing.
     if not report or os.environ.get(LAUNCHED) != str(os.getppid()):
         rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-        print(f"firecaffe: {rank}{line}", file=sys.stderr)
+        print(f"firecaffe: {rank}{line}\n{traceback}", end="", file=sys.stderr)
 
 
 def tell_uncaught() -> None:
@@ -59,9 +62,7 @@ class _Hook:
         if not isinstance(error, FirecaffeError):
             self.before(kind, error, trace)
             return
-        leave_report(error.last_word, error.fault)
-        if isinstance(error, OwnCodeError):
-            print(error.traceback, end="", file=sys.stderr)
+        leave_report(error.last_word, error.fault, error.traceback)
         if isinstance(error, PeerLostError):
             end_process(error.exit_code)  # a thread may wait for that rank still
         raise SystemExit(error.exit_code)

@@ -6,8 +6,10 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch.distributed import DistError
@@ -42,6 +44,9 @@ from firecaffe.faults import ANOTHER, Fault
 ENDED = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
 """Exit codes of ranks that had stopped already when a signal ended them."""
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""What the agent passes on to its ranks."""
+
 MEETING_ERRORS = (DistError, RendezvousError, RuntimeError, OSError)
 """What torch raises if ranks, or hosts, do not find each other."""
 
@@ -52,9 +57,14 @@ Settle = Callable[[Path | None, Fault, str], Fault]
 class RankFailedError(LaunchError):
     """A rank ended with an error of its own; the launcher ends with the same exit code."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int, own_traceback: str = "") -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self._own_traceback = own_traceback
+
+    @property
+    def traceback(self) -> str:
+        return self._own_traceback
 
 
 def launch(
@@ -63,9 +73,10 @@ def launch(
     max_restarts: int = 0,
     advice: str = "",
     settle: Settle = lambda _, fault, __: fault,
-) -> Path | None:
-    """Runs `python -m firecaffe ARGUMENTS` as this host's ranks of one world. Returns the run
-    folder that they have written, on the host of rank 0.
+    module: str = "firecaffe",
+) -> list[Path]:
+    """Runs `python -m MODULE ARGUMENTS` as this host's ranks of one world. Returns the run folders
+    of their trainings, on the host of rank 0.
 
     advice: for the user whose signal has ended them. settle: told every fault.
 
@@ -77,10 +88,11 @@ def launch(
     check_memory(hosts.nproc_per_node)
     # The agent reports in its own many-line form what we report in one line; its loggers set
     # levels of their own.
+    logged = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     before = dict(os.environ)
     os.environ[LAUNCHED] = str(os.getpid())  # ranks leave the last word to this process
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(each.name for each in SIGNALS)
     if not hosts.is_one:
         # Its agents' shared store is not told to a host that comes later (torch 2.13).
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -89,13 +101,32 @@ def launch(
     if sys.platform.startswith("linux"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
     try:
-        with tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as log_folder:
-            started = _Launch(arguments, hosts, max_restarts, address, log_folder, advice, settle)
+        with (
+            _handlers_kept(),
+            tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as log_folder,
+        ):
+            command = ["-m", module, *arguments]
+            started = _Launch(command, hosts, max_restarts, address, log_folder, advice, settle)
             return started.run()
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(logged)
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Gives signals back to the handlers that they had; the agent sets its own, and leaves them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no thread but the main one may set a handler
+        return
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # None is one that was not set from Python
+                signal.signal(number, handler)
 
 
 class _Launch:
@@ -103,7 +134,7 @@ class _Launch:
 
     def __init__(
         self,
-        arguments: list[str],
+        command: list[str],
         hosts: Hosts,
         max_restarts: int,
         address: str,
@@ -122,7 +153,7 @@ class _Launch:
             role="rank",
             local_world_size=hosts.nproc_per_node,
             entrypoint=sys.executable,
-            args=("-u", "-m", "firecaffe", *arguments),
+            args=("-u", *command),
             rdzv_handler=handler,
             max_restarts=max_restarts,
             monitor_interval=0.1,
@@ -132,9 +163,9 @@ class _Launch:
         is_elastic = hosts.min_nodes < hosts.max_nodes
         self.agent = FaultAgent(spec, logs, self, is_elastic=is_elastic)
         self.handler = handler
-        self.folder: Path | None = None
+        self.folders: list[Path] = []
 
-    def run(self) -> Path | None:
+    def run(self) -> list[Path]:
         try:
             result = self.agent.run()
         except SignalException as error:
@@ -151,7 +182,7 @@ class _Launch:
             raise LaunchError("the run is over; this host was not needed")
         if result.is_failed():
             raise self._told(result.failures, "the run ended")
-        return self.folder
+        return self.folders
 
     def _not_started(self, error: Exception) -> LaunchError:
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -164,12 +195,12 @@ class _Launch:
         if number is None:
             then = "the hosts that stay go on"
         told = self._told(result.failures, then)
-        say(f"{told}; {then}")
+        say(f"{told}; {then}\n{told.traceback}".rstrip())
 
     def on_done(self) -> None:
-        """Takes the run folder from the store, on one of the hosts."""
+        """Takes the run folders from the store, on one of the hosts."""
         if self.agent.get_worker_group().group_rank == 0:
-            self.folder = self._folder()
+            self.folders = self._folders()
 
     def on_waiting(self, waited_s: float) -> None:
         """Says who is there, of how many, if this host waits for others."""
@@ -197,7 +228,7 @@ class _Launch:
 
     def _told(self, failures: dict[int, ProcessFailure], then: str) -> RankFailedError:
         """The failure that came first; one who only lost another is not the cause."""
-        folder = self._folder()
+        folders = self._folders()
         faults = {rank: self._fault(rank, failure) for rank, failure in failures.items()}
 
         def when(rank: int) -> tuple[bool, bool, float]:
@@ -210,10 +241,11 @@ class _Launch:
         fault, failure = faults[rank], failures[rank]
         if failure.exitcode == PreemptedError.exit_code:
             return RankFailedError(_message(failure), failure.exitcode)
+        own = _own_traceback(failure)
         if fault is None:
-            return RankFailedError(f"rank {rank}: {_message(failure)}", failure.exitcode)
-        fault = self.settle(folder, fault, then)
-        return RankFailedError(fault.line, fault.exit_code)
+            return RankFailedError(f"rank {rank}: {_message(failure)}", failure.exitcode, own)
+        fault = self.settle(folders[-1] if folders else None, fault, then)
+        return RankFailedError(fault.line, fault.exit_code, own)
 
     def _fault(self, rank: int, failure: ProcessFailure) -> Fault | None:
         """The fault that a rank has told, or that its exit code shows; None for a plain error."""
@@ -231,17 +263,17 @@ class _Launch:
             return Fault("out_of_memory", rank, host, 0, "its launcher", detail)
         return Fault("killed", rank, host, 0, "its launcher", name)
 
-    def _folder(self) -> Path | None:
-        """The run folder that the ranks have told."""
+    def _folders(self) -> list[Path]:
+        """The run folders that the ranks have told, one for each training."""
         store = self.agent.get_worker_group().store
+        found: list[Path] = []
         try:
             lasting = None if store is None else store.underlying_store
-            key = f"{FOLDER}/0"  # a command trains once
-            if lasting is None or not lasting.check([key]):
-                return None
-            return Path(lasting.get(key).decode())
+            while lasting is not None and lasting.check([key := f"{FOLDER}/{len(found)}"]):
+                found.append(Path(lasting.get(key).decode()))
         except (DistError, RuntimeError):
-            return None
+            pass  # the store is gone with the host that had it
+        return found
 
 
 def _meeting_place(hosts: Hosts, address: str) -> DynamicRendezvousHandler:
@@ -278,6 +310,11 @@ def _message(failure: ProcessFailure) -> str:
     if isinstance(message, dict):
         return str(message["message"])
     return f"ended with code {failure.exitcode}"
+
+
+def _own_traceback(failure: ProcessFailure) -> str:
+    message = failure.error_file_data.get("message")
+    return str(message["extraInfo"].get("traceback", "")) if isinstance(message, dict) else ""
 
 
 def _time_s(failure: ProcessFailure) -> float:

@@ -83,8 +83,9 @@ def here(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Ran
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(open_cifar10, "__defaults__", (CIFAR10_IMAGES,))
 
-    def launch(arguments: list[str], hosts: Hosts, *_: object, **__: object) -> None:
+    def launch(arguments: list[str], hosts: Hosts, *_: object, **__: object) -> list[Path]:
         ranks.run(hosts.nproc_per_node, _run_rank, arguments, tmp_path, data)
+        return []
 
     for module in (bench_command, check, train, twin):
         monkeypatch.setattr(module, "launch", launch)

@@ -1,0 +1,102 @@
+"""A function on N workers of this host, from a script or a notebook, without torchrun.
+
+    result = firecaffe.launch(train, nproc_per_node=4)
+
+The workers are processes of their own, as torchrun's are, not forks of this one: whatever it has
+begun (OpenMP's threads, CUDA, a notebook's loop) a fork would take along, and hang or fail on. The
+function goes to them by value if it is of `__main__`, as a notebook's is, with all that it names
+there; what a module has is imported. So a script needs no `if __name__ == "__main__"` around it.
+"""
+
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from firecaffe.cluster.hosts import Hosts, check_memory, say
+from firecaffe.cluster.last_word import tell_uncaught
+from firecaffe.cluster.launch import RankFailedError
+from firecaffe.cluster.launch import launch as launch_ranks
+from firecaffe.cluster.world import is_launched
+from firecaffe.errors import RecipeError
+from firecaffe.reference import shown
+from firecaffe.runs.fault import settle_fault
+from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
+
+Value = TypeVar("Value")
+
+
+def launch(
+    function: Callable[..., Value],
+    nproc_per_node: int,
+    args: Sequence[Any] = (),
+    *,
+    max_restarts: int = 0,
+) -> Value:
+    """Runs `function(*args)` on so many workers of this host; returns what it returns on rank 0.
+
+    In the function, `firecaffe.train`, `firecaffe.parallelize` and torch.distributed find the world
+    as they do under torchrun. max_restarts: how often all workers are started anew if one is lost;
+    `firecaffe.train` then goes on from its newest checkpoint.
+
+    Raises: RecipeError if the function, its arguments or what it returns cannot be handed over;
+    RankFailedError, one line with the rank and its exit code, for the worker that failed first,
+    with the traceback of the function as its note; PreemptedError if the training was asked to stop
+    and has saved. A script that lets it through ends with that line and exit code.
+    """
+    tell_uncaught()
+    name = _check(function, nproc_per_node, max_restarts)
+    with tempfile.TemporaryDirectory(prefix="firecaffe-launch-") as place:
+        folder = Path(place)
+        (folder / CALLER).write_bytes(pickle.dumps(Caller(name, sys.path, sys.argv)))
+        try:
+            call = cloudpickle.dumps((function, tuple(args)))
+        except Exception as error:  # whatever an object's own pickling raises
+            raise RecipeError(
+                f"launch: {name} and its arguments cannot be handed to the workers: {error}; make "
+                "in the function what cannot be copied, as a lock"
+            ) from error
+        (folder / CALL).write_bytes(call)
+        sys.stdout.flush()
+        try:
+            folders = launch_ranks(
+                [place],
+                Hosts(nproc_per_node),
+                max_restarts,
+                settle=settle_fault,
+                module="firecaffe.script.launched",
+            )
+        except RankFailedError as error:
+            if error.traceback:
+                error.add_note(error.traceback)
+            raise
+        for run in folders:
+            say(f"run folder: {run}")
+        value: Value = pickle.loads((folder / RETURNED).read_bytes())
+        return value
+
+
+def _check(function: object, nproc_per_node: int, max_restarts: int) -> str:
+    """The name of the function. Raises: RecipeError for an argument that cannot be."""
+    if not callable(function):
+        raise RecipeError(
+            f"launch: function is {shown(function)}; expected a function, which the workers call: "
+            "launch(train, 4), not launch(train(), 4)"
+        )
+    for word, number, least in (
+        ("nproc_per_node", nproc_per_node, 1),
+        ("max_restarts", max_restarts, 0),
+    ):
+        if type(number) is not int or number < least:
+            raise RecipeError(f"launch: {word} is {shown(number)}; it must be at least {least}")
+    check_memory(nproc_per_node)
+    if is_launched():
+        raise RecipeError(
+            "launch starts workers, and this process is one already, of a launcher (torchrun, "
+            "mpirun, srun, launch); call the function itself"
+        )
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -1,0 +1,76 @@
+"""A worker of `firecaffe.launch`: `python -m firecaffe.script.launched FOLDER`."""
+
+import os
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from firecaffe.cluster.last_word import end_process, leave_report
+from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError
+from firecaffe.faults import Fault
+from firecaffe.reference import failed, shown
+from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
+
+INTERRUPTED = 130
+
+
+def main(folder: Path) -> int:
+    """Calls the function as this rank. Returns the exit code."""
+    caller: Caller = pickle.loads((folder / CALLER).read_bytes())
+    sys.path[:], sys.argv[:] = caller.path, caller.argv
+    try:
+        value = _call(folder, caller.function)
+        if os.environ["RANK"] == "0":
+            _hand_back(folder, caller.function, value)
+    except KeyboardInterrupt:
+        leave_report("interrupted")
+        return INTERRUPTED
+    except FirecaffeError as error:
+        leave_report(error.last_word, error.fault, error.traceback)
+        if isinstance(error, PeerLostError):
+            end_process(error.exit_code)  # a thread may wait for that rank still
+        return error.exit_code
+    except Exception as error:
+        fault: Fault | None = getattr(error, "fault", None)
+        line = str(failed(caller.function, error)) if fault is None else fault.line
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        told = "".join(traceback.format_exception(error.with_traceback(trace)))
+        leave_report(line, fault, told)
+        return FirecaffeError.exit_code
+    return 0
+
+
+def _call(folder: Path, name: str) -> Any:
+    """What the function returns; None if it ends the process, with success."""
+    try:
+        function, arguments = pickle.loads((folder / CALL).read_bytes())
+    except Exception as error:
+        raise failed(f"launch: loading {name} in a worker", error) from error
+    try:
+        return function(*arguments)
+    except SystemExit as end:
+        if end.code in (None, 0):
+            return None
+        code = end.code if isinstance(end.code, int) else FirecaffeError.exit_code
+        ended = FirecaffeError(f"{name} ended its process with {shown(end.code)}")
+        ended.exit_code = code
+        raise ended from None
+
+
+def _hand_back(folder: Path, name: str, value: Any) -> None:
+    try:
+        (folder / RETURNED).write_bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        raise RecipeError(
+            f"launch: what {name} returned, {shown(value)}, cannot be handed back: {error}"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
