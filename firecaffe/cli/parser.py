@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from firecaffe.cli.line import TypedWords, read_line
+from firecaffe.cli.suggest import did_you_mean
 from firecaffe.errors import RecipeError
 
 KINDS = {
@@ -59,12 +60,7 @@ class Parser(ArgumentParser):
 
     def read(self, argv: list[str]) -> TypedWords:
         """Raises: RecipeError for an option that is not there."""
-        words: list[str] = []
-        if self.takes_recipe:
-            from firecaffe.recipe.identity import flatten
-            from firecaffe.recipe.sections import Recipe
-
-            words = list(flatten(Recipe()))
+        words = _recipe_words() if self.takes_recipe else []
         return read_line(f"firecaffe {self.command}", argv, self._option_string_actions, words)
 
     def add_overwrite(self) -> None:
@@ -86,6 +82,14 @@ class Parser(ArgumentParser):
         raise RecipeError(one_line(message, named)) from ex
 
 
+def _recipe_words() -> list[str]:
+    """All words of a recipe, by dotted name."""
+    from firecaffe.recipe.identity import flatten
+    from firecaffe.recipe.sections import Recipe
+
+    return list(flatten(Recipe()))
+
+
 def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:
     """jsonargparse's words, shortened to: the word, what was found, what would be right.
 
@@ -105,5 +109,6 @@ def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:
         return f"{word} is {value[3]}; it must be {KINDS.get(value[2], choice)}"
     unknown = re.match(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line)
     if unknown:
-        line = f"{unknown[1]}.{unknown[2]}: there is no such word in a recipe"
+        found = f"{unknown[1]}.{unknown[2]}"
+        line = f"{found}: there is no such word in a recipe{did_you_mean(found, _recipe_words())}"
     return line

@@ -3,10 +3,25 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+ACCUMULATION = (
+    "accumulate_grad_batches",
+    "gradient_accumulation_steps",
+    "accumulation_steps",
+    "iter_size",
+)
+"""What Lightning, Hugging Face, others and Caffe call micro-batches of one step."""
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean …?`, or nothing if no known name is close. A name cut short comes first."""
+    """`; did you mean …?`, or nothing if no known name is close. A name cut short comes first, and
+    what other trainers call something that is said otherwise here.
+    """
     known = list(known)
+    if name.rpartition(".")[2].lstrip("-").replace("-", "_") in ACCUMULATION:
+        return (
+            "; gradients are accumulated over train.global_batch_size / train.micro_batch_size "
+            "micro-batches"
+        )
     longer = [each for each in known if each.startswith(name)]
     own = name.rpartition(".")[2].lstrip("-").replace("-", "_")
     alike = [each for each in known if each.rpartition(".")[2].lstrip("-").replace("-", "_") == own]

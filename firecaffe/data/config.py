@@ -36,6 +36,10 @@ class DataConfig:
             the size.
         pad: Rows and columns of zeros to add on each side before cropping.
         mirror: Mirror half of the training images left to right.
+        mixup: Mix each training image with another of its micro-batch; the weights are drawn from
+            Beta(mixup, mixup). 0: no mixing. With `cutmix` too, one of the two is drawn.
+        cutmix: Put a box of another image into each, whose share is drawn likewise. 0: none.
+        erasing: Probability that a box of a training image is set to 0, after normalization.
         mean: Mean to subtract, one value or one per channel, in units of full scale (0 to 1).
             Empty: none.
         std: Standard deviation to divide by, one value or one per channel, in units of full scale.
@@ -57,5 +61,8 @@ class DataConfig:
     crop: int = 0
     pad: int = 0
     mirror: bool = False
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    erasing: float = 0.0
     mean: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)

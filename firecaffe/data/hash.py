@@ -39,6 +39,8 @@ class Stream(IntEnum):
     ITEM = 12
     COLLATE = 13
     BALANCE = 14
+    MIX = 15
+    ERASE = 16
 
 
 def _signed(value: int) -> int:

@@ -21,8 +21,10 @@ HELD_UNDER = ("state_dict", "model")
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
 """What wrappers put before the names of a network: DataParallel, torch.compile, trainers."""
 
-OWN_PIECES = {"parameter/": True, "buffer/": True, "optimizer/": False}
-"""What the names in a checkpoint of ours begin with; and whether it is a network's."""
+OWN_PIECES = {"parameter/": True, "buffer/": True, "ema/": True, "optimizer/": False}
+"""What the names in a checkpoint of ours begin with; and whether it is a network's. A moving
+average takes the place of the parameters, for it is what was evaluated.
+"""
 
 MOST_NAMED = 3
 """Names of each kind that the line about a file has."""
@@ -168,8 +170,9 @@ def _without_pieces(found: dict[str, Tensor]) -> dict[str, Tensor]:
         return found
     return {
         name.partition("/")[2]: each
+        for piece, is_of_network in OWN_PIECES.items()
         for name, each in found.items()
-        if OWN_PIECES[f"{name.partition('/')[0]}/"]
+        if is_of_network and name.startswith(piece)
     }
 
 

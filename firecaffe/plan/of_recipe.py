@@ -177,7 +177,9 @@ def _samples(recipe: Recipe) -> tuple[Samples, tuple[int, int, int]]:
 
 
 def _optimizer_vectors(recipe: Recipe) -> int:
-    """Vectors as long as the weights that the solver keeps: found by a step on one number."""
+    """Vectors as long as the weights that the solver keeps: found by a step on one number. A moving
+    average of the weights is one more.
+    """
     parameter = nn.Parameter(torch.zeros(1))
     optimizer = make_optimizer(
         {"weight": parameter}, replace(recipe.solver, lr_mult={}, decay_mult={})
@@ -185,7 +187,8 @@ def _optimizer_vectors(recipe: Recipe) -> int:
     parameter.grad = torch.ones(1)
     optimizer.step()
     state = optimizer.state[parameter].values()
-    return sum(1 for value in state if isinstance(value, torch.Tensor) and value.dim() == 1)
+    kept = sum(1 for value in state if isinstance(value, torch.Tensor) and value.dim() == 1)
+    return kept + (recipe.train.ema_decay > 0)
 
 
 CPU_CLUSTER = "cpu-host"

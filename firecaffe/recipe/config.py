@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from firecaffe.data.config import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.words import MOST_THREADS
@@ -27,6 +28,10 @@ class TrainConfig:
         deterministic: On a GPU, use only kernels that give the same bits every time.
         eval_every: Evaluate on the validation images (`data.hold_out`, or the data set's own)
             every so many steps. The test images are seen once, at the end.
+        stop_after: Stop once so many evaluations have come without a better one. 0: never.
+        ema_decay: Keep a moving average of the weights with this decay, as 0.999, and evaluate it
+            instead of them. 0: none.
+        ema_warmup: Begin with a smaller decay, so that the average soon forgets the first weights.
         eval_batch_size: Samples of one evaluation batch on one worker.
     """
 
@@ -41,6 +46,9 @@ class TrainConfig:
     channels_last: bool = False
     deterministic: bool = True
     eval_every: int = 0
+    stop_after: int = 0
+    ema_decay: float = 0.0
+    ema_warmup: bool = False
     eval_batch_size: int = 250
 
     @property
@@ -61,11 +69,14 @@ class CheckpointConfig:
         every_s: Save when so many seconds have passed since the last time; 0 does not count them.
         keep_last: How many checkpoints stay, the newest; 0 keeps all. With one alone, there is none
             to go back to where the disk has damaged it.
+        best: Save after every evaluation on validation images that is better than all before, and
+            keep the best checkpoint beside the newest; `checkpoints/best` names it.
     """
 
     every: int = 0
     every_s: float = 0.0
     keep_last: int = 3
+    best: bool = False
 
 
 def check_checkpoint(config: CheckpointConfig) -> None:
@@ -82,8 +93,12 @@ def check_train(config: TrainConfig) -> None:
         _at_least(f"train.{name}", getattr(config, name), 1)
     if config.threads > MOST_THREADS:
         raise RecipeError(f"train.threads is {config.threads}; it must be at most {MOST_THREADS}")
-    for name in ("steps", "epochs", "eval_every"):
+    for name in ("steps", "epochs", "eval_every", "stop_after"):
         _at_least(f"train.{name}", getattr(config, name), 0)
+    if not 0 <= config.ema_decay < 1:
+        raise RecipeError(
+            f"train.ema_decay is {config.ema_decay}; it must be from 0 up to, not including, 1"
+        )
     if config.steps and config.epochs:
         raise RecipeError(
             f"train.steps is {config.steps} and train.epochs {config.epochs}; one of them says how "
@@ -94,6 +109,21 @@ def check_train(config: TrainConfig) -> None:
             f"train.global_batch_size is {config.global_batch_size}, which is no multiple of "
             f"train.micro_batch_size, {config.micro_batch_size}"
         )
+
+
+def check_mixing(data: DataConfig, config: TrainConfig) -> None:
+    """Raises: RecipeError if samples cannot be mixed as the words say."""
+    for name in ("mixup", "cutmix"):
+        alpha = getattr(data, name)
+        if not 0 <= alpha < float("inf"):
+            raise RecipeError(f"data.{name} is {alpha}; it must be 0 or more")
+        if alpha and config.micro_batch_size < 2:
+            raise RecipeError(
+                f"data.{name} is {alpha} with train.micro_batch_size {config.micro_batch_size}: "
+                "partners are of the same micro-batch, so it takes 2 samples or more"
+            )
+    if not 0 <= data.erasing <= 1:
+        raise RecipeError(f"data.erasing is {data.erasing}; it must be from 0 to 1")
 
 
 def check_batch(config: TrainConfig, num_samples: int) -> None:

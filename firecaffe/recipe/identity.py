@@ -17,6 +17,7 @@ _FREE_WORDS = (
     "task.metric",
     "train.device",
     "train.eval_every",
+    "train.stop_after",
     "data.decode_threads",
     "data.cache",
     "data.cache_bytes",
@@ -27,6 +28,11 @@ _FREE_WORDS = (
 
 
 _LATER_WORDS = (
+    "data.mixup",
+    "data.cutmix",
+    "data.erasing",
+    "train.ema_decay",
+    "train.ema_warmup",
     "solver.pct_start",
     "solver.div_factor",
     "solver.final_div_factor",

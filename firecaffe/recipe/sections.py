@@ -7,8 +7,15 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange
 from firecaffe.models.config import ModelConfig
-from firecaffe.recipe.config import CheckpointConfig, TrainConfig, check_checkpoint, check_train
+from firecaffe.recipe.config import (
+    CheckpointConfig,
+    TrainConfig,
+    check_checkpoint,
+    check_mixing,
+    check_train,
+)
 from firecaffe.runs.folder import RunConfig
+from firecaffe.runs.loggers import check_loggers
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.policy import check_policy
 from firecaffe.tasks.config import TaskConfig
@@ -41,6 +48,7 @@ def check_recipe(recipe: Recipe) -> None:
     check_kinds(recipe)
     check_task(recipe.task)
     check_train(recipe.train)
+    check_mixing(recipe.data, recipe.train)
     check_solver(recipe.solver)
     check_policy(recipe.solver)
     check_exchange(recipe.exchange)
@@ -55,4 +63,5 @@ def check_recipe(recipe: Recipe) -> None:
             f"exchange.compressor_level is {level}, but the tree over {leaves} micro-batches "
             f"ends at level {(leaves - 1).bit_length()}"
         )
+    check_loggers(recipe.run.loggers)
     check_checkpoint(recipe.checkpoint)

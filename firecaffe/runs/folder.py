@@ -15,7 +15,7 @@ result.json        written last: a run without it did not finish
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class RunConfig:
     Args:
         folder: Folder of this run, which must not exist. Empty: a new one below `runs`.
         tensorboard: Write TensorBoard events.
+        loggers: Services that the numbers are sent to as well: wandb, mlflow.
         digests: Write digests of all tensors after each step (`firecaffe verify` does).
         cluster: The cluster that the run is forecast on: a file that `firecaffe check` has written,
             or a name that `firecaffe plan` knows. Empty: a shipped one with this device; for
@@ -43,6 +44,7 @@ class RunConfig:
 
     folder: str = ""
     tensorboard: bool = True
+    loggers: list[str] = field(default_factory=list)
     digests: bool = False
     cluster: str = ""
     tuned: str = ""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from firecaffe.runs.files import GrowingFile, finite
+from firecaffe.runs.loggers import Loggers
 
 
 class JsonLines:
@@ -32,10 +33,19 @@ class JsonLines:
 
 
 class Metrics:
-    """metrics.jsonl, and the same numbers as TensorBoard curves."""
+    """metrics.jsonl, and the same numbers as TensorBoard curves and at loggers."""
 
-    def __init__(self, folder: Path, tensorboard: bool, after_step: int | None = None) -> None:
-        """after_step: where an earlier attempt at this run is gone on from."""
+    def __init__(
+        self,
+        folder: Path,
+        tensorboard: bool,
+        after_step: int | None = None,
+        loggers: Loggers | None = None,
+    ) -> None:
+        """after_step: where an earlier attempt at this run is gone on from. loggers: that have
+        begun.
+        """
+        self._loggers = loggers
         self._lines = JsonLines(folder / "metrics.jsonl", goes_on=after_step is not None)
         self._curves = None
         if tensorboard:
@@ -47,8 +57,13 @@ class Metrics:
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
         """One row of a kind ("train", "validation" or "test") at a step, counted from 1."""
         self._lines.write({"kind": kind, "step": step, **values})
+        named = {f"{kind}/{name}": each for name, each in values.items()}
         if self._curves is not None:
-            self._curves.write(step, {f"{kind}/{name}": each for name, each in values.items()})
+            self._curves.write(step, named)
+        if self._loggers is not None:
+            self._loggers.log(
+                step, {name: each for name, each in named.items() if each is not None}
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -162,15 +162,15 @@ def _train_in(
     resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
     batches = around_batches(plugins, ahead, world)
     clip = recipe.solver.clip_gradients
-    stepper = Stepper(
-        learner.forward, batches, learner.optimizer, reducer, share, clip, run.momentum
-    )
+    stepper = Stepper(learner.forward, batches, learner.optimizer, reducer, share, clip)
+    stepper.momentum, stepper.ema = run.momentum, learner.ema
     training = Training(
         run=run,
         world=world,
         data=data,
         stepper=stepper,
         state=learner.state,
+        best=learner.best,
         saver=saver,
         folder=folder,
         first_step=start.step,
@@ -192,13 +192,14 @@ def _train_in(
             "route": run.route.description,
             "data": data.description,
             "class_names": data.class_names,
-            "samples_seen": run.order.samples_before(run.steps),
+            "samples_seen": run.order.samples_before(result.steps),
             "tuned": tuned_by(recipe),
             "resumed_from": start.resumed_from,
             "cost_of_determinism": learner.cost_of_determinism,
             "plugins": names(plugins),
         }
         write_json(folder / "result.json", record)
+        records.end(record)
         if LAUNCHED not in os.environ:  # our launcher says it, of a folder that stays
             say(f"{run.title}  run folder: {folder}")
     return result
@@ -215,6 +216,10 @@ def _notes(run: Run) -> list[str]:
     recipe = run.recipe
     notes = rate_notes(recipe.solver, recipe.train.global_batch_size, run.steps)
     notes += idle_words(recipe).values()
+    if recipe.train.ema_decay:
+        notes.append(
+            f"evaluations take the moving average, train.ema_decay {recipe.train.ema_decay:g}"
+        )
     if recipe.run.tuned and not tuned_by(recipe):
         notes.append("run.tuned is left out: its search has ended in another recipe")
     return notes

@@ -5,6 +5,7 @@
     checkpoints/step-00000100/meta.json               step, recipe identity, numbers
     checkpoints/step-00000100/SHA256SUMS              `sha256sum -c` checks it
     checkpoints/latest                                the name of the newest whole one
+    checkpoints/best                                  the name of the best, if one is kept
 
 A checkpoint is written under another name, synced, digested, renamed, and only then named by
 `latest`. Nothing in it belongs to a worker: no generator state (random numbers are keyed), no
@@ -31,7 +32,8 @@ from firecaffe.runs.files import read_small, sync_file, sync_folder, write_atomi
 from firecaffe.training.stored import InMemory, Stored
 from firecaffe.training.tensor_file import TensorFile
 
-STATE, META, SUMS, LATEST = "state.safetensors", "meta.json", "SHA256SUMS", "latest"
+STATE, META, SUMS = "state.safetensors", "meta.json", "SHA256SUMS"
+LATEST, BEST = "latest", "best"
 SUFFIX = ".safetensors"
 """The end of the name of files that hold tensors: STATE, and one for each piece that ranks hold in
 parts."""
@@ -72,7 +74,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
     Raises: CheckpointError if the disk does not take it; older checkpoints stay whole.
     """
-    name = f"step-{checkpoint.step:08d}"
+    name = checkpoint_name(checkpoint.step)
     aside = folder / f".{name}.partial"
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -116,22 +118,45 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def remove_old(folder: Path, keep_last: int) -> None:
-    """Removes all checkpoints but the newest `keep_last`; 0 keeps all."""
+    """Removes all checkpoints but the newest `keep_last` and the best; 0 keeps all."""
     if keep_last:
-        for old in _by_step(folder)[keep_last:]:
+        best = _named_by(folder / BEST)
+        for old in (each for each in _by_step(folder)[keep_last:] if each != best):
             # First another name: a checkpoint with half of its files is none.
             gone = folder / f".{old.name}.partial"
             os.rename(old, gone)
             shutil.rmtree(gone, ignore_errors=True)
 
 
+def mark_best(folder: Path, step: int) -> None:
+    """Points `best` to the checkpoint of a step, which then stays. Raises: OSError."""
+    write_atomically(folder / BEST, checkpoint_name(step) + "\n")
+
+
+def checkpoint_name(step: int) -> str:
+    """The name of a step's checkpoint in its folder."""
+    return f"step-{step:08d}"
+
+
+def _named_by(pointer: Path) -> Path | None:
+    """The checkpoint that `latest` or `best` names; None if that is not there."""
+    try:
+        name = read_small(pointer).strip()
+    except (OSError, ValueError):
+        return None
+    return pointer.parent / name if name.startswith("step-") and "/" not in name else None
+
+
 def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint that verifies, and why newer ones do not.
 
-    where: a run folder, its checkpoints folder, or a checkpoint, which then is the only one.
+    where: a run folder, its checkpoints folder, or a checkpoint, which then is the only one; it may
+    be said by the file that names it, `latest` or `best`.
 
     Raises: CheckpointError if there is none.
     """
+    if where.name in (LATEST, BEST):
+        where = _named_by(where) or where
     if (where / SUMS).is_file():
         return load_checkpoint(where), []
     folder = where / "checkpoints" if (where / "checkpoints").is_dir() else where

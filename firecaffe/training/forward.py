@@ -11,6 +11,7 @@ from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Task
 from firecaffe.training.arithmetic import seed_random
+from firecaffe.training.mix import Mixing
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -18,8 +19,12 @@ AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class Forward:
     """A network, a task and an arithmetic. The state is the network's and the loss scale."""
 
-    def __init__(self, model: nn.Module, task: Task, config: TrainConfig) -> None:
+    def __init__(
+        self, model: nn.Module, task: Task, config: TrainConfig, mixing: Mixing | None = None
+    ) -> None:
+        """mixing: what is done to a micro-batch before it goes into the network; None: nothing."""
         self.model, self.task, self.config = model, task, config
+        self.mixing = mixing or Mixing(config.seed)
         self.device = next(model.parameters()).device
         self.buffers = BufferChanges(model)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
@@ -45,17 +50,18 @@ class Forward:
         samples = num_samples(inputs, targets)
         if samples == 0:
             return None, self.empty_tail()
+        mixed = self.mixing(inputs, targets, step, leaf)
         seed_random(self.config.seed, "dropout", step, leaf)
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not None):
-            outputs = self.model(laid_out(inputs, self.config))
-            loss = self.task.loss(outputs, targets)
+            outputs = self.model(laid_out(mixed.inputs, self.config))
+            loss = mixed.loss(self.task.loss, outputs)
         # A short micro-batch weighs less; a full one is not multiplied, which keeps it cheap.
         weight = samples / self.config.micro_batch_size
         if weight != 1:
             loss = loss * weight
         with torch.no_grad():
             if self.task.counts is not None:
-                self.counts = self.counts + self.task.counts.count(outputs, targets)
+                self.counts = self.counts + self.task.counts.count(outputs, mixed.counted)
         # A copy: the loss may be a view of what backward needs, and the tail is added to in place.
         tail = [loss.detach().float().reshape(1).clone(), *self.buffers.take(leaf, weight)]
         return self.scaler.scale(loss), tail

@@ -16,11 +16,14 @@ from firecaffe.models.weights import FirstWeights, file_digest, load_weights
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.training.arithmetic import cost_of_determinism
+from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, check_identity
 from firecaffe.training.checks import check_coded, check_outputs
+from firecaffe.training.ema import Ema
 from firecaffe.training.facts import doubt_of_data, doubt_of_weights, doubts_of, facts
 from firecaffe.training.forward import Forward
 from firecaffe.training.given_task import task_for
+from firecaffe.training.mix import mixing_of
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parts import Parts, build_network
 from firecaffe.training.state import State, state_of
@@ -37,6 +40,9 @@ class Learner:
     """The parameters that are trained."""
     optimizer: optim.Optimizer
     state: State
+    ema: Ema | None
+    """The moving average of the weights, if one is kept."""
+    best: Best
     batches: Batches
     probe: Probe
     doubts: list[str]
@@ -77,6 +83,10 @@ def build_learner(
         check_coded(recipe, named, parts.comm_hook is not None)
     optimizer = make_optimizer(named, recipe.solver)
     state = state_of(world, model, optimizer)
+    ema: Ema | None = None
+    if recipe.train.ema_decay:
+        ema = Ema(named, recipe.train.ema_decay, recipe.train.ema_warmup)
+        state.pieces["ema"] = ema.piece
     weights = "" if checkpoint is not None else recipe.model.weights
     weights_sha256 = file_digest(weights) if weights else "none"
     code = own_code(recipe, parts)
@@ -84,8 +94,9 @@ def build_learner(
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(state.take_from_first())]
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
-    forward = Forward(model, task, recipe.train)
-    state.numbers["scaler"] = forward.scaler
+    forward = Forward(model, task, recipe.train, mixing_of(recipe.data, recipe.train.seed))
+    best = Best(task.measure)
+    state.numbers |= {"scaler": forward.scaler, "best": best}
     # Before weights are read, so that its digest compares with the first run's.
     is_own = parts.loss is not None or parts.task is not None
     check_outputs(forward, batches, recipe, data.train, is_own)
@@ -101,7 +112,18 @@ def build_learner(
     doubts += doubts_of(recipe, world, run.route, probe, checkpoint)
     once = list(dict.fromkeys(doubts))
     return Learner(
-        forward, named, optimizer, state, batches, probe, once, cost, code, first_weights
+        forward=forward,
+        named=named,
+        optimizer=optimizer,
+        state=state,
+        ema=ema,
+        best=best,
+        batches=batches,
+        probe=probe,
+        doubts=once,
+        cost_of_determinism=cost,
+        own_code=code,
+        first_weights=first_weights,
     )
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset
 from firecaffe.errors import CheckpointError, FirecaffeError, LauncherLostError, PreemptedError
 from firecaffe.recipe.run import Run
-from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.best import Best
+from firecaffe.training.checkpoint import Checkpoint, checkpoint_name
 from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.finite import explained
 from firecaffe.training.outcome import Outcome, Votes
@@ -32,6 +33,7 @@ class Training:
     data: Data
     stepper: Stepper
     state: State
+    best: Best
     saver: Saver
     folder: Path
     first_step: int
@@ -80,15 +82,30 @@ def train(t: Training, records: Records) -> Result:
         checkpoints = t.folder / "checkpoints"
         stack.enter_context(explained(t.world, t.saver, checkpoints, run.learning_rate))
         behind = 1 if t.stepper.reducer.queue.works_behind else 0
+        last, validation = t.first_step, None
+        if last < run.steps and t.best.evaluated < last and _is_due(words.train.eval_every, last):
+            # It was asked to stop before this evaluation.
+            validation = _validate(t, last, records)
+            if _is_new_best(t, last):
+                _save(t, last)
         for step in range(t.first_step, run.steps):
+            if t.best.is_enough(words.train.stop_after):
+                break
             start, done = time.perf_counter(), step + 1
+            last = done
             t.world.place.step = done
             queued.append(t.stepper.run(step, run.learning_rate(step), vote))
             votes = read(0 if _is_looked_at(run, done) else behind)
             if words.run.digests:
                 records.digests(done, t.state.digest_each())
-            is_due = _is_due(words.checkpoint.every, done)
-            if done < run.steps and (is_due or votes.save or votes.stop):
+            validation = None
+            if done < run.steps and not votes.stop and _is_due(words.train.eval_every, done):
+                begun = time.perf_counter()
+                validation = _validate(t, done, records)
+                start += time.perf_counter() - begun  # it is no part of the step
+            is_end = done == run.steps or t.best.is_enough(words.train.stop_after)
+            is_due = _is_due(words.checkpoint.every, done) or _is_new_best(t, done)
+            if not is_end and (is_due or votes.save or votes.stop):
                 read(0)  # what it votes for is done already
                 _save(t, done)
                 saved_s = time.monotonic()
@@ -97,12 +114,17 @@ def train(t: Training, records: Records) -> Result:
                 reason = stop.reason  # before others may be asked to end
                 _finish_saving(t)
                 raise _stopped(reason, done, t.folder)
-            if done < run.steps and _is_due(words.train.eval_every, done):
-                _validate(t, done, records)
-        if t.first_step < run.steps:
-            _save(t, run.steps)  # before the evaluation, which may fail
-        validation = _validate(t, run.steps, records)
-        test = _evaluate(t, t.data.test, "test", run.steps, records)
+        if t.first_step < last:
+            _save(t, last)  # before the evaluation, which may fail
+        if validation is None:
+            validation = _validate(t, last, records)
+            if t.first_step < last and _is_new_best(t, last):
+                t.best.checkpoint = _path(t, last)
+                t.saver.mark_best(last)
+        stopped_early = t.best.is_enough(words.train.stop_after)
+        if stopped_early:
+            records.say(_no_better(t.best, last))
+        test = _evaluate(t, t.data.test, "test", last, records)
         _finish_saving(t)
     if words.checkpoint.every or words.checkpoint.every_s:
         records.say(t.saver.costs.line)
@@ -111,12 +133,14 @@ def train(t: Training, records: Records) -> Result:
         t.world,
         t.state,
         sums,
-        run.steps,
+        last,
         costs,
         t.doubts,
         t.stepper.forward.task.measure,
         validation,
         test,
+        t.best,
+        stopped_early,
     )
     for line in result.lines(known):
         records.say(line)
@@ -138,7 +162,27 @@ def _save(t: Training, done: int) -> None:
     about = Checkpoint(
         step=done, identity=dict(t.run.deciding), probe=t.probe, doubts=list(t.doubts)
     )
-    t.saver.save(about, t.state)
+    is_best = _is_new_best(t, done)
+    if is_best:
+        t.best.checkpoint = _path(t, done)
+    t.saver.save(about, t.state, is_best)
+
+
+def _path(t: Training, done: int) -> str:
+    return str(t.folder / "checkpoints" / checkpoint_name(done))
+
+
+def _is_new_best(t: Training, done: int) -> bool:
+    """Whether the evaluation after a step is the best so far, and its checkpoint is to be kept."""
+    return t.run.recipe.checkpoint.best and t.best.step == done == t.best.evaluated
+
+
+def _no_better(best: Best, last: int) -> str:
+    shown = "none" if best.value is None else best.measure.shown(best.value)
+    return (
+        f"stopped early, after step {last}: {best.without} evaluations came to no better "
+        f"{best.measure.words} than {shown}, after step {best.step} (train.stop_after)"
+    )
 
 
 def _finish_saving(t: Training) -> None:
@@ -174,11 +218,16 @@ def _stopped(reason: str, done: int, folder: Path) -> FirecaffeError:
 def _validate(t: Training, done: int, records: Records) -> Evaluation | None:
     if t.data.validation is None:
         return None
-    return _evaluate(t, t.data.validation, "validation", done, records)
+    found = _evaluate(t, t.data.validation, "validation", done, records)
+    if t.best.evaluated != done:  # else it was resumed from there
+        t.best.add(done, found)
+    return found
 
 
 def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Records) -> Evaluation:
     forward, words = t.stepper.forward, t.run.recipe
-    found = evaluate(forward.model, forward.task, dataset, words.data, words.train, t.world)
+    averaged = nullcontext() if t.stepper.ema is None else t.stepper.ema.in_place()
+    with averaged:
+        found = evaluate(forward.model, forward.task, dataset, words.data, words.train, t.world)
     records.evaluation(split, done, found)
     return found

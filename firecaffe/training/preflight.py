@@ -13,6 +13,7 @@ from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.runs.loggers import check_libraries
 from firecaffe.solvers.optimizer import groups_of
 from firecaffe.training.checkpoint import check_identity, load_newest
 from firecaffe.training.checks import check_input, check_rates, check_validation
@@ -44,6 +45,7 @@ def preflight(
             f"run.folder {recipe.run.folder} exists already; two runs never write into one folder"
         )
     cluster_for(recipe)
+    check_libraries(recipe.run.loggers)
     if resume is not None:
         check_identity(load_newest(resume)[0], dict(run.deciding), run.steps)
 

@@ -1,11 +1,15 @@
 """Records of a training while it goes on: lines for people, rows for programs."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from firecaffe.cluster.world import World
+from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.run import Run
+from firecaffe.runs.loggers import Loggers
 from firecaffe.runs.record import JsonLines, Metrics
 from firecaffe.training.evaluate import Evaluation
 from firecaffe.training.outcome import StepResult
@@ -20,7 +24,7 @@ class Records:
     ) -> None:
         """goes_on: whether rows follow those of an earlier attempt at this run."""
         self._title, self._watch = run.title, world.watch
-        self._metrics, self._digests = None, None
+        self._metrics, self._digests, self._loggers = None, None, None
         with ExitStack() as opened:
             enter = opened.enter_context
             shown = world.is_first
@@ -30,7 +34,11 @@ class Records:
             self._trips = enter(JsonLines(timings / f"round-trips-{world.rank}.jsonl", goes_on))
             if world.is_first:
                 after = first_step if goes_on else None
-                self._metrics = enter(Metrics(folder, run.recipe.run.tensorboard, after))
+                words = run.recipe.run
+                self._loggers = Loggers(words.loggers, self.say)
+                opened.callback(self._loggers.end, None)
+                self._loggers.begin(folder, run.title, flatten(run.recipe))
+                self._metrics = enter(Metrics(folder, words.tensorboard, after, self._loggers))
                 if run.recipe.run.digests:
                     self._digests = enter(JsonLines(folder / "digests.jsonl", goes_on))
             self._opened = opened.pop_all()
@@ -65,6 +73,11 @@ class Records:
         self._progress.evaluation(split, done, evaluation)
         if self._metrics is not None:
             self._metrics.write(split, done, evaluation.row)
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """Records what has come out, on rank 0, where loggers are told. result: result.json's."""
+        if self._loggers is not None:
+            self._loggers.end(result)
 
     def close(self) -> None:
         """Closes the files, and ends the live line."""

@@ -9,6 +9,7 @@ from typing import Any
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.runs.measure import Measure
+from firecaffe.training.best import Best
 from firecaffe.training.evaluate import Evaluation
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.saver import SaveCosts
@@ -47,6 +48,13 @@ class Result:
     """The top-1 of a network that has learned nothing, on the test set."""
     validation: dict[str, float] | None
     """The metrics on the validation samples at the end; None without such samples."""
+    best: dict[str, Any] | None
+    """The best evaluation on the validation samples: metric, value, step, and the path of its
+    checkpoint, if that is kept; None without such samples."""
+    stopped_early: bool
+    """Whether it ended because evaluations came to nothing better."""
+    evaluated: str
+    """What evaluations took: "weights", or "ema", their moving average."""
     test_samples: int
     weights_sha256: str
     """The SHA-256 of all parameters and buffers, by name."""
@@ -148,6 +156,8 @@ def result_of(
     measure: Measure,
     validation: Evaluation | None,
     test: Evaluation,
+    best: Best,
+    stopped_early: bool,
 ) -> Result:
     """Puts the result together, the same on all ranks; all ranks call it."""
     weights_sha256, drifted_ranks = state.compare_weights()
@@ -179,6 +189,9 @@ def result_of(
         shares=test.shares,
         largest_class_share=test.largest_class_share,
         validation=None if validation is None else validation.metrics,
+        best=best.row,
+        stopped_early=stopped_early,
+        evaluated="ema" if "ema" in state.pieces else "weights",
         test_samples=test.samples,
         weights_sha256=weights_sha256,
         state_sha256=state.sha256(),

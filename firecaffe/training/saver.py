@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.training.checkpoint import Checkpoint, remove_old, save_checkpoint
+from firecaffe.training.checkpoint import Checkpoint, mark_best, remove_old, save_checkpoint
 from firecaffe.training.state import State
 from firecaffe.training.stored import InMemory
 from firecaffe.training.tensor_file import write_tensors
@@ -70,9 +70,10 @@ class Saver:
         self._last: Future[CheckpointError | None] | None = None
         self._copies: dict[str, Tensor] = {}
 
-    def save(self, checkpoint: Checkpoint, state: State) -> None:
+    def save(self, checkpoint: Checkpoint, state: State, is_best: bool = False) -> None:
         """Saves a training's state; its tensors may change from here on. All ranks call it, and
-        rank 0 writes. checkpoint: what is saved beside the state.
+        rank 0 writes. checkpoint: what is saved beside the state. is_best: whether it is to stay
+        until there is a better one.
 
         Raises: NotFiniteError on all ranks if there is nothing worth saving; PeerLostError.
         """
@@ -102,7 +103,17 @@ class Saver:
             piece_files=piece_files,
         )
         self.costs.copy_s += time.perf_counter() - start
-        self._last = self._thread.submit(self._save, copied, problem)
+        self._last = self._thread.submit(self._save, copied, problem, is_best)
+
+    def mark_best(self, step: int) -> None:
+        """Marks the checkpoint of a step that was saved, if it is on the disk, as the best."""
+        self._wait()
+        if self._last is not None and self._last.result() is None:
+            try:
+                mark_best(self._folder, step)
+                remove_old(self._folder, self._keep_last)
+            except OSError as error:
+                self._warn(f"warning: the best checkpoint could not be marked: {error}")
 
     def finish(self) -> None:
         """Waits until the last checkpoint is on the disk.
@@ -133,7 +144,9 @@ class Saver:
             old = torch.empty(tensor.shape, dtype=tensor.dtype)
         return old.copy_(tensor)
 
-    def _save(self, checkpoint: Checkpoint, problem: OSError | None) -> CheckpointError | None:
+    def _save(
+        self, checkpoint: Checkpoint, problem: OSError | None, is_best: bool
+    ) -> CheckpointError | None:
         """Writes a checkpoint, in the thread. Returns what went wrong. problem: what went wrong
         with the piece files before.
         """
@@ -142,6 +155,8 @@ class Saver:
             if problem is not None:
                 raise CheckpointError(f"checkpoint of step {checkpoint.step} not saved: {problem}")
             self._write(self._folder, checkpoint)
+            if is_best:
+                mark_best(self._folder, checkpoint.step)
             remove_old(self._folder, self._keep_last)
             self.costs.saved += 1
         except Exception as caught:

@@ -19,6 +19,7 @@ from torch import Tensor, nn, optim
 from firecaffe.data import Batch, SampleOrder
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.solvers.optimizer import set_rate
+from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Votes
 
@@ -49,6 +50,8 @@ class Stepper:
     """The largest norm of the gradient; 0 does not clip."""
     momentum: Callable[[int], float | None] = lambda _: None
     """The momentum of a step, counted from 0, if the policy moves it."""
+    ema: Ema | None = None
+    """The moving average of the weights, if one is kept."""
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
         """Trains step `step`, counted from 0, and leaves every rank with the same weights.
@@ -93,6 +96,8 @@ class Stepper:
         set_rate(self.optimizer, learning_rate, self.momentum(step))
         self.forward.scaler.step(self.optimizer)
         self.forward.scaler.update()
+        if self.ema is not None:
+            self.ema.update(step)
         self.forward.buffers.finish_step(totals.tail[1:], weight)
         return outcome(end=queue.mark())
 

@@ -5,12 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import firecaffe
-from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe import (
+    CheckpointConfig,
+    DataConfig,
+    ExchangeConfig,
+    Recipe,
+    RunConfig,
+    SolverConfig,
+    TrainConfig,
+)
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.runs.folder import read_run_file
+from firecaffe.training.checkpoint import load_newest
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
@@ -110,6 +120,40 @@ def test_every_solver(ranks: Ranks, solver: str, tmp_path: Path) -> None:
     words = {"type": solver, "weight_decay": 0.01, **SOLVERS[solver]}
     recipe = dataclasses.replace(RECIPE, solver=SolverConfig(**words))
     assert state(ranks, 1, recipe, tmp_path / "1") == state(ranks, 2, recipe, tmp_path / "2")
+
+
+def test_all_that_a_training_can_be_asked_for(ranks: Ranks, tmp_path: Path) -> None:
+    """The moving average, mixed and erased samples, the best checkpoint and the early stop: on 1
+    and on 3 workers, and on 3 that go on from 2.
+    """
+    whole = dataclasses.replace(
+        RECIPE,
+        train=dataclasses.replace(
+            RECIPE.train, eval_every=2, stop_after=9, ema_decay=0.9, ema_warmup=True
+        ),
+        data=DataConfig(hold_out=0.2, mixup=0.4, cutmix=1.0, erasing=0.5),
+        checkpoint=CheckpointConfig(best=True),
+    )
+    results = [
+        ranks.shared(world_size, fit, whole, str(tmp_path / str(world_size)))
+        for world_size in (1, 3)
+    ]
+    train = dataclasses.replace(whole.train, steps=4)
+    ranks.shared(2, fit, dataclasses.replace(whole, train=train), str(tmp_path / "half"))
+    results.append(ranks.shared(3, fit, whole, str(tmp_path / "rest"), str(tmp_path / "half")))
+    assert len({each.state_sha256 for of_run in results for each in of_run}) == 1
+    best = [{**(of_run[0].best or {}), "checkpoint": ""} for of_run in results]
+    assert best[0] == best[1] == best[2]
+    assert {each.evaluated for of_run in results for each in of_run} == {"ema"}
+    metrics = [of_run[0].metrics for of_run in results]
+    assert metrics[0] == metrics[1] == metrics[2]
+    # The average is what was evaluated, and it is in the checkpoint.
+    saved = load_newest(tmp_path / "3")[0].tensors
+    assert not torch.equal(saved["ema/head.weight"], saved["parameter/head.weight"])
+    plain = dataclasses.replace(whole, train=dataclasses.replace(whole.train, ema_decay=0.0))
+    (other,) = ranks.shared(1, fit, plain, str(tmp_path / "plain"))
+    assert other.weights_sha256 == results[0][0].weights_sha256
+    assert other.test_loss != results[0][0].test_loss
 
 
 def test_a_run_that_changes_its_workers_by_resume(ranks: Ranks, alone: str, tmp_path: Path) -> None:

@@ -62,6 +62,10 @@ def test_a_checkpoint_of_ours_is_taken_without_what_is_not_the_networks(tmp_path
     held = {name: each.detach().clone() for name, each in pieces.items()}
     found = load_weights(network, save(tmp_path / "state.safetensors", held))
     assert (found.taken, found.missing, found.unexpected) == (9, [], [])
+    # A moving average takes the place of the parameters.
+    held |= {"ema/head.bias": torch.full((3,), 7.0)}
+    load_weights(network, save(tmp_path / "state.safetensors", held))
+    assert network.head.bias.tolist() == [7.0] * 3
 
 
 def test_a_new_head_stays_fresh_and_all_is_told(tmp_path: Path) -> None:

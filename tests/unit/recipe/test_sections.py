@@ -46,6 +46,9 @@ OTHER = Recipe(
         crop=24,
         pad=4,
         mirror=True,
+        mixup=0.2,
+        cutmix=1.0,
+        erasing=0.25,
         mean=[0.1, 1 / 3, 1e-30],
         std=[2.0],
     ),
@@ -61,6 +64,9 @@ OTHER = Recipe(
         deterministic=False,
         eval_every=7,
         eval_batch_size=33,
+        stop_after=3,
+        ema_decay=0.99,
+        ema_warmup=True,
     ),
     solver=SolverConfig(
         type="nesterov",
@@ -99,9 +105,14 @@ OTHER = Recipe(
         timeout_s=0.5,
         silent_s=0.6,
     ),
-    checkpoint=CheckpointConfig(every=12, every_s=3.5, keep_last=7),
+    checkpoint=CheckpointConfig(every=12, every_s=3.5, keep_last=7, best=True),
     run=RunConfig(
-        folder="runs/mine", tensorboard=False, digests=True, cluster="mine.toml", tuned="by hand"
+        folder="runs/mine",
+        tensorboard=False,
+        loggers=["mlflow"],
+        digests=True,
+        cluster="mine.toml",
+        tuned="by hand",
     ),
     task=TaskConfig(
         name="segmentation",
@@ -204,6 +215,7 @@ FREE = {
     "data.cache_bytes",
     "train.device",
     "train.eval_every",
+    "train.stop_after",
     "train.eval_batch_size",
     "train.steps",
     "train.epochs",
@@ -215,8 +227,10 @@ FREE = {
     "checkpoint.every",
     "checkpoint.every_s",
     "checkpoint.keep_last",
+    "checkpoint.best",
     "run.folder",
     "run.tensorboard",
+    "run.loggers",
     "run.digests",
     "run.cluster",
     "run.tuned",
@@ -316,3 +330,17 @@ def test_a_compressor_is_refused_with(name: str, value: object, words: str) -> N
     check_recipe(recipe)
     with pytest.raises(RecipeError, match=re.escape(words)):
         check_recipe(changed(recipe, name, value))
+
+
+def test_who_looks_for_gradient_accumulation_is_told_of_micro_batches(tmp_path: Path) -> None:
+    """In a file nothing was said but that there is no such word."""
+    path = tmp_path / "recipe.toml"
+    path.write_text("[train]\naccumulate_grad_batches = 4\n")
+    with pytest.raises(RecipeError, match=r"accumulate_grad_batches.*train\.micro_batch_size"):
+        parsed(path)
+    path.write_text("")
+    with pytest.raises(RecipeError, match=r"gradient_acc.*train\.micro_batch_size"):
+        parsed(path, "--train.gradient-accumulation-steps", "4")
+    path.write_text("[train]\nglobal_batch_siz = 4\n")
+    with pytest.raises(RecipeError, match=r"did you mean train\.global_batch_size\?"):
+        parsed(path)

@@ -1,0 +1,129 @@
+"""Services that a run's numbers can be sent to, beside its own records: a name and a class each.
+
+Rank 0 sends. Their libraries come with an extra (`pip install firecaffe[loggers]`) and are told
+where to send by their own variables: WANDB_MODE, WANDB_PROJECT, WANDB_API_KEY;
+MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from firecaffe.errors import RecipeError
+
+
+class Logger(Protocol):
+    """One run at a service. What its methods raise never ends a training."""
+
+    def begin(self, folder: Path, title: str, words: Mapping[str, Any]) -> None:
+        """Begins the run of a folder. words: the recipe's, by dotted name."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Sends numbers at a step, counted from 1, by the curve's name."""
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        """Ends the run. result: the numbers of result.json; None if it did not finish."""
+
+
+class WeightsAndBiases:
+    """A run at Weights & Biases; an attempt that goes on in a folder goes on in its run."""
+
+    def begin(self, folder: Path, title: str, words: Mapping[str, Any]) -> None:
+        wandb: Any = import_module("wandb")
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "firecaffe"),
+            name=title,
+            dir=str(folder),
+            config=dict(words),
+            id=hashlib.sha256(str(folder).encode()).hexdigest()[:12],
+            resume="allow",
+            settings=wandb.Settings(console="off"),  # else it takes what is printed
+        )
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        self._run.summary.update(dict(result or {}))
+        self._run.finish(exit_code=0 if result is not None else 1)
+
+
+class MLflow:
+    """A run at an MLflow server, or in its folder."""
+
+    def begin(self, folder: Path, title: str, words: Mapping[str, Any]) -> None:
+        self._mlflow: Any = import_module("mlflow")
+        self._mlflow.start_run(run_name=title, tags={"folder": str(folder)})
+        self._mlflow.log_params(dict(words))
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._mlflow.log_metrics(dict(numbers), step=step)
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        self._mlflow.log_metrics({f"result/{name}": each for name, each in (result or {}).items()})
+        self._mlflow.end_run("FINISHED" if result is not None else "FAILED")
+
+
+LOGGERS: dict[str, Callable[[], Logger]] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
+"""By the name of their library."""
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Raises: RecipeError if a name is unknown."""
+    for name in names:
+        if name not in LOGGERS:
+            raise RecipeError(
+                f"run.loggers has {name!r}; it may have {', '.join(LOGGERS)} (TensorBoard is "
+                "run.tensorboard)"
+            )
+
+
+def check_libraries(names: Sequence[str]) -> None:
+    """Raises: RecipeError if a library is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise RecipeError(
+                f"run.loggers has {name!r}, which is not installed here: pip install "
+                "firecaffe[loggers]"
+            )
+
+
+class Loggers:
+    """A run's loggers. One that fails is told of once and left out; the training goes on."""
+
+    def __init__(self, names: Sequence[str], warn: Callable[[str], None]) -> None:
+        check_loggers(names)
+        check_libraries(names)
+        self._warn = warn
+        self._loggers = {name: LOGGERS[name]() for name in names}
+
+    def begin(self, folder: Path, title: str, words: Mapping[str, Any]) -> None:
+        """Begins the run at each of them."""
+        self._each(lambda logger: logger.begin(folder, title, words))
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Sends numbers to each of them."""
+        self._each(lambda logger: logger.log(step, numbers))
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        """Ends the run at each of them, once. result: what result.json has."""
+        numbers = None
+        if result is not None:
+            numbers = {
+                name: float(each) for name, each in result.items() if isinstance(each, int | float)
+            }
+        self._each(lambda logger: logger.end(numbers))
+        self._loggers = {}
+
+    def _each(self, do: Callable[[Logger], None]) -> None:
+        for name, logger in list(self._loggers.items()):
+            try:
+                do(logger)
+            except Exception as error:
+                del self._loggers[name]
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                self._warn(f"warning: run.loggers {name} failed and is left out: {reason}")

@@ -1,0 +1,70 @@
+"""The best evaluation on validation samples so far, and how many came since without a better one.
+
+It goes with the checkpoint, so that a resumed training counts on. All ranks get the same
+evaluation, so they decide alike.
+"""
+
+from dataclasses import dataclass
+from math import isnan
+from typing import Any
+
+from firecaffe.runs.measure import Measure
+from firecaffe.training.evaluate import Evaluation
+
+STATE = ("value", "step", "checkpoint", "evaluated", "without")
+"""What goes with a checkpoint."""
+
+
+@dataclass
+class Best:
+    """Which evaluation was the best. Its state is JSON; see `training.piece.Numbers`."""
+
+    measure: Measure
+    """What chooses."""
+    value: float | None = None
+    """None if there was no evaluation, or none that gave a number."""
+    step: int = 0
+    checkpoint: str = ""
+    """The path of the checkpoint of that step, if it is kept."""
+    evaluated: int = 0
+    """The step of the last evaluation."""
+    without: int = 0
+    """Evaluations since the best one."""
+
+    def add(self, step: int, evaluation: Evaluation) -> bool:
+        """Takes in the evaluation after step `step`. Returns whether it is the best so far."""
+        value = float(evaluation.row[self.measure.name])
+        self.evaluated = step
+        if self._is_better(value):
+            self.value, self.step, self.checkpoint, self.without = value, step, "", 0
+            return True
+        self.without += 1
+        return False
+
+    def is_enough(self, stop_after: int) -> bool:
+        """Whether so many evaluations have come without a better one; 0 is never enough."""
+        return 0 < stop_after <= self.without
+
+    @property
+    def row(self) -> dict[str, Any] | None:
+        """It as result.json has it; None if there was no evaluation."""
+        if self.value is None:
+            return None
+        names = ("value", "step", "checkpoint")
+        return {"metric": self.measure.name, **{name: getattr(self, name) for name in names}}
+
+    def _is_better(self, value: float) -> bool:
+        if self.value is None or isnan(value):
+            return not isnan(value)
+        return self.measure.gain(value) > self.measure.gain(self.value)
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self.evaluated:
+            return {}
+        return {"metric": self.measure.name, **{name: getattr(self, name) for name in STATE}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what was found so far. By another metric there was nothing yet."""
+        if state["metric"] == self.measure.name:
+            for name in STATE:
+                setattr(self, name, state[name])

@@ -1,0 +1,70 @@
+"""The moving average of the weights that a training may keep beside them, and evaluate.
+
+    average = weights                                       after the first update
+    average = average + (1 - decay) (weights - average)     after each later one
+
+It is a pure function of the weights after each step, so workers change no bit of it. Buffers
+(BatchNorm's statistics) are not averaged: with the average go those of the training, which are
+means over steps already.
+
+Source: Polyak and Juditsky 1992; as torch.optim.swa_utils has it (`get_ema_multi_avg_fn`, buffers
+kept in sync).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.training.weights import Weights
+
+WARMUP = 10
+"""With a warm-up the decay of update t is at most (1 + t) / (WARMUP + t), t counted from 0, so that
+the first weights are soon forgotten. Source: TensorFlow's ExponentialMovingAverage (num_updates).
+"""
+
+
+class Ema:
+    """The average of a network's trained parameters."""
+
+    def __init__(
+        self, named: Mapping[str, nn.Parameter], decay: float, warmup: bool = False
+    ) -> None:
+        self._weights: list[Tensor] = list(named.values())
+        self._decay, self._warmup = decay, warmup
+        self.average = {name: each.detach().clone() for name, each in named.items()}
+
+    @property
+    def piece(self) -> Weights:
+        """The average as a piece of the training's state."""
+        return Weights(self.average.items)
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Takes in the weights after step `step`, counted from 0."""
+        average = list(self.average.values())
+        if step == 0:
+            torch._foreach_copy_(average, self._weights)
+            return
+        decay = min(self._decay, (1 + step) / (WARMUP + step)) if self._warmup else self._decay
+        torch._foreach_lerp_(average, self._weights, 1 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Puts the average in the weights' place, for a `with` block: memory is exchanged, nothing
+        is copied.
+        """
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for weight, average in zip(self._weights, self.average.values(), strict=True):
+            weight.data, average.data = _data(average), _data(weight)
+
+
+def _data(tensor: Tensor) -> Tensor:
+    return tensor.detach()

@@ -1,0 +1,120 @@
+"""The best checkpoint and the early stop: what is kept, what is counted on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import firecaffe
+from firecaffe import CheckpointConfig, DataConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe.runs.measure import LOSS, TOP1
+from firecaffe.training.best import Best
+from firecaffe.training.checkpoint import load_newest
+from firecaffe.training.evaluate import Evaluation
+from tests.unit.training.test_validation import images
+
+
+def found(value: float) -> Evaluation:
+    return Evaluation(10, -value, {"top1": value}, ["top1"], None)
+
+
+def test_it_counts_the_evaluations_without_a_better_one() -> None:
+    best = Best(TOP1)
+    assert best.state_dict() == {}
+    assert best.row is None
+    values = [0.2, 0.5, 0.5, 0.4, float("nan"), 0.6]
+    better = [best.add(step, found(value)) for step, value in enumerate(values, 1)]
+    assert better == [True, True, False, False, False, True]
+    assert (best.value, best.step, best.without, best.evaluated) == (0.6, 6, 0, 6)
+    best.add(7, found(0.1))
+    best.add(8, found(0.1))
+    assert [best.is_enough(after) for after in (0, 2, 3)] == [False, True, False]
+    again = Best(TOP1)
+    again.load_state_dict(json.loads(json.dumps(best.state_dict())))
+    assert again == best
+    # By another metric nothing was found yet.
+    other = Best(LOSS)
+    other.load_state_dict(best.state_dict())
+    assert other == Best(LOSS)
+
+
+def test_less_of_a_loss_is_better() -> None:
+    best = Best(LOSS)
+    assert [best.add(step, found(value)) for step, value in enumerate((0.2, 0.1, 0.5))] == [
+        True,
+        False,
+        True,
+    ]
+
+
+RECIPE = Recipe(
+    train=TrainConfig(8, 4, steps=12, eval_every=2, seed=1),
+    data=DataConfig(hold_out=0.25),
+    # The weights stay as they are, so no evaluation is better than the first.
+    solver=SolverConfig(base_lr=0.0, weight_decay=0.0),
+    checkpoint=CheckpointConfig(every=1, keep_last=2, best=True),
+)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+
+
+def fit(folder: Path, resume: str | None = None, **words: Any) -> firecaffe.Result:
+    recipe = replace(
+        RECIPE,
+        train=replace(RECIPE.train, **words),
+        run=RunConfig(str(folder), tensorboard=False),
+    )
+    return firecaffe.train(recipe, network, images(40, 0), images(30, 1), resume=resume)
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def test_the_best_checkpoint_stays_beside_the_newest(tmp_path: Path) -> None:
+    result = fit(tmp_path / "run", steps=7)
+    assert kept(tmp_path / "run") == [2, 6, 7]
+    best = tmp_path / "run" / "checkpoints" / "best"
+    assert load_newest(best)[0].step == 2
+    assert load_newest(best.with_name("latest"))[0].step == 7
+    assert result.best is not None
+    assert result.best["step"] == 2
+    assert Path(result.best["checkpoint"]) == best.with_name("step-00000002")
+    assert result.best["value"] == result.metrics["top1"] or result.validation is not None
+    row = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert row["best"] == result.best
+    assert (row["stopped_early"], row["evaluated"]) == (False, "weights")
+
+
+def test_it_stops_once_nothing_gets_better_and_a_resumed_run_counts_on(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole", stop_after=3)
+    assert (whole.steps, whole.stopped_early) == (8, True)
+    # Stopped in between, after two of the three.
+    fit(tmp_path / "first", steps=6, stop_after=3)
+    rest = fit(tmp_path / "rest", str(tmp_path / "first"), stop_after=3)
+    assert (rest.steps, rest.stopped_early) == (8, True)
+    assert rest.state_sha256 == whole.state_sha256
+    assert rest.best == {
+        **(whole.best or {}),
+        "checkpoint": str(tmp_path / "first/checkpoints/step-00000002"),
+    }
+    # At its end there is nothing left to do; with more patience there is.
+    assert fit(tmp_path / "over", str(tmp_path / "rest"), stop_after=3).steps == 8
+    assert fit(tmp_path / "more", str(tmp_path / "rest"), stop_after=4).steps == 10
+
+
+def test_the_last_evaluation_may_be_the_best(tmp_path: Path) -> None:
+    result = fit(tmp_path / "run", steps=3, eval_every=0)
+    assert result.best is not None
+    assert result.best["step"] == 3
+    assert load_newest(tmp_path / "run" / "checkpoints" / "best")[0].step == 3
+
+
+@pytest.mark.parametrize(("stop_after", "steps"), [(0, 12), (1, 4)])
+def test_no_word_no_stop(tmp_path: Path, stop_after: int, steps: int) -> None:
+    assert fit(tmp_path / "run", stop_after=stop_after).steps == steps
