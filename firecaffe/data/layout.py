@@ -45,10 +45,25 @@ class Layout:
         return f"{tree_words(self.inputs)} with targets {tree_words(self.targets)}"
 
     @property
+    def channels(self) -> int | None:
+        """Those of an image, if the inputs are one; else None."""
+        is_image = isinstance(self.inputs, Leaf) and len(self.inputs.shape) == 3
+        return self.inputs.shape[0] if is_image else None
+
+    @property
     def num_bytes(self) -> int:
         """Memory of a sample."""
         leaves = tree_leaves((self.inputs, self.targets))
         return sum(prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+    def made_up(self, count: int, device: torch.device | str = "cpu") -> Batch:
+        """A batch to time things with: random numbers, and zeros where only some are known to be
+        right, as of classes.
+        """
+        return map_batch(
+            lambda each: each.normal_() if each.is_floating_point() else each,
+            self.zeros(count, device),
+        )
 
     def zeros(self, count: int, device: torch.device | str = "cpu") -> Batch:
         """A batch of so many samples; on the meta device it takes no memory."""

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from firecaffe.models import classification_loss
 from firecaffe.models.network import make_network
-from firecaffe.models.profile import profile as volumes
+from firecaffe.models.profile import profile_on
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.sections import Recipe
+from firecaffe.tasks import task_of
 
 OPERATIONS = {
     "convolution": r"conv|mkldnn_|cudnn_conv",
@@ -53,12 +53,13 @@ class LayerTypes:
 def by_layer_type(recipe: Recipe, device: torch.device, micro_batch_size: int) -> LayerTypes:
     """Runs PASSES forwards and backwards under torch's profiler, after one without."""
     work = workload_of(recipe)
-    model = make_network(recipe.model, work.num_classes, work.input_CHW[0]).to(device)
-    images = torch.randn(micro_batch_size, *work.input_CHW, device=device)
-    labels = torch.arange(micro_batch_size, device=device) % work.num_classes
+    counts = work.num_classes or None, work.layout.channels
+    model = make_network(recipe.model, *counts).to(device)
+    inputs, targets = work.layout.made_up(micro_batch_size, device)
+    loss = task_of(recipe.task, work.num_classes or None).loss
 
     def run() -> None:
-        torch.autograd.backward(classification_loss(model(images), labels))
+        torch.autograd.backward(loss(model(inputs), targets))
 
     run()
     is_gpu = device.type == "cuda"
@@ -70,7 +71,7 @@ def by_layer_type(recipe: Recipe, device: torch.device, micro_batch_size: int) -
     for row in seen.key_averages():
         own_us = row.self_device_time_total if is_gpu else row.self_cpu_time_total
         time_s[type_of(row.key, OPERATIONS)] += own_us / 1e6 / PASSES
-    found = volumes(model, work.input_CHW, micro_batch_size)
+    found = profile_on(model, inputs)
     memory_bytes = dict.fromkeys((*MODULES, OTHER), 0.0)
     for layer in found.layers:
         memory_bytes[type_of(layer.kind, MODULES)] += layer.output_activation_bytes

@@ -28,9 +28,9 @@ from firecaffe.plan.cluster import MeasuredStep
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import make_optimizer
-from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.forward import Forward
+from firecaffe.training.given_task import task_for
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.parts import Parts, build_network
 from firecaffe.training.step import Stepper, empty_counts
@@ -94,7 +94,7 @@ def time_steps(
     order = SampleOrder(train.seed, len(data), train.global_batch_size, micro_batch_size)
     batches = Batches(data, order, recipe.data, device)
     world = World(0, 1, device)
-    forward = Forward(model, CLASSIFICATION, train)
+    forward = Forward(model, task_for(recipe, None, None, data), train)
 
     def first_loss() -> Tensor:
         forward.begin_step()
@@ -190,5 +190,7 @@ def _dataset(recipe: Recipe, least: int) -> Dataset:
     except DataError:
         pass
     work = workload_of(recipe)
-    images = torch.randint(0, 256, (2 * least, *work.input_CHW), dtype=torch.uint8)
+    if not work.num_classes or not work.layout.channels:
+        return TensorDataset(*work.layout.made_up(2 * least))
+    images = torch.randint(0, 256, (2 * least, *work.layout.inputs.shape), dtype=torch.uint8)
     return TensorDataset(images, torch.arange(2 * least) % work.num_classes, work.num_classes)

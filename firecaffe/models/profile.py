@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from firecaffe.models.meta_kernels import without_compiler
 
@@ -51,7 +52,7 @@ class Profile:
     """
 
     batch_size: int
-    input_CHW: tuple[int, int, int]
+    input_CHW: tuple[int, ...]
     layers: tuple[LayerProfile, ...]
     parameters: int
     weight_bytes: int
@@ -64,27 +65,33 @@ class Profile:
         return asdict(self)
 
 
-def profile(
-    module: nn.Module, input_CHW: tuple[int, int, int], batch_size: int, device: str = "meta"
-) -> Profile:
-    """Run `module` once in training mode, so that auxiliary heads count, without taking memory.
+def profile(module: nn.Module, input_CHW: tuple[int, int, int], batch_size: int) -> Profile:
+    """Runs `module` on images of its own type, without taking memory; see `profile_on`."""
+    floats = (p.dtype for p in module.parameters() if p.is_floating_point())
+    dtype = next(floats, torch.get_default_dtype())
+    return profile_on(module, torch.zeros(batch_size, *input_CHW, dtype=dtype, device="meta"))
+
+
+def profile_on(module: nn.Module, inputs: Any) -> Profile:
+    """Run `module` once in training mode, so that auxiliary heads count.
 
     The module may live on any device; it is left as it was found. A layer that the forward does
     not call has no row, but its parameters are in the totals, for they are exchanged all the same.
-    device: where it is run; code that reads numbers needs another one than "meta".
+    inputs: a tensor or a tree of them, with a row for each sample, on the device where it is run:
+    "meta" takes no memory; code that reads numbers needs another one.
     """
+    first = tree_leaves(inputs)[0]
+    batch_size, device = len(first), first.device
     parameters = list(module.parameters())
     shadows = {name: p.detach().to(device) for name, p in module.named_parameters()}
     shadows |= {name: b.to(device, copy=True) for name, b in module.named_buffers()}
-    dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.get_default_dtype())
-    images_BCHW = torch.zeros(batch_size, *input_CHW, dtype=dtype, device=device)
 
     rows: list[LayerProfile] = []
     with _training_mode(module), _recording(module, rows), torch.no_grad(), without_compiler():
-        functional_call(module, shadows, (images_BCHW,))
+        functional_call(module, shadows, (inputs,))
     return Profile(
         batch_size=batch_size,
-        input_CHW=input_CHW,
+        input_CHW=tuple(first.shape[1:]),
         layers=tuple(rows),
         parameters=sum(p.numel() for p in parameters),
         weight_bytes=sum(p.nbytes for p in parameters),
@@ -150,8 +157,4 @@ def _recording(module: nn.Module, rows: list[LayerProfile]) -> Iterator[None]:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

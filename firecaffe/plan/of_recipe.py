@@ -8,9 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from firecaffe.data import is_images, num_held_out, open_data, output_shape
+from firecaffe.data import (
+    DataConfig,
+    Layout,
+    is_images,
+    num_classes,
+    num_held_out,
+    open_data,
+)
 from firecaffe.data.augment import cropped_shape
-from firecaffe.data.dataset import layout_of
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.folder import ImageFolder
 from firecaffe.data.generated import NUM_TRAIN
@@ -24,7 +30,7 @@ from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.timeline import slowest_of
-from firecaffe.plan.workload import IMAGENET_CHW, Workload, input_of, layers_of
+from firecaffe.plan.workload import IMAGENET_CHW, Workload, images_of, input_of, layers_of
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.reference import is_reference
@@ -40,8 +46,9 @@ JPEG_BYTES = 110_000.0
 class Samples:
     """What is known of a data set without its files."""
 
-    sample_CHW: tuple[int, int, int]
-    num_classes: int
+    sample_CHW: tuple[int, ...]
+    """Of images of classes; else empty."""
+    num_classes: int | None
     count: int
     stored_bytes: float = 0.0
     """Size of one image, if images are read from storage as they are needed."""
@@ -63,18 +70,18 @@ def workload_of(recipe: Recipe) -> Workload:
     """
     check_recipe(recipe)
     train = recipe.train
-    samples, shape = _samples(recipe)
+    samples, layout = _samples(recipe)
     check_batch(train, samples.count)
     steps_per_epoch = -(-samples.count // train.global_batch_size)
     return _workload(
         recipe.model,
-        shape,
+        layout,
         samples.num_classes,
         Workload(
             model=recipe.model.label,
             layers=(),
             activation_bytes=0.0,
-            input_CHW=(0, 0, 0),
+            layout=layout,
             num_classes=0,
             global_batch_size=train.global_batch_size,
             micro_batch_size=train.micro_batch_size,
@@ -102,6 +109,7 @@ def workload_of_model(
     """
     shape = input_CHW or input_of(config.name)
     row = MODELS.get(config.name)
+    layout = images_of(shape)
     is_imagenet = shape == IMAGENET_CHW if row is None else row.num_classes == 1000
     if micro_batch_size < 1 or global_batch_size < 1 or global_batch_size % micro_batch_size:
         raise RecipeError(
@@ -110,13 +118,13 @@ def workload_of_model(
         )
     return _workload(
         config,
-        shape,
+        layout,
         None if row is None else row.num_classes,
         Workload(
             model=config.label,
             layers=(),
             activation_bytes=0.0,
-            input_CHW=(0, 0, 0),
+            layout=layout,
             num_classes=0,
             global_batch_size=global_batch_size,
             micro_batch_size=micro_batch_size,
@@ -127,53 +135,52 @@ def workload_of_model(
 
 
 def _workload(
-    config: ModelConfig, shape: tuple[int, int, int], num_classes: int | None, words: Workload
+    config: ModelConfig, layout: Layout, num_classes: int | None, words: Workload
 ) -> Workload:
-    found = layers_of(config, shape, num_classes)
+    found = layers_of(config, layout, num_classes)
     return replace(
         words,
         layers=found.works,
         activation_bytes=found.activation_bytes,
         frozen_bytes=found.frozen_bytes,
-        input_CHW=shape,
         num_classes=num_classes or 0,
     )
 
 
-def _samples(recipe: Recipe) -> tuple[Samples, tuple[int, int, int]]:
-    """The data set's, and the shape that the network is given."""
+def _samples(recipe: Recipe) -> tuple[Samples, Layout]:
+    """The data set's, and what the network is given."""
     config = recipe.data
     if config.name in KNOWN_SAMPLES:
         samples = KNOWN_SAMPLES[config.name]
         held = num_held_out(samples.count, config.hold_out)
-        samples = replace(samples, count=samples.count - held)
-    else:
-        try:
-            train = open_data(config).train
-        except DataError:
-            if is_reference(config.name):
-                raise
-            side = config.resize
-            place = config.path or "data.path"
-            said = f"{place} has no images that can be read; ImageNet's are taken for them"
-            samples = Samples((3, side, side), 1000, IMAGENET_IMAGES, JPEG_BYTES, said)
-        else:
-            stored_bytes = 0.0
-            if isinstance(train, DecodedSet) and isinstance(train.source, PackedPart | ImageFolder):
-                stored_bytes = train.source.image_bytes()
-            if not is_images(train):
-                raise RecipeError(
-                    f"data.name {config.name!r} has {layout_of(train)}; a plan is of images of "
-                    "classes, which say sample_CHW and num_classes"
-                )
-            samples = Samples(train.sample_CHW, train.num_classes, len(train), stored_bytes)
-            return samples, output_shape(train, config)
+        return replace(samples, count=samples.count - held), _cropped(samples, config)
+    try:
+        data = open_data(config)
+    except DataError:
+        if is_reference(config.name):
+            raise
+        side = config.resize
+        place = config.path or "data.path"
+        said = f"{place} has no images that can be read; ImageNet's are taken for them"
+        samples = Samples((3, side, side), 1000, IMAGENET_IMAGES, JPEG_BYTES, said)
+        return samples, _cropped(samples, config)
+    train = data.train
+    stored_bytes = 0.0
+    if isinstance(train, DecodedSet) and isinstance(train.source, PackedPart | ImageFolder):
+        stored_bytes = train.source.image_bytes()
+    shape = train.sample_CHW if is_images(train) else ()
+    assert data.layout is not None
+    return Samples(shape, num_classes(train), len(train), stored_bytes), data.layout
+
+
+def _cropped(samples: Samples, config: DataConfig) -> Layout:
+    """Raises: RecipeError."""
     channels, rows, columns = samples.sample_CHW
     try:
         rows, columns = cropped_shape((rows, columns), config.crop, config.pad)
     except ValueError as error:
         raise RecipeError(f"data.crop is {config.crop}: {error}") from error
-    return samples, (channels, rows, columns)
+    return images_of((channels, rows, columns))
 
 
 def _optimizer_vectors(recipe: Recipe) -> int:

@@ -5,14 +5,16 @@ from functools import cached_property
 from itertools import chain
 from math import prod
 
+import torch
 from torch import nn
 
+from firecaffe.data.layout import Layout, Leaf, tree_words
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
-from firecaffe.models.profile import Profile, profile
+from firecaffe.models.profile import Profile, profile_on
 from firecaffe.reference import failed
 
 PROFILED_IMAGES = 2
@@ -51,8 +53,10 @@ class Workload:
     layers: tuple[LayerWork, ...]
     activation_bytes: float
     """What backward needs kept of one image, as float32."""
-    input_CHW: tuple[int, int, int]
+    layout: Layout
+    """A sample, as the network is given it."""
     num_classes: int
+    """0 if nobody says it."""
     global_batch_size: int
     micro_batch_size: int
     samples: int = 0
@@ -99,17 +103,20 @@ class Layers:
     frozen_bytes: int
 
 
-def layers_of(
-    config: ModelConfig, input_CHW: tuple[int, int, int] | None, num_classes: int | None
-) -> Layers:
-    """A network's layers, found on the meta device. Without a shape, on its authors' images.
+def layers_of(config: ModelConfig, layout: Layout | None, num_classes: int | None) -> Layers:
+    """A network's layers, found on the meta device. Without a layout, on its authors' images.
 
     Raises: RecipeError if there is no such network, or it does not take such images; OwnCodeError
     for what a user's code raises.
     """
-    shape = input_CHW or input_of(config.name)
-    in_channels = None if input_CHW is None else shape[0]
-    return with_outline(config, num_classes, in_channels, lambda it: _layers(config, it, shape))
+    samples = layout or images_of(input_of(config.name))
+    in_channels = None if layout is None else layout.channels
+    return with_outline(config, num_classes, in_channels, lambda it: _layers(config, it, samples))
+
+
+def images_of(shape_CHW: tuple[int, int, int]) -> Layout:
+    """Images of classes."""
+    return Layout(Leaf(shape_CHW, torch.float32), Leaf((), torch.int64))
 
 
 def input_of(name: str) -> tuple[int, int, int]:
@@ -125,25 +132,23 @@ def input_of(name: str) -> tuple[int, int, int]:
 IMAGENET_CHW = (3, 224, 224)
 
 
-def profile_of(
-    config: ModelConfig, network: nn.Module, shape: tuple[int, int, int], images: int
-) -> Profile:
+def profile_of(config: ModelConfig, network: nn.Module, layout: Layout, samples: int) -> Profile:
     """What a network moves and computes, on the device where it is.
 
-    Raises: RecipeError if it does not take such images; OwnCodeError if it is a user's.
+    Raises: RecipeError if it does not take such samples; OwnCodeError if it is a user's.
     """
+    inputs, _ = layout.zeros(samples, next(network.parameters()).device)
     try:
-        return profile(network, shape, images, str(next(network.parameters()).device))
+        return profile_on(network, inputs)
     except Exception as error:
-        by = "x".join(map(str, shape))
-        said = f"{config.name} does not take an input of {by}"
+        said = f"{config.name} does not take an input of {tree_words(layout.inputs)}"
         if config.name not in MODELS:
             raise failed(f"{said}: it", error) from error
         raise RecipeError(f"{said}: {str(error).splitlines()[0]}") from error
 
 
-def _layers(config: ModelConfig, network: nn.Module, shape: tuple[int, int, int]) -> Layers:
-    found = profile_of(config, network, shape, PROFILED_IMAGES)
+def _layers(config: ModelConfig, network: nn.Module, layout: Layout) -> Layers:
+    found = profile_of(config, network, layout, PROFILED_IMAGES)
     trained: dict[str, list[tuple[int, ...]]] = {}
     frozen: dict[str, int] = {}
     for name, parameter in network.named_parameters():

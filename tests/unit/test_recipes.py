@@ -42,7 +42,7 @@ def test_it_loads_and_is_planned(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     recipe = load(path)
     work = workload_of(recipe)
     with torch.device("meta"):
-        model = build_model(recipe.model.name, work.num_classes, work.input_CHW[0])
+        model = build_model(recipe.model.name, work.num_classes, work.layout.channels)
     groups_of(dict(model.named_parameters()), recipe.solver)
     cluster = load_cluster("ethernet-10g")
     most = recipe.train.num_micro_batches

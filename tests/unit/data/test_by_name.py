@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import firecaffe
 from firecaffe import Recipe, RunConfig, TrainConfig
@@ -17,7 +18,9 @@ from firecaffe.cli.parse import read_recipe
 from firecaffe.data import DataConfig, is_images, open_data, shard_counts
 from firecaffe.data.repeat import is_repeatable
 from firecaffe.errors import DataError, OwnCodeError, RecipeError
+from firecaffe.measure.layers import by_layer_type
 from firecaffe.models.config import ModelConfig
+from firecaffe.plan.of_recipe import workload_of
 from firecaffe.training.preflight import preflight
 
 ROOT = Path(__file__).parents[3]
@@ -162,3 +165,32 @@ def test_the_page_s_data_set_is_one(folder: Path) -> None:
     )
     assert is_repeatable(data.train)
     sys.modules.pop("shapes")
+
+
+def test_a_plan_is_made_of_trees_too(folder: Path) -> None:
+    """A table of five words of 4 numbers, and a layer of 4 x 3: no channels and no images."""
+    (folder / "own_sets.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def load():\n"
+        "    words = {'ids': torch.arange(20).view(10, 2), 'scale': torch.ones(10, 1)}\n"
+        "    return (words, torch.arange(10) % 3), (words, torch.arange(10) % 3)\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embed, self.last = nn.Embedding(20, 4), nn.Linear(4, 3)\n"
+        "    def forward(self, words):\n"
+        "        return self.last(self.embed(words['ids']).mean(1) * words['scale'])\n"
+    )
+    recipe = Recipe(
+        ModelConfig("own_sets:Net"),
+        DataConfig("own_sets:load"),
+        train=TrainConfig(4, 2, steps=1, device="cpu"),
+    )
+    preflight(recipe, 2)
+    work = workload_of(recipe)
+    assert work.parameter_bytes == 4 * (20 * 4 + 4 * 3 + 3)
+    assert sum(layer.flops for layer in work.layers) == 2 * 4 * 3
+    assert (work.samples, work.layout.num_bytes) == (10, 8 * 2 + 4 + 8)
+    seconds = by_layer_type(recipe, torch.device("cpu"), 2).time_s
+    assert set(seconds) >= {"fully connected"}

@@ -28,7 +28,7 @@ def test_the_ready_order_is_of_the_parameters_that_are_trained(
             super().__init__(*arguments)  # type: ignore[arg-type]
             made.append(self)
 
-    monkeypatch.setattr(measured_step, "build_model", frozen_below)
+    monkeypatch.setattr(measured_step, "build_network", frozen_below)
     monkeypatch.setattr(measured_step, "GradientReducer", Kept)
     recipe = Recipe()
     timed = measured_step.time_steps(recipe, torch.device("cpu"), 2, 0.0, micro_batches=1)

@@ -26,7 +26,7 @@ from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.price import Prices
 from firecaffe.plan.simulate import simulate_s
-from firecaffe.plan.workload import layers_of
+from firecaffe.plan.workload import images_of, layers_of
 
 WORK = workload_of_model(ModelConfig("googlenet"), 1024, 8)
 SLOW, FAST = load_cluster("ethernet-1g"), load_cluster("infiniband-ndr")
@@ -148,7 +148,7 @@ def test_native_alone_and_a_compressor_alone() -> None:
 
 
 def test_batch_normalization_at_one_pixel_is_planned() -> None:
-    layers = layers_of(ModelConfig("resnet18"), (3, 32, 32), 10).works
+    layers = layers_of(ModelConfig("resnet18"), images_of((3, 32, 32)), 10).works
     assert sum(sum(layer.parameters_bytes) for layer in layers) > 4e7
 
 

@@ -217,5 +217,5 @@ def test_unequal_shares_wait_for_the_largest() -> None:
 
 def test_the_workload_of_a_network_is_its_authors() -> None:
     assert isinstance(WORK, Workload)
-    assert WORK.input_CHW == (3, 224, 224)
+    assert WORK.layout.inputs.shape == (3, 224, 224)
     assert WORK.num_micro_batches == 32
