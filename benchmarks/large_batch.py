@@ -132,7 +132,12 @@ def search_record(folder: Path) -> dict[str, Any]:
         "best": found["best"]["candidate"],
         **sides,
         "searched": [
-            {**each["candidate"], **{word: each[word] for word in ("steps", "top1", "state")}}
+            {
+                **each["candidate"],
+                "steps": each["steps"],
+                "top1": each["value"],
+                "state": each["state"],
+            }
             | {"again": each["again"]}
             for each in found["searched"]
         ],

@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from firecaffe.runs.compare import (
     differing_words,
     doubts,
     names,
+    other_measures,
     read_run,
     rows,
     weights_identical,
 )
 from firecaffe.runs.files import write_atomically
 from firecaffe.runs.groups import differing, group_rows, group_runs
-from firecaffe.runs.statistics import BAND
+from firecaffe.runs.measure import Measure
 
 NUMBER_COLUMNS = (
     "workers",
@@ -42,7 +44,6 @@ NUMBER_COLUMNS = (
     "images\n/s",
     "speedup",
     "exposed\ncomm.",
-    "top-1",
 )
 
 MIN_WIDTH = 96
@@ -55,17 +56,9 @@ PIPE_WIDTH = 10_000
 def main(argv: list[str]) -> int:
     options = make_parser().parse_args(argv)
     is_grouped = options.by == "recipe" or bool(options.html)
-    target = None if options.target is None else options.target / 100
-    if target is not None and not (is_grouped and 0.01 <= target < 1):
-        raise RecipeError(
-            f"--target is {options.target:g}; it is a top-1 in per cent, from 1 up to 100, and "
-            "goes with --by recipe or --html"
-        )
-    if options.band is not None and not (is_grouped and 0 <= options.band <= 100):
-        raise RecipeError(
-            f"--band is {options.band:g}; it is points of top-1, from 0 up to 100, and goes with "
-            "--by recipe or --html"
-        )
+    for word in ("target", "band"):
+        if getattr(options, word) is not None and not is_grouped:
+            raise RecipeError(f"--{word} goes with --by recipe or --html")
     check_target("--html", options.html, options.overwrite)
     folders = [Path(folder) for folder in options.runs]
     if options.baseline:
@@ -76,7 +69,7 @@ def main(argv: list[str]) -> int:
             raise RecipeError(f"{folder} is given {times} times; a run counts once")
     runs = [read_run(folder) for folder in folders]
     if is_grouped:
-        band = BAND if options.band is None else options.band / 100
+        target, band = _typed(options.target, options.band, runs[0].measure)
         groups = group_runs(runs)
         table = group_rows(groups, target, options.allow_unequal, band)
         items = checklist(groups, table, band)
@@ -87,7 +80,7 @@ def main(argv: list[str]) -> int:
                 print(as_group_json(table, items))
             else:
                 shown = render_groups(table, items, differing(groups), target)
-                _print([*shown, *_doubts(runs)])
+                _print([*shown, *_doubts(runs), *map(Text, other_measures(runs))])
             return 0
     unequal = {"allow_unequal": options.allow_unequal}
     if options.json:
@@ -95,6 +88,31 @@ def main(argv: list[str]) -> int:
         return 0
     show(runs, **unequal)
     return 0
+
+
+def _typed(
+    target: float | None, band: float | None, measure: Measure
+) -> tuple[float | None, float | None]:
+    """Both as records have them. Raises: RecipeError if they cannot be of the metric."""
+    words, scale = measure.words, measure.scale
+    if target is not None and not (
+        isfinite(target) and (not measure.is_share or 1 <= target < 100)
+    ):
+        kind = (
+            f"a {words} in per cent, from 1 up to 100"
+            if measure.is_share
+            else f"a value of {words}"
+        )
+        raise RecipeError(f"--target is {target:g}; it is {kind}")
+    if band is not None and not (0 <= band < inf and (not measure.is_share or band <= 100)):
+        kind = (
+            f"points of {words}, from 0 up to 100" if measure.is_share else f"of {words}, 0 or more"
+        )
+        raise RecipeError(f"--band is {band:g}; it is {kind}")
+    return (
+        None if target is None else target / scale,
+        None if band is None else band / scale,
+    )
 
 
 def show(runs: Sequence[Run], allow_unequal: bool = False) -> None:
@@ -134,7 +152,7 @@ def render(runs: Sequence[Run], allow_unequal: bool = False) -> list[RenderableT
     for row in table:
         if row.failure:
             parts.append(Text(f"{row.run} has failed: {row.failure}", style="yellow"))
-    return [*parts, *_doubts(runs)]
+    return [*parts, *map(Text, other_measures(runs)), *_doubts(runs)]
 
 
 def _doubts(runs: Sequence[Run]) -> list[RenderableType]:
@@ -146,7 +164,7 @@ def _table(table: Sequence[Row]) -> Table:
     shown = _empty_table()
     for header in ("run", "exchange"):
         shown.add_column(header, overflow="fold")
-    for header in NUMBER_COLUMNS:
+    for header in (*NUMBER_COLUMNS, table[0].measure.words):
         shown.add_column(header, justify="right", overflow="fold")
     shown.add_column("weights", no_wrap=True)
     for row in table:
@@ -161,7 +179,7 @@ def _table(table: Sequence[Row]) -> Table:
             f"{row.images_per_s:,.0f}",
             f"{speedup}*" if row.other_work and row.speedup is not None else speedup,
             f"{row.exposed_communication:.1%}",
-            f"{row.top1:.2%}",
+            row.measure.shown(row.value) if row.measure == table[0].measure else "-",
             row.weights_sha256[:12],
         )
     return shown

@@ -16,21 +16,23 @@ from firecaffe.runs.checklist import Item
 from firecaffe.runs.compare import OWN_CODE
 from firecaffe.runs.files import finite
 from firecaffe.runs.groups import GroupRow, letters
+from firecaffe.runs.measure import Measure, in_words
 from firecaffe.runs.statistics import MOST_RUNS, UNDECIDED, Difference, Mean, Ratio
-from firecaffe.runs.words import percent, points
+from firecaffe.runs.words import of_difference, of_mean
 
-HEADERS = (
-    "hardware",
-    "net",
-    "epochs",
-    "batch",
-    "initial\nlr",
-    "time",
-    "speedup",
-    "top-1",
-    "top-5",
-    "seeds",
-)
+MOST_OTHERS = 2
+"""Metrics beside the one that runs are judged by, that a table has room for."""
+
+
+def headers(rows: Sequence[GroupRow]) -> list[str]:
+    """Those of a table; the metrics are the first row's."""
+    metrics = [rows[0].measure.words, *map(in_words, _others(rows[0]))]
+    known = ["hardware", "net", "epochs", "batch", "initial\nlr", "time", "speedup"]
+    return [*known, *metrics, "seeds"]
+
+
+def _others(first: GroupRow) -> list[str]:
+    return list(first.others)[:MOST_OTHERS]
 
 
 def as_json(rows: Sequence[GroupRow], items: Sequence[Item]) -> str:
@@ -54,11 +56,11 @@ def render_groups(
     """
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     title = "time to target" if target is not None else "time"
-    for header in ("", *HEADERS):
+    for header in ("", *headers(rows)):
         name = title if header == "time" else header
         table.add_column(name, justify="left" if header in ("", "hardware", "net") else "right")
     for letter, row in zip(letters(len(rows)), rows, strict=True):
-        table.add_row(letter, *cells(row))
+        table.add_row(letter, *cells(row, rows[0]))
     differ = [
         f"{word}: {', '.join(f'{a} {b}' for a, b in zip(letters(len(rows)), each, strict=True))}"
         for word, each in shown_words(words).items()
@@ -82,8 +84,10 @@ def _word(value: Any) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
-def cells(row: GroupRow) -> list[str]:
-    """A row of the table, as HEADERS name it."""
+def cells(row: GroupRow, first: GroupRow) -> list[str]:
+    """A row of the table, as the first one's `headers` name it."""
+    has_failed = bool(row.failure)
+    own = of_mean(row.value, row.measure, has_failed) if row.measure == first.measure else "-"
     speedup = "-" if row.speedup is None else ratio(row.speedup)
     return [
         row.hardware,
@@ -93,8 +97,13 @@ def cells(row: GroupRow) -> list[str]:
         f"{row.initial_lr:g}",
         _time(row.time_s),
         speedup + ("*" if row.unequal and row.speedup is not None else ""),
-        percent(row.top1, bool(row.failure)),
-        "-" if row.top5 is None else percent(row.top5, bool(row.failure)),
+        own,
+        *(
+            of_mean(row.others[name], Measure(name, is_share=name in row.shares), has_failed)
+            if name in row.others
+            else "-"
+            for name in _others(first)
+        ),
         str(row.seeds),
     ]
 
@@ -143,10 +152,14 @@ def verdicts(rows: Sequence[GroupRow]) -> list[str]:
         if row.against is None:
             continue
         found = row.against
-        said = f"{letter}: top-1 {points(found)} points from A"
+        said = f"{letter}: {row.measure.words} {of_difference(found, row.measure)} from A"
         if isfinite(found.low):
             said += f", p = {found.p_value:.2g}, g = {found.effect:+.2g}"
-        below = "; its speedup is to a lower accuracy" if row.is_worse and row.speedup else ""
+        below = (
+            f"; its speedup is to a worse {row.measure.words}"
+            if row.is_worse and row.speedup
+            else ""
+        )
         lines.append(f"{said}: {verdict(found)}{below}")
     return lines
 

@@ -5,7 +5,7 @@ from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
 
-from firecaffe.cli.compare_groups import HEADERS, cells, shown_words, verdicts
+from firecaffe.cli.compare_groups import cells, headers, shown_words, verdicts
 from firecaffe.cli.report_curves import line_names, pictures
 from firecaffe.runs.checklist import Item
 from firecaffe.runs.compare import places
@@ -21,14 +21,14 @@ def page(
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
-    headers = ["", *(header.replace("\n", " ") for header in HEADERS)]
+    names = ["", *(header.replace("\n", " ") for header in headers(rows))]
     if target is not None:
-        headers[headers.index("time")] = f"time to {target:.2%}"
+        names[names.index("time")] = f"time to {rows[0].measure.shown(target)}"
     called = letters(len(rows))
     words = shown_words(differing(groups))
     return environment.from_string(template).render(
-        headers=headers,
-        rows=[[letter, *cells(row)] for letter, row in zip(called, rows, strict=True)],
+        headers=names,
+        rows=[[letter, *cells(row, rows[0])] for letter, row in zip(called, rows, strict=True)],
         verdicts=verdicts(rows),
         pictures=pictures(line_names(called, words), groups),
         words=words,

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from firecaffe.errors import RecipeError
+from firecaffe.runs.compare import Run
 from firecaffe.runs.curves import Curves, Point, curves_of
 from firecaffe.runs.groups import Group
+from firecaffe.runs.measure import Measure
 
 ID_SALT = "firecaffe"
 """Salt of matplotlib's ids, which are random otherwise: the same runs give the same bytes."""
@@ -36,10 +38,17 @@ AXES: dict[str, tuple[str, Units, Of]] = {
     "samples": ("samples seen", SAMPLE_UNITS, lambda point: point.samples),
     "bytes": ("gradients sent", BYTE_UNITS, lambda point: point.sent_bytes),
 }
-CURVES: dict[str, tuple[str, Callable[[Curves], list[Point]], float]] = {
-    "loss": ("training loss", lambda curves: curves.loss, 1.0),
-    "accuracy": ("top-1 of evaluations, %", lambda curves: curves.top1, 100.0),
-}
+Line = tuple[str, Callable[[Curves], list[Point]], float]
+"""What a picture shows: its name, where its points are, and the factor of their values."""
+
+
+def lines_of(measure: Measure) -> dict[str, Line]:
+    """The pictures of runs that are judged by a metric."""
+    name = f"{measure.words} of evaluations{', %' if measure.is_share else ''}"
+    return {
+        "loss": ("training loss", lambda curves: curves.loss, 1.0),
+        "metric": (name, lambda curves: curves.metric, measure.scale),
+    }
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ def line_names(called: Sequence[str], words: Mapping[str, Sequence[str]]) -> lis
 
 
 def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
-    """Pictures of loss and accuracy against time, samples and bytes, as far as these are known.
+    """Pictures of loss and metric against time, samples and bytes, as far as these are known.
 
     Raises: RecipeError if matplotlib is missing; RunError if a run's metrics cannot be read.
     """
@@ -89,10 +98,12 @@ def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
     except ImportError:
         raise RecipeError("--html needs matplotlib: pip install 'firecaffe[plot]'") from None
     mpl.use("agg")
-    of_groups = [[curves_of(run) for run in group.runs] for group in groups]
+    measure = groups[0].first.measure
+    of_groups = [[_curves(run, measure) for run in group.runs] for group in groups]
     found = []
     with mpl.rc_context({"svg.hashsalt": ID_SALT, "svg.fonttype": "path", "font.size": 12}):
-        for curve, (ylabel, points_of, _) in CURVES.items():
+        for line in lines_of(measure).values():
+            ylabel, points_of, _ = line
             for axis, (what, units, x_of) in AXES.items():
                 known = [
                     x_of(point) or 0
@@ -103,16 +114,22 @@ def pictures(names: Sequence[str], groups: Sequence[Group]) -> list[Picture]:
                 if any(known):
                     unit, size = unit_for(max(known), units)
                     xlabel = f"{what}, {unit}" if unit else what
-                    address = _draw(names, of_groups, axis, curve, xlabel, size)
+                    address = _draw(names, of_groups, axis, line, xlabel, size)
                     found.append(Picture(f"{ylabel} against {xlabel}", address))
     return found
+
+
+def _curves(run: Run, measure: Measure) -> Curves:
+    """A run's curves; without evaluations if it is judged by another metric."""
+    found = curves_of(run)
+    return found if run.measure == measure else Curves(found.loss, [])
 
 
 def _draw(
     names: Sequence[str],
     of_groups: Sequence[Sequence[Curves]],
     axis: str,
-    curve: str,
+    line: Line,
     xlabel: str,
     size: float,
 ) -> str:
@@ -120,7 +137,7 @@ def _draw(
     from matplotlib import pyplot
 
     x_of = AXES[axis][2]
-    ylabel, points_of, unit = CURVES[curve]
+    ylabel, points_of, unit = line
     figure, place = pyplot.subplots(figsize=(5, 3.4))
     for number, (name, several) in enumerate(zip(names, of_groups, strict=True)):
         color = f"C{number % 10}"

@@ -12,12 +12,15 @@ from rich.table import Table
 from firecaffe.cli.options.tune import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.written import check_target
+from firecaffe.data import check_data
 from firecaffe.data.decoded import cores
 from firecaffe.errors import NotEnoughError, NotKeptError, RecipeError
 from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import read_run
 from firecaffe.runs.files import finite, write_atomically
 from firecaffe.runs.folder import read_run_file
+from firecaffe.training.given_task import task_for
 from firecaffe.tuning.trial import Trial
 from firecaffe.tuning.tune import TuneRequest, TuneResult, recipe_file, tune
 from firecaffe.tuning.verdict import KEPT, LOST, UNDECIDED
@@ -31,12 +34,9 @@ def main(argv: list[str]) -> int:
         raise RecipeError("--global-batch-size is missing: the batch size to tune for")
     for word, least in (("global_batch_size", 1), ("seeds", 1), ("nproc_per_node", 1)):
         _check_least(word, getattr(options, word), least)
-    for word in ("band", "side_by_side"):
-        _check_least(word, getattr(options, word), 0)
-    for word, most in (("seeds", MOST_TRAININGS), ("band", 100)):
-        if getattr(options, word) > most:
-            found = getattr(options, word)
-            raise RecipeError(f"--{word} is {found}; it must be at most {most:,}")
+    _check_least("side_by_side", options.side_by_side, 0)
+    if options.seeds > MOST_TRAININGS:
+        raise RecipeError(f"--seeds is {options.seeds}; it must be at most {MOST_TRAININGS:,}")
     if not 0 < options.budget <= MOST_TRAININGS:
         raise RecipeError(
             f"--budget is {options.budget:g}; it must be more than 0 and at most {MOST_TRAININGS:,}"
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         solvers=list(dict.fromkeys((options.solvers or recipe.solver.type).split(","))),
         budget=options.budget,
         seeds=options.seeds,
-        band=options.band / 100,
+        band=_band(options.band, recipe),
         against=[read_run(Path(run)) for run in options.against],
         folder=folder,
         workers=options.nproc_per_node,
@@ -76,6 +76,18 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _band(band: float | None, recipe: Recipe) -> float | None:
+    """--band as records have it: of shares a fraction of 1."""
+    if band is None:
+        return None
+    _check_least("band", band, 0)
+    data = check_data(recipe.data)
+    measure = task_for(recipe, None, None, data.train).measure
+    if measure.is_share and band > 100:
+        raise RecipeError(f"--band is {band:g}; it must be at most 100")
+    return band / measure.scale
+
+
 def _check_least(word: str, value: float, least: int) -> None:
     if not least <= value < float("inf"):
         raise RecipeError(f"--{word.replace('_', '-')} is {value:g}; it must be at least {least}")
@@ -89,22 +101,25 @@ def _at_once(train: TrainConfig, workers: int) -> int:
 
 
 def _line(trial: Trial) -> str:
+    measure = trial.measure
     solver = trial.recipe.solver
     rate = f"{solver.type}, rate {solver.base_lr:.3g}, warm-up {solver.warmup_steps} steps"
     if (
         not trial.recipe.data.hold_out and not trial.ended_early
     ):  # all training images, and the test set at the end
         result = read_run_file(trial.folder, "result.json")
-        steps, top1 = result["steps"], result["top1"]
-        return f"{trial.name}: {rate}: test top-1 {top1:.2%} after {steps} steps"
+        steps, found = result["steps"], measure.shown(measure.value_in(result))
+        return f"{trial.name}: {rate}: test {measure.words} {found} after {steps} steps"
     last, steps = trial.told[-1], trial.told[-1].step
     state = "diverged" if not last.is_finite else "given up" if trial.ended_early else "done"
-    return f"{trial.name}: {rate}: top-1 {last.top1:.2%} after {steps} steps, {state}"
+    found = measure.shown(last.value)
+    return f"{trial.name}: {rate}: {measure.words} {found} after {steps} steps, {state}"
 
 
 def _show(tuned: TuneResult, path: Path) -> None:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for header in ("", "rule", "solver", "rate", "warm-up", "steps", "held-out\ntop-1", ""):
+    words = tuned.measure.words
+    for header in ("", "rule", "solver", "rate", "warm-up", "steps", f"held-out\n{words}", ""):
         table.add_column(header, justify="left" if header in ("", "rule", "solver") else "right")
     for number, each in enumerate(tuned.searched, start=1):
         candidate = each.candidate
@@ -115,7 +130,7 @@ def _show(tuned: TuneResult, path: Path) -> None:
             f"{candidate.base_lr:.4g}",
             f"{candidate.warmup_share:.0%}",
             f"{each.steps:,}",
-            ", ".join(f"{top1:.2%}" for top1 in (each.top1, *each.again)),
+            ", ".join(tuned.measure.shown(value) for value in (each.value, *each.again)),
             each.state,
         )
     console = Console(file=sys.stdout, soft_wrap=True)

@@ -6,12 +6,14 @@ are what its table 2 does not have.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 from firecaffe.runs.compare import Run, other_epochs
-from firecaffe.runs.groups import Group, GroupRow, code_of, letters
+from firecaffe.runs.groups import Group, GroupRow, band_of, code_of, letters
 from firecaffe.runs.learned import has_learned
-from firecaffe.runs.statistics import BAND, EQUIVALENT, FEWEST, ROUNDING
+from firecaffe.runs.statistics import EQUIVALENT, FEWEST, ROUNDING
+from firecaffe.runs.words import of_band, of_difference
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,10 @@ class Item:
     """What was found, or what would do in place of what is missing."""
 
 
-def checklist(groups: Sequence[Group], rows: Sequence[GroupRow], band: float = BAND) -> list[Item]:
-    """Each item, met or named as missing. band: top-1 that counts as no difference."""
+def checklist(
+    groups: Sequence[Group], rows: Sequence[GroupRow], band: float | None = None
+) -> list[Item]:
+    """Each item, met or named as missing. band: of the metric, what counts as no difference."""
     data = {str(group.first.result["data"]) for group in groups}
     seeds = min(row.seeds for row in rows)
     unequal = [
@@ -39,7 +43,7 @@ def checklist(groups: Sequence[Group], rows: Sequence[GroupRow], band: float = B
     return [
         Item("the same data", len(data) == 1, "; ".join(sorted(data))),
         _learned(groups, rows),
-        _accuracy(rows, alone, band),
+        _accuracy(rows, alone, band_of(groups, band)),
         _hyperparameters(groups),
         _code(groups),
         _epochs(groups, rows),
@@ -76,24 +80,25 @@ def _learned(groups: Sequence[Group], rows: Sequence[GroupRow]) -> Item:
     ]
     if unknown:
         lost.append(f"the records of {', '.join(unknown)} do not say what guessing comes to")
-    return Item(
-        "every run has learned", not lost, "; ".join(lost) or "above the share of the largest class"
-    )
+    return Item("every run has learned", not lost, "; ".join(lost) or "above guessing")
 
 
 def _accuracy(rows: Sequence[GroupRow], alone: str, band: float) -> Item:
     """A speedup to a lower accuracy is none. A higher one is as good as the same."""
-    points = f"within {100 * band:g} points of the first group, or above"
+    measure = rows[0].measure
+    side = "above" if measure.higher_is_better else "below"
+    points = f"within {of_band(band, measure)} of the first group, or {side}"
     doubts = []
     for name, row in zip(letters(len(rows)), rows, strict=True):
-        found = row.against
+        found, gain = row.against, row.gain
         if row.failure:
             doubts.append(f"{name} has failed")
-        elif found is None:
+        elif found is None or gain is None:
             if row is not rows[0]:
                 doubts.append(f"{name} has nothing to be compared with")
-        elif found.verdict != EQUIVALENT and found.low < -band - ROUNDING:
-            doubts.append(f"{name} {100 * found.value:+.2f} points: {found.verdict}")
+        elif gain.verdict != EQUIVALENT and gain.low < -band - ROUNDING:
+            alone_value = replace(found, low=-inf, high=inf)
+            doubts.append(f"{name} {of_difference(alone_value, measure)}: {found.verdict}")
     return Item("the same accuracy", not doubts and not alone, alone or "; ".join(doubts) or points)
 
 

@@ -15,6 +15,7 @@ from firecaffe.errors import RunError
 from firecaffe.runs.files import read_small
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.learned import failure
+from firecaffe.runs.measure import LOSS, Measure, measure_of, unlike_measures
 
 NUMBER = (int, float)
 
@@ -26,7 +27,6 @@ RESULTS: dict[str, type | tuple[type, ...]] = {
     "steps": int,
     "images_per_s": NUMBER,
     "exposed_communication": NUMBER,
-    "top1": NUMBER,
     "weights_sha256": str,
 }
 """What a comparison takes from result.json."""
@@ -53,6 +53,14 @@ HOW_READ = (
 )
 """Words of the data that change none of its images; or which, as the data's own line says."""
 
+TASK_WORDS = {
+    "task.name": "classification",
+    "task.args": {},
+    "task.label_smoothing": 0.0,
+    "task.class_weights": [],
+}
+"""Words of the task that decide what is learned, with what runs did before there were tasks."""
+
 
 MODEL_WORDS = ("name", "args", "weights", "freeze")
 """Words of which a network and its start are made; what is empty may not be there in older runs."""
@@ -66,6 +74,16 @@ class Run:
     result: dict[str, Any]
     words: dict[str, Any]
     """The recipe by dotted name, without what says only where things lie, and the environment."""
+
+    @property
+    def measure(self) -> Measure:
+        """The metric that it is judged by."""
+        return measure_of(self.result)
+
+    @property
+    def value(self) -> float:
+        """That of the metric, on the test samples."""
+        return self.measure.value_in(self.result)
 
 
 @dataclass(frozen=True)
@@ -87,7 +105,10 @@ class Row:
     other_work: list[str]
     """What the run did otherwise than the first one, if its work was not the same."""
     exposed_communication: float
-    top1: float
+    measure: Measure
+    """The metric that the run is judged by."""
+    value: float
+    """That of the metric, on the test samples."""
     failure: str
     """Empty unless the run is known to have learned nothing."""
     weights_sha256: str
@@ -103,6 +124,7 @@ def read_run(folder: Path) -> Run:
     words = _read_recipe(folder / "recipe.toml")
     _check(folder / "result.json", result, RESULTS)
     _check(folder / "recipe.toml", words, WORDS)
+    _check_measure(folder / "result.json", result)
     facts = {f"environment.{name}": environment.get(name) for name in ENVIRONMENT}
     own_code = environment.get("own_code")
     for part, which in own_code.items() if isinstance(own_code, dict) else ():
@@ -128,7 +150,8 @@ def rows(runs: Sequence[Run], allow_unequal: bool = False) -> list[Row]:
             speedup=_speedup(runs[0], run, allow_unequal),
             other_work=other_work(runs[0], run),
             exposed_communication=run.result["exposed_communication"],
-            top1=run.result["top1"],
+            measure=run.measure,
+            value=run.value,
             failure=failure([run.result]),
             weights_sha256=run.result["weights_sha256"],
         )
@@ -188,6 +211,12 @@ def doubts(runs: Sequence[Run]) -> dict[str, list[str]]:
     return {name: list(map(str, own)) for name, own in stated.items() if own}
 
 
+def other_measures(runs: Sequence[Run]) -> list[str]:
+    """A line for each run that is judged by another metric than the first."""
+    named = zip(names(runs), runs, strict=True)
+    return unlike_measures({name: run.result for name, run in named})
+
+
 def weights_identical(runs: Sequence[Run]) -> bool:
     """Whether all runs ended with the same parameters and buffers, bit for bit."""
     return len({run.result["weights_sha256"] for run in runs}) <= 1
@@ -203,6 +232,7 @@ def _work(run: Run) -> dict[str, Any]:
         "data": run.result["data"],
         "augmentation": images,
         "model": {word: run.words.get(f"model.{word}") or None for word in MODEL_WORDS},
+        "task": {word: run.words.get(word, value) for word, value in TASK_WORDS.items()},
     }
 
 
@@ -234,6 +264,20 @@ def _read_recipe(path: Path) -> dict[str, Any]:
     if "train.epochs" in found:
         found["train.epochs"] = 0 if found.get("train.steps") else found["train.epochs"] or 1
     return found
+
+
+def _check_measure(path: Path, result: dict[str, Any]) -> None:
+    """Raises: RunError if the value of the metric that the run is judged by is not there."""
+    try:
+        measure = measure_of(result)
+        name = "test_loss" if measure == LOSS else measure.name
+        is_there = name in result and isinstance(result[name], int | float | None)
+    except (KeyError, TypeError):
+        name, is_there = "metric", False
+    if not is_there:
+        raise RunError(
+            f"{path}: {name} is {result.get(name)!r}; this is no record of a finished run"
+        )
 
 
 def _check(path: Path, found: dict[str, Any], needed: dict[str, type | tuple[type, ...]]) -> None:

@@ -32,11 +32,11 @@ class Point:
 @dataclass(frozen=True)
 class Curves:
     """loss: of the training, means over as many steps as it takes to have MOST_POINTS at most.
-    top1: of each evaluation.
+    metric: what the run is judged by, of each evaluation.
     """
 
     loss: list[Point]
-    top1: list[Point]
+    metric: list[Point]
 
 
 def curves_of(run: Run) -> Curves:
@@ -46,15 +46,16 @@ def curves_of(run: Run) -> Curves:
     sent = None if None in by_rank else sum(by_rank)
     stride = -(-int(run.result["steps"]) // MOST_POINTS) or 1
     loss: list[Point] = []
-    top1: dict[str, list[Point]] = {"validation": [], "test": []}
+    name = run.measure.name
+    metric: dict[str, list[Point]] = {"validation": [], "test": []}
     time_s: float | None = 0.0
     samples, sent_bytes = 0, None if sent is None else 0.0
     some: list[float | None] = []
     is_begun = False
     try:
         for line in read_json_lines(path):
-            if line["kind"] in top1:
-                top1[line["kind"]].append(Point(time_s, samples, sent_bytes, line["top1"]))
+            if line["kind"] in metric:
+                metric[line["kind"]].append(Point(time_s, samples, sent_bytes, line[name]))
                 continue
             if not is_begun and line["step"] > 1:
                 time_s, samples = None, (line["step"] - 1) * line["samples"]
@@ -71,7 +72,7 @@ def curves_of(run: Run) -> Curves:
             loss.append(Point(time_s, samples, sent_bytes, _mean(some)))
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
-    return Curves(loss, top1["validation"] or top1["test"])
+    return Curves(loss, metric["validation"] or metric["test"])
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -80,10 +81,13 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def time_to(run: Run, target: float) -> float | None:
-    """Seconds of training until an evaluation first had this top-1; None if none had, or the run
-    goes on with another.
+    """Seconds of training until an evaluation first was as good as this; None if none was, or the
+    run goes on with another.
 
     Raises: RunError if the run's metrics cannot be read.
     """
-    reached = (p.time_s for p in curves_of(run).top1 if p.value is not None and p.value >= target)
-    return next(reached, None)
+    gain = run.measure.gain
+    for point in curves_of(run).metric:
+        if point.value is not None and gain(point.value) >= gain(target):
+            return point.time_s
+    return None

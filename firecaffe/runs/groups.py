@@ -8,17 +8,21 @@ each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from firecaffe.runs.compare import OWN_CODE, Run, differing_words, names, other_work, samples_seen
 from firecaffe.runs.curves import time_to
 from firecaffe.runs.learned import failure
+from firecaffe.runs.measure import Measure, other_metrics
 from firecaffe.runs.statistics import (
     BAND,
     DIFFERENT,
+    RELATIVE_BAND,
     Difference,
     Mean,
     Ratio,
+    as_gain,
     differences,
     mean_of,
     ratios,
@@ -69,18 +73,43 @@ class GroupRow:
     """What makes the work another one than the first group's."""
     why_no_speedup: str
     """Why there is no speed-up; empty if there is one."""
-    top1: Mean
-    top5: Mean | None
+    measure: Measure
+    """The metric that its runs are judged by."""
+    value: Mean
+    """That of the metric."""
+    others: dict[str, Mean]
+    """The other metrics of all its runs, by name."""
+    shares: list[str]
+    """Those of `others` that are shares of 1."""
     failure: str
     """Which of its runs learned nothing; empty if all did, or if their records do not say."""
     against: Difference | None
-    """top-1 less the baseline's; None for the baseline, and if one of the two has failed."""
+    """The metric less the baseline's; None for the baseline, if one of the two has failed, and if
+    they are judged by unlike metrics.
+    """
 
     @property
     def is_worse(self) -> bool:
-        """Whether it is shown to have a lower top-1 than the baseline."""
-        against = self.against
-        return against is not None and against.verdict == DIFFERENT and against.value < 0
+        """Whether its metric is shown to be worse than the baseline's."""
+        gain = self.gain
+        return gain is not None and gain.verdict == DIFFERENT and gain.value < 0
+
+    @property
+    def gain(self) -> Difference | None:
+        """The difference from the baseline, counted so that more is better."""
+        return self.against and as_gain(self.against, self.measure.higher_is_better)
+
+
+def band_of(groups: Sequence[Group], band: float | None) -> float:
+    """The difference that counts as none: as it is given; else BAND of a share, and of another
+    metric RELATIVE_BAND of the first group's mean.
+    """
+    if band is not None:
+        return band
+    first = groups[0]
+    if first.first.measure.is_share:
+        return BAND
+    return RELATIVE_BAND * abs(fmean(run.value for run in first.results))
 
 
 def letters(count: int) -> list[str]:
@@ -149,18 +178,18 @@ def group_rows(
     groups: Sequence[Group],
     target: float | None = None,
     allow_unequal: bool = False,
-    band: float = BAND,
+    band: float | None = None,
 ) -> list[GroupRow]:
     """The rows of a table of groups, compared with the first one.
 
-    target: a top-1 accuracy; times are then those until an evaluation has reached it.
+    target: a value of the metric; times are then those until an evaluation has reached it.
     allow_unequal: give speedups between runs of other work too. band: top-1 that counts as no
     difference.
 
     Raises: RunError if a target is asked for and a run's metrics cannot be read.
     """
     times = [_times(group, target) for group in groups]
-    against = _against(groups, band)
+    against = _against(groups, band_of(groups, band))
     why = [_why_no_speedup(groups, times, place, target) for place in range(len(groups))]
     unequal = [_unequal(groups[0], group, target) for group in groups]
     for place, words in enumerate(unequal):
@@ -182,7 +211,7 @@ def _row(
     against: Difference | None,
 ) -> GroupRow:
     results = group.results
-    top5 = [run.result["top5"] for run in results if "top5" in run.result]
+    measure, others = group.first.measure, other_metrics(group.first.result)
     return GroupRow(
         runs=[str(run.folder) for run in group.runs],
         seeds=len(results),
@@ -195,8 +224,14 @@ def _row(
         speedup=speedup,
         unequal=unequal,
         why_no_speedup=why,
-        top1=mean_of([run.result["top1"] for run in results]),
-        top5=mean_of(top5) if len(top5) == len(results) else None,
+        measure=measure,
+        value=mean_of([measure.value_in(run.result) for run in results]),
+        others={
+            each.name: mean_of([each.value_in(run.result) for run in results])
+            for each in others
+            if all(isinstance(run.result.get(each.name), int | float) for run in results)
+        },
+        shares=[each.name for each in others if each.is_share],
         failure=_failure(group),
         against=against,
     )
@@ -207,12 +242,19 @@ def _failure(group: Group) -> str:
 
 
 def _against(groups: Sequence[Group], band: float) -> list[Difference | None]:
-    """Each group's difference of top-1 from the first's; None for a group that has failed."""
+    """Each group's difference of the metric from the first's; None for a group that has failed, or
+    is judged by another metric.
+    """
     found: list[Difference | None] = [None] * len(groups)
-    whole = [place for place, group in enumerate(groups) if not _failure(group)]
+    measure = groups[0].first.measure
+    whole = [
+        place
+        for place, group in enumerate(groups)
+        if not _failure(group) and group.first.measure == measure
+    ]
     if 0 not in whole:
         return found
-    first, *others = ([run.result["top1"] for run in groups[place].results] for place in whole)
+    first, *others = ([run.value for run in groups[place].results] for place in whole)
     for place, difference in zip(whole[1:], differences(first, others, band), strict=True):
         found[place] = difference
     return found
@@ -226,7 +268,9 @@ def _why_no_speedup(
             return f"{letters(len(groups))[each]} has failed"
         if not times[each]:
             name = groups[each].names[0]
-            return f"{name} did not reach {target:.2%}" if target else f"{name} has no rate"
+            if target is None:
+                return f"{name} has no rate"
+            return f"{name} did not reach {groups[0].first.measure.shown(target)}"
     return ""
 
 

@@ -43,9 +43,24 @@ class Measure:
         """A value for people."""
         return f"{value:.2%}" if self.is_share else f"{value:.4g}"
 
+    @property
+    def scale(self) -> float:
+        """The factor from a record to what people read and type: shares are in per cent there."""
+        return 100.0 if self.is_share else 1.0
+
+    @property
+    def unit(self) -> str:
+        """What stands behind a value that was scaled."""
+        return " %" if self.is_share else ""
+
     def gain(self, value: float) -> float:
         """The value, or its negative if lower is better: more of it is better."""
         return value if self.higher_is_better else -value
+
+    def value_in(self, result: Mapping[str, Any]) -> float:
+        """Its value on the test samples, by a run's result.json; NaN if it was no number."""
+        value = result.get("test_loss" if self.name == LOSS.name else self.name)
+        return float("nan") if value is None else float(value)
 
 
 TOP1 = Measure()
@@ -57,4 +72,25 @@ def measure_of(result: Mapping[str, Any]) -> Measure:
     if "metric" not in result:
         return TOP1
     name = str(result["metric"])
-    return Measure(name, bool(result["higher_is_better"]), name in result["shares"])
+    return Measure(name, bool(result.get("higher_is_better", True)), name in result["shares"])
+
+
+def other_metrics(result: Mapping[str, Any]) -> list[Measure]:
+    """The metrics of a run beside the one that it is judged by; of older runs top-5."""
+    names = result.get("metrics", [each for each in ("top5",) if each in result])
+    shares = result.get("shares", names)
+    own = measure_of(result).name
+    return [Measure(name, is_share=name in shares) for name in names if name != own]
+
+
+def unlike_measures(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each run that is judged by another metric than the first. results: by the runs'
+    names.
+    """
+    measures = {name: measure_of(result) for name, result in results.items()}
+    first, own = next(iter(measures.items()))
+    return [
+        f"{name} is judged by {measure.words}, {first} by {own.words}; these are not compared"
+        for name, measure in measures.items()
+        if measure != own
+    ]

@@ -20,7 +20,10 @@ from scipy.stats import t, ttest_ind
 
 CONFIDENCE = 0.95
 BAND = 0.003
-"""Top-1 that counts as no difference, as a fraction of 1, if nobody says another."""
+"""What counts as no difference of a share, as a fraction of 1, if nobody says another."""
+
+RELATIVE_BAND = 0.01
+"""The same of a metric that is no share, as a part of the first group's mean."""
 
 EQUIVALENT, DIFFERENT, UNDECIDED = "equivalent", "different", "not enough runs to say"
 """What a comparison may come to."""
@@ -94,6 +97,15 @@ def mean_of(values: Sequence[float], tests: int = 1) -> Mean:
         quantile = float(t.ppf(1 - (1 - CONFIDENCE) / 2 / tests, len(values) - 1))
         half = quantile * stdev(values) / sqrt(len(values))
     return Mean(fmean(values), half, len(values), tuple(sorted(values)))
+
+
+def as_gain(found: Difference, higher_is_better: bool) -> Difference:
+    """The difference counted so that more is better."""
+    if higher_is_better:
+        return found
+    return replace(
+        found, value=-found.value, low=-found.high, high=-found.low, effect=-found.effect
+    )
 
 
 def differences(

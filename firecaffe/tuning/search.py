@@ -17,6 +17,7 @@ from statistics import fmean, median
 
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.tuning.candidates import Candidate, apply, rules
 from firecaffe.tuning.trial import Trial, TrialScore
 
@@ -39,8 +40,10 @@ LATE_SHARE = 3 / 4
 the last step's accuracy half a point of noise.
 """
 
-SAME_TOP1 = 0.0025
-"""Top-1 that two seeds do not tell apart, where a rate that diverges under a third costs it all."""
+SAME = 0.0025
+"""What two seeds do not tell apart, where a rate that diverges under a third costs it all: of a
+share; of another metric as a part of the best value.
+"""
 
 MOST_AT_ONCE = 4
 """Candidates of a round, however many could be trained side by side: what is asked for together
@@ -61,15 +64,16 @@ class CandidateResult:
     """finished, given up or diverged."""
     steps: int
     """Steps after which it was judged."""
-    top1: float
-    """Accuracy on the held-out images then; the mean over the last quarter of a finished training.
+    value: float
+    """The task's metric on the held-out images then; the mean over the last quarter of a finished
+    training.
     """
     again: tuple[float, ...] = ()
     """The same of a finalist's trainings under other seeds."""
 
     @property
-    def mean_top1(self) -> float:
-        return fmean((self.top1, *self.again))
+    def mean_value(self) -> float:
+        return fmean((self.value, *self.again))
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class Search:
     """Whole trainings that the candidates may cost together."""
     at_once: int
     parent: Path
+    measure: Measure = TOP1
+    """The metric that candidates are judged by."""
 
     def trial_recipe(self, candidate: Candidate) -> Recipe:
         """A candidate's training, with tests on held-out images on its way."""
@@ -103,17 +109,18 @@ class Search:
         Raises: RecipeError if all diverged; what `train` raises.
         """
         found = self._candidates(train)
+        gain = self.measure.gain
         finished = [place for place, each in enumerate(found) if each.state == "finished"]
         if not finished:
             raise RecipeError(
                 f"none of {len(found)} candidates came to its end; take a smaller batch, a longer "
                 "training, or a recipe that learns at its own batch size"
             )
-        finalists = sorted(finished, key=lambda place: -found[place].top1)[:FINALISTS]
+        finalists = sorted(finished, key=lambda place: -gain(found[place].value))[:FINALISTS]
         trials = {place: self._again(found[place].candidate, place) for place in finalists}
         train([trial for several in trials.values() for trial in several])
         for place, several in trials.items():
-            again = tuple(late_top1(trial.told) for trial in several)
+            again = tuple(late_value(trial.told) for trial in several)
             found[place] = replace(found[place], again=again)
         return found
 
@@ -123,7 +130,8 @@ class Search:
         for number in range(1, SEEDS_OF_FINALISTS + 1):
             seed = recipe.train.seed + number
             other = replace(recipe, train=replace(recipe.train, seed=seed))
-            found.append(Trial(f"candidate-{place + 1:02d}-seed-{seed}", other, self.parent))
+            name = f"candidate-{place + 1:02d}-seed-{seed}"
+            found.append(Trial(name, other, self.parent, self.measure))
         return found
 
     def _candidates(self, train: Run) -> list[CandidateResult]:
@@ -133,15 +141,20 @@ class Search:
         finished: list[Sequence[TrialScore]] = []
         while left and sum(each.steps for each in found) < self.budget * self.steps:
             asked, left = left[: self.width], left[self.width :]
-            hopeless = partial(is_hopeless, finished=tuple(finished))
+            hopeless = partial(is_hopeless, finished=tuple(finished), measure=self.measure)
             trials = [
-                Trial(f"candidate-{number:02d}", self.trial_recipe(each), self.parent, end=hopeless)
+                self._trial(f"candidate-{number:02d}", each, hopeless)
                 for number, each in enumerate(asked, start=len(found) + 1)
             ]
             train(trials)
             found += [_searched(*each) for each in zip(asked, trials, strict=True)]
             finished += [trial.told for trial in trials if _state(trial) == "finished"]
         return found
+
+    def _trial(
+        self, name: str, candidate: Candidate, end: Callable[[Sequence[TrialScore]], bool]
+    ) -> Trial:
+        return Trial(name, self.trial_recipe(candidate), self.parent, self.measure, end)
 
     @property
     def width(self) -> int:
@@ -157,15 +170,16 @@ class Search:
         return rules(self.recipe, self.previous_batch, self.solvers)
 
 
-def ranked(found: Sequence[CandidateResult]) -> list[CandidateResult]:
-    """The finalists, best first: of those whose mean accuracy is within SAME_TOP1 of the highest
-    the safest, which is one with a warm-up, then the one with the smallest rate.
+def ranked(found: Sequence[CandidateResult], measure: Measure = TOP1) -> list[CandidateResult]:
+    """The finalists, best first: of those whose mean value is within SAME of the best the safest,
+    which is one with a warm-up, then the one with the smallest rate.
     """
     left = [each for each in found if each.again]
     order = []
     while left:
-        highest = max(each.mean_top1 for each in left)
-        near = [each for each in left if each.mean_top1 >= highest - SAME_TOP1]
+        best = max(measure.gain(each.mean_value) for each in left)
+        same = SAME if measure.is_share else SAME * abs(best)
+        near = [each for each in left if measure.gain(each.mean_value) >= best - same]
         order.append(
             min(near, key=lambda each: (each.candidate.warmup_share == 0, each.candidate.base_lr))
         )
@@ -173,12 +187,16 @@ def ranked(found: Sequence[CandidateResult]) -> list[CandidateResult]:
     return order
 
 
-def late_top1(scores: Sequence[TrialScore]) -> float:
+def late_value(scores: Sequence[TrialScore]) -> float:
     """The mean over the tests of the last quarter of a training that has come to its end."""
-    return fmean(each.top1 for each in scores if each.step >= LATE_SHARE * scores[-1].step)
+    return fmean(each.value for each in scores if each.step >= LATE_SHARE * scores[-1].step)
 
 
-def is_hopeless(scores: Sequence[TrialScore], finished: Sequence[Sequence[TrialScore]]) -> bool:
+def is_hopeless(
+    scores: Sequence[TrialScore],
+    finished: Sequence[Sequence[TrialScore]],
+    measure: Measure = TOP1,
+) -> bool:
     """Whether a training is to be given up: it has diverged; or LEAST_TESTS evaluations on, its
     best is below the median that as many finished ones had at this step.
     """
@@ -187,8 +205,9 @@ def is_hopeless(scores: Sequence[TrialScore], finished: Sequence[Sequence[TrialS
         return True
     if len(scores) < LEAST_TESTS or len(finished) < LEAST_TESTS:
         return False
-    then = [each.top1 for of_one in finished for each in of_one if each.step == last.step]
-    return bool(then) and max(each.top1 for each in scores) < median(then)
+    gain = measure.gain
+    then = [gain(each.value) for of_one in finished for each in of_one if each.step == last.step]
+    return bool(then) and max(gain(each.value) for each in scores) < median(then)
 
 
 def _state(trial: Trial) -> str:
@@ -199,5 +218,5 @@ def _state(trial: Trial) -> str:
 
 def _searched(candidate: Candidate, trial: Trial) -> CandidateResult:
     last, state = trial.told[-1], _state(trial)
-    top1 = late_top1(trial.told) if state == "finished" else last.top1
-    return CandidateResult(candidate, trial.folder, state, last.step, top1)
+    value = late_value(trial.told) if state == "finished" else last.value
+    return CandidateResult(candidate, trial.folder, state, last.step, value)

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -21,6 +23,7 @@ from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.fault import NAME as FAULT
 from firecaffe.runs.files import read_small, write_atomically
+from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.runs.record import read_json_lines
 
 POLL_S = 0.3
@@ -32,7 +35,8 @@ class TrialScore:
     """What an evaluation in the course of a training came to."""
 
     step: int
-    top1: float
+    value: float
+    """Of the task's metric."""
     is_finite: bool
     """Whether the loss is still a number."""
 
@@ -44,6 +48,8 @@ class Trial:
     name: str
     recipe: Recipe
     parent: Path
+    measure: Measure = TOP1
+    """The metric that it is judged by."""
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False
     """Asked after each evaluation but the last, with all so far: is it to be given up?"""
     ended_early: bool = field(default=False, init=False)
@@ -78,7 +84,7 @@ class Trial:
 
     def look(self) -> bool:
         """Takes in the evaluations that are new; whether the training is to be ended now."""
-        found = scores(self.folder)
+        found = scores(self.folder, self.measure)
         while not self.ended_early and len(self.told) < len(found):
             self.told.append(found[len(self.told)])
             last = self.told[-1]
@@ -87,21 +93,29 @@ class Trial:
         return self.ended_early
 
 
-def scores(folder: Path) -> list[TrialScore]:
+def scores(folder: Path, measure: Measure = TOP1) -> list[TrialScore]:
     """A run's evaluations on its validation images so far, in order. Raises: RunError."""
     path = folder / "metrics.jsonl"
     try:
         lines = read_json_lines(path, holding='"validation"')
         rows = [row for row in lines if row["kind"] == "validation"]
-        found = [TrialScore(row["step"], row["top1"], row["loss"] is not None) for row in rows]
-        return [*found, *_diverged(folder, found)]
+        found = [_score(row, measure) for row in rows]
+        return [*found, *_diverged(folder, found, measure)]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _diverged(folder: Path, found: Sequence[TrialScore]) -> list[TrialScore]:
+def _score(row: dict[str, Any], measure: Measure) -> TrialScore:
+    """A value that is no number is the worst there is."""
+    value = row[measure.name]
+    worst = measure.gain(-inf)
+    is_finite = row["loss"] is not None
+    return TrialScore(row["step"], worst if value is None else value, is_finite)
+
+
+def _diverged(folder: Path, found: Sequence[TrialScore], measure: Measure) -> list[TrialScore]:
     """What a run that a number which is not finite has ended would have scored."""
     try:
         fault = json.loads(read_small(folder / FAULT))
@@ -109,7 +123,8 @@ def _diverged(folder: Path, found: Sequence[TrialScore]) -> list[TrialScore]:
         return []
     if fault["kind"] != "not_finite":
         return []
-    return [TrialScore(fault["step"], found[-1].top1 if found else 0.0, False)]
+    none = 0.0 if measure.is_share and measure.higher_is_better else measure.gain(-inf)
+    return [TrialScore(fault["step"], found[-1].value if found else none, False)]
 
 
 @contextmanager

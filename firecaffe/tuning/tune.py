@@ -25,7 +25,9 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import Run, read_run, samples_seen
 from firecaffe.runs.files import read_small, write_atomically, write_json
 from firecaffe.runs.groups import differing_conditions
+from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.runs.record import read_json_lines
+from firecaffe.training.given_task import task_for
 from firecaffe.training.preflight import preflight
 from firecaffe.tuning.candidates import apply
 from firecaffe.tuning.larger_batch import with_batch
@@ -51,8 +53,10 @@ class TuneRequest:
     budget: float
     """The cost allowed, in whole trainings at the new batch size."""
     seeds: int
-    band: float
-    """Top-1 that may be lost, as a fraction of 1."""
+    band: float | None
+    """What may be lost of the task's metric, of shares as a fraction of 1; None: BAND or
+    RELATIVE_BAND of `runs.statistics`.
+    """
     against: Sequence[Run]
     """Finished runs of the recipe as it is; empty: they are trained."""
     folder: Path
@@ -136,6 +140,8 @@ class TuneResult:
     verdict: Verdict
     recipe: Recipe
     """The recipe at the new batch size, with the best rate."""
+    measure: Measure
+    """The metric that all are judged by."""
 
     def as_dict(self) -> dict[str, Any]:
         found = asdict(self)
@@ -164,6 +170,7 @@ def plan_search(asked: TuneRequest) -> Search:
         asked.budget,
         asked.at_once,
         asked.folder,
+        task_for(recipe, None, None, data.train).measure,
     )
     if steps < 2 * TESTS_OF_A_TRIAL:
         raise RecipeError(
@@ -222,15 +229,16 @@ def tune(
             run_trials, at_once=asked.at_once, workers=asked.workers, lock=lock, say=say
         )
         searched = search.run(train)
-        before = [] if asked.against else _over_seeds(asked, asked.recipe, "before")
-        finalists = ranked(searched)
+        measure = search.measure
+        before = [] if asked.against else _over_seeds(asked, asked.recipe, "before", measure)
+        finalists = ranked(searched, measure)
         for place, winner in enumerate(finalists):
             recipe = apply(search.recipe, winner.candidate, search.steps)
             recipe = replace(recipe, run=replace(recipe.run, tuned=""))
             number = winner.folder.name.removeprefix("candidate-")
-            after = _over_seeds(asked, recipe, f"after-{number}", has_diverged)
+            after = _over_seeds(asked, recipe, f"after-{number}", measure, has_diverged)
             train([*([] if place else before), *after])  # side by side
-            if all(not t.ended_early and _has_learned(t.folder, winner) for t in after):
+            if all(not t.ended_early and _has_learned(t.folder, winner, measure) for t in after):
                 break
         if any(trial.ended_early for trial in after):
             raise RecipeError(
@@ -255,6 +263,7 @@ def tune(
             after=[trial.folder for trial in after],
             verdict=verdict,
             recipe=recipe,
+            measure=measure,
         )
         tuned = replace(tuned, recipe=_signed(asked, tuned))
         write_json(asked.folder / "tune.json", tuned.as_dict())
@@ -270,6 +279,7 @@ def _over_seeds(
     asked: TuneRequest,
     recipe: Recipe,
     name: str,
+    measure: Measure,
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False,
 ) -> list[Trial]:
     """The recipe on all training images, under seeds that the search has not seen."""
@@ -278,19 +288,32 @@ def _over_seeds(
     for seed in range(first, first + asked.seeds):
         train = replace(recipe.train, seed=seed)
         other = replace(recipe, train=train)
-        found.append(Trial(f"{name}-seed-{seed}", other, asked.folder, end=end))
+        found.append(Trial(f"{name}-seed-{seed}", other, asked.folder, measure, end))
     return found
 
 
-def _has_learned(folder: Path, winner: CandidateResult) -> bool:
+def _has_learned(folder: Path, winner: CandidateResult, measure: Measure) -> bool:
     """Whether a training's last tenth was better on its own images than half of what its candidate
     had on the held-out ones: a rate at the edge may diverge under one seed of three. No test image
-    is asked.
+    is asked. Of metrics that steps do not count: whether its loss fell at least half as far as the
+    candidate's.
     """
     rows = read_json_lines(folder / "metrics.jsonl", holding='"train"')
+    if measure != TOP1:
+        own = read_json_lines(winner.folder / "metrics.jsonl", holding='"train"')
+        return _fall(rows) >= _fall(own) / 2
     late = rows[len(rows) * 9 // 10 :]  # its very last step may be of one sample
     correct = sum(row["top1"] * row["samples"] for row in late)
-    return bool(correct >= winner.mean_top1 / 2 * sum(row["samples"] for row in late))
+    return bool(correct >= winner.mean_value / 2 * sum(row["samples"] for row in late))
+
+
+def _fall(rows: Sequence[dict[str, Any]]) -> float:
+    """The mean loss of a training's first tenth less that of its last."""
+    tenth = max(1, len(rows) // 10)
+    losses = [row["loss"] for row in (*rows[:tenth], *rows[-tenth:])]
+    if None in losses:
+        return float("-inf")
+    return fmean(losses[:tenth]) - fmean(losses[-tenth:])
 
 
 def _signed(asked: TuneRequest, tuned: TuneResult) -> Recipe:

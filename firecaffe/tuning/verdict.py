@@ -1,5 +1,7 @@
 """Was the small batch's accuracy kept? The whole interval of the difference says it.
 
+It is counted so that more is better.
+
 kept: the interval lies above -band, so that a loss of more than the band is shown not to be.
 lost: it lies below -band, so that such a loss is shown; or a seed has learned nothing.
 not enough seeds: -band lies within it.
@@ -7,35 +9,40 @@ not enough seeds: -band lies within it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from firecaffe.runs.learned import failure
+from firecaffe.runs.measure import measure_of
 from firecaffe.runs.statistics import (
+    BAND,
     FEWEST,
     MOST_RUNS,
+    RELATIVE_BAND,
     ROUNDING,
     Difference,
     Mean,
+    as_gain,
     differences,
     mean_of,
     pooled_spread,
     runs_enough,
 )
-from firecaffe.runs.words import percent, points
+from firecaffe.runs.words import of_difference, of_mean
 
 KEPT, LOST, UNDECIDED = "kept", "lost", "not enough seeds"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the accuracy; top-1 as fractions of 1."""
+    """What became of the metric; shares as fractions of 1."""
 
     before: Mean
     after: Mean
     against: Difference
     """After less before."""
     band: float
-    """Top-1 that may be lost."""
+    """What may be lost of it."""
     verdict: str
     """kept, lost or not enough seeds."""
     more: int | None
@@ -46,43 +53,47 @@ class Verdict:
 
 
 def judge(
-    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], band: float
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], band: float | None
 ) -> Verdict:
     """before, after: the result.json of the runs at the old and the new batch size, one for each
     seed.
     """
-    firsts, seconds = ([float(each["top1"]) for each in side] for side in (before, after))
+    measure = measure_of(before[0])
+    firsts, seconds = ([measure.value_in(each) for each in side] for side in (before, after))
+    if band is None:
+        band = BAND if measure.is_share else RELATIVE_BAND * abs(fmean(firsts))
     against = differences(firsts, [seconds], band)[0]
+    gain = as_gain(against, measure.higher_is_better)
     means = mean_of(firsts), mean_of(seconds)
-    verdict, more, why = _verdict(firsts, seconds, against, band)
+    verdict, more, why = _verdict(firsts, seconds, gain, band)
     failures = failure(before), failure(after)
     if failures[0]:
         verdict, more, why = UNDECIDED, None, f": the recipe as it is: {failures[0]}"
     elif failures[1]:
         verdict, more, why = LOST, 0, f": {failures[1]}"
     shown = [
-        f"{percent(mean, bool(failed))} (n = {mean.n})"
+        f"{of_mean(mean, measure, bool(failed))} (n = {mean.n})"
         for mean, failed in zip(means, failures, strict=True)
     ]
     said = (
-        f"{verdict}{why}: {shown[1]} against {shown[0]}, {points(against)} points; "
-        f"up to {100 * band:g} may be lost"
+        f"{verdict}{why}: {shown[1]} against {shown[0]}, {of_difference(against, measure)}; "
+        f"up to {measure.scale * band:g} may be lost"
     )
     return Verdict(*means, against, band, verdict, more, said)
 
 
 def _verdict(
-    before: Sequence[float], after: Sequence[float], against: Difference, band: float
+    before: Sequence[float], after: Sequence[float], gain: Difference, band: float
 ) -> tuple[str, int | None, str]:
     """The verdict, how many more seeds of each side would do for one, and that in words."""
-    if against.low >= -band - ROUNDING:
+    if gain.low >= -band - ROUNDING:
         return KEPT, 0, ""
-    if against.high < -band - ROUNDING:
+    if gain.high < -band - ROUNDING:
         return LOST, 0, ""
     spread = pooled_spread(before, after)
     enough = FEWEST
     if spread is not None:
-        found = runs_enough(spread, [[abs(against.value + band)]])
+        found = runs_enough(spread, [[abs(gain.value + band)]])
         if found is None:
             return UNDECIDED, None, f", nor would {MOST_RUNS} be"
         enough = found

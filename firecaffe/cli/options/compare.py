@@ -3,7 +3,7 @@
 from firecaffe.cli.parser import Parser
 
 USAGE = (
-    "RUN RUN… [--baseline RUN] [--by recipe] [--target TOP1] [--band POINTS] "
+    "RUN RUN… [--baseline RUN] [--by recipe] [--target VALUE] [--band POINTS] "
     "[--html FILE [--overwrite]] [--allow-unequal] [--json]"
 )
 
@@ -23,15 +23,16 @@ def make_parser() -> Parser:
         "--target",
         type=float,
         default=None,
-        metavar="TOP1",
-        help="with --by recipe: time to this top-1, in per cent",
+        metavar="VALUE",
+        help="with --by recipe: time to this value of the task's metric; shares in per cent",
     )
     add(
         "--band",
         type=float,
         default=None,
         metavar="POINTS",
-        help="with --by recipe: of top-1 that count as no difference; 0.3",
+        help="with --by recipe: of the metric, that are no difference; 0.3 of shares, else 1 in "
+        "100",
     )
     add("--allow-unequal", action="store_true", help="speedups between runs of other work, marked")
     add(

@@ -27,7 +27,13 @@ def make_parser() -> Parser:
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks of each training")
     add("--budget", type=float, default=8.0, metavar="TRAININGS", help="that the search may cost")
     add("--seeds", type=int, default=3, metavar="N", help="of the best, and of the recipe as it is")
-    add("--band", type=float, default=0.3, metavar="POINTS", help="of top-1 that may be lost")
+    add(
+        "--band",
+        type=float,
+        default=None,
+        metavar="POINTS",
+        help="of the task's metric that may be lost; 0.3 of shares, else a hundredth of it",
+    )
     add(
         "--against",
         nargs="+",

@@ -56,6 +56,7 @@ def plant(folder: Path, **changes: Any) -> Path:
             "train": {"global_batch_size": 64, "steps": 400, "epochs": 1},
             "solver": {"base_lr": 0.01, "stepvalue": []},
             "run": {"folder": str(folder)},
+            "task": {},
         },
     }
     for name, value in changes.items():
@@ -297,7 +298,8 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "speedup": None,
         "other_work": ["samples seen"],
         "exposed_communication": 0.0,
-        "top1": 0.9,
+        "measure": {"name": "top1", "higher_is_better": True, "is_share": True},
+        "value": 0.9,
         "failure": "",
         "weights_sha256": DIGESTS["b"],
     }

@@ -32,14 +32,14 @@ def test_where_points_stand(tmp_path: Path) -> None:
         Point(3.0, 96, 300.0, 2.0),
         Point(5.0, 160, 450.0, None),
     ]
-    assert found.top1 == [Point(3.0, 96, 300.0, 0.5)]
+    assert found.metric == [Point(3.0, 96, 300.0, 0.5)]
 
 
 def test_a_run_that_goes_on_with_another_knows_its_samples_not_its_time(tmp_path: Path) -> None:
     rows = [train(11), {"kind": "test", "step": 11, "top1": 0.5}]
     sent = {"result__steps": 11, "result__sent_bytes_per_step_by_rank": [100.0]}
     run = with_metrics(tmp_path / "a", rows, **sent)
-    assert curves_of(run).top1 == [Point(None, 11 * 64, 1100.0, 0.5)]
+    assert curves_of(run).metric == [Point(None, 11 * 64, 1100.0, 0.5)]
     assert time_to(run, 0.4) is None
 
 

@@ -94,11 +94,11 @@ def test_a_true_difference(tmp_path: Path) -> None:
     text = shown([*good, *bad])
     assert "B: top-1 -2.00 (-2.2" in text
     assert "solver.base_lr: A 0.01, B 0.5" in text
-    assert ": different; its speedup is to a lower accuracy" in text
+    assert ": different; its speedup is to a worse top-1" in text
     assert "[ ] the same accuracy: B -2.00 points: different" in text
     better = shown([*bad, *good])
     assert "B: top-1 +2.00 (" in better
-    assert "lower accuracy" not in better
+    assert "worse" not in better
     assert "[x] the same accuracy" in better
 
 
@@ -311,14 +311,14 @@ def test_a_repetition_on_other_workers_is_no_new_seed(tmp_path: Path) -> None:
     runs = [planted(tmp_path / str(number), result__weights_sha256=SAME) for number in range(3)]
     (row,) = group_rows(group_runs(runs))
     assert (row.seeds, row.time_s.n) == (1, 3)
-    assert isinf(row.top1.half)
+    assert isinf(row.value.half)
 
 
 def test_seeds_that_fail_alike_are_several_results(tmp_path: Path) -> None:
     """A dead network may have the same weights, whatever it began with."""
     runs = over_seeds(tmp_path, [0.1, 0.1, 0.1], result__weights_sha256=SAME)
     (row,) = group_rows(group_runs(runs))
-    assert (row.seeds, row.top1.n) == (3, 3)
+    assert (row.seeds, row.value.n) == (3, 3)
 
 
 # --- time to accuracy -----------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(capsys.readouterr().out)
     assert [group["seeds"] for group in found["groups"]] == [3, 2]
     assert found["groups"][1]["against"]["low"] is None
-    assert found["groups"][0]["top1"]["values"] == [0.90, 0.91, 0.92]
+    assert found["groups"][0]["value"]["values"] == [0.90, 0.91, 0.92]
     banded = ["compare", "--by", "recipe", "--json", *folders[:3]]
     steady = over_seeds(tmp_path / "c", [0.90, 0.91, 0.92], recipe__solver__base_lr=0.5)
     banded += [str(run.folder) for run in steady]

@@ -60,7 +60,7 @@ def test_evaluations_on_the_way_see_held_out_images_and_change_no_bit(tmp_path: 
     assert often.validation["top1"] == rows["validation"][-1]["top1"]
     run = read_run(tmp_path / "often")
     assert "30 training, 10 held-out and 30 test images" in run.result["data"]
-    assert len(curves_of(run).top1) == 3  # a time to a target is read from these
+    assert len(curves_of(run).metric) == 3  # a time to a target is read from these
     assert time_to(run, 1.1) is None
 
 

@@ -11,6 +11,7 @@ import pytest
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.tuning.candidates import Candidate
 from firecaffe.tuning.search import (
@@ -31,8 +32,8 @@ DIVERGES = 0.1
 class Landscape:
     """Trains at once: accuracy falls with the distance of a rate's logarithm from BEST's."""
 
-    def __init__(self, best_rate: float = BEST) -> None:
-        self.best_rate = best_rate
+    def __init__(self, best_rate: float = BEST, measure: Measure = TOP1) -> None:
+        self.best_rate, self.measure = best_rate, measure
         self.trained: list[str] = []
 
     def train(self, trials: Sequence[Trial]) -> None:
@@ -51,7 +52,9 @@ class Landscape:
         for step in [*range(every, STEPS, every), STEPS]:
             loss = None if rate > DIVERGES else 1.0
             top1 = top * step / STEPS
-            rows.append({"kind": "validation", "step": step, "top1": top1, "loss": loss})
+            value = top1 if self.measure.higher_is_better else 1 - top1
+            row = {"kind": "validation", "step": step, "loss": loss}
+            rows.append({**row, self.measure.name: value})
             if trial.ended_early:
                 break
         trial.folder.mkdir(parents=True)
@@ -61,6 +64,19 @@ class Landscape:
 
 def search(folder: Path, budget: float = 20.0, at_once: int = 2) -> Search:
     return Search(at_rate(0.01), 64, STEPS, ["sgd"], budget, at_once, folder)
+
+
+def test_a_lower_error_is_found_as_a_higher_accuracy_is(tmp_path: Path) -> None:
+    error = Measure("mae", higher_is_better=False, is_share=False)
+    by_accuracy = search(tmp_path / "a")
+    by_error = replace(search(tmp_path / "b"), measure=error)
+    first = by_accuracy.run(Landscape().train)
+    second = by_error.run(Landscape(measure=error).train)
+    assert [each.state for each in first] == [each.state for each in second]
+    assert [each.value for each in second] == pytest.approx([1 - each.value for each in first])
+    assert [each.folder.name for each in ranked(second, error)] == [
+        each.folder.name for each in ranked(first)
+    ]
 
 
 def at_rate(base_lr: float) -> Recipe:
@@ -126,8 +142,8 @@ def test_finalists_are_trained_again_and_their_mean_counts(tmp_path: Path) -> No
     again = [each for each in found if each.again]
     assert len(again) == 3
     assert len([name for name in landscape.trained if "seed" in name]) == 3
-    top1s = sorted((each.top1 for each in found if each.state == "finished"), reverse=True)
-    assert sorted((each.top1 for each in again), reverse=True) == top1s[:3]
+    top1s = sorted((each.value for each in found if each.state == "finished"), reverse=True)
+    assert sorted((each.value for each in again), reverse=True) == top1s[:3]
 
 
 def planted(top1: float, again: float, rate: float, share: float = 0.05) -> CandidateResult:
@@ -175,7 +191,7 @@ def test_the_last_quarters_tests_count(tmp_path: Path) -> None:
     for each in found:
         distance = abs(log(each.candidate.base_lr / BEST))
         if each.state == "finished":
-            assert each.top1 == pytest.approx((0.903 - 0.05 * distance) * 7 / 8)
+            assert each.value == pytest.approx((0.903 - 0.05 * distance) * 7 / 8)
 
 
 def test_a_wide_machine_does_not_overrun_the_budget(tmp_path: Path) -> None:

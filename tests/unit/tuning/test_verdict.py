@@ -70,3 +70,16 @@ def test_a_loss_of_the_band_is_seldom_called_kept() -> None:
     ]
     assert said.count(KEPT) <= 9
     assert said.count(LOST) <= 9
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"), [([2.0, 2.01, 2.02], KEPT), ([3.0, 3.01, 3.02], LOST)]
+)
+def test_of_an_error_less_is_kept(after: list[float], verdict: str) -> None:
+    words = {"metric": "mae", "higher_is_better": False, "shares": []}
+    before = [{"mae": value, **words} for value in (2.5, 2.51, 2.52)]
+    found = judge(before, [{"mae": value, **words} for value in after], None)
+    assert found.verdict == verdict
+    assert found.band == pytest.approx(0.0251)
+    assert f"{after[1] - 2.51:+.4g}" in found.words
+    assert "%" not in found.words

@@ -1,0 +1,158 @@
+"""Runs that are judged by another metric than top-1: said in its words, better in its direction."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import firecaffe.cli
+from firecaffe.cli.compare import render
+from firecaffe.cli.compare_groups import render_groups
+from firecaffe.cli.report_curves import lines_of
+from firecaffe.errors import RecipeError, RunError
+from firecaffe.runs.checklist import checklist
+from firecaffe.runs.compare import Run, other_work, read_run
+from firecaffe.runs.curves import curves_of, time_to
+from firecaffe.runs.groups import band_of, group_rows, group_runs
+from firecaffe.runs.learned import failure, has_learned
+from firecaffe.runs.measure import Measure, measure_of
+from tests.unit.runs.test_compare import plant, planted
+
+NUMBERS = {
+    "result__metric": "mae",
+    "result__higher_is_better": False,
+    "result__shares": [],
+    "result__metrics": ["mae", "r2"],
+    "result__r2": 0.75,
+    "result__largest_class_share": None,
+    "recipe__task__name": "regression",
+}
+
+
+def of_error(folder: Path, errors: list[float], **changes: Any) -> list[Run]:
+    """Runs of a regression over seeds."""
+    return [
+        planted(
+            folder / str(seed),
+            **{
+                **NUMBERS,
+                "recipe__train__seed": seed,
+                "result__mae": error,
+                "result__weights_sha256": f"{abs(hash((str(folder), seed))):064x}",
+                **changes,
+            },
+        )
+        for seed, error in enumerate(errors)
+    ]
+
+
+def printed(parts: list[Any]) -> str:
+    console = Console(file=io.StringIO(), width=300)
+    for part in parts:
+        console.print(part)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_older_runs_are_judged_by_top_1(tmp_path: Path) -> None:
+    assert measure_of(planted(tmp_path / "a").result) == Measure("top1", True, True)
+
+
+def test_the_table_of_runs(tmp_path: Path) -> None:
+    (run,) = of_error(tmp_path, [2.34567])
+    older = planted(tmp_path / "older")
+    text = printed(render([run, older]))
+    assert "MAE" in text
+    assert "2.346" in text
+    assert "older is judged by top-1, 0 by MAE" in text
+    assert "90.00%" not in text
+    assert "task" in other_work(run, older)
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict", "is_met"),
+    [
+        ([2.0, 2.01, 2.02], "equivalent", True),
+        ([3.0, 3.01, 3.02], "different", False),
+        ([1.0, 1.01, 1.02], "different", True),
+    ],
+)
+def test_a_lower_error_is_better(
+    tmp_path: Path, errors: list[float], verdict: str, is_met: bool
+) -> None:
+    first = of_error(tmp_path / "a", [2.0, 2.01, 2.02])
+    second = of_error(tmp_path / "b", errors, recipe__solver__base_lr=0.5)
+    groups = group_runs([*first, *second])
+    rows = group_rows(groups, band=0.05)
+    against = rows[1].against
+    assert against is not None
+    assert against.verdict == verdict
+    assert rows[1].is_worse == (errors[0] > 2.5)
+    items = {item.what: item for item in checklist(groups, rows, band=0.05)}
+    assert items["the same accuracy"].is_met == is_met
+    text = printed(list(render_groups(rows, [*items.values()], {}, None)))
+    assert f"B: MAE {errors[0] - 2:+.4g}" in text
+    assert "R²" in text
+    assert "points" not in text
+    assert ("worse MAE" in text) == (errors[0] > 2.5)
+
+
+def test_the_band_is_a_share_of_the_first_groups_mean(tmp_path: Path) -> None:
+    groups = group_runs(of_error(tmp_path, [2.0, 4.0]))
+    assert band_of(groups, None) == pytest.approx(0.03)
+    assert band_of(groups, 0.5) == 0.5
+
+
+def test_another_metric_is_not_compared(tmp_path: Path) -> None:
+    first = of_error(tmp_path / "a", [2.0, 2.01, 2.02])
+    second = [planted(tmp_path / str(seed), recipe__train__seed=seed) for seed in range(3)]
+    rows = group_rows(group_runs([*first, *second]))
+    assert rows[1].against is None
+    assert "top-1" not in printed(list(render_groups(rows, [], {}, None)))
+
+
+def test_time_to_an_error(tmp_path: Path) -> None:
+    (run,) = of_error(tmp_path, [1.0])
+    rows: list[dict[str, Any]] = []
+    for step, error in ((1, 4.0), (2, 2.0), (3, 1.0)):
+        step_row = {"kind": "train", "step": step, "samples": 64, "images_per_s": 64, "loss": 1.0}
+        rows += [step_row, {"kind": "validation", "step": step, "mae": error}]
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [point.value for point in curves_of(run).metric] == [4.0, 2.0, 1.0]
+    assert time_to(run, 2.5) == pytest.approx(2.0)
+    assert time_to(run, 0.5) is None
+    assert lines_of(run.measure)["metric"][0] == "MAE of evaluations"
+    assert lines_of(Measure())["metric"][0] == "top-1 of evaluations, %"
+
+
+def test_what_is_typed_is_in_the_metrics_unit(tmp_path: Path) -> None:
+    folders = [str(run.folder) for run in of_error(tmp_path, [2.0, 3.0])]
+    older = [str(planted(tmp_path / f"older-{n}").folder) for n in range(2)]
+    for words, parts in (
+        ([*older, "--target", "0.5"], "top-1 in per cent"),
+        ([*older, "--band", "101"], "points of top-1"),
+        ([*folders, "--band", "-1"], "of MAE, 0 or more"),
+    ):
+        with pytest.raises(RecipeError, match=parts):
+            firecaffe.cli.compare.main([*words, "--by", "recipe"])
+    with pytest.raises(RecipeError, match="--by recipe"):
+        firecaffe.cli.compare.main([*folders, "--target", "60"])
+    assert firecaffe.cli.compare.main([*folders, "--band", "300", "--by", "recipe"]) == 0
+
+
+def test_a_regression_that_has_learned_nothing_says_the_mean(tmp_path: Path) -> None:
+    results = [run.result for run in of_error(tmp_path, [2.0], result__r2=-0.01)]
+    assert has_learned(results[0]) is False
+    assert "R²" in failure(results)
+    assert has_learned({"r2": 0.1}) is True
+    assert has_learned({"mean_iou": 0.1}) is None
+
+
+def test_a_record_without_its_metric_is_none(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "a", **NUMBERS)
+    with pytest.raises(RunError, match="mae is None"):
+        read_run(folder)
