@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from firecaffe.solvers.config import SolverConfig
     from firecaffe.tasks import Sums, Task, TaskConfig
     from firecaffe.training.build import train
+    from firecaffe.training.load import load
     from firecaffe.training.result import Result
 
 _PLACES = {
@@ -50,6 +51,7 @@ _PLACES = {
     "comm_hook": "script.hook",
     "from_torch": "data",
     "launch": "script.launch",
+    "load": "training.load",
     "parallelize": "script.parallelize",
     "train": "training.build",
 }
@@ -74,6 +76,7 @@ __all__ = [
     "comm_hook",
     "from_torch",
     "launch",
+    "load",
     "parallelize",
     "train",
 ]

@@ -30,6 +30,7 @@ from firecaffe.runs.files import write_atomically, write_json
 from firecaffe.runs.folder import continue_run_folder, create_run_folder
 from firecaffe.solvers.policy import rate_notes
 from firecaffe.tasks import Loss, Task, TaskConfig
+from firecaffe.training.about import About, about_of, write_about
 from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.checks import check_hosts, check_rates, check_validation
@@ -135,7 +136,8 @@ def _train_in(
     check_rates(recipe, run.steps)
     learner = build_learner(run, parts, data, world, start.checkpoint, unlike)
     # From here on faults have a place to be written to.
-    folder = _make_folder(world, run, start, learner.own_code)
+    about = about_of(parts, data)
+    folder = _make_folder(world, run, start, about, learner.own_code)
     found.write_into(folder)
     run, reducer, choice = connect(run, learner, world, parts.comm_hook, resources)
     notes = [data.description, *data.notes, *_notes(run), *start.notes]
@@ -233,7 +235,9 @@ def _weights_notes(recipe: Recipe, learner: Learner) -> list[str]:
     return [f"model.weights {weights} is not read: the run is resumed"] if weights else []
 
 
-def _make_folder(world: World, run: Run, start: Start, own_code: Mapping[str, str]) -> Path:
+def _make_folder(
+    world: World, run: Run, start: Start, about: About, own_code: Mapping[str, str]
+) -> Path:
     """Makes the run's folder on rank 0, or takes an earlier attempt's back to the start; tells all
     ranks, and the launcher for a next attempt.
     """
@@ -246,5 +250,6 @@ def _make_folder(world: World, run: Run, start: Start, own_code: Mapping[str, st
             continue_run_folder(folder, start.step)
         write_atomically(folder / "recipe.toml", to_toml(run.recipe))
         write_json(folder / "environment.json", {**describe_environment(), "own_code": own_code})
+        write_about(folder, about)
         remember_folder(world, start, folder.resolve())
     return Path(text_of_first(world, str(folder.resolve())))

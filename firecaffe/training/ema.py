@@ -55,13 +55,14 @@ class Ema:
         """Puts the average in the weights' place, for a `with` block: memory is exchanged, nothing
         is copied.
         """
-        self._exchange()
+        self.exchange()
         try:
             yield
         finally:
-            self._exchange()
+            self.exchange()
 
-    def _exchange(self) -> None:
+    def exchange(self) -> None:
+        """Puts the average in the weights' place, and the weights in its own."""
         for weight, average in zip(self._weights, self.average.values(), strict=True):
             weight.data, average.data = _data(average), _data(weight)
 

@@ -141,7 +141,11 @@ def train(t: Training, records: Records) -> Result:
         test,
         t.best,
         stopped_early,
+        t.folder,
     )
+    if t.stepper.ema is not None:
+        t.stepper.ema.exchange()
+    result.hold(t.stepper.forward.model)
     for line in result.lines(known):
         records.say(line)
     return result

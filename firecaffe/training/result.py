@@ -4,19 +4,28 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
+from firecaffe.errors import RunError
 from firecaffe.runs.measure import Measure
+from firecaffe.runs.record import read_json_lines
 from firecaffe.training.best import Best
 from firecaffe.training.evaluate import Evaluation
+from firecaffe.training.load import load
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.saver import SaveCosts
 from firecaffe.training.state import State
 
 MOST_LISTED_RANKS = 8
 """The most drifted ranks that are listed one by one."""
+
+LIVE = "_live"
+"""The attribute of a result that has the network, in the process that has trained it."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,41 @@ class Result:
     identity_doubts: list[str]
     """Reasons of all ranks why other numbers of workers, or another run, may not end in the same
     bits."""
+    folder: Path
+    """Where the run is recorded."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained network in evaluation mode, as evaluations take it: on its device, or, of a
+        result from another process, from the run's folder and on the CPU.
+
+        Raises: as `firecaffe.load`; a network that was given in Python is loaded with model=.
+        """
+        live: nn.Module | None = self.__dict__.get(LIVE)
+        if live is None:
+            return load(self.folder)
+        return live
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """What the run has recorded: a row for each step (kind "train") and each evaluation
+        (kind "validation" or "test"), with its step, loss and metrics.
+
+        Raises: RunError if the folder is not there, as on another host.
+        """
+        path = self.folder / "metrics.jsonl"
+        try:
+            return read_json_lines(path)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path}: cannot be read ({error})") from error
+
+    def hold(self, model: nn.Module) -> None:
+        """Keeps the network that was trained, which does not go to other processes."""
+        model.zero_grad(set_to_none=True)
+        self.__dict__[LIVE] = model.eval()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != LIVE}
 
     @property
     def top1(self) -> float:
@@ -84,7 +128,7 @@ class Result:
         """The result as result.json has it: a name for each metric."""
         row = asdict(self)
         metrics, validation = row.pop("metrics"), row.pop("validation")
-        del row["measure"]
+        del row["measure"], row["folder"]
         return {
             **metrics,
             **{f"validation_{name}": (validation or {}).get(name) for name in metrics},
@@ -158,6 +202,7 @@ def result_of(
     test: Evaluation,
     best: Best,
     stopped_early: bool,
+    folder: Path,
 ) -> Result:
     """Puts the result together, the same on all ranks; all ranks call it."""
     weights_sha256, drifted_ranks = state.compare_weights()
@@ -199,6 +244,7 @@ def result_of(
         checkpoints=SaveCosts(**ranks[0]["checkpoints"]),
         broken_images=sorted({name for rank in ranks for name in rank["broken"]}),
         identity_doubts=list(dict.fromkeys(doubt for rank in ranks for doubt in rank["doubts"])),
+        folder=folder,
     )
 
 

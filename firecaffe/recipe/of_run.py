@@ -1,0 +1,49 @@
+"""The recipe of a run that is there, from the recipe.toml in its folder."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from firecaffe.errors import RecipeError, RunError
+from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.runs.files import read_small
+
+RECIPE = "recipe.toml"
+
+
+def recipe_of(folder: Path) -> Recipe:
+    """Reads the recipe of a run's folder; words that are younger than the run have their defaults.
+
+    Raises: RunError if it is no run's folder, or the recipe is damaged or a later program's.
+    """
+    path = folder / RECIPE
+    if not folder.is_dir():
+        raise RunError(f"{folder}: there is no such run folder")
+    try:
+        sections = tomllib.loads(read_small(path))
+    except FileNotFoundError:
+        raise RunError(f"{folder}: no {RECIPE}; this is no run folder") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path}: cannot be read ({error})") from error
+    try:
+        recipe = _built(sections)
+        check_recipe(recipe)
+    except RecipeError as error:
+        raise RunError(f"{path}: {error}") from error
+    return recipe
+
+
+def _built(sections: dict[str, Any]) -> Recipe:
+    """Raises: RecipeError for a section or a word that there is not."""
+    default = Recipe()
+    configs = {}
+    for name, words in sections.items():
+        if not isinstance(words, dict) or not hasattr(default, name):
+            raise RecipeError(f"{name}: a recipe has no such section")
+        config = getattr(default, name)
+        known = {field.name for field in dataclasses.fields(config)}
+        for word in words.keys() - known:
+            raise RecipeError(f"{name}.{word}: there is no such word in a recipe")
+        configs[name] = dataclasses.replace(config, **words)
+    return dataclasses.replace(default, **configs)

@@ -1,0 +1,71 @@
+"""What a run's folder says beside its recipe, so that its network can be built and used again."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from firecaffe.data import Data, is_images
+from firecaffe.data.decoded import DecodedSet
+from firecaffe.errors import RunError
+from firecaffe.runs.files import write_json
+from firecaffe.runs.folder import read_run_file
+from firecaffe.training.parts import Parts, counts_of
+
+ABOUT = "about.json"
+
+
+@dataclass(frozen=True)
+class About:
+    """What the network was built for, and what no recipe can say."""
+
+    num_classes: int | None
+    in_channels: int | None
+    class_names: tuple[str, ...]
+    """By label; empty if the data do not say them."""
+    sample_CHW: tuple[int, ...]
+    """The shape of the images before they are cut; empty if the samples are no images of
+    classes."""
+    is_decoded: bool
+    """Whether these are encoded images, which are decoded and scaled when they are read."""
+    given: tuple[str, ...]
+    """The arguments of `firecaffe.train` that stood in for what a recipe names."""
+
+
+def about_of(parts: Parts, data: Data) -> About:
+    """What is to be said of a training that begins."""
+    images = is_images(data.train)
+    own = {"model": parts.model, "loss": parts.loss, "task": parts.task, "train_set": parts.train}
+    return About(
+        *counts_of(data.train),
+        class_names=data.class_names,
+        sample_CHW=tuple(data.train.sample_CHW) if is_images(data.train) else (),
+        is_decoded=images and isinstance(data.train, DecodedSet),
+        given=tuple(name for name, value in own.items() if value is not None),
+    )
+
+
+def write_about(folder: Path, about: About) -> None:
+    """Writes it into the run's folder. Raises: OSError."""
+    write_json(folder / ABOUT, asdict(about))
+
+
+def read_about(folder: Path) -> About | None:
+    """Reads it; None if the run is older than it. Raises: RunError if it is damaged."""
+    if not (folder / ABOUT).is_file():
+        return None
+    row = read_run_file(folder, ABOUT)
+    try:
+        return About(
+            num_classes=_count(row["num_classes"]),
+            in_channels=_count(row["in_channels"]),
+            class_names=tuple(map(str, row["class_names"])),
+            sample_CHW=tuple(map(int, row["sample_CHW"])),
+            is_decoded=bool(row["is_decoded"]),
+            given=tuple(map(str, row["given"])),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{folder / ABOUT}: is no such file of this program ({error!r})") from error
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else int(value)

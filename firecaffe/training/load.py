@@ -1,0 +1,186 @@
+"""A trained network: from a run's folder, a checkpoint, or a file of weights."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from firecaffe.data import open_data
+from firecaffe.errors import CheckpointError, RecipeError
+from firecaffe.models.network import GIVEN_IN_PYTHON, check_made, make_network
+from firecaffe.models.weights import load_weights
+from firecaffe.recipe.of_run import RECIPE, recipe_of
+from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import shown
+from firecaffe.training.about import About, about_of, read_about
+from firecaffe.training.checkpoint import BEST, LATEST, SUMS, Checkpoint, load_newest
+from firecaffe.training.parts import Parts
+from firecaffe.training.stored import Under
+from firecaffe.training.weights import Weights
+
+Given = Callable[[], nn.Module] | nn.Module
+"""A network, or a function that makes it."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's network as it was after `step`, in evaluation mode on the CPU."""
+
+    model: nn.Module
+    recipe: Recipe
+    about: About
+    step: int
+    evaluated: str
+    """What was loaded: "weights", or "ema", their moving average, if evaluations take that."""
+    notes: list[str]
+    """Lines about newer checkpoints that are damaged."""
+
+
+def load(run_or_file: str | Path, model: Given | None = None, *, best: bool = False) -> nn.Module:
+    """Returns a trained network in evaluation mode, on the CPU.
+
+    run_or_file: a run's folder (its newest checkpoint that verifies), a checkpoint in it, or a file
+    of weights, safetensors or a state_dict of torch.save. model: the network, or a function that
+    makes it: for a file, and for a run whose network was given in Python. best: of a run, the best
+    checkpoint. If evaluations take a moving average of the weights, it has that.
+
+    Raises: RecipeError, RunError, CheckpointError, DataError; OwnCodeError for what a user's code
+    raises.
+    """
+    if not isinstance(run_or_file, str | Path):
+        raise RecipeError(f"load: found {shown(run_or_file)}; expected the path of a run or a file")
+    if model is not None and not isinstance(model, nn.Module) and not callable(model):
+        raise RecipeError(
+            f"load: model is {shown(model)}; expected a network, or a function that makes one"
+        )
+    where = Path(run_or_file)
+    if where.is_file() and where.name not in (LATEST, BEST):
+        return _from_file(where, model, best)
+    trained = load_run(where, model, best=best)
+    for note in trained.notes:
+        warnings.warn(note, stacklevel=2)
+    return trained.model
+
+
+def load_run(
+    where: Path, model: Given | None = None, *, best: bool = False, recipe: Recipe | None = None
+) -> Trained:
+    """Loads the network of a run's folder, or of a checkpoint in it. recipe: instead of the run's.
+
+    Raises: as `load`.
+    """
+    if not where.exists():
+        raise CheckpointError(f"{where}: there is no such run folder, checkpoint or file")
+    run = run_of(where)
+    if run is None:
+        if model is None:
+            raise RecipeError(
+                f"{where}: no {RECIPE} there, or above it, says which network it is; give it: "
+                f'load("{where}", model=…)'
+            )
+        recipe, about = Recipe() if recipe is None else recipe, None
+    else:
+        recipe, about = recipe_of(run) if recipe is None else recipe, read_about(run)
+    if model is None and recipe.model.name.startswith(GIVEN_IN_PYTHON):
+        raise RecipeError(
+            f"{where}: its network, {recipe.model.name.removeprefix(GIVEN_IN_PYTHON)}, was given "
+            f'in Python; give it again: firecaffe.load("{where}", model=…), or to a command '
+            "--model.name path/file.py:function"
+        )
+    checkpoint, damaged = _checkpoint(where, best)
+    if about is None and (model is None or run is not None):
+        about = _about_of_data(where, recipe)
+    about = about or About(None, None, (), (), False, ())
+    network = _made(model, recipe, about)
+    return Trained(
+        network,
+        recipe,
+        about,
+        checkpoint.step,
+        fill(network, checkpoint),
+        [f"{reason}; an older checkpoint is taken" for reason in damaged],
+    )
+
+
+def run_of(where: Path) -> Path | None:
+    """The folder of the run that a run's folder, its checkpoints' or a checkpoint is in."""
+    around = (where, where.resolve().parent, where.resolve().parent.parent)
+    return next((each for each in around if (each / RECIPE).is_file()), None)
+
+
+@torch.no_grad()
+def fill(network: nn.Module, checkpoint: Checkpoint) -> str:
+    """Puts the weights that evaluations take into a network. Returns which they are.
+
+    Raises: CheckpointError if names, shapes or types are not the network's.
+    """
+    Weights(network.named_parameters).load(Under(checkpoint.tensors, "parameter"))
+    Weights(network.named_buffers).load(Under(checkpoint.tensors, "buffer"))
+    averages = Under(checkpoint.tensors, "ema")
+    if not len(averages):
+        return "weights"
+    named = dict(network.named_parameters())
+    for name in averages:
+        named[name].copy_(averages[name])
+    return "ema"
+
+
+def _checkpoint(where: Path, best: bool) -> tuple[Checkpoint, list[str]]:
+    """The checkpoint, and why newer ones are no good. Raises: CheckpointError."""
+    if not best:
+        return load_newest(where)
+    if (where / SUMS).is_file():
+        raise RecipeError(f"{where}: is one checkpoint; best is asked of a run's folder")
+    folder = where / "checkpoints" if (where / "checkpoints").is_dir() else where
+    if not (folder / BEST).is_file():
+        raise CheckpointError(
+            f"{where}: keeps no best checkpoint; a run does with checkpoint.best = true and "
+            "train.eval_every"
+        )
+    return load_newest(folder / BEST)
+
+
+def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
+    """The network with any weights. The user's own random numbers go on as if none was made."""
+    if isinstance(model, nn.Module):
+        network = model
+    else:
+        with torch.random.fork_rng(devices=[]):
+            if model is not None:
+                network = check_made("model()", model())
+            else:
+                network = make_network(recipe.model, about.num_classes, about.in_channels)
+    if recipe.train.channels_last:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network.eval()
+
+
+def _about_of_data(where: Path, recipe: Recipe) -> About:
+    """What an older run's folder does not say, from its data."""
+    return about_of(Parts(), open_data(recipe.data))
+
+
+def _from_file(file: Path, model: Given | None, best: bool) -> nn.Module:
+    if best:
+        raise RecipeError(f"{file}: is a file; best is asked of a run's folder")
+    if model is None:
+        raise RecipeError(
+            f'{file}: a file of weights does not say which network it is; give it: load("{file}", '
+            "model=…)"
+        )
+    network = _made(model, Recipe(), About(None, None, (), (), False, ()))
+    try:
+        found = load_weights(network, str(file))
+    except RecipeError as error:
+        raise CheckpointError(_without_word(str(error))) from error
+    if found.missing or found.unexpected or found.reshaped:
+        raise CheckpointError(f"{_without_word(found.line)}; expected all to fit")
+    return network
+
+
+def _without_word(line: str) -> str:
+    """A line about a file that no recipe has named."""
+    return line.removeprefix("model.weights ")
