@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("firecaffe", "python", ".venv/bin/python", "torchrun", "make", "pip", "srun", "sbatch")
+PROGRAMS = (
+    *("firecaffe", "python", ".venv/bin/python", "torchrun", "make", "pip"),
+    *("srun", "sbatch", "mpirun", "kubectl"),
+)
 
 GROUPS = {
     "README.md": ("README.md",),
@@ -30,6 +33,9 @@ NOT_RUN = {
     "make lint": "a part of `make test`",
     "torchrun --nnodes": "needs more hosts, which the command leaves open",
     "srun --nodes": "needs Slurm",
+    "sbatch examples": "needs Slurm; with a stand-in: tests/habits/test_cluster_examples.py",
+    "mpirun -np": "needs MPI; its variables: tests/unit/cluster",
+    "kubectl apply": "needs Kubernetes; its schemas: tests/habits/test_cluster_examples.py",
     "firecaffe train RECIPE.toml --nnodes": "needs more hosts: tests/cluster/test_membership.py",
     "python -m firecaffe train RECIPE.toml --nproc-per-node 3 --max-restarts": "needs a launcher "
     "that restarts: tests/faults/test_injected_faults.py",
@@ -60,6 +66,7 @@ EXIT_CODES = {"firecaffe tune": (0, 16, 17)}
 
 SLOW = (
     r"firecaffe (tune|verify|check|compare --by|bench exchange|pack imagenet)",
+    r"firecaffe plan .* --cluster mine.toml",
     r"firecaffe train (RECIPE|recipes/(?!nin_small)|.*--(train.epochs|run.cluster))",
 )
 """Run with `pytest -m slow`: what takes more than some seconds on a busy machine. The photos that

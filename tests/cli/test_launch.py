@@ -59,7 +59,7 @@ def result_of(run: Path) -> dict[str, object]:
 
 def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    done = call(*FIRECAFFE, "train", recipe, "--nproc-per-node", "3", "--run.folder", ours)
+    done = call(*FIRECAFFE, "train", recipe, "--nproc-per-node", "2", "--run.folder", ours)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert any("step 4/4" in line and "images/s" in line for line in lines)
@@ -67,11 +67,11 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
     assert not any("\x1b" in line for line in lines)  # plain where there is no terminal
     assert [line for line in lines if "run folder" in line] == [f"run folder: {ours}"]
 
-    done = torchrun(2, "-m", "firecaffe", "train", recipe, "--run.folder", theirs)
+    done = torchrun(3, "-m", "firecaffe", "train", recipe, "--run.folder", theirs)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"run folder: {theirs}\n") == 1
-    assert result_of(ours)["world_size"] == 3
-    assert result_of(theirs)["world_size"] == 2
+    assert result_of(ours)["world_size"] == 2
+    assert result_of(theirs)["world_size"] == 3
     assert result_of(ours)["state_sha256"] == result_of(theirs)["state_sha256"]
 
     compared = firecaffe("compare", ours, theirs, "--json")
@@ -87,7 +87,7 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
         "checkpoints",
         "result.json",
     }
-    assert {path.name for path in (ours / "timings").iterdir()} == {
+    assert {path.name for path in (theirs / "timings").iterdir()} == {
         "rank-0.jsonl",
         "rank-1.jsonl",
         "rank-2.jsonl",
@@ -119,11 +119,11 @@ def test_verify_says_identical(recipe: Path) -> None:
 
 
 def test_verify_names_the_first_difference(recipe: Path) -> None:
-    words = ["--nproc-per-node", "1,4", "--steps", "2", "--exchange.algorithm", "ring"]
+    words = ["--nproc-per-node", "1,3", "--steps", "2", "--exchange.algorithm", "ring"]
     done = firecaffe("verify", recipe, *words)
     assert done.returncode == 7
     (line,) = done.stderr.splitlines()
-    assert "1 and 4 workers differ from step 1 on, first in parameter/conv1." in line
+    assert "1 and 3 workers differ from step 1 on, first in parameter/conv1." in line
     assert "ring does not add in the order of the micro-batch tree" in line
 
 
@@ -180,21 +180,16 @@ def test_a_ranks_end_does_not_wait_for_the_threads_of_its_process_group() -> Non
 
 
 def test_a_killed_rank_ends_the_run_with_its_name(recipe: Path, tmp_path: Path) -> None:
-    command = [*FIRECAFFE, "train", recipe, "--train.steps", "100000", "--nproc-per-node", "2"]
-    command += ["--run.folder", tmp_path / "run", "--train.eval_every", "1"]
-    command += ["--data.hold_out", "0.01"]
-    with subprocess.Popen(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    command = ["train", recipe, "--train.steps", 100000, "--nproc-per-node", 2]
+    command += ["--run.folder", tmp_path / "run", "--train.eval_every", 1]
+    command += ["--data.hold_out", 0.01]
+    with Typed("-m", "firecaffe", *command) as process:
         for line in process.stdout:
             if "validation at step" in line:
                 break
-        ranks = psutil.Process(process.pid).children(recursive=True)
-        victim = next(rank for rank in ranks if rank.environ().get("RANK") == "1")
+        launcher = psutil.Process(process.pid)
+        ranks = launcher.children(recursive=True)
+        _, victim = sorted(launcher.children(), key=lambda rank: (rank.create_time(), rank.pid))
         victim.send_signal(signal.SIGKILL)
         _, errors = process.communicate()
         assert process.wait() == KINDS["killed"].exit_code

@@ -179,7 +179,9 @@ def test_a_picture(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / name]
 
 
-def test_check_writes_the_cluster_that_plan_and_train_read(tmp_path: Path) -> None:
+def test_check_writes_the_cluster_that_plan_and_train_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, run = tmp_path / "mine.toml", tmp_path / "run"
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
@@ -203,10 +205,10 @@ def test_check_writes_the_cluster_that_plan_and_train_read(tmp_path: Path) -> No
     assert "forecast: " in done.stdout
     forecast = json.loads((run / "forecast.json").read_text())
     assert (forecast["workers"], forecast["exchange"]) == (2, "tree")
-    done = firecaffe("explain", str(run))
-    assert done.returncode == 0, done.stderr
-    assert "forecast for mine" in done.stdout
-    assert "exposed exchange" in done.stdout
+    assert main(["explain", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "forecast for mine" in said
+    assert "exposed exchange" in said
 
 
 def test_check_and_train_refuse_before_a_rank_starts(tmp_path: Path) -> None:

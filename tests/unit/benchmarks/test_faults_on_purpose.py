@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.faults_on_purpose import VARIABLE, environment
 from firecaffe.cli import main
+from firecaffe.training.plugins import VARIABLE as PLUGINS
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "lenet_fashion.toml"
 
@@ -35,8 +36,8 @@ def test_one_that_cannot_happen_is_refused(
         raise AssertionError("ranks were started")
 
     monkeypatch.setattr("firecaffe.cluster.agent.FaultAgent.run", refuse)
-    for name, value in environment(*faults).items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(PLUGINS, environment("kill")[PLUGINS])
+    monkeypatch.setenv(VARIABLE, " ".join(faults))
     assert main(["train", str(RECIPE)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     for part in (VARIABLE, *parts):

@@ -95,7 +95,7 @@ def test_two_ranks_of_thousands_say_the_same(name: str, world_size: int) -> None
     rounds_of = cache(lambda rank: dict(schedule.rounds_of(rank)))
     for rank in (0, world_size - 1, numbers.randrange(world_size)):
         own = [(number, t) for number, ts in schedule.rounds_of(rank) for t in ts]
-        for number, t in numbers.sample(own, min(5, len(own))):
+        for number, t in numbers.sample(own, min(3, len(own))):
             assert rank in (t.source, t.destination)
             other = t.source + t.destination - rank
             assert t in rounds_of(other)[number]
