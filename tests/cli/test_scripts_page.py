@@ -11,9 +11,12 @@ from tests.typed import python
 EXTRAS = ("accelerate", "lightning", "transformers")
 
 
-@pytest.mark.parametrize("number", range(len(snippets("docs/scripts.md"))))
+SCRIPTS = snippets("docs/scripts.md")
+
+
+@pytest.mark.parametrize("number", range(len(SCRIPTS)))
 def test_a_block_runs_as_it_stands(number: int, tmp_path: Path) -> None:
-    code = snippets("docs/scripts.md")[number]
+    code = SCRIPTS[number]
     for package in set(re.findall(r"^(?:import|from) (\w+)", code, re.M)) & set(EXTRAS):
         pytest.importorskip(package, reason=f"needs {package}: pip install -e '.[dev]'")
     script = tmp_path / "script.py"

@@ -1,0 +1,1 @@
+"""Trainers of others, whose gradients go through our exchange."""

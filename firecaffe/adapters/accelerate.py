@@ -1,0 +1,108 @@
+"""accelerate and the Trainer of transformers, whose gradients go through an exchange of ours.
+
+    accelerator = Accelerator()
+    use_exchange(accelerator, "tree")
+    model, optimizer = accelerator.prepare(model, optimizer)
+
+    trainer = Trainer(model, …)
+    use_exchange(trainer, "tree")
+
+accelerate wraps the model in DistributedDataParallel, and asks its `ddp_handler` to register a hook
+there. Its own handler has an enumeration of torch's hooks alone; ours takes its place, with the
+same options of DDP's. It cannot be among `kwargs_handlers`, which are known by their exact class.
+"""
+
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import (
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    DistributedType,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from firecaffe.cluster.groups import who_am_i
+from firecaffe.cluster.memory import keep_freed_memory
+from firecaffe.errors import RecipeError
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.reference import shown
+from firecaffe.script.hook import comm_hook
+from firecaffe.script.words import check_model, check_words
+
+WITH_DDP = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+"""The ways in which accelerate takes DDP, or trains alone."""
+
+
+class ExchangeHandler(DistributedDataParallelKwargs):
+    """What accelerate asks for the options of its DDP, and for the hook in it."""
+
+    def __init__(self, options: dict[str, Any], exchange: str, compressor: str) -> None:
+        super().__init__(**options)
+        self._options = options
+        self._exchange, self._compressor = exchange, compressor
+
+    def to_kwargs(self) -> dict[str, Any]:
+        return self._options
+
+    def register_comm_hook(self, model: DistributedDataParallel) -> None:
+        """Registers the exchange in a model that was just wrapped."""
+        check_model(model.module, self._compressor, self._options)
+        keep_freed_memory()
+        state, hook = comm_hook(self._exchange, self._compressor, process_group=model.process_group)
+        model.register_comm_hook(state, hook)
+
+
+def use_exchange(of: Any, exchange: str = "tree", compressor: str = NO_COMPRESSOR) -> None:
+    """Lets models that are prepared from here on sum their gradients by an exchange.
+
+    of: an `accelerate.Accelerator` that has prepared none yet, or a `transformers.Trainer` that has
+    not begun. exchange, compressor: as for `parallelize`.
+
+    Raises: RecipeError if the gradients would not go through the exchange, and then nothing is
+    changed. From `prepare` or `train`, what `parallelize` raises of a model.
+    """
+    check_words(exchange, compressor, None)
+    accelerator = of if isinstance(of, Accelerator) else getattr(of, "accelerator", None)
+    if not isinstance(accelerator, Accelerator):
+        raise RecipeError(
+            f"use_exchange is given {shown(of)}; expected an accelerate.Accelerator or a "
+            "transformers.Trainer"
+        )
+    if accelerator is not of:
+        _check_trainer()
+    if accelerator.distributed_type not in WITH_DDP:
+        raise RecipeError(
+            f"accelerate runs {accelerator.distributed_type.value}, which sums its gradients "
+            "itself; an exchange goes with DistributedDataParallel alone"
+        )
+    _, world_size = who_am_i()
+    if accelerator.num_processes < world_size:
+        raise RecipeError(
+            f"accelerate trains alone in each of the {world_size} processes, for it has found no "
+            "GPU; have it take CPUs: Accelerator(cpu=True), TrainingArguments(use_cpu=True)"
+        )
+    if accelerator._models:
+        raise RecipeError("a model is prepared already; call use_exchange before prepare or train")
+    options: dict[str, Any] = {}
+    handler = accelerator.ddp_handler
+    if handler is not None:
+        hook = DDPCommunicationHookType(handler.comm_hook)
+        if hook != DDPCommunicationHookType.NO:
+            raise RecipeError(
+                f"the accelerator's ddp_handler has comm_hook {hook.value}; DDP takes "
+                "one hook, so leave that out"
+            )
+        options = handler.to_kwargs()
+    accelerator.ddp_handler = ExchangeHandler(options, exchange, compressor)
+
+
+def _check_trainer() -> None:
+    """Raises: RecipeError for a Trainer that makes a handler of its own when it begins."""
+    import transformers
+
+    if int(transformers.__version__.partition(".")[0]) < 5:
+        raise RecipeError(
+            f"transformers is {transformers.__version__}, whose Trainer takes another ddp_handler "
+            "when it begins; use_exchange takes one of version 5 or later"
+        )

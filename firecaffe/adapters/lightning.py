@@ -1,0 +1,80 @@
+"""Lightning's Trainer and Fabric, whose gradients go through an exchange of ours.
+
+    trainer = Trainer(strategy=ExchangeStrategy("tree"), accelerator="cpu", devices=2)
+    fabric = Fabric(strategy=FabricExchangeStrategy("tree"), accelerator="cpu", devices=2)
+
+Both are Lightning's DDP strategy, but for the wrapping of the model, which is `parallelize`'s.
+Lightning's own way, `DDPStrategy(ddp_comm_hook=…)`, registers a hook on GPUs alone: on CPUs it has
+no effect, and says nothing.
+"""
+
+from typing import Any
+
+from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from firecaffe.errors import RecipeError
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.script.parallelize import parallelize
+from firecaffe.script.words import check_words
+
+REFUSED = ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period")
+"""Options of Lightning's that would put another sum in the place of the exchange."""
+
+
+class ExchangeStrategy(DDPStrategy):
+    """A strategy for `lightning.Trainer`. words: Lightning's own and DDP's, by name.
+
+    Raises: RecipeError if a word cannot be; from `fit`, what `parallelize` raises.
+    """
+
+    def __init__(
+        self, exchange: str = "tree", compressor: str = NO_COMPRESSOR, **words: Any
+    ) -> None:
+        _check(exchange, compressor, words)
+        super().__init__(**words)
+        self._exchange, self._compressor = exchange, compressor
+
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        return parallelize(
+            model,
+            exchange=self._exchange,
+            compressor=self._compressor,
+            device_ids=self.determine_ddp_device_ids(),
+            **self._ddp_kwargs,
+        )
+
+    def _register_ddp_hooks(self) -> None:
+        """Registers none: the model has its exchange."""
+
+
+class FabricExchangeStrategy(FabricDDPStrategy):
+    """A strategy for `lightning.Fabric`; otherwise as `ExchangeStrategy`."""
+
+    def __init__(
+        self, exchange: str = "tree", compressor: str = NO_COMPRESSOR, **words: Any
+    ) -> None:
+        _check(exchange, compressor, words)
+        super().__init__(**words)
+        self._exchange, self._compressor = exchange, compressor
+
+    def setup_module(self, module: nn.Module) -> DistributedDataParallel:
+        return parallelize(
+            module,
+            exchange=self._exchange,
+            compressor=self._compressor,
+            device_ids=self._determine_ddp_device_ids(),
+            **self._ddp_kwargs,
+        )
+
+
+def _check(exchange: str, compressor: str, words: dict[str, Any]) -> None:
+    check_words(exchange, compressor, None)
+    for word in REFUSED:
+        if words.get(word) is not None:
+            raise RecipeError(
+                f"{word} cannot go with an exchange, which sums the gradients; for a hook of your "
+                "own take Lightning's DDPStrategy, on GPUs"
+            )
