@@ -26,6 +26,7 @@ from firecaffe.data.own import CheckedSet
 from firecaffe.data.torch_set import Items, TorchSet
 from firecaffe.errors import DataError, FirecaffeError, OwnCodeError, RecipeError
 from firecaffe.reference import failed
+from firecaffe.training.batch_pipe import receive_batch, send_batch
 
 PRELOADED = "firecaffe.training.data_workers"
 """What the server loads once for all workers: torch, above all."""
@@ -100,15 +101,13 @@ class DataWorkers:
                 pipe.send_bytes(self._content)
                 self._told.add(pipe)
             pipe.send_bytes(pickle.dumps((list(samples), seed, epoch)))
-            answer = pipe.recv_bytes()
+            succeeded, value = pickle.loads(pipe.recv_bytes())
+            if succeeded:
+                return receive_batch(pipe, value)
         except (EOFError, OSError) as error:
             raise self._gone(pipe, samples) from error
         finally:
             self._idle.put(pipe)
-        succeeded, value = pickle.loads(answer)
-        if succeeded:
-            batch: Batch = value
-            return batch
         kind, words, told = value
         again: FirecaffeError = kind(words)
         if isinstance(again, OwnCodeError):
@@ -163,10 +162,11 @@ def work(pipe: Connection) -> None:
             task = pipe.recv_bytes()
             try:
                 items = items or pickle.loads(content)
-                answer = pickle.dumps((True, items.make(*pickle.loads(task))))
+                batch = items.make(*pickle.loads(task))
             except Exception as error:
-                answer = pickle.dumps((False, _told(error)))
-            pipe.send_bytes(answer)
+                pipe.send_bytes(pickle.dumps((False, _told(error))))
+            else:
+                send_batch(pipe, batch)
     except (EOFError, OSError):
         return
 
