@@ -61,7 +61,7 @@ def read_alone(path: Path) -> Iterator[Alone]:
 
 def _alone(cluster: str, net: str, batch: int, per_s: float) -> Alone:
     row = forecast(
-        workload_of_model(ModelConfig(net), batch, batch), load_cluster(cluster), 1, "tree"
+        workload_of_model(ModelConfig(net), None, batch, batch), load_cluster(cluster), 1, "tree"
     )
     return Alone(
         cluster,

@@ -43,11 +43,16 @@ def check_kinds(recipe: Any) -> None:
                 f"{section} is {config!r}; it is a section of the recipe: firecaffe."
                 f"{kind.__name__}(WORD=VALUE, …)"
             )
-        for word, annotation in _hints(kind).items():
-            value = getattr(config, word)
-            wanted = _wanted(value, annotation)
-            if wanted:
-                raise RecipeError(f"{section}.{word} is {value!r}; it must be {wanted}")
+        check_kinds_of(section, config)
+
+
+def check_kinds_of(section: str, config: Any) -> None:
+    """Compares every word of a section with its annotation. Raises: RecipeError."""
+    for word, annotation in _hints(config.__class__).items():
+        value = getattr(config, word)
+        wanted = _wanted(value, annotation)
+        if wanted:
+            raise RecipeError(f"{section}.{word} is {value!r}; it must be {wanted}")
 
 
 @cache

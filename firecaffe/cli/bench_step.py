@@ -8,6 +8,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -17,6 +18,7 @@ from rich.table import Table
 
 from firecaffe.cli.cluster_file import cluster_to_write, write_cluster
 from firecaffe.cli.console import make_console
+from firecaffe.cli.network import network_of
 from firecaffe.cli.options.bench_step import USAGE, make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cluster.world import World, join
@@ -27,6 +29,7 @@ from firecaffe.measure.step import StepTimes, time_steps
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.of_recipe import workload_of
+from firecaffe.plan.workload import input_of
 from firecaffe.recipe.sections import Recipe
 
 SHORT_LAYER_NAMES = {
@@ -46,7 +49,7 @@ def main(argv: list[str]) -> int:
         options = make_parser().parse_args(argv)
         if not options.model:
             raise RecipeError(f"give a recipe or --model; usage: firecaffe bench step {USAGE}")
-        recipe = recipe_for(options.model)
+        recipe = recipe_for(*network_of(options))
     sizes = _sizes(options.sizes)
     _check_memory(recipe, sizes)
     if not 0 <= options.seconds <= MOST_SECONDS:
@@ -75,18 +78,24 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def recipe_for(model: str) -> Recipe:
-    """A recipe of a network on images of its authors' shape, which need not be there."""
-    if model not in MODELS:
-        raise RecipeError(f"--model: no network is called {model!r}; known: {', '.join(MODELS)}")
-    recipe = Recipe(model=ModelConfig(model))
-    channels, side, _ = MODELS[model].input_CHW
-    if MODELS[model].num_classes == 1000:
-        data = dataclasses.replace(recipe.data, name="folder", resize=side, crop=side)
-    else:
-        name = "cifar10" if channels == 3 else "generated"
-        data = dataclasses.replace(recipe.data, name=name)
-    return dataclasses.replace(recipe, data=data)
+def recipe_for(config: ModelConfig, input_CHW: tuple[int, int, int] | None) -> Recipe:
+    """Makes a recipe of a network on images of a shape, or its authors', which need not be there.
+
+    Raises: RecipeError if no data set has such images.
+    """
+    shape = input_CHW or input_of(config.name)
+    channels, side, columns = shape
+    is_imagenet = config.name not in MODELS or MODELS[config.name].num_classes == 1000
+    words: dict[str, Any] = {"name": "folder", "resize": side, "crop": side}
+    if shape == (1, 28, 28):
+        words = {"name": "generated"}
+    elif shape == (3, 32, 32) and not is_imagenet:
+        words = {"name": "cifar10"}
+    elif channels != 3 or side != columns:
+        by = "x".join(map(str, shape))
+        raise RecipeError(f"--input is {by}; without a recipe it must be 1x28x28 or 3xSxS")
+    recipe = Recipe(model=config)
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **words))
 
 
 def _sizes(words: str) -> list[int]:

@@ -18,6 +18,7 @@ from firecaffe.cli.bench_step import recipe_for
 from firecaffe.cli.cluster_file import check_cluster_file, write_cluster
 from firecaffe.cli.console import make_console
 from firecaffe.cli.launched import check_launched
+from firecaffe.cli.network import network_of
 from firecaffe.cli.options.check import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cluster.agree import agree, gather_text
@@ -73,7 +74,7 @@ def _parse(argv: list[str]) -> tuple[Recipe | None, Any]:
     if make_parser().read(argv).positionals:
         return parse_recipe(make_parser(has_recipe=True), argv)
     options = make_parser().parse_args(argv)
-    return (recipe_for(options.model) if options.model else None), options
+    return (recipe_for(*network_of(options)) if options.model else None), options
 
 
 def run_rank(recipe: Recipe | None, options: Any) -> None:

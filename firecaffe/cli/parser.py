@@ -1,6 +1,8 @@
 """Options by jsonargparse: errors in one line, help without what nobody asks for."""
 
+import json
 import re
+import tomllib
 from argparse import SUPPRESS, Action
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -71,7 +73,7 @@ class Parser(ArgumentParser):
         line = self.read(list(args))
         if line.words and "--train.steps" not in self._option_string_actions:
             raise RecipeError(f"--{line.words[0]} is a word of a recipe, and no recipe is given")
-        return super().parse_args(line.arguments, **more)
+        return super().parse_args([_with_json(each) for each in line.arguments], **more)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         named = {
@@ -88,6 +90,19 @@ def _recipe_words() -> list[str]:
     from firecaffe.recipe.sections import Recipe
 
     return list(flatten(Recipe()))
+
+
+def _with_json(argument: str) -> str:
+    """An option whose value is one of TOML's tables, with the same table in JSON, which is what is
+    read. Others stay.
+    """
+    option, _, value = argument.partition("=")
+    if not value.startswith("{"):
+        return argument
+    try:
+        return f"{option}={json.dumps(tomllib.loads(f'value = {value}')['value'])}"
+    except (ValueError, TypeError):  # JSON already, or no table at all
+        return argument
 
 
 def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:

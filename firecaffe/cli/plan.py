@@ -14,13 +14,13 @@ from rich.table import Table
 
 from firecaffe.cli.cluster_file import check_cluster_file, write_cluster
 from firecaffe.cli.console import make_console
+from firecaffe.cli.network import network_of
 from firecaffe.cli.options.plan import USAGE, make_parser
 from firecaffe.cli.parse import parse_recipe, read_recipe
 from firecaffe.cli.plan_plot import SUFFIXES, plot
 from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.models.config import ModelConfig
 from firecaffe.plan.advice import paragraph
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
@@ -103,7 +103,7 @@ def _works(options: Namespace) -> dict[str, Workload]:
             f"no --global-batch-size is given: {global_batch_size} is taken, {most} micro-batches "
             f"of {micro_batch_size} for at most as many workers"
         )
-    work = workload_of_model(ModelConfig(model), global_batch_size, micro_batch_size)
+    work = workload_of_model(*network_of(options), global_batch_size, micro_batch_size)
     return {model: replace(work, assumption=said)}
 
 

@@ -2,52 +2,38 @@
 
 import json
 
-import torch
 from rich import box
 from rich.table import Table
 
 from firecaffe.cli.console import make_console
+from firecaffe.cli.network import network_of
 from firecaffe.cli.options.profile import make_parser
 from firecaffe.errors import RecipeError
-from firecaffe.models import MODELS, build_model
-from firecaffe.models.profile import Profile, profile
+from firecaffe.models.network import with_outline
+from firecaffe.models.profile import Profile
+from firecaffe.plan.workload import images_of, input_of, profile_of
 
-MOST_IMAGES, MOST_PIXELS = 1_000_000_000, 65_536
-"""What no batch, or side of an image, exceeds. A tensor of more than 2^63 bytes cannot be."""
+MOST_IMAGES = 1_000_000_000
+"""What no batch exceeds. A tensor of more than 2^63 bytes cannot be."""
 
 
 def main(argv: list[str]) -> int:
     options = make_parser().parse_args(argv)
     if not 1 <= options.batch_size <= MOST_IMAGES:
         raise RecipeError(f"--batch-size is {options.batch_size}; it must be 1 to {MOST_IMAGES:,}")
-    channels = _parse_input(options.input)[0] if options.input else None
-    with torch.device("meta"):
-        model = build_model(options.model, in_channels=channels)
-    input_CHW = _parse_input(options.input) if options.input else MODELS[options.model].input_CHW
-    try:
-        result = profile(model, input_CHW, options.batch_size)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        by = "x".join(map(str, input_CHW))
-        raise RecipeError(f"{options.model} does not take an input of {by}: {reason}") from error
+    config, shape = network_of(options)
+    input_CHW = shape or input_of(config.name)
+    result = with_outline(
+        config,
+        None,
+        None if shape is None else shape[0],
+        lambda network: profile_of(config, network, images_of(input_CHW), options.batch_size),
+    )
     if options.json:
         print(json.dumps(result.as_dict()))
     else:
         make_console().print(render(result))
     return 0
-
-
-def _parse_input(text: str) -> tuple[int, int, int]:
-    try:
-        channels, rows, columns = (int(part) for part in text.split("x"))
-    except ValueError:
-        channels = rows = columns = 0
-    if min(channels, rows, columns) < 1 or max(channels, rows, columns) > MOST_PIXELS:
-        raise RecipeError(
-            f"--input is {text!r}; it must be channels x rows x columns, as 3x224x224, each 1 to "
-            f"{MOST_PIXELS:,}"
-        )
-    return channels, rows, columns
 
 
 def render(profile: Profile) -> Table:

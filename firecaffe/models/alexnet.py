@@ -2,6 +2,7 @@
 
 Source: Krizhevsky, Sutskever, Hinton 2012; layer sizes and fillers of BVLC's
 models/bvlc_alexnet/train_val.prototxt and models/bvlc_reference_caffenet/train_val.prototxt.
+Krizhevsky 2014 (arXiv 1404.5997) for `alexnet_owt`, with torchvision's names and torch's fillers.
 """
 
 from torch import Tensor, nn
@@ -68,6 +69,45 @@ class AlexNet(nn.Module):
         return logits
 
 
+class AlexNetOwt(nn.Module):
+    """Images (batch, in_channels, 224, 224) to logits (batch, num_classes).
+
+    One tower with fewer filters, and no normalization: what torchvision calls alexnet. Its average
+    pool to 6x6 is left out, for at 224 it changes nothing.
+    """
+
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(in_channels, 64, 11, stride=4, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2),
+            nn.Conv2d(64, 192, 5, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2),
+            nn.Conv2d(192, 384, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(384, 256, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(256, 256, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2),
+        )
+        self.classifier = nn.Sequential(
+            nn.Dropout(0.5),
+            nn.Linear(256 * 6 * 6, 4096),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.5),
+            nn.Linear(4096, 4096),
+            nn.ReLU(inplace=True),
+            nn.Linear(4096, num_classes),
+        )
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(images_BCHW).flatten(1))
+        return logits
+
+
 def alexnet(*, num_classes: int = 1000, in_channels: int = 3) -> AlexNet:
     """BVLC's AlexNet, with the paper's groups."""
     return AlexNet(num_classes, in_channels, groups=2, norm_first=True, bias=0.1)
@@ -81,3 +121,8 @@ def alexnet_ungrouped(*, num_classes: int = 1000, in_channels: int = 3) -> AlexN
 def caffenet(*, num_classes: int = 1000, in_channels: int = 3) -> AlexNet:
     """Caffe's reference network: AlexNet with pooling before normalization, biases from 1."""
     return AlexNet(num_classes, in_channels, groups=2, norm_first=False, bias=1.0)
+
+
+def alexnet_owt(*, num_classes: int = 1000, in_channels: int = 3) -> AlexNetOwt:
+    """The AlexNet of "One weird trick", whose public weights are torchvision's."""
+    return AlexNetOwt(num_classes, in_channels)

@@ -10,7 +10,7 @@ import difflib
 from torch import nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.models.alexnet import alexnet, alexnet_ungrouped, caffenet
+from firecaffe.models.alexnet import alexnet, alexnet_owt, alexnet_ungrouped, caffenet
 from firecaffe.models.cifar10_caffe import cifar10_full, cifar10_quick
 from firecaffe.models.googlenet import googlenet, googlenet_bn
 from firecaffe.models.googlenet_small_bn import googlenet_small_bn
@@ -30,6 +30,7 @@ MODELS: dict[str, Model] = {
     "nin": Model(nin, (3, 224, 224), 1000, "docs/models/nin.md"),
     "alexnet": Model(alexnet, (3, 227, 227), 1000, "docs/models/alexnet.md"),
     "alexnet_ungrouped": Model(alexnet_ungrouped, (3, 224, 224), 1000, "docs/models/alexnet.md"),
+    "alexnet_owt": Model(alexnet_owt, (3, 224, 224), 1000, "docs/models/alexnet.md"),
     "caffenet": Model(caffenet, (3, 227, 227), 1000, "docs/models/alexnet.md"),
     "googlenet": Model(googlenet, (3, 224, 224), 1000, "docs/models/googlenet.md"),
     "googlenet_bn": Model(googlenet_bn, (3, 224, 224), 1000, "docs/models/googlenet.md"),

@@ -100,9 +100,9 @@ def workload_of(recipe: Recipe) -> Workload:
 
 def workload_of_model(
     config: ModelConfig,
+    input_CHW: tuple[int, int, int] | None,
     global_batch_size: int,
     micro_batch_size: int,
-    input_CHW: tuple[int, int, int] | None = None,
 ) -> Workload:
     """A network's alone, on such images or else its authors'; those of ImageNet's size are read
     from storage.

@@ -1,5 +1,6 @@
 """The options of `firecaffe check`."""
 
+from firecaffe.cli.options.network import NAME, network_words
 from firecaffe.cli.options.train import several_hosts
 from firecaffe.cli.parser import Parser
 
@@ -27,6 +28,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
     several_hosts(parser, "check")
     if not has_recipe:
         add = parser.add_argument_group("without a recipe").add_argument
-        add("--model", type=str, default="", metavar="NAME", help="a network of docs/models")
+        add("--model", type=str, default="", metavar="NAME", help=NAME)
+        network_words(add)
         add("--device", type=str, default="auto", help="auto, cpu or cuda")
     return parser

@@ -1,5 +1,6 @@
 """The options of `firecaffe plan`."""
 
+from firecaffe.cli.options.network import NAME, network_words
 from firecaffe.cli.parser import Parser
 from firecaffe.plan.cluster import shipped
 
@@ -64,7 +65,8 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add("--json", action="store_true", help="print JSON")
     if not has_recipe:
         add = parser.add_argument_group("instead of a recipe").add_argument
-        add("--model", type=str, default="", metavar="NAME", help="a network of docs/models")
+        add("--model", type=str, default="", metavar="NAME", help=NAME)
+        network_words(add)
         add(
             "--global-batch-size",
             type=int,

@@ -30,6 +30,7 @@ def of_one_image(name: str) -> Profile:
         ("nin", 7_595_176),
         ("alexnet", 60_965_224),
         ("alexnet_ungrouped", 62_378_344),
+        ("alexnet_owt", 61_100_840),
         ("caffenet", 60_965_224),
         ("googlenet", 13_378_280),
         ("googlenet_bn", 13_004_888),

@@ -128,6 +128,7 @@ DROPOUT = {
     "nin": [0.5],
     "alexnet": [0.5, 0.5],
     "alexnet_ungrouped": [0.5, 0.5],
+    "alexnet_owt": [0.5, 0.5],
     "caffenet": [0.5, 0.5],
     "googlenet": [0.4, 0.7, 0.7],
     "googlenet_bn": [0.2, 0.7, 0.7],

@@ -28,7 +28,7 @@ from firecaffe.plan.price import Prices
 from firecaffe.plan.simulate import simulate_s
 from firecaffe.plan.workload import images_of, layers_of
 
-WORK = workload_of_model(ModelConfig("googlenet"), 1024, 8)
+WORK = workload_of_model(ModelConfig("googlenet"), None, 1024, 8)
 SLOW, FAST = load_cluster("ethernet-1g"), load_cluster("infiniband-ndr")
 
 
@@ -122,7 +122,7 @@ def test_impossible_plans_are_refused_in_one_line() -> None:
 
 def test_the_most_useful_number_looks_past_uneven_shares() -> None:
     """32 micro-batches: 5 workers are no better than 4, but 8 are twice as good."""
-    work = workload_of_model(ModelConfig("googlenet"), 256, 8)
+    work = workload_of_model(ModelConfig("googlenet"), None, 256, 8)
     rows = forecasts(work, FAST, [1, 2, 3, 4, 5, 6, 7, 8], ["ring"])
     assert most_useful(rows) == 8
     assert most_useful(forecasts(work, SLOW, [16, 32], ["ring"])) < 16
@@ -131,7 +131,7 @@ def test_the_most_useful_number_looks_past_uneven_shares() -> None:
 
 
 def test_only_what_can_be_is_advised() -> None:
-    three = workload_of_model(ModelConfig("lenet"), 24, 8)
+    three = workload_of_model(ModelConfig("lenet"), None, 24, 8)
     assert not [
         each
         for each in changes(three, FAST, forecast(three, FAST, 1, "tree"))
@@ -166,14 +166,17 @@ def test_what_does_not_fit_is_said() -> None:
 
 
 def test_money_energy_and_time_to_accuracy_where_they_are_known() -> None:
-    work = workload_of_model(ModelConfig("resnet50"), 4096, 64)
+    work = workload_of_model(ModelConfig("resnet50"), None, 4096, 64)
     row = forecast(work, load_cluster("ec2-p4d"), 16, "ring")
     assert row.epochs_to_accuracy == pytest.approx(40.0)
     assert row.hours_to_accuracy is not None
     assert row.usd == pytest.approx(2 * 32.77 * row.hours_to_accuracy)
     assert forecast(WORK, SLOW, 2, "ring").usd is None
     paid = forecast(
-        workload_of_model(ModelConfig("resnet50"), 4096, 64), load_cluster("dgx-a100"), 16, "ring"
+        workload_of_model(ModelConfig("resnet50"), None, 4096, 64),
+        load_cluster("dgx-a100"),
+        16,
+        "ring",
     )
     assert paid.kwh == pytest.approx(2 * 6.5 * (paid.hours_to_accuracy or 0))
     assert paid.usd == pytest.approx(0.0806 * (paid.kwh or 0))

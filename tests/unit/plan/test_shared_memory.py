@@ -37,7 +37,7 @@ def test_only_a_file_with_the_rate_of_memory_prices_sums_there() -> None:
     cluster = load_cluster("cpu-host")
     [link] = cluster.links
     shared = replace(cluster, links=(replace(link, memory_bytes_per_s=1e12),))
-    work = workload_of_model(ModelConfig("googlenet"), 256, 8)
+    work = workload_of_model(ModelConfig("googlenet"), None, 256, 8)
     by_messages = replace(work, shared_memory=False)
     before = forecast(work, cluster, 4, "tree").exchange_s
     assert forecast(by_messages, shared, 4, "tree").exchange_s == before

@@ -16,7 +16,7 @@ from firecaffe.plan.timeline import Bucket, buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, layers_of
 
 DEVICE = Device("d", 1e12, 1e15, {"float32": 1e12}, efficiency=1.0, overhead_s=0.0)
-WORK = workload_of_model(ModelConfig("googlenet"), 256, 8)
+WORK = workload_of_model(ModelConfig("googlenet"), None, 256, 8)
 
 
 def test_without_overhead_the_work_decides() -> None:

@@ -1,0 +1,31 @@
+"""A network as the command line names it, without a recipe."""
+
+from jsonargparse import Namespace
+
+from firecaffe.errors import RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.words import check_kinds_of
+
+MOST_PIXELS = 65_536
+"""What no side of an image exceeds."""
+
+
+def network_of(options: Namespace) -> tuple[ModelConfig, tuple[int, int, int] | None]:
+    """The network, and the shape of its images if one is given. Raises: RecipeError."""
+    config = ModelConfig(options.model, options.args)
+    check_kinds_of("model", config)
+    return config, parse_input(options.input) if options.input else None
+
+
+def parse_input(text: str) -> tuple[int, int, int]:
+    """Channels, rows and columns of CxHxW. Raises: RecipeError."""
+    try:
+        channels, rows, columns = (int(part) for part in text.split("x"))
+    except ValueError:
+        channels = rows = columns = 0
+    if min(channels, rows, columns) < 1 or max(channels, rows, columns) > MOST_PIXELS:
+        raise RecipeError(
+            f"--input is {text!r}; it must be channels x rows x columns, as 3x224x224, each 1 to "
+            f"{MOST_PIXELS:,}"
+        )
+    return channels, rows, columns
