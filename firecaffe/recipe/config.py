@@ -25,6 +25,8 @@ class TrainConfig:
         threads: Intra-op threads of each worker on a CPU. They change bits; use 1 and more workers.
         autocast: Compute in bfloat16 or float16 where torch's autocast holds it safe.
         channels_last: Keep images and weights with the channels innermost in memory.
+        compile: Train with code that torch.compile makes for the network. Other bits than without,
+            the same on any number of workers. Needs a C++ compiler on a CPU.
         deterministic: On a GPU, use only kernels that give the same bits every time.
         eval_every: Evaluate on the validation images (`data.hold_out`, or the data set's own)
             every so many steps. The test images are seen once, at the end.
@@ -44,6 +46,7 @@ class TrainConfig:
     threads: int = 1
     autocast: Literal["none", "bfloat16", "float16"] = "none"
     channels_last: bool = False
+    compile: bool = False
     deterministic: bool = True
     eval_every: int = 0
     stop_after: int = 0

@@ -31,6 +31,7 @@ _LATER_WORDS = (
     "data.mixup",
     "data.cutmix",
     "data.erasing",
+    "train.compile",
     "train.ema_decay",
     "train.ema_warmup",
     "solver.pct_start",

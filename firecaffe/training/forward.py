@@ -11,6 +11,7 @@ from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Task
 from firecaffe.training.arithmetic import seed_random
+from firecaffe.training.compiled import compiled
 from firecaffe.training.mix import Mixing
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -24,6 +25,7 @@ class Forward:
     ) -> None:
         """mixing: what is done to a micro-batch before it goes into the network; None: nothing."""
         self.model, self.task, self.config = model, task, config
+        self._run = compiled(model) if config.compile else model
         self.mixing = mixing or Mixing(config.seed)
         self.device = next(model.parameters()).device
         self.buffers = BufferChanges(model)
@@ -53,7 +55,7 @@ class Forward:
         mixed = self.mixing(inputs, targets, step, leaf)
         seed_random(self.config.seed, "dropout", step, leaf)
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not None):
-            outputs = self.model(laid_out(mixed.inputs, self.config))
+            outputs = self._run(laid_out(mixed.inputs, self.config))
             loss = mixed.loss(self.task.loss, outputs)
         # A short micro-batch weighs less; a full one is not multiplied, which keeps it cheap.
         weight = samples / self.config.micro_batch_size

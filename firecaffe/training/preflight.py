@@ -17,6 +17,7 @@ from firecaffe.runs.loggers import check_libraries
 from firecaffe.solvers.optimizer import groups_of
 from firecaffe.training.checkpoint import check_identity, load_newest
 from firecaffe.training.checks import check_input, check_rates, check_validation
+from firecaffe.training.compiled import check_compiler
 from firecaffe.training.facts import describe_training
 from firecaffe.training.given_task import task_for
 from firecaffe.training.parts import counts_of
@@ -46,6 +47,9 @@ def preflight(
         )
     cluster_for(recipe)
     check_libraries(recipe.run.loggers)
+    if recipe.train.compile:
+        is_cpu = recipe.train.device == "cpu" or not torch.cuda.is_available()
+        check_compiler("cpu" if is_cpu else "cuda")
     if resume is not None:
         check_identity(load_newest(resume)[0], dict(run.deciding), run.steps)
 

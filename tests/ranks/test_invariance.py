@@ -156,6 +156,18 @@ def test_all_that_a_training_can_be_asked_for(ranks: Ranks, tmp_path: Path) -> N
     assert other.test_loss != results[0][0].test_loss
 
 
+@pytest.mark.slow  # for each of the six ranks the compiler runs
+def test_compiled_code(ranks: Ranks, alone: str, tmp_path: Path) -> None:
+    """Of full and short micro-batches, which not every worker meets."""
+    train = dataclasses.replace(RECIPE.train, compile=True)
+    recipe = dataclasses.replace(RECIPE, train=train)
+    found = [state(ranks, n, recipe, tmp_path / str(n)) for n in (1, 2, 3)]
+    assert len(set(found)) == 1
+    assert found[0] != alone
+    names = load_newest(tmp_path / "2")[0].tensors.keys()
+    assert {f"parameter/{name}" for name, _ in Everything().named_parameters()} <= names
+
+
 def test_a_run_that_changes_its_workers_by_resume(ranks: Ranks, alone: str, tmp_path: Path) -> None:
     """4 workers to step 2, then 2 to step 4, then 1 to step 5, then 3 to the end."""
     resume = None

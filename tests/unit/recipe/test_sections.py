@@ -61,6 +61,7 @@ OTHER = Recipe(
         threads=2,
         autocast="bfloat16",
         channels_last=True,
+        compile=True,
         deterministic=False,
         eval_every=7,
         eval_batch_size=33,
