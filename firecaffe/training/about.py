@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.data import Data, is_images
+from firecaffe.data.dataset import layout_of
 from firecaffe.data.decoded import DecodedSet
+from firecaffe.data.layout import Layout, Leaf
 from firecaffe.errors import RunError
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import read_run_file
@@ -23,25 +25,47 @@ class About:
     class_names: tuple[str, ...]
     """By label; empty if the data do not say them."""
     sample_CHW: tuple[int, ...]
-    """The shape of the images before they are cut; empty if the samples are no images of
-    classes."""
+    """The shape of the images before they are cut; empty if the samples are no images of classes
+    in bytes."""
     is_decoded: bool
     """Whether these are encoded images, which are decoded and scaled when they are read."""
+    input_shape: tuple[int, ...]
+    """The shape of one sample as the network is given it; empty if that is no one tensor."""
+    input_dtype: str
+    """Its type, as torch calls it."""
     given: tuple[str, ...]
     """The arguments of `firecaffe.train` that stood in for what a recipe names."""
 
 
 def about_of(parts: Parts, data: Data) -> About:
     """What is to be said of a training that begins."""
-    images = is_images(data.train)
+    test = data.test
+    CHW: tuple[int, ...] = ()
+    is_decoded = isinstance(test, DecodedSet)
+    if is_images(test) and (is_decoded or _inputs(layout_of(test))[1] == "uint8"):
+        CHW = tuple(test.sample_CHW)
+    shape, dtype = _inputs(data.layout)
     own = {"model": parts.model, "loss": parts.loss, "task": parts.task, "train_set": parts.train}
     return About(
         *counts_of(data.train),
         class_names=data.class_names,
-        sample_CHW=tuple(data.train.sample_CHW) if is_images(data.train) else (),
-        is_decoded=images and isinstance(data.train, DecodedSet),
+        sample_CHW=CHW,
+        is_decoded=is_decoded,
+        input_shape=shape,
+        input_dtype=dtype,
         given=tuple(name for name, value in own.items() if value is not None),
     )
+
+
+NOTHING = About(None, None, (), (), False, (), "", ())
+"""What is known of a network that no run's folder tells of."""
+
+
+def _inputs(layout: Layout | None) -> tuple[tuple[int, ...], str]:
+    """The shape and the type of a sample's inputs, if they are one tensor."""
+    if layout is None or not isinstance(layout.inputs, Leaf):
+        return (), ""
+    return layout.inputs.shape, str(layout.inputs.dtype).removeprefix("torch.")
 
 
 def write_about(folder: Path, about: About) -> None:
@@ -61,6 +85,8 @@ def read_about(folder: Path) -> About | None:
             class_names=tuple(map(str, row["class_names"])),
             sample_CHW=tuple(map(int, row["sample_CHW"])),
             is_decoded=bool(row["is_decoded"]),
+            input_shape=tuple(map(int, row["input_shape"])),
+            input_dtype=str(row["input_dtype"]),
             given=tuple(map(str, row["given"])),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -15,7 +15,7 @@ from firecaffe.models.weights import load_weights
 from firecaffe.recipe.of_run import RECIPE, recipe_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
-from firecaffe.training.about import About, about_of, read_about
+from firecaffe.training.about import NOTHING, About, about_of, read_about
 from firecaffe.training.checkpoint import BEST, LATEST, SUMS, Checkpoint, load_newest
 from firecaffe.training.parts import Parts
 from firecaffe.training.stored import Under
@@ -93,7 +93,7 @@ def load_run(
     checkpoint, damaged = _checkpoint(where, best)
     if about is None and (model is None or run is not None):
         about = _about_of_data(where, recipe)
-    about = about or About(None, None, (), (), False, ())
+    about = about or NOTHING
     network = _made(model, recipe, about)
     return Trained(
         network,
@@ -171,7 +171,7 @@ def _from_file(file: Path, model: Given | None, best: bool) -> nn.Module:
             f'{file}: a file of weights does not say which network it is; give it: load("{file}", '
             "model=…)"
         )
-    network = _made(model, Recipe(), About(None, None, (), (), False, ()))
+    network = _made(model, Recipe(), NOTHING)
     try:
         found = load_weights(network, str(file))
     except RecipeError as error:

@@ -1,0 +1,64 @@
+"""`firecaffe evaluate RUN`: a run's network on its test data, or on other data."""
+
+import json
+import sys
+
+from firecaffe.cli.launched import check_launched
+from firecaffe.cli.of_run import OfRun, parse_run
+from firecaffe.cli.options.evaluate import make_parser
+from firecaffe.cluster.hosts import Hosts
+from firecaffe.cluster.launch import launch
+from firecaffe.cluster.world import is_launched, join
+from firecaffe.data import check_data
+from firecaffe.errors import RecipeError
+from firecaffe.runs.files import finite
+from firecaffe.training.evaluate_run import Evaluated, evaluate_run, task_of_run
+from firecaffe.training.load import load_run
+from firecaffe.training.progress import in_words, say
+
+
+def main(argv: list[str]) -> int:
+    parser = make_parser()
+    typed = parse_run(parser, argv)
+    ranks = typed.options.nproc_per_node
+    if ranks < 1:
+        raise RecipeError(f"--nproc-per-node is {ranks}; it must be at least 1")
+    if is_launched():
+        check_launched(parser, argv, ranks)
+    elif ranks > 1:
+        # Once before any rank is started, so that a mistake is told once.
+        trained = load_run(typed.where, best=typed.options.best, recipe=typed.recipe)
+        task_of_run(trained.about, typed.recipe, check_data(typed.recipe.data))
+        sys.stdout.flush()
+        launch(["evaluate", *argv], Hosts(ranks))
+        return 0
+    exchange = typed.recipe.exchange
+    with join(typed.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
+        found = evaluate_run(typed.where, typed.recipe, world, best=typed.options.best)
+        if world.is_first:
+            _show(typed, found)
+    return 0
+
+
+def _show(typed: OfRun, found: Evaluated) -> None:
+    trained, evaluation = found.trained, found.evaluation
+    for note in trained.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    if typed.options.json:
+        row = {
+            "run": str(typed.where),
+            "step": trained.step,
+            "evaluated": trained.evaluated,
+            "data": found.data.description,
+            **evaluation.row,
+            "metrics": list(evaluation.metrics),
+        }
+        print(json.dumps(finite(row), indent=2, allow_nan=False))
+        return
+    which = " (moving average)" if trained.evaluated == "ema" else ""
+    say(found.data.description)
+    say(
+        f"{typed.where}  test at step {trained.step}{which}: "
+        f"{in_words(evaluation.metrics, evaluation.shares)}loss {evaluation.loss:.4f} "
+        f"({evaluation.samples:,} samples)"
+    )

@@ -1,0 +1,55 @@
+"""A run's network on test data, as the run itself has evaluated it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from firecaffe.cluster.world import World
+from firecaffe.data import Data, open_data
+from firecaffe.errors import RecipeError
+from firecaffe.recipe.sections import Recipe
+from firecaffe.tasks import Task
+from firecaffe.training.about import About
+from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.data_workers import data_workers
+from firecaffe.training.evaluate import Evaluation, evaluate
+from firecaffe.training.given_task import OWN, task_for
+from firecaffe.training.load import Trained, load_run
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a network came to on test data."""
+
+    trained: Trained
+    data: Data
+    evaluation: Evaluation
+
+
+def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = False) -> Evaluated:
+    """Evaluates a run's network on the test data of a recipe. All ranks call it; each returns the
+    same.
+
+    Raises: FirecaffeError.
+    """
+    set_arithmetic(recipe.train, world.device)
+    trained = load_run(where, best=best, recipe=recipe)
+    data = open_data(recipe.data)
+    task = task_of_run(trained.about, recipe, data)
+    model = trained.model.to(world.device)
+    with data_workers(data):
+        found = evaluate(model, task, data.test, recipe.data, recipe.train, world)
+    return Evaluated(trained, data, found)
+
+
+def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:
+    """The run's task, of its training data's classes.
+
+    Raises: RecipeError if it was given in Python, and the recipe names none.
+    """
+    for word in {"loss", "task"} & set(about.given):
+        if recipe.task.name in (OWN, "classification"):
+            raise RecipeError(
+                f"the run's {word} was given in Python; name a function that returns the "
+                "firecaffe.Task: --task.name path/file.py:function"
+            )
+    return task_for(recipe, None, None, data.train)

@@ -1,0 +1,112 @@
+"""A finished run is used: evaluated, asked for predictions, exported."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import firecaffe
+from firecaffe.cli import main
+from tests.world import Ranks
+
+NETWORK = f"{Path(__file__).parents[1] / 'ranks' / 'networks.py'}:Everything"
+COLORS = {"blue": (40, 60, 220), "red": (220, 60, 40)}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of PNGs of two classes, which color tells."""
+    home = tmp_path_factory.mktemp("photos")
+    for part, count in (("train", 12), ("test", 5)):
+        for name, (red, green, blue) in COLORS.items():
+            folder = home / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                color = (red, green + 7 * number, blue)
+                Image.new("RGB", (20 + number, 24), color).save(folder / f"{number}.png")
+    return home
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the photos, with normalization and a moving average."""
+    folder = tmp_path_factory.mktemp("runs")
+    recipe = firecaffe.Recipe(
+        model=firecaffe.ModelConfig("resnet18"),
+        data=firecaffe.DataConfig(
+            "folder", str(photos), resize=18, crop=16, mean=[0.5], std=[0.25]
+        ),
+        train=firecaffe.TrainConfig(8, 4, steps=3, ema_decay=0.5, eval_batch_size=4, device="cpu"),
+        run=firecaffe.RunConfig(str(folder / "run"), tensorboard=False),
+    )
+    return firecaffe.train(recipe).folder
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    capsys.readouterr()
+    assert main([str(each) for each in argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_evaluate_gives_the_numbers_of_the_run_itself(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str], ranks: Ranks
+) -> None:
+    own = json.loads((run / "result.json").read_text())
+    rows = [
+        json.loads(shown(capsys, "evaluate", where, "--json"))
+        for where in (run, run / "checkpoints" / "step-00000003")
+    ]
+    for row in rows:
+        assert row["evaluated"] == "ema"
+        assert row["step"] == 3
+        assert {name: row[name] for name in ("top1", "top5")} == {
+            name: own[name] for name in ("top1", "top5")
+        }
+        assert (row["loss"], row["samples"]) == (own["test_loss"], own["test_samples"])
+    told = ranks.shared(2, evaluate_in_rank, str(run))[0]
+    assert (told["loss"], told["top1"]) == (own["test_loss"], own["top1"])
+    text = shown(capsys, "evaluate", run)
+    assert "at step 3" in text
+    assert "10 samples" in text
+
+
+def evaluate_in_rank(run: str) -> dict[str, float]:
+    from firecaffe.cluster.world import join
+    from firecaffe.recipe.of_run import recipe_of
+    from firecaffe.training.evaluate_run import evaluate_run
+
+    recipe = recipe_of(Path(run))
+    with join("cpu") as world:
+        return evaluate_run(Path(run), recipe, world).evaluation.row
+
+
+def test_evaluate_takes_other_data(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train").symlink_to(photos / "train")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "red").symlink_to(photos / "test" / "red")
+    row = json.loads(shown(capsys, "evaluate", run, "--data.path", tmp_path, "--json"))
+    assert row["samples"] == 5
+    assert row["largest_class_share"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["nowhere"], 8, "nowhere"),
+        ([], 2, "one run"),
+        (["RUN", "--solver.base_lr", "1"], 2, "solver.base_lr"),
+        (["RUN", "--best"], 4, "checkpoint.best"),
+        (["RUN", "--nproc-per-node", "0"], 2, "--nproc-per-node"),
+        (["RUN", "--data.path", "/nowhere"], 3, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(
+    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", *(str(run) if word == "RUN" else word for word in words)]) == code
+    line = capsys.readouterr().err
+    assert said in line
+    assert line.count("\n") == 1
