@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from firecaffe.data import (
+    Data,
     DataConfig,
     Layout,
     is_images,
@@ -63,14 +64,14 @@ KNOWN_SAMPLES = {
 }
 
 
-def workload_of(recipe: Recipe) -> Workload:
-    """A recipe's. A folder of images that is not here is taken for ImageNet.
+def workload_of(recipe: Recipe, data: Data | None = None) -> Workload:
+    """A recipe's. A folder of images that is not here is taken for ImageNet. data: if it is open.
 
     Raises: RecipeError, in one line; OwnCodeError for what a user's code raises.
     """
     check_recipe(recipe)
     train = recipe.train
-    samples, layout = _samples(recipe)
+    samples, layout = _samples(recipe) if data is None else _samples_of(data)
     check_batch(train, samples.count)
     steps_per_epoch = -(-samples.count // train.global_batch_size)
     return _workload(
@@ -164,6 +165,11 @@ def _samples(recipe: Recipe) -> tuple[Samples, Layout]:
         said = f"{place} has no images that can be read; ImageNet's are taken for them"
         samples = Samples((3, side, side), 1000, IMAGENET_IMAGES, JPEG_BYTES, said)
         return samples, _cropped(samples, config)
+    return _samples_of(data)
+
+
+def _samples_of(data: Data) -> tuple[Samples, Layout]:
+    """The same of a data set that is open."""
     train = data.train
     stored_bytes = 0.0
     if isinstance(train, DecodedSet) and isinstance(train.source, PackedPart | ImageFolder):
@@ -225,18 +231,20 @@ def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
 
 
 def forecast_run(
-    recipe: Recipe, world_size: int, gpu: str, algorithm: str
+    recipe: Recipe, data: Data | None, world_size: int, gpu: str, algorithm: str
 ) -> dict[str, Any] | None:
     """What the planner expects of a run, for its folder; None if it cannot price it.
 
-    algorithm: the exchange; what `auto` has chosen. Raises: RecipeError if the cluster is none.
+    data: if it is open. algorithm: the exchange; what `auto` has chosen.
+
+    Raises: RecipeError if the cluster is none.
     """
     cluster = cluster_for(recipe, gpu)
     compressor = recipe.exchange.compressor
     if cluster is None or compressor not in (NO_COMPRESSOR, *PRICED):
         return None
     try:
-        row = forecast(workload_of(recipe), cluster, world_size, algorithm, compressor)
+        row = forecast(workload_of(recipe, data), cluster, world_size, algorithm, compressor)
     except (FirecaffeError, ValueError):  # a run goes on without what cannot be foreseen of it
         return None
     alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)
@@ -252,6 +260,7 @@ def forecast_run(
 def write_forecast(
     folder: Path,
     recipe: Recipe,
+    data: Data,
     world_size: int,
     local_world_size: int,
     device: torch.device,
@@ -266,7 +275,7 @@ def write_forecast(
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if local_world_size < world_size and not name and not recipe.run.cluster:
         return ["no forecast: several hosts, and no run.cluster; firecaffe check measures one"]
-    found = forecast_run(recipe, world_size, name, algorithm)
+    found = forecast_run(recipe, data, world_size, name, algorithm)
     if found is None:
         return []
     write_json(folder / FORECAST, found)

@@ -13,12 +13,10 @@ from torch import nn
 from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.last_word import LAUNCHED, tell_uncaught
 from firecaffe.cluster.world import World, join
-from firecaffe.data import DATASETS
 from firecaffe.data.datasets import GIVEN
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.exchange.route import HOOK
 from firecaffe.gradients.combine import Hook
-from firecaffe.models import MODELS
 from firecaffe.plan.of_recipe import write_forecast
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.identity import to_toml, tuned_by
@@ -146,10 +144,10 @@ def _train_in(
     notes += [f"plug-in: {name}" for name in names(plugins)]
     notes += _weights_notes(recipe, learner)
     notes += [f"warning: {doubt}" for doubt in learner.doubts]
-    is_known = recipe.data.name in DATASETS and recipe.model.name in MODELS
-    if world.is_first and is_known and run.route.way != HOOK:
+    # A network that was given as an object of Python may be the very one that is trained.
+    if world.is_first and parts.model is None and run.route.way != HOOK:
         ranks = world.world_size, world.local_world_size
-        notes += write_forecast(folder, recipe, *ranks, world.device, run.route.algorithm)
+        notes += write_forecast(folder, recipe, data, *ranks, world.device, run.route.algorithm)
     goes_on = start.folder is not None
     records = Records(folder, run, world, start.step, goes_on)
     resources.enter_context(closing(records))

@@ -49,6 +49,7 @@ def test_an_own_network_ends_in_the_same_bits(ranks: Ranks, tmp_path: Path) -> N
     assert sorted(result["first_weights"]["reshaped"]) == ["head.bias", "head.weight"]
     code = hashlib.sha256(Path(own_nets.__file__).read_bytes()).hexdigest()
     assert read_run_file(folders[2], "environment.json")["own_code"] == {"model": code}
+    assert read_run_file(folders[2], "forecast.json")["workers"] == 2
     first, *others = map(read_run, folders.values())
     assert not any(other_work(first, other) for other in others)
 

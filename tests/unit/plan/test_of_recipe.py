@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from firecaffe.data import DataConfig
+from firecaffe.data import DataConfig, open_data
 from firecaffe.models.config import ModelConfig
-from firecaffe.plan.of_recipe import write_forecast
+from firecaffe.plan.cluster import load_cluster
+from firecaffe.plan.compute import micro_batch
+from firecaffe.plan.of_recipe import workload_of, write_forecast
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.folder import RunConfig
+from tests.unit.models.own_nets import PLACE
 
 RECIPE = Recipe(
     model=ModelConfig(name="lenet"),
@@ -20,10 +23,11 @@ RECIPE = Recipe(
     train=TrainConfig(global_batch_size=32, micro_batch_size=8, steps=10),
 )
 CPU = torch.device("cpu")
+DATA = open_data(RECIPE.data)
 
 
 def test_one_host_without_gpus_is_forecast_on_the_shipped_one(tmp_path: Path) -> None:
-    [line] = write_forecast(tmp_path, RECIPE, 4, 4, CPU, "tree")
+    [line] = write_forecast(tmp_path, RECIPE, DATA, 4, 4, CPU, "tree")
     kept = json.loads((tmp_path / "forecast.json").read_text())
     assert (kept["cluster"], kept["workers"]) == ("cpu-host", 4)
     assert line.startswith("forecast: ")
@@ -35,6 +39,33 @@ def test_several_hosts_have_the_forecast_of_the_cluster_that_is_named(
     tmp_path: Path, cluster: str
 ) -> None:
     recipe = replace(RECIPE, run=RunConfig(cluster=cluster))
-    [line] = write_forecast(tmp_path, recipe, 4, 2, CPU, "tree")
+    [line] = write_forecast(tmp_path, recipe, DATA, 4, 2, CPU, "tree")
     assert (tmp_path / "forecast.json").exists() == bool(cluster)
     assert line.startswith("forecast: " if cluster else "no forecast: several hosts")
+
+
+@pytest.mark.parametrize("member", ["Net", "Reads"])
+def test_a_network_of_ones_own_is_forecast(tmp_path: Path, member: str) -> None:
+    """Reads is one that the meta device does not do for."""
+    recipe = replace(RECIPE, model=ModelConfig(f"{PLACE}:{member}"))
+    [line] = write_forecast(tmp_path, recipe, DATA, 2, 2, CPU, "tree")
+    assert line.startswith("forecast: ")
+
+
+def test_frozen_layers_are_neither_exchanged_nor_all_differentiated() -> None:
+    whole = workload_of(replace(RECIPE, model=ModelConfig("lenet")), DATA)
+    model = ModelConfig("lenet", freeze=["conv*"])
+    part = workload_of(replace(RECIPE, model=model), DATA)
+    frozen_bytes = 4 * (20 * 26 + 50 * (20 * 25 + 1))
+    assert part.frozen_bytes == frozen_bytes
+    assert part.parameter_bytes == whole.parameter_bytes - frozen_bytes
+    shares = {layer.name: layer.backward_share for layer in part.layers}
+    assert (shares["conv1"], shares["conv2"], shares["ip1"]) == (0.0, 0.0, 1.0)
+    middle = workload_of(replace(RECIPE, model=ModelConfig("lenet", freeze=["conv2.*"])), DATA)
+    shares = {layer.name: layer.backward_share for layer in middle.layers}
+    assert (shares["conv1"], shares["conv2"], shares["ip1"]) == (1.0, 0.5, 1.0)
+    device = load_cluster("cpu-host").device
+    times = [micro_batch(work, device, 8).compute_s for work in (part, middle, whole)]
+    assert times == sorted(times)
+    assert times[0] < times[1] < times[2]
+    assert part.activation_bytes < whole.activation_bytes
