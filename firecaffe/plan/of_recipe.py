@@ -193,14 +193,14 @@ def _optimizer_vectors(recipe: Recipe) -> int:
     """Vectors as long as the weights that the solver keeps: found by a step on one number. A moving
     average of the weights is one more.
     """
-    parameter = nn.Parameter(torch.zeros(1))
+    parameter = nn.Parameter(torch.zeros(1, 1))  # a matrix: some optimizers take no vector
     optimizer = make_optimizer(
         {"weight": parameter}, replace(recipe.solver, lr_mult={}, decay_mult={})
     )
-    parameter.grad = torch.ones(1)
+    parameter.grad = torch.ones(1, 1)
     optimizer.step()
     state = optimizer.state[parameter].values()
-    kept = sum(1 for value in state if isinstance(value, torch.Tensor) and value.dim() == 1)
+    kept = sum(1 for value in state if isinstance(value, torch.Tensor) and value.dim() == 2)
     return kept + (recipe.train.ema_decay > 0)
 
 

@@ -34,6 +34,7 @@ _LATER_WORDS = (
     "train.compile",
     "train.ema_decay",
     "train.ema_warmup",
+    "solver.args",
     "solver.pct_start",
     "solver.div_factor",
     "solver.final_div_factor",

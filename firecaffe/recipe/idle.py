@@ -8,9 +8,13 @@ from typing import Any
 
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import is_reference
 
 NOT_DEFAULT = ()
 """Stands for any value but the other word's default."""
+
+REFERENCE = ("package.module:name",)
+"""Stands for any name of a user's own code."""
 
 COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "data.path": ("data.name", ("fashion-mnist", "mnist", "cifar10", "folder", "packed")),
@@ -25,6 +29,7 @@ COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "train.stop_after": ("train.eval_every", NOT_DEFAULT),
     "train.ema_warmup": ("train.ema_decay", NOT_DEFAULT),
     "checkpoint.best": ("train.eval_every", NOT_DEFAULT),
+    "solver.args": ("solver.type", REFERENCE),
     "solver.gamma": ("solver.lr_policy", ("step", "exp", "inv", "multistep", "sigmoid")),
     "solver.power": ("solver.lr_policy", ("inv", "poly")),
     "solver.stepsize": ("solver.lr_policy", ("step", "sigmoid")),
@@ -57,9 +62,14 @@ def idle_words(recipe: Recipe) -> dict[str, str]:
     return {
         word: _line(word, found[word], other, found[other], values)
         for word, (other, values) in COUNTS_WITH.items()
-        if found[word] != default[word]
-        and not (found[other] in values if values else found[other] != default[other])
+        if found[word] != default[word] and not _counts(found[other], default[other], values)
     }
+
+
+def _counts(beside: Any, default: Any, values: tuple[str, ...]) -> bool:
+    if values is REFERENCE:
+        return is_reference(beside)
+    return beside in values if values else bool(beside != default)
 
 
 def _line(word: str, value: Any, other: str, beside: Any, values: tuple[str, ...]) -> str:

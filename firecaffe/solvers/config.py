@@ -1,7 +1,7 @@
 """The recipe's [solver] section."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -9,7 +9,9 @@ class SolverConfig:
     """The optimizer and its learning rate.
 
     Args:
-        type: sgd, nesterov, adagrad, adadelta, rmsprop, adam, adamw, lars or lamb.
+        type: sgd, nesterov, adagrad, adadelta, rmsprop, adam, adamw, lars or lamb; or a
+            torch.optim.Optimizer of your own: package.module:Class, path/file.py:Class.
+        args: What an optimizer of your own is made with beside the rate, as `args = { rho = 0.9 }`.
         base_lr: Learning rate before the policy; at `reference_batch_size`, where there is a scale.
         scale: How the rate grows with the batch: linear, sqrt or none. With it, warm-up begins at
             the rate of the reference.
@@ -46,6 +48,7 @@ class SolverConfig:
     """
 
     type: str = "sgd"
+    args: dict[str, Any] = field(default_factory=dict)
     base_lr: float = 0.01
     scale: str = "none"
     reference_batch_size: int = 0

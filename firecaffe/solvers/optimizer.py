@@ -8,9 +8,11 @@ import torch
 from torch import nn, optim
 
 from firecaffe.errors import RecipeError
+from firecaffe.reference import is_reference
 from firecaffe.solvers.caffe_sgd import CaffeSGD
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.layer_rates import Lamb, Lars
+from firecaffe.solvers.own import make_own
 
 Groups = Sequence[dict[str, Any]]
 """Parameters with their weight decay and `rate_factor`, the multiplier of the learning rate."""
@@ -87,8 +89,13 @@ MAY_CYCLE = ("sgd", "nesterov", "adam", "adamw", "lars", "lamb")
 
 
 def make_optimizer(named: Mapping[str, nn.Parameter], config: SolverConfig) -> optim.Optimizer:
-    """The solver's optimizer. All use torch's `foreach` form: the form changes bits."""
+    """The solver's optimizer. All of ours use torch's `foreach` form: the form changes bits.
+
+    Raises: RecipeError, OwnCodeError for an optimizer of the user's own.
+    """
     groups = groups_of(named, config)
+    if is_reference(config.type):
+        return make_own(groups, config)
     if config.decay_form == "l2":
         return SOLVERS[config.type](groups, config)
     beside = [{**group, "weight_decay": 0.0, "decay": group["weight_decay"]} for group in groups]
@@ -169,8 +176,11 @@ def _multiplier(patterns: Mapping[str, float], name: str, parameter: nn.Paramete
 
 def check_solver(config: SolverConfig) -> None:
     """Raises: RecipeError if the solver is unknown or a number cannot be."""
-    if config.type not in SOLVERS:
-        raise RecipeError(f"solver.type is {config.type!r}; it must be one of {', '.join(SOLVERS)}")
+    if config.type not in SOLVERS and not is_reference(config.type):
+        raise RecipeError(
+            f"solver.type is {config.type!r}; it must be one of {', '.join(SOLVERS)}, or an "
+            "optimizer of your own, package.module:Class"
+        )
     if config.momentum_form not in MOMENTUM_FORMS:
         raise RecipeError(
             f"solver.momentum_form is {config.momentum_form!r}; it must be one of "

@@ -9,6 +9,9 @@ from torch import Tensor, nn, optim
 from firecaffe.errors import CheckpointError
 from firecaffe.transport.collect import HeldPart
 
+GROUPS = "groups"
+"""No parameter's name has a slash, so that it cannot be taken for one."""
+
 
 class OptimizerTensors:
     """The tensors of an optimizer's state, by PARAMETER/KEY; see `training.piece.Piece`."""
@@ -37,13 +40,25 @@ class OptimizerTensors:
 
 
 class OptimizerNumbers:
-    """The rest of that state, numbers and None, by PARAMETER/KEY; see `training.piece.Numbers`."""
+    """The rest of that state, numbers and None, by PARAMETER/KEY; see `training.piece.Numbers`.
+
+    An optimizer of a user's own may keep numbers in its groups, too: those that it has changed are
+    there by groups/PLACE/KEY. In the groups of torch's and ours the policy alone changes any.
+    """
 
     def __init__(self, model: nn.Module, optimizer: optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
+        is_own = not type(optimizer).__module__.startswith(("torch.optim", "firecaffe."))
+        self._made = [dict(group) for group in optimizer.param_groups] if is_own else []
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        of_groups = {
+            f"{GROUPS}/{place}/{key}": value
+            for place, made in enumerate(self._made)
+            for key, value in self._optimizer.param_groups[place].items()
+            if key not in ("params", "lr") and (key not in made or made[key] != value)
+        }
+        return of_groups | {
             f"{name}/{key}": value
             for name, parameter in self._model.named_parameters()
             for key, value in self._optimizer.state.get(parameter, {}).items()
@@ -53,6 +68,12 @@ class OptimizerNumbers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises: CheckpointError if a number is of no parameter of this network."""
         for path, value in state.items():
+            if path.startswith(f"{GROUPS}/"):
+                _, place, key = path.split("/", 2)
+                # JSON has one kind of list.
+                kept = tuple(value) if isinstance(value, list) else value
+                self._optimizer.param_groups[int(place)][key] = kept
+                continue
             parameter, key = _find(self._model, path, path)
             self._optimizer.state[parameter][key] = value
 
@@ -67,7 +88,8 @@ def _find(model: nn.Module, path: str, full_name: str) -> tuple[nn.Parameter, st
 
 def _as_made(parameter: Tensor, key: str, value: Tensor) -> Tensor:
     """The tensor as the optimizer would have made it: on the device, in the same layout."""
-    # torch keeps an optimizer's count of steps on the CPU.
-    if key == "step" or value.shape != parameter.shape:
+    if key == "step":  # torch keeps an optimizer's count of steps on the CPU
         return value
+    if value.shape != parameter.shape:
+        return value.to(parameter.device)
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)

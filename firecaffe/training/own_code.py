@@ -24,4 +24,6 @@ def own_code(recipe: Recipe, parts: Parts) -> dict[str, str]:
         found["task"] = source_digest(find("task.name", recipe.task.name))
     if is_reference(recipe.data.name):
         found["data"] = source_digest(find("data.name", recipe.data.name))
+    if is_reference(recipe.solver.type):
+        found["solver"] = source_digest(find("solver.type", recipe.solver.type))
     return {section: code for section, code in found.items() if code}

@@ -14,7 +14,7 @@ from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.runs.loggers import check_libraries
-from firecaffe.solvers.optimizer import groups_of
+from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.training.checkpoint import check_identity, load_newest
 from firecaffe.training.checks import check_input, check_rates, check_validation
 from firecaffe.training.compiled import check_compiler
@@ -64,7 +64,7 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
     def check(network: nn.Module) -> None:
         check_input(network, task, recipe, dataset)
         named = network.named_parameters()
-        groups_of({name: each for name, each in named if each.requires_grad}, recipe.solver)
+        make_optimizer({name: each for name, each in named if each.requires_grad}, recipe.solver)
         if recipe.model.weights and not is_resumed:
             load_weights(network, recipe.model.weights)
 

@@ -71,6 +71,7 @@ OTHER = Recipe(
     ),
     solver=SolverConfig(
         type="nesterov",
+        args={"rho": 0.9},
         base_lr=1e-05,
         lr_policy="multistep",
         gamma=0.1,

@@ -1,0 +1,103 @@
+"""An optimizer of a user's own, which `solver.type` names as package.module:Class.
+
+It is made as torch's are, Class(groups, lr=…, **solver.args), and each step finds its rate in its
+groups, where the policy puts it. What it keeps from step to step has to be where torch's keep it,
+or a checkpoint would not hold it: tensors and numbers by parameter, numbers in the groups.
+"""
+
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, optim
+
+from firecaffe.errors import RecipeError
+from firecaffe.reference import call, find, shown
+from firecaffe.solvers.config import SolverConfig
+
+OF_THE_RECIPE = {"lr": "solver.base_lr", "weight_decay": "solver.weight_decay"}
+"""Arguments that are words of the recipe, each with its word."""
+
+NUMBERS = (int, float, str, type(None))
+"""What a checkpoint holds beside tensors; True and False are int."""
+
+
+def make_own(groups: Sequence[dict[str, Any]], config: SolverConfig) -> optim.Optimizer:
+    """The optimizer of `solver.type`, over these groups.
+
+    Raises: RecipeError if it is no optimizer that a step and a checkpoint can do with; OwnCodeError
+    for what it raises itself.
+    """
+    made = find("solver.type", config.type)
+    for name, word in OF_THE_RECIPE.items():
+        if name in config.args:
+            raise RecipeError(
+                f"solver.args has {name!r}; it is {word}, which the policy starts from"
+            )
+    words = {"lr": config.base_lr, **config.args}
+    optimizer = call("solver.type", config.type, partial(made, list(groups)), words)
+    if not isinstance(optimizer, optim.Optimizer):
+        raise RecipeError(
+            f"solver.type {config.type!r} gave {shown(optimizer)}; expected a torch.optim.Optimizer"
+        )
+    needed = [
+        each.name
+        for each in inspect.signature(optimizer.step).parameters.values()
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    if needed:
+        raise RecipeError(
+            f"solver.type {config.type!r} has a step({', '.join(needed)}); there is one gradient "
+            "of a step, summed over all workers, and step() is called without arguments"
+        )
+    if config.weight_decay and "weight_decay" not in optimizer.defaults:
+        raise RecipeError(
+            f"solver.weight_decay is {config.weight_decay}, but solver.type {config.type!r} has no "
+            "weight_decay; leave it out"
+        )
+
+    def check_once(*_: object) -> None:
+        if optimizer.state:  # not after the first step: a subclass may go on after its parent's
+            handle.remove()
+            check_kept(optimizer, config.type)
+
+    handle = optimizer.register_step_pre_hook(check_once)
+    return optimizer
+
+
+def check_kept(optimizer: optim.Optimizer, name: str) -> None:
+    """Looks, before its second step, at what an optimizer keeps.
+
+    Raises: RecipeError if a checkpoint would not hold all of it.
+    """
+    known = {each for group in optimizer.param_groups for each in group["params"]}
+    wrong = [
+        f"state_dict()[{key!r}]"
+        for key in optimizer.state_dict()
+        if key not in ("state", "param_groups")
+    ]
+    wrong += [f"state[{shown(key)}]" for key in optimizer.state if key not in known]
+    wrong += [
+        f"{key!r} of a parameter, {shown(value)}"
+        for parameter in known
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if not isinstance(value, (Tensor, *NUMBERS))
+    ]
+    wrong += [
+        f"{key!r} of a group, {shown(value)}"
+        for group in optimizer.param_groups
+        for key, value in group.items()
+        if key != "params" and not _is_number(value)
+    ]
+    if wrong:
+        raise RecipeError(
+            f"solver.type {name!r} keeps {wrong[0]}, which a checkpoint does not hold; it holds "
+            "tensors and numbers in state[parameter], and numbers in the groups"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_number, value))
+    return isinstance(value, NUMBERS)
