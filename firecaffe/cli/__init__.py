@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": "forecast a training on a cluster: time, memory, cost, and what to change",
     "train": "train a network on N workers",
     "evaluate": "a run's network on its test data, or on other data",
+    "predict": "what a run's network says of images",
     "verify": "show that the number of workers does not change a bit",
     "tune": "find the learning rate that keeps the accuracy at another batch size",
     "compare": "compare finished runs",

@@ -1,5 +1,6 @@
 """A finished run is used: evaluated, asked for predictions, exported."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -107,6 +108,57 @@ def test_what_cannot_be_evaluated_is_one_line(
     run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", *(str(run) if word == "RUN" else word for word in words)]) == code
+    line = capsys.readouterr().err
+    assert said in line
+    assert line.count("\n") == 1
+
+
+def test_predict_sees_images_as_the_evaluation_does(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.csv"
+    shown(capsys, "predict", run, photos / "test", "--csv", table, "--top", "2")
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert list(rows[0]) == ["sample", "class_1", "probability_1", "class_2", "probability_2"]
+    assert [row["sample"] for row in rows] == [
+        str(photos / "test" / name / f"{number}.png") for name in COLORS for number in range(5)
+    ]
+    right = [Path(row["sample"]).parent.name == row["class_1"] for row in rows]
+    own = json.loads((run / "result.json").read_text())
+    assert sum(right) / len(right) == own["top1"]
+    # The same batches of the same bits as the evaluation's.
+    from_data = list(csv.DictReader(shown(capsys, "predict", run, "--csv", "-").splitlines()))
+    columns = list(rows[0])[1:5]
+    assert [[row[name] for name in columns] for row in from_data] == [
+        [row[name] for name in columns] for row in rows
+    ]
+
+
+def test_a_broken_image_is_named_and_the_others_are_predicted(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "half.png").write_bytes((photos / "test" / "red" / "1.png").read_bytes()[:50])
+    (tmp_path / "whole.png").write_bytes((photos / "test" / "red" / "1.png").read_bytes())
+    assert main(["predict", str(run), str(tmp_path)]) == 3
+    out, err = capsys.readouterr()
+    assert "whole.png" in out
+    assert "half.png" in err.splitlines()[0]
+    assert "1 of 2" in err.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["RUN", "nowhere.png"], 3, "nowhere.png"),
+        (["RUN", "--top", "0"], 2, "--top"),
+        (["RUN", "--out", "masks"], 2, "--out"),
+        (["RUN", "--csv", "/nowhere/table.csv"], 8, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(
+    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", *(str(run) if word == "RUN" else word for word in words)]) == code
     line = capsys.readouterr().err
     assert said in line
     assert line.count("\n") == 1

@@ -1,0 +1,152 @@
+"""`firecaffe predict RUN IMAGES…`: what a run's network says of images."""
+
+import csv
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from firecaffe.cli.of_run import parse_run
+from firecaffe.cli.options.predict import make_parser
+from firecaffe.cli.written import check_target
+from firecaffe.cluster.world import join
+from firecaffe.data import open_data
+from firecaffe.errors import DataError, RecipeError
+from firecaffe.runs.files import write_atomically
+from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.image_files import check_takes_images, list_images
+from firecaffe.training.load import load_run
+from firecaffe.training.predict import Prediction, of_images, of_samples, predictions
+
+MOST_CLASSES = 256
+"""Of a mask: a PNG's gray has eight bits."""
+
+
+def main(argv: list[str]) -> int:
+    typed = parse_run(make_parser(), argv, takes_files=True)
+    options, recipe = typed.options, typed.recipe
+    if options.top < 1:
+        raise RecipeError(f"--top is {options.top}; it must be at least 1")
+    check_target("--csv", "" if options.csv == "-" else options.csv, options.overwrite)
+    masks = _mask_folder(recipe.task.name, options.out)
+    broken: list[DataError] = []
+    exchange = recipe.exchange
+    with join(recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
+        set_arithmetic(recipe.train, world.device)
+        trained = load_run(typed.where, best=options.best, recipe=recipe)
+        for note in trained.notes:
+            print(f"warning: {note}", file=sys.stderr)
+        size = recipe.train.eval_batch_size
+        if typed.others:
+            check_takes_images(trained.about)
+            paths = list_images(typed.others)
+            _check_names(paths, masks)
+            told = trained.about, recipe.data, size, world.device
+            batches = of_images(paths, *told, _Teller(broken))
+            count = len(paths)
+        else:
+            test = open_data(recipe.data).test
+            batches = of_samples(test, recipe.data, size, world.device)
+            count = len(test)
+        model = trained.model.to(world.device)
+        found = predictions(model, recipe, batches, world.device)
+        names = trained.about.class_names
+        rows = (_row(each, names, options.top, masks) for each in found)
+        if options.csv:
+            _write(rows, options.csv)
+        else:
+            for row in rows:
+                print(
+                    "  ".join(
+                        f"{value:.4g}" if isinstance(value, float) else str(value)
+                        for value in row.values()
+                    )
+                )
+    if broken:
+        raise DataError(f"{len(broken)} of {count} images could not be read; they are named above")
+    return 0
+
+
+Row = dict[str, str | float]
+
+
+def _row(found: Prediction, names: Sequence[str], top: int, masks: Path | None) -> Row:
+    """A sample's row of the table."""
+    row: Row = {"sample": found.sample}
+    if found.mask_HW is not None and masks is not None:
+        row["mask"] = str(_write_mask(found.sample, found.mask_HW, masks))
+    elif found.classes:
+        best = list(zip(found.classes, found.probabilities, strict=True))[:top]
+        for place, (label, probability) in enumerate(best, 1):
+            row[f"class_{place}"] = _name(label, names)
+            row[f"probability_{place}"] = probability
+    elif found.probabilities:
+        for label, probability in enumerate(found.probabilities):
+            row[_name(label, names)] = probability
+    else:
+        row |= {f"value_{place}": value for place, value in enumerate(found.values, 1)}
+    return row
+
+
+def _name(label: int, names: Sequence[str]) -> str:
+    return names[label] if label < len(names) else str(label)
+
+
+def _write(rows: Iterable[Row], target: str) -> None:
+    text = io.StringIO()
+    table: csv.DictWriter[str] | None = None
+    for row in rows:
+        if table is None:
+            table = csv.DictWriter(text, list(row), lineterminator="\n")
+            table.writeheader()
+        table.writerow(row)
+    if target == "-":
+        print(text.getvalue(), end="")
+    else:
+        write_atomically(Path(target), text.getvalue())
+
+
+class _Teller:
+    """Says of each image that cannot be read why, and counts them."""
+
+    def __init__(self, broken: list[DataError]) -> None:
+        self._broken = broken
+
+    def __call__(self, error: DataError) -> None:
+        self._broken.append(error)
+        print(error, file=sys.stderr)
+
+
+def _mask_folder(task: str, out: str) -> Path | None:
+    """Raises: RecipeError if masks have no folder, or a folder has none."""
+    if task != "segmentation":
+        if out:
+            raise RecipeError(f"--out is for masks of a segmentation; this run's task is {task}")
+        return None
+    if not out:
+        raise RecipeError("the run's task is segmentation; --out FOLDER says where masks go")
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _check_names(paths: Sequence[Path], masks: Path | None) -> None:
+    """Raises: RecipeError if two masks would have one name."""
+    seen: dict[str, Path] = {}
+    for path in paths if masks is not None else ():
+        if path.stem in seen:
+            raise RecipeError(f"{path} and {seen[path.stem]} would have one mask, {path.stem}.png")
+        seen[path.stem] = path
+
+
+def _write_mask(sample: str, mask_HW: torch.Tensor, folder: Path) -> Path:
+    """A gray PNG whose values are the labels. Raises: DataError if they are too many."""
+    most = int(mask_HW.max())
+    if most >= MOST_CLASSES:
+        raise DataError(f"{sample}: has class {most}; a mask has classes below {MOST_CLASSES}")
+    path = folder / f"{Path(sample).stem}.png"
+    Image.fromarray(mask_HW.to(torch.uint8).numpy()).save(path)
+    return path

@@ -1,0 +1,117 @@
+"""What a run's network says of images, or of a data set's test samples."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.data import DataConfig, Dataset, eval_batches
+from firecaffe.errors import DataError
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
+from firecaffe.tasks.outputs import prediction_of
+from firecaffe.training.about import About
+from firecaffe.training.forward import AUTOCAST, laid_out
+from firecaffe.training.image_files import as_inputs, read_image
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the network says of one sample."""
+
+    sample: str
+    """The image's path, or the sample's number in its data set."""
+    classes: tuple[int, ...] = ()
+    """Of a classification, the labels, the most probable first."""
+    probabilities: tuple[float, ...] = ()
+    """Theirs; of several labels, that of each."""
+    values: tuple[float, ...] = ()
+    """Of a regression, and of a task of one's own: the outputs."""
+    mask_HW: Tensor | None = None
+    """Of a segmentation, the label of each pixel."""
+
+
+Named = tuple[list[str], Any]
+"""The samples of a batch by name, and the network's inputs."""
+
+
+def of_images(
+    paths: Sequence[Path],
+    about: About,
+    config: DataConfig,
+    batch_size: int,
+    device: torch.device,
+    broken: Callable[[DataError], None],
+) -> Iterator[Named]:
+    """Yields batches of image files. broken: told of each that cannot be read and is left out."""
+    names: list[str] = []
+    images: list[Tensor] = []
+    for path in paths:
+        try:
+            images.append(read_image(path, about, config))
+            names.append(str(path))
+        except DataError as error:
+            broken(error)
+        if len(images) == batch_size:
+            yield names, as_inputs(images, config, device)
+            names, images = [], []
+    if images:
+        yield names, as_inputs(images, config, device)
+
+
+def of_samples(
+    dataset: Dataset, config: DataConfig, batch_size: int, device: torch.device
+) -> Iterator[Named]:
+    """Yields batches of a data set's samples, which are called by their numbers, from 0."""
+    batches = eval_batches(dataset, batch_size, 0, 1, config=config, device=device)
+    for number, inputs, _ in batches:
+        start = number * batch_size
+        stop = min(start + batch_size, len(dataset))
+        yield [str(sample) for sample in range(start, stop)], inputs
+
+
+def predictions(
+    model: nn.Module, recipe: Recipe, batches: Iterator[Named], device: torch.device
+) -> Iterator[Prediction]:
+    """Yields what the network says of each sample, in order."""
+    read = READERS.get(recipe.task.name, _values)
+    for names, inputs in batches:
+        outputs = outputs_of(model, inputs, recipe.train, device)
+        yield from map(read, names, outputs.float().cpu())
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, inputs: Any, config: TrainConfig, device: torch.device) -> Tensor:
+    """The network's prediction, in the arithmetic of the run's evaluation."""
+    dtype = AUTOCAST.get(config.autocast)
+    with torch.autocast(device.type, dtype, enabled=dtype is not None):
+        return prediction_of(model(laid_out(inputs, config)))
+
+
+def _classes(name: str, logits: Tensor) -> Prediction:
+    probabilities, classes = logits.softmax(0).sort(descending=True, stable=True)
+    return Prediction(name, tuple(classes.tolist()), tuple(probabilities.tolist()))
+
+
+def _labels(name: str, logits: Tensor) -> Prediction:
+    return Prediction(name, probabilities=tuple(logits.sigmoid().tolist()))
+
+
+def _values(name: str, outputs: Tensor) -> Prediction:
+    return Prediction(name, values=tuple(outputs.flatten().tolist()))
+
+
+def _mask(name: str, logits_CHW: Tensor) -> Prediction:
+    return Prediction(name, mask_HW=logits_CHW.argmax(0))
+
+
+READERS: dict[str, Callable[[str, Tensor], Prediction]] = {
+    "classification": _classes,
+    "multilabel": _labels,
+    "regression": _values,
+    "segmentation": _mask,
+}
+"""What an output means, by the task's name; of a task of one's own, its numbers."""
