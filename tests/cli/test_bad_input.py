@@ -60,7 +60,11 @@ def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[
     [
         (["--train.stps", "3"], 2, ["train.stps", "mean train.steps?"]),
         (["--train.epoch", "3"], 2, ["train.epoch", "mean train.epochs?"]),
-        (["--solver.base", "0.5"], 2, ["solver.base", "mean solver.base_lr?"]),
+        (
+            ["--solver.base", "0.5"],
+            2,
+            ["solver.base", "mean solver.base_lr or solver.base_momentum?"],
+        ),
         (["--train.base_lr", "0.5"], 2, ["train.base_lr", "mean solver.base_lr?"]),
         (["--nproc", "2"], 2, ["no option --nproc", "mean --nproc-per-node?"]),
         (["--resume_from", "x"], 2, ["no option --resume-from", "mean --resume?"]),
