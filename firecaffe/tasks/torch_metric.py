@@ -29,7 +29,8 @@ class TorchMetric:
         Raises: RecipeError if its states cannot be put together batch by batch.
         """
         self._metric, self._prepare = copy.deepcopy(metric), prepare
-        self._metric.sync_on_compute = False  # all ranks compute from the same states
+        # All ranks compute from the same states; it would add them up over the ranks.
+        self._metric.sync_on_compute = self._metric._to_sync = False
         self.reductions = reductions_of(metric)
         self.higher_is_better = metric.higher_is_better if higher is None else higher
         bounds = metric.plot_lower_bound, metric.plot_upper_bound

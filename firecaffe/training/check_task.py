@@ -1,5 +1,6 @@
 """Checks of a task before the first step: its loss and metrics, on what the network gives."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -25,6 +26,23 @@ def check_prediction(task: Task, outputs: Any, recipe: Recipe) -> None:
         raise RecipeError(f"{network}: {error}") from None
     if wrong:
         raise RecipeError(f"{network} gives {wrong}")
+
+
+def check_shapes(task: Task, outputs: Any, targets: Any, recipe: Recipe) -> None:
+    """Looks at shapes before any rank is started; targets: zeros, or on the meta device.
+
+    Raises: RecipeError if a task of ours does not take them. What else the loss raises says nothing
+    yet: a user's own may need values.
+    """
+    check_prediction(task, outputs, recipe)
+    if is_reference(recipe.task.name):
+        return
+    try:
+        task.loss(outputs, targets)
+    except RecipeError:
+        raise
+    except Exception:
+        return
 
 
 def check_learnable(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
@@ -84,7 +102,8 @@ def _try(metric: Metric, outputs: Any, targets: Any) -> None:
     """Takes one sample. Of one alone a value may not be defined, which is no fault; but it must be
     one number.
     """
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of metrics that one sample is not enough for
         state = metric.of_batch(outputs, targets)
         try:
             metric.value(state, 1)

@@ -25,7 +25,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import failed
 from firecaffe.solvers.policy import batch_scale, learning_rate
 from firecaffe.tasks import Task
-from firecaffe.training.check_task import check_learnable, check_prediction
+from firecaffe.training.check_task import check_learnable, check_prediction, check_shapes
 from firecaffe.training.evaluate import evaluating
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.words import LARGEST
@@ -39,13 +39,13 @@ def check_input(model: nn.Module, task: Task, recipe: Recipe, dataset: Dataset) 
     """
     layout = given_layout(dataset, recipe.data)
     device = next(model.parameters()).device.type
-    inputs, _ = layout.zeros(recipe.train.micro_batch_size if device == "meta" else 1, device)
+    inputs, targets = layout.zeros(recipe.train.micro_batch_size if device == "meta" else 1, device)
     try:
         outputs = model.eval()(inputs)
     except Exception as error:
         what = f"{samples_words(dataset, layout)} (data.name {recipe.data.name!r})"
         raise _not_taken(recipe, what, error) from error
-    check_prediction(task, outputs, recipe)
+    check_shapes(task, outputs, targets, recipe)
 
 
 def _not_taken(recipe: Recipe, what: str, error: Exception) -> RecipeError:

@@ -12,7 +12,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.tasks import TASKS, task_of
 from firecaffe.tasks.metrics import METRICS, names_for
 from firecaffe.tasks.table import check_task
-from firecaffe.training.check_task import check_learnable, check_prediction
+from firecaffe.training.check_task import check_learnable, check_prediction, check_shapes
 
 OWN = "tests.unit.tasks.own"
 OUTPUTS = torch.randn(1, 3, requires_grad=True)
@@ -139,4 +139,17 @@ def test_what_own_code_raises_is_shown_with_its_traceback(function: str, error: 
 def test_shapes_are_known_without_values() -> None:
     outputs = torch.empty(4, 2, device="meta")
     with pytest.raises(RecipeError, match="logits of"):
-        check_prediction(made(TaskConfig()), outputs, Recipe())
+        check_shapes(made(TaskConfig()), outputs, None, Recipe())
+    for name, shape, targets in (
+        ("regression", (4, 2), (4, 3)),
+        ("multilabel", (4, 3), (4,)),
+        ("segmentation", (4, 3, 5, 5), (4, 6, 5)),
+    ):
+        config = TaskConfig(name)
+        there = torch.empty(*shape, device="meta")
+        with pytest.raises(RecipeError, match=rf"{name} takes .*targets"):
+            check_shapes(
+                made(config), there, torch.empty(*targets, device="meta"), Recipe(task=config)
+            )
+    config = TaskConfig(f"{OWN}:loss_fails")
+    check_shapes(made(config), outputs, outputs, Recipe(task=config))

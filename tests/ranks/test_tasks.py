@@ -1,0 +1,118 @@
+"""Tasks that are no classification: workers change no bit of weights, metrics and losses."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchmetrics
+from torch import Tensor, nn
+
+import firecaffe
+from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TaskConfig, TrainConfig
+from firecaffe.data import TensorDataset
+from tests.world import Ranks
+
+GENERATOR = torch.Generator().manual_seed(5)
+
+
+def noise(*shape: int) -> Tensor:
+    """Whole numbers over 64: torch.randn depends on the processor."""
+    return torch.randint(-128, 129, shape, generator=GENERATOR) / 64
+
+
+IMAGES = noise(61, 2, 6, 6)
+MASKS = (IMAGES[:, 0] > 0.5).long() + (IMAGES[:, 1] > 0.7).long()
+MASKS[IMAGES[:, 0] > 1.9] = 255
+NUMBERS = torch.stack([IMAGES.mean((1, 2, 3)) * 5, IMAGES[:, 0].amax((1, 2))], 1)
+LABELS = (NUMBERS.mean(0) < NUMBERS).float()
+
+
+class Pixels(nn.Module):
+    """Gives what torchvision's networks for segmentation give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 1)
+        )
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return {"out": self.net(images)}
+
+
+def numbers() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2)
+    )
+
+
+def own() -> firecaffe.Task:
+    """Sums of floating point, of torchmetrics and of a plain function."""
+
+    def far(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).abs().amax(1).sum()
+
+    metrics = {
+        "far": far,
+        "r2": torchmetrics.R2Score(),
+    }
+    return firecaffe.Task(
+        nn.functional.smooth_l1_loss, metrics, metric="far", higher_is_better=False
+    )
+
+
+RUNS: dict[str, tuple[TaskConfig, Any, Tensor]] = {
+    "segmentation": (
+        TaskConfig(
+            "segmentation",
+            args={"ignore_index": 255, "num_classes": 3},
+            metrics=["mean_iou", "accuracy", "f1"],
+            class_weights=[0.5, 1.0, 2.0],
+        ),
+        Pixels,
+        MASKS,
+    ),
+    "regression": (TaskConfig("regression", metrics=["mae", "r2", "spearman"]), numbers, NUMBERS),
+    "multilabel": (
+        TaskConfig("multilabel", args={"num_classes": 2}, metrics=["auroc", "f1"]),
+        numbers,
+        LABELS,
+    ),
+    "own": (TaskConfig(f"{__name__}:own", metrics=["far", "r2"]), numbers, NUMBERS),
+}
+
+
+def fit(folder: str) -> dict[str, dict[str, Any]]:
+    """Every run's result, as result.json has it."""
+    found = {}
+    for name, (task, network, targets) in RUNS.items():
+        recipe = Recipe(
+            task=task,
+            train=TrainConfig(24, 4, steps=4, seed=3, eval_batch_size=7),
+            solver=SolverConfig(base_lr=0.05),
+            exchange=ExchangeConfig(algorithm="tree", timeout_s=300),
+            run=RunConfig(folder=f"{folder}/{name}", tensorboard=False),
+        )
+        train, test = (TensorDataset(IMAGES[part], targets[part]) for part in (TRAIN, TEST))
+        found[name] = firecaffe.train(recipe, network, train, test).as_row()
+    return found
+
+
+TRAIN, TEST = slice(0, 40), slice(40, 61)
+
+
+def test_workers_change_no_bit(ranks: Ranks, tmp_path: Path) -> None:
+    (alone,) = ranks.shared(1, fit, str(tmp_path / "1"))
+    assert {name: row["metric"] for name, row in alone.items()} == {
+        "segmentation": "mean_iou",
+        "regression": "mae",
+        "multilabel": "auroc",
+        "own": "far",
+    }
+    for size in (2, 3):
+        for found in ranks.shared(size, fit, str(tmp_path / str(size))):
+            for name, row in alone.items():
+                same = ["state_sha256", "weights_sha256", "test_loss", *row["metrics"]]
+                assert {word: found[name][word] for word in same} == {
+                    word: row[word] for word in same
+                }
