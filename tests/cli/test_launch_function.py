@@ -52,6 +52,13 @@ def twice(word):
     assert first.weights_sha256 == second.weights_sha256
     return Answer(word, os.environ["WORLD_SIZE"], first.weights_sha256)
 
+def fails_once(marker):
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        raise KeyError("once")
+    return "again"
+
+assert firecaffe.launch(fails_once, 1, args=(os.path.abspath("marker"),), max_restarts=1) == "again"
 logging.disable(logging.DEBUG)
 before = signal.getsignal(signal.SIGTERM), dict(os.environ)
 answers = [firecaffe.launch(twice, count, args=("word",)) for count in (1, 2)]
@@ -134,6 +141,7 @@ def test_a_function_of_the_script_returns_what_rank_0_does(tmp_path: Path) -> No
     assert one[:2] == ["word", "1"]
     assert two[:2] == ["word", "2"]
     assert one[2] == two[2]
+    assert re.search("fails_once raised KeyError: 'once'; restart 1 of 1\nTraceback", done.stderr)
     # Two trainings in each launch, told by the launcher with their folders.
     assert len(set(re.findall(r"run folder: (\S+)", done.stderr))) == 4
 
