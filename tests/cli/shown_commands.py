@@ -32,7 +32,7 @@ NOT_RUN = {
     "make test": "this suite",
     "make lint": "a part of `make test`",
     "torchrun --nnodes": "needs more hosts, which the command leaves open",
-    "srun --nodes": "needs Slurm",
+    "pip install": "installs: `make demo` and CI do so",
     "sbatch examples": "needs Slurm; with a stand-in: tests/habits/test_cluster_examples.py",
     "mpirun -np": "needs MPI; its variables: tests/unit/cluster",
     "kubectl apply": "needs Kubernetes; its schemas: tests/habits/test_cluster_examples.py",

@@ -28,6 +28,7 @@ from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.data.cifar10 import open_cifar10
 from firecaffe.runs.environment import cpu_name
 from tests.cli.shown_commands import GROUPS, NOT_RUN, PREPARED, ROOT, SHORT, Shown, shown, snippets
+from tests.typed import python
 from tests.world import Ranks
 
 CIFAR10_IMAGES = 16
@@ -191,10 +192,13 @@ def _numbers(text: str) -> set[str]:
     return set(re.findall(r"\d[\d,.]*\d|\d", text))
 
 
-def test_the_plan_that_readme_shows_is_what_plan_says(
+PLAN_PAGE = "docs/getting-started.md"
+
+
+def test_the_plan_that_a_page_shows_is_what_plan_says(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (found,) = (found for found in shown("README.md") if "--model googlenet" in found.text)
+    (found,) = (found for found in shown(PLAN_PAGE) if "--model googlenet" in found.text)
     _run(found.text)
     said = _numbers(capsys.readouterr().out)
     assert len(found.output) > 5
@@ -208,8 +212,14 @@ def test_every_whole_snippet_of_python_is_run(here: Path, ranks: Ranks) -> None:
         for code in snippets(page)
         if "…" not in code
     ]
+    scripts = [code for code in whole if "firecaffe.launch(" in code]
+    assert len(scripts) >= 1
     assert len(whole) >= 3
-    ranks.run(1, _run_snippets, whole, here)
+    for code in scripts:
+        (here / "script.py").write_text(code)
+        done = python(here / "script.py", cwd=here)
+        assert done.returncode == 0, done.stderr
+    ranks.run(1, _run_snippets, [code for code in whole if code not in scripts], here)
 
 
 def _run_snippets(snippets: list[str], folder: Path) -> None:
