@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "train a network on N workers",
     "evaluate": "a run's network on its test data, or on other data",
     "predict": "what a run's network says of images",
+    "export": "a run's network as a file for other programs",
     "verify": "show that the number of workers does not change a bit",
     "tune": "find the learning rate that keeps the accuracy at another batch size",
     "compare": "compare finished runs",

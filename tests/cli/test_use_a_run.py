@@ -2,10 +2,13 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import firecaffe
 from firecaffe.cli import main
@@ -162,3 +165,63 @@ def test_what_cannot_be_predicted_is_one_line(
     line = capsys.readouterr().err
     assert said in line
     assert line.count("\n") == 1
+
+
+def test_export_writes_what_other_programs_read(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = firecaffe.load(run)
+    text = shown(capsys, "export", run, "--to", "safetensors", "--out", tmp_path / "a.safetensors")
+    assert "moving average of step 3" in text
+    weights = load_file(tmp_path / "a.safetensors")
+    assert weights.keys() == network.state_dict().keys()
+    assert all(torch.equal(weights[name], each) for name, each in network.state_dict().items())
+    shown(capsys, "export", run, "--to", "torch_export")
+    images = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    exported = torch.export.load(run / "model.pt2").module()
+    with torch.no_grad():
+        assert torch.allclose(exported(images), network(images), rtol=1e-3, atol=1e-4)
+    assert main(["export", str(run), "--to", "torch_export"]) == 8
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_an_onnx_file_is_held_against_onnxruntime(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    path = tmp_path / "net.onnx"
+    assert "onnxruntime" in shown(capsys, "export", run, "--to", "onnx", "--out", path)
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    images = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    (found,) = session.run(["outputs"], {"inputs": images.numpy()})
+    with torch.no_grad():
+        expected = firecaffe.load(run)(images)
+    assert torch.allclose(torch.from_numpy(found), expected, rtol=1e-3, atol=1e-4)
+    # A runtime that comes to something else: the file that was there stays, and no other is left.
+    before = path.read_bytes()
+    own = runtime.InferenceSession.run
+    monkeypatch.setattr(
+        runtime.InferenceSession, "run", lambda self, *words: [1.1 * own(self, *words)[0]]
+    )
+    assert main(["export", str(run), "--to", "onnx", "--out", str(path), "--overwrite"]) == 7
+    assert "net.onnx" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_exported_is_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    for words, code, said in (
+        ([], 2, "--to"),
+        (["--to", "caffe"], 2, "safetensors"),
+        (["--to", "onnx"], 2, "firecaffe[onnx]"),
+        (["--to", "safetensors", "--out", "net.pt"], 2, "net.pt"),
+    ):
+        capsys.readouterr()
+        assert main(["export", str(run), *words]) == code
+        line = capsys.readouterr().err
+        assert said in line
+        assert line.count("\n") == 1

@@ -1,0 +1,70 @@
+"""`firecaffe export RUN --to FORMAT`: a run's network as a file for other programs."""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from firecaffe.cli.of_run import OfRun, parse_run
+from firecaffe.cli.options.export import make_parser
+from firecaffe.cli.written import check_target
+from firecaffe.data import eval_batches, open_data
+from firecaffe.data.datasets import GIVEN
+from firecaffe.errors import RecipeError
+from firecaffe.training.about import About
+from firecaffe.training.export import FORMATS, check_installed
+from firecaffe.training.load import load_run, run_of
+from firecaffe.training.progress import say
+
+SAMPLES = 8
+"""Samples that the file and the network are compared on."""
+
+
+def main(argv: list[str]) -> int:
+    typed = parse_run(make_parser(), argv)
+    options = typed.options
+    if not options.to:
+        raise RecipeError(f"--to says the format: {', '.join(FORMATS)}")
+    form = FORMATS[options.to]
+    check_installed(options.to)
+    folder = run_of(typed.where) or typed.where
+    path = Path(options.out) if options.out else folder / f"model{form.suffix}"
+    check_target("--out", str(path), options.overwrite, (form.suffix,))
+    trained = load_run(typed.where, best=options.best, recipe=typed.recipe)
+    for note in trained.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    inputs = _inputs(typed, trained.about) if form.takes_inputs else None
+    written = form.write(trained.model, inputs, path)
+    which = "moving average" if trained.evaluated == "ema" else "weights"
+    say(f"{path}: {which} of step {trained.step}; {written.compared}")
+    return 0
+
+
+def _inputs(typed: OfRun, about: About) -> Tensor:
+    """The first test samples as the network is given them; if the run's data were given in Python,
+    random numbers of their shape.
+
+    Raises: RecipeError if the network takes no one tensor; DataError.
+    """
+    config = typed.recipe.data
+    if config.name == GIVEN:
+        if not about.input_shape:
+            raise RecipeError(
+                "the run's data were given in Python, and its inputs are no one tensor; "
+                "--data.name names data to compare on"
+            )
+        say("note: the run's data were given in Python; compared on random inputs of their shape")
+        generator = torch.Generator().manual_seed(0)
+        dtype = getattr(torch, about.input_dtype)
+        if not dtype.is_floating_point:
+            return torch.zeros(SAMPLES, *about.input_shape, dtype=dtype)
+        return torch.randn(SAMPLES, *about.input_shape, generator=generator, dtype=dtype)
+    test = open_data(config).test
+    _, inputs, _ = next(iter(eval_batches(test, min(SAMPLES, len(test)), 0, 1, config=config)))
+    if not isinstance(inputs, Tensor):
+        raise RecipeError(
+            f"--to {typed.options.to}: the network takes inputs of several tensors; expected one "
+            "(--to safetensors writes the weights of any)"
+        )
+    return inputs.contiguous()

@@ -1,0 +1,24 @@
+"""The options of `firecaffe export`."""
+
+from firecaffe.cli.parser import Parser
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "export",
+        "RUN --to safetensors|onnx|torch_export [--best] [--out FILE] [--overwrite]",
+        "A run's network as a file for other programs, compared with the network before it has "
+        "its name.",
+        takes_recipe=True,
+    )
+    add = parser.add_argument
+    add(
+        "--to",
+        choices=["safetensors", "onnx", "torch_export"],
+        default=None,
+        help="weights alone, or the whole network",
+    )
+    add("--best", action="store_true", help="the best checkpoint, not the newest")
+    add("--out", type=str, default="", metavar="FILE", help="else model.SUFFIX in the run's folder")
+    parser.add_overwrite()
+    return parser

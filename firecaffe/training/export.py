@@ -1,0 +1,234 @@
+"""A run's network as a file for other programs, which is compared before it has its name."""
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from firecaffe.errors import NotIdenticalError, RecipeError
+from firecaffe.runs.files import sync_file, sync_folder
+from firecaffe.tasks.outputs import prediction_of
+
+RELATIVE, ABSOLUTE = 1e-3, 1e-4
+"""How far an exported network's outputs may be from the network's: other kernels add in another
+order. Each may differ by ABSOLUTE times the largest, plus RELATIVE times itself.
+"""
+
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+"""What ONNX needs: `pip install 'firecaffe[onnx]'`."""
+
+BATCH = "batch"
+"""The name of the dimension that may have any length."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written, and how it was compared."""
+
+    path: Path
+    compared: str
+    """In words: with what, and by how much it differed."""
+
+
+class Predicting(nn.Module):
+    """A network whose only output is its prediction."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return prediction_of(self.network(inputs))
+
+
+def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+    """Writes the state_dict under the network's own names; tied ones are there under each.
+
+    Raises: OSError; NotIdenticalError if the file does not hold the same bits.
+    """
+    weights = {
+        name: each.detach().cpu().contiguous().clone()
+        for name, each in network.state_dict().items()
+        if isinstance(each, Tensor)
+    }
+    with _aside(path) as aside:
+        save_file(weights, aside, metadata={"format": "pt"})
+        read = load_file(aside)
+        same = read.keys() == weights.keys() and all(
+            torch.equal(read[name].view(torch.uint8), each.view(torch.uint8))
+            if each.ndim
+            else torch.equal(read[name], each)
+            for name, each in weights.items()
+        )
+        if not same:
+            raise NotIdenticalError(f"{path}: what was written is not the network's weights")
+    return Exported(path, f"{len(weights)} tensors, read again: the same bits")
+
+
+def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+    """Writes the network by torch's exporter, and runs the file by onnxruntime.
+
+    Raises: RecipeError if a package is missing, or torch cannot export the network;
+    NotIdenticalError if onnxruntime comes to other outputs.
+    """
+    inputs = _needed(inputs)
+    runtime = _onnx()
+    predicting = Predicting(network).eval()
+    shapes = {"inputs": {0: torch.export.Dim(BATCH)}}
+    with _aside(path) as aside:
+        with _quiet(), _explained("onnx"):
+            program = torch.onnx.export(
+                predicting,
+                (inputs,),
+                input_names=["inputs"],
+                output_names=["outputs"],
+                dynamic_shapes=shapes,
+                dynamo=True,
+                verbose=False,
+            )
+            assert program is not None
+            program.save(str(aside), external_data=False)
+        session = runtime.InferenceSession(str(aside), providers=["CPUExecutionProvider"])
+
+        def run(batch: Tensor) -> Tensor:
+            (found,) = session.run(["outputs"], {"inputs": batch.numpy()})
+            return torch.from_numpy(found)
+
+        most = _compare(predicting, run, inputs, path, f"onnxruntime {runtime.__version__}")
+    return Exported(path, most)
+
+
+def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+    """Writes the network as torch.export has it, and loads the file.
+
+    Raises: RecipeError if torch cannot export the network; NotIdenticalError if the loaded one
+    comes to other outputs.
+    """
+    inputs = _needed(inputs)
+    predicting = Predicting(network).eval()
+    with _aside(path) as aside:
+        with _quiet(), _explained("torch_export"):
+            program = torch.export.export(
+                predicting, (inputs,), dynamic_shapes={"inputs": {0: torch.export.Dim(BATCH)}}
+            )
+            torch.export.save(program, aside)
+        loaded = torch.export.load(aside).module()
+        most = _compare(predicting, loaded, inputs, path, "torch.export.load")
+    return Exported(path, most)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A row of FORMATS."""
+
+    write: Callable[[nn.Module, Tensor | None, Path], Exported]
+    suffix: str
+    takes_inputs: bool
+
+
+FORMATS: Mapping[str, Format] = {
+    "safetensors": Format(export_safetensors, ".safetensors", takes_inputs=False),
+    "onnx": Format(export_onnx, ".onnx", takes_inputs=True),
+    "torch_export": Format(export_program, ".pt2", takes_inputs=True),
+}
+"""What a network may be exported to."""
+
+
+def check_installed(name: str) -> None:
+    """Raises: RecipeError if a format needs a package that is not there."""
+    if name == "onnx":
+        _onnx()
+
+
+def _onnx() -> Any:
+    for name in NEEDED:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise RecipeError(
+                f"--to onnx needs {name}, which cannot be imported ({error}); "
+                "pip install 'firecaffe[onnx]'"
+            ) from error
+    return import_module("onnxruntime")
+
+
+def _needed(inputs: Tensor | None) -> Tensor:
+    if inputs is None:
+        raise RecipeError("an export of the whole network needs inputs of one tensor")
+    return inputs
+
+
+def _compare(
+    network: nn.Module, other: Callable[[Tensor], Any], inputs: Tensor, path: Path, by: str
+) -> str:
+    """Compares outputs for the whole batch and for one sample, so that the batch may be any.
+
+    Raises: NotIdenticalError if they are further apart than the tolerance.
+    """
+    furthest = 0.0
+    for batch in (inputs, inputs[:1]):
+        with torch.no_grad():
+            expected = network(batch).float()
+            (found,) = tree_leaves(other(batch))
+        scale = float(expected.abs().max())
+        room = ABSOLUTE * scale + RELATIVE * expected.abs()
+        apart = (found.float() - expected).abs()
+        if found.shape != expected.shape or not bool((apart <= room).all()):
+            raise NotIdenticalError(
+                f"{path}: {by} comes to other outputs than the network, by up to "
+                f"{float(apart.max()):.2g} of {scale:.2g}; no file was written"
+            )
+        furthest = max(furthest, float(apart.max()) / scale if scale else 0.0)
+    return (
+        f"{by} on {len(inputs)} samples and on one: outputs differ by at most {furthest:.1g} of "
+        f"the largest (allowed: {ABSOLUTE:g}, and {RELATIVE:g} of each)"
+    )
+
+
+@contextlib.contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    """A file beside the final one, which gets its name if the block comes to its end."""
+    aside = path.with_name(f".partial.{path.name}")
+    try:
+        yield aside
+        sync_file(aside)
+        os.replace(aside, path)
+        sync_folder(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporters print and log while they go on."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Raises: RecipeError in one line for what torch's exporter raises of a network."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds; the network is anyone's
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        said = lines[0].strip() if lines else type(error).__name__
+        raise RecipeError(f"--to {name}: torch cannot export this network: {said:.300}") from error
