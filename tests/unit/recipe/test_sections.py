@@ -29,7 +29,7 @@ SECTIONS = get_type_hints(Recipe)
 
 # Every word has another value than its default.
 OTHER = Recipe(
-    model=ModelConfig(name="lenet"),
+    model=ModelConfig("lenet", {"num_classes": 3, "more": {"a": [1, 2]}}, "w.pt", ["conv1.*"]),
     data=DataConfig(
         name="cifar10",
         path="/some where/ü \"quoted\" 'data'",

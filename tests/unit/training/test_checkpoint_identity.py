@@ -18,8 +18,8 @@ def taken() -> Checkpoint:
     [
         ({"solver.base_lr": 0.2}, "solver.base_lr is 0.2 in the recipe, 0.1 in the checkpoint"),
         ({"solver.stepvalue": [1, 3]}, r"solver.stepvalue is \[1, 3\] in the recipe, \[1, 2\] in"),
-        ({"train.steps": 5}, "train.steps is 5 in the recipe, None in the checkpoint"),
-        ({"solver.type": None}, "solver.type is None in the recipe, 'sgd' in the checkpoint"),
+        ({"train.steps": 5}, "train.steps is 5 in the recipe, 0 in the checkpoint"),
+        ({"solver.base_lr": None}, "solver.base_lr is 0.01 in the recipe, 0.1 in the checkpoint"),
         # The first in the alphabet, however many there are.
         ({"solver.type": "adam", "data.name": "x"}, "data.name is 'x'"),
     ],
@@ -30,6 +30,14 @@ def test_identity_names_the_word(changes: dict[str, Any], words: str) -> None:
     asked = {k: v for k, v in {**checkpoint.identity, **changes}.items() if v is not None}
     with pytest.raises(CheckpointError, match=words):
         check_identity(checkpoint, asked, checkpoint.step)
+
+
+def test_a_word_that_one_of_the_two_does_not_know_had_its_default() -> None:
+    checkpoint = taken()
+    younger = {**checkpoint.identity, "model.args": {}, "model.freeze": []}
+    check_identity(checkpoint, younger, checkpoint.step)
+    with pytest.raises(CheckpointError, match=r"model\.args is \{'width': 3\} in the recipe, \{\}"):
+        check_identity(checkpoint, {**younger, "model.args": {"width": 3}}, checkpoint.step)
 
 
 def test_fewer_steps_than_the_checkpoint_s_are_the_cause_that_is_told() -> None:
