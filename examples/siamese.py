@@ -1,0 +1,89 @@
+"""A Siamese network: two images in, a contrastive loss and a metric as a task of one's own.
+
+python examples/siamese.py
+"""
+
+import random
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import firecaffe
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Pairs(Dataset[tuple[Pair, Tensor]]):
+    """Two noisy, shifted images of patterns, and whether the pattern is the same (1) or not (0)."""
+
+    def __init__(self, count: int, num_patterns: int = 10) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.count = count
+        self.patterns = torch.randint(0, 2, (num_patterns, 1, 4, 4), generator=generator).float()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Pair, Tensor]:
+        same = index % 2
+        first, second = random.sample(range(len(self.patterns)), 2)
+        pair = self._view(first), self._view(first if same else second)
+        return pair, torch.tensor(float(same))
+
+    def _view(self, number: int) -> Tensor:
+        image = self.patterns[number].repeat_interleave(3, 1).repeat_interleave(3, 2)
+        top, left = random.randrange(5), random.randrange(5)
+        image = nn.functional.pad(image, (left, 4 - left, top, 4 - top))
+        return image + 0.1 * torch.randn(image.shape)
+
+
+class Siamese(nn.Module):
+    """A pair of images (B, 1, 16, 16), handed over as the data set gives it, to distances (B,)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * 4 * 4, 16),
+        )
+
+    def forward(self, pair: Pair) -> Tensor:
+        first, second = pair
+        distance: Tensor = (self.embed(first) - self.embed(second)).norm(dim=1)
+        return distance
+
+
+def contrastive(margin: float = 1.0) -> firecaffe.Task:
+    """Pulls equal pairs together and pushes others apart up to a margin.
+
+    Source: Hadsell, Chopra, LeCun, Dimensionality Reduction by Learning an Invariant Mapping, 2006.
+    """
+
+    def loss(distance: Tensor, same: Tensor) -> Tensor:
+        apart = (margin - distance).clamp(min=0)
+        return (same * distance.square() + (1 - same) * apart.square()).mean()
+
+    def right(distance: Tensor, same: Tensor) -> Tensor:  # summed over the samples
+        return ((distance < margin / 2) == (same == 1)).float().sum()
+
+    return firecaffe.Task(loss, metrics={"right": right}, metric="right", higher_is_better=True)
+
+
+def main() -> None:
+    recipe = firecaffe.Recipe(
+        train=firecaffe.TrainConfig(global_batch_size=32, micro_batch_size=16, steps=100),
+        solver=firecaffe.SolverConfig(type="adam", base_lr=0.002),
+    )
+    result = firecaffe.train(recipe, Siamese, Pairs(2000), Pairs(200), task=contrastive())
+    print(f"right about {result.metrics['right']:.1%} of the pairs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The programs and recipes of examples/, typed as their first lines say, in an empty folder."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.typed import firecaffe, python
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder in which `examples/…` is found, and where the runs go."""
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    return tmp_path
+
+
+def said_by(here: Path, *words: object) -> str:
+    done = python(*words, cwd=here)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def numbers(pattern: str, said: str) -> list[float]:
+    return [float(each) for each in re.findall(pattern, said)]
+
+
+def test_own_data_end_in_the_same_weights_on_one_and_two_workers(here: Path) -> None:
+    said = said_by(here, "examples/own_data.py")
+    weights = re.findall(r"weights ([0-9a-f]{16})", said)
+    assert len(weights) == 2
+    assert weights[0] == weights[1]
+    assert min(numbers(r"top-1 ([\d.]+)%", said)) > 80
+
+
+def test_a_segmentation_by_the_command_line(here: Path) -> None:
+    recipe = "examples/segmentation/unet.toml"
+    done = firecaffe("train", recipe, "--nproc-per-node", 1, cwd=here)
+    assert done.returncode == 0, done.stderr
+    (share,) = numbers(r"mean IoU ([\d.]+)%", done.stdout + done.stderr)
+    assert share > 50
+
+
+def test_a_regression(here: Path) -> None:
+    said = said_by(here, "examples/regression.py")
+    (r2,), (error,) = (
+        numbers(r"(?m)^R² ([-\d.]+)", said),
+        numbers(r"(?m)^R².* MAE ([\d.]+) s$", said),
+    )
+    assert r2 > 0.9
+    assert error < 0.3
+
+
+def test_fine_tuning_keeps_the_frozen_backbone(here: Path) -> None:
+    for name in ("first", "second"):
+        recipe = f"examples/fine_tuning/{name}.toml"
+        done = firecaffe("train", recipe, "--nproc-per-node", 1, "--run.folder", name, cwd=here)
+        assert done.returncode == 0, done.stderr
+    first, second = (load(here, name) for name in ("first", "second"))
+    assert first["head.bias"].shape == (2,)
+    assert second["head.bias"].shape == (3,)
+    kept = [name for name in first if name.startswith("features.")]
+    assert len(kept) == 12
+    assert all(torch.equal(first[name], second[name]) for name in kept)
+    assert json.loads((here / "second" / "result.json").read_text())["top1"] > 0.8
+
+
+def load(here: Path, run: str) -> dict[str, Tensor]:
+    """The weights of a run, by the network's own names."""
+    (file,) = (here / run / "checkpoints").glob("*/state.safetensors")
+    return {
+        name.partition("/")[2]: tensor
+        for name, tensor in load_file(file).items()
+        if name.startswith(("parameter/", "buffer/"))
+    }
+
+
+def test_a_siamese_network_with_a_task_of_its_own(here: Path) -> None:
+    assert numbers(r"([\d.]+)% of the pairs", said_by(here, "examples/siamese.py"))[0] > 80
+
+
+def test_a_gru_over_sequences_of_several_lengths(here: Path) -> None:
+    assert numbers(r"top-1 ([\d.]+)%", said_by(here, "examples/gru.py"))[0] > 70
