@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.typed import firecaffe, python
+from tests.typed import firecaffe, python, torchrun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -29,6 +29,15 @@ def said_by(here: Path, *words: object) -> str:
 
 def numbers(pattern: str, said: str) -> list[float]:
     return [float(each) for each in re.findall(pattern, said)]
+
+
+def test_own_model_alone_and_under_torchrun(here: Path) -> None:
+    alone = said_by(here, "examples/own_model.py")
+    done = torchrun(2, "examples/own_model.py", cwd=here)
+    assert done.returncode == 0, done.stderr
+    result = r"top-1 [\d.]+%, weights [0-9a-f]{12}"
+    assert set(re.findall(result, done.stdout)) == set(re.findall(result, alone))
+    assert numbers(r"top-1 ([\d.]+)%, weights", alone)[0] > 80
 
 
 def test_own_data_end_in_the_same_weights_on_one_and_two_workers(here: Path) -> None:
@@ -87,3 +96,11 @@ def test_a_siamese_network_with_a_task_of_its_own(here: Path) -> None:
 
 def test_a_gru_over_sequences_of_several_lengths(here: Path) -> None:
     assert numbers(r"top-1 ([\d.]+)%", said_by(here, "examples/gru.py"))[0] > 70
+
+
+def test_the_cells_of_the_notebook(here: Path) -> None:
+    """One after the other, as a script; in a real kernel: test_launch_function.py."""
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (here / "cells.py").write_text("\n\n".join(code))
+    assert "the same bits: True" in said_by(here, "cells.py")
