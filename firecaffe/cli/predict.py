@@ -54,17 +54,11 @@ def main(argv: list[str]) -> int:
         model = trained.model.to(world.device)
         found = predictions(model, recipe, batches, world.device)
         names = trained.about.class_names
-        rows = (_row(each, names, options.top, masks) for each in found)
         if options.csv:
-            _write(rows, options.csv)
+            _write((_row(each, names, options.top, masks) for each in found), options.csv)
         else:
-            for row in rows:
-                print(
-                    "  ".join(
-                        f"{value:.4g}" if isinstance(value, float) else str(value)
-                        for value in row.values()
-                    )
-                )
+            for each in found:
+                print(_line(each, _row(each, names, options.top, masks), names, options.top))
     if broken:
         raise DataError(f"{len(broken)} of {count} images could not be read; they are named above")
     return 0
@@ -89,6 +83,17 @@ def _row(found: Prediction, names: Sequence[str], top: int, masks: Path | None) 
     else:
         row |= {f"value_{place}": value for place, value in enumerate(found.values, 1)}
     return row
+
+
+def _line(found: Prediction, row: Row, names: Sequence[str], top: int) -> str:
+    """A sample's line for people."""
+    if found.classes:
+        best = list(zip(found.classes, found.probabilities, strict=True))[:top]
+        return f"{found.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in best)
+    if found.probabilities:
+        each = enumerate(found.probabilities)
+        return f"{found.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in each)
+    return "  ".join(f"{each:.4g}" if isinstance(each, float) else each for each in row.values())
 
 
 def _name(label: int, names: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from firecaffe import DataConfig, ModelConfig, Recipe, RunConfig, SolverConfig, 
 from firecaffe.cluster.digest import digest
 from firecaffe.errors import CheckpointError, FirecaffeError, RecipeError, RunError
 from tests.ranks.networks import Everything, small_data
+from tests.world import Ranks
 
 NETWORK = f"{Path(__file__).parents[2] / 'ranks' / 'networks.py'}:Everything"
 
@@ -71,6 +72,15 @@ def test_a_result_from_another_process_loads_its_network(result: firecaffe.Resul
     assert there.model is not result.model
     assert sha256(there.model) == result.weights_sha256
     assert there.model.training is False
+
+
+def test_every_rank_has_the_network(result: firecaffe.Result, ranks: Ranks, folder: Path) -> None:
+    told = ranks.shared(2, weights_in_rank, str(folder / "two"))
+    assert told == [result.weights_sha256] * 2
+
+
+def weights_in_rank(folder: str) -> str:
+    return sha256(fit(Path(folder)).model)
 
 
 def test_a_run_and_its_checkpoints_are_loaded(result: firecaffe.Result) -> None:
