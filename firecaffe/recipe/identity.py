@@ -27,28 +27,6 @@ _FREE_WORDS = (
 )
 
 
-_LATER_WORDS = (
-    "data.mixup",
-    "data.cutmix",
-    "data.erasing",
-    "train.compile",
-    "train.ema_decay",
-    "train.ema_warmup",
-    "solver.args",
-    "solver.pct_start",
-    "solver.div_factor",
-    "solver.final_div_factor",
-    "solver.base_momentum",
-    "solver.decay_form",
-    "task.name",
-    "task.args",
-    "task.label_smoothing",
-    "task.class_weights",
-)
-"""Words that came later. They count if they are not at their default, so that a checkpoint from
-before them can be gone on with."""
-
-
 def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     """The words that decide bits, by dotted name: a run may only be resumed with the same.
 
@@ -60,12 +38,6 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
         name: value
         for name, value in flatten(recipe).items()
         if name.split(".")[0] in sections and name not in _FREE_WORDS
-    }
-    defaults = flatten(Recipe())
-    words = {
-        name: value
-        for name, value in words.items()
-        if name not in _LATER_WORDS or value != defaults[name]
     }
     words["exchange.compressor"] = recipe.exchange.compressor
     if recipe.exchange.compressor != NO_COMPRESSOR:

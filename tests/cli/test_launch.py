@@ -80,6 +80,7 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
     names = {path.name for path in ours.iterdir()}
     assert names == {
         "recipe.toml",
+        "about.json",
         "environment.json",
         "forecast.json",
         "metrics.jsonl",

@@ -1,0 +1,25 @@
+"""A small recipe, and the one line that a mistake in it is told in."""
+
+import pytest
+
+from firecaffe.cli import main
+
+GOOD = """
+[data]
+name = "generated"
+[train]
+global_batch_size = 8
+micro_batch_size = 2
+steps = 1
+"""
+INT8 = ["--exchange.compressor", "int8"]
+PAIRS = ["--exchange.compressor_level", "1"]
+
+
+def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[int, str]:
+    """The exit code and the one line on stderr."""
+    code = main(arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("firecaffe: ")
+    return code, lines[0]
