@@ -17,10 +17,10 @@ Pair = tuple[Tensor, Tensor]
 class Pairs(Dataset[tuple[Pair, Tensor]]):
     """Two noisy, shifted images of patterns, and whether the pattern is the same (1) or not (0)."""
 
-    def __init__(self, count: int, num_patterns: int = 10) -> None:
-        generator = torch.Generator().manual_seed(0)
+    patterns = torch.tensor([0x0FF0, 0xF00F, 0x1248, 0x8421, 0x6996, 0x7137, 0xC3A5, 0x2BD4])
+
+    def __init__(self, count: int) -> None:
         self.count = count
-        self.patterns = torch.randint(0, 2, (num_patterns, 1, 4, 4), generator=generator).float()
 
     def __len__(self) -> int:
         return self.count
@@ -32,9 +32,10 @@ class Pairs(Dataset[tuple[Pair, Tensor]]):
         return pair, torch.tensor(float(same))
 
     def _view(self, number: int) -> Tensor:
-        image = self.patterns[number].repeat_interleave(3, 1).repeat_interleave(3, 2)
-        top, left = random.randrange(5), random.randrange(5)
-        image = nn.functional.pad(image, (left, 4 - left, top, 4 - top))
+        """The pattern's 4x4 bits as squares of 4x4 pixels, moved about in an image (1, 16, 16)."""
+        bits = (self.patterns[number] >> torch.arange(16)) & 1
+        image = bits.view(1, 4, 4).float().repeat_interleave(4, 1).repeat_interleave(4, 2)
+        image = image.roll((random.randint(-2, 2), random.randint(-2, 2)), dims=(1, 2))
         return image + 0.1 * torch.randn(image.shape)
 
 
@@ -43,16 +44,8 @@ class Siamese(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(32 * 4 * 4, 16),
-        )
+        hidden = (nn.Flatten(), nn.Linear(16 * 16, 128), nn.ReLU())
+        self.embed = nn.Sequential(*hidden, nn.Linear(128, 16))
 
     def forward(self, pair: Pair) -> Tensor:
         first, second = pair
@@ -61,10 +54,7 @@ class Siamese(nn.Module):
 
 
 def contrastive(margin: float = 1.0) -> firecaffe.Task:
-    """Pulls equal pairs together and pushes others apart up to a margin.
-
-    Source: Hadsell, Chopra, LeCun, Dimensionality Reduction by Learning an Invariant Mapping, 2006.
-    """
+    """Pulls equal pairs together, others apart, up to a margin (Hadsell, Chopra, LeCun, 2006)."""
 
     def loss(distance: Tensor, same: Tensor) -> Tensor:
         apart = (margin - distance).clamp(min=0)
