@@ -37,6 +37,7 @@ def segmentation(
                 "task.name segmentation takes targets of (samples, rows, columns), as large as the "
                 f"logits; found {tuple(targets.shape)} for logits of {tuple(logits.shape)}"
             )
+        check_classes(targets, logits.shape[1], ignore_index)
         pixels = F.cross_entropy(
             logits,
             targets.long(),
@@ -62,3 +63,25 @@ def segmentation(
 
     metrics = chosen(config, "segmentation", known, ("mean_iou", "accuracy"))
     return Task(loss, metrics, config.metric, wrong=wrong)
+
+
+def check_classes(targets: Tensor, num_classes: int, ignore_index: int) -> None:
+    """Looks at the targets' type, and on a CPU at their values; on a GPU the loss does.
+
+    Raises: RecipeError if they are no classes of pixels.
+    """
+    if targets.is_floating_point():
+        raise RecipeError(
+            f"task.name segmentation takes classes of pixels, whole numbers; found {targets.dtype} "
+            "(a mask that ToTensor has read is a fraction of 255: PILToTensor keeps its numbers)"
+        )
+    if targets.device.type == "cpu":
+        wrong = (targets < 0) | (targets >= num_classes)
+        places = (wrong & (targets != ignore_index)).nonzero()
+        if len(places):
+            row, *pixel = places[0].tolist()
+            raise RecipeError(
+                f"task.name segmentation: sample {row} of a micro-batch has the class "
+                f"{int(targets[row, *pixel])} at pixel {tuple(pixel)}; expected 0 to "
+                f"{num_classes - 1}, or task.args ignore_index, {ignore_index}, for none"
+            )

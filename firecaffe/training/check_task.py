@@ -81,7 +81,8 @@ def _check_value(word: str, value: Any, outputs: Any) -> None:
             "losses, each with its weight; trainings of several losses and optimizers, as of GANs, "
             "are not supported"
         )
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+    # Of one sample a number for each is one number too: so no dimension at all.
+    if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
         found = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else value
         raise RecipeError(
             f"{word} gave {found!s:.80}; expected one number, the mean of the samples"

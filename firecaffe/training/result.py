@@ -142,7 +142,7 @@ class Result:
         """Lines with what a user should know beside the figures. known_doubts: doubts that were
         said already.
         """
-        lines = [self._waits()]
+        lines = [f"weights sha256 {self.weights_sha256[:12]}", self._waits()]
         if self.broken_images:
             lines.append(
                 f"warning: {len(self.broken_images)} broken images, for each the next whole one "

@@ -124,3 +124,20 @@ def test_where_the_prediction_is() -> None:
         CLASSIFICATION.loss({"scores": LOGITS}, LABELS)
     with pytest.raises(RecipeError, match="no effect"):
         loss("classification", given, LABELS, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize(
+    ("targets", "parts"),
+    [
+        (MASKS.float() / 255, ["torch.float32", "whole numbers"]),
+        (MASKS.index_fill(0, torch.tensor([1]), 7), ["sample 1", "class 7", "0 to 2", "-100"]),
+        (MASKS - 50, ["class -5", "0 to 2"]),
+    ],
+    ids=["fractions", "beyond", "below"],
+)
+def test_masks_that_are_no_classes_are_refused(targets: Tensor, parts: list[str]) -> None:
+    """Fractions were cut down to class 0 without a word, and every pixel was right."""
+    with pytest.raises(RecipeError) as caught:
+        loss("segmentation", PIXELS, targets)
+    for part in ("task.name segmentation", *parts):
+        assert part in str(caught.value)
