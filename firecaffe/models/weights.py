@@ -26,6 +26,9 @@ OWN_PIECES = {"parameter/": True, "buffer/": True, "ema/": True, "optimizer/": F
 average takes the place of the parameters, for it is what was evaluated.
 """
 
+MOST_SHOWN = 16
+"""Bytes of a file of another kind that its line shows."""
+
 MOST_NAMED = 3
 """Names of each kind that the line about a file has."""
 
@@ -112,7 +115,10 @@ def _check_file(file: str) -> None:
     path = Path(file)
     if not path.is_file():
         what = "a folder" if path.is_dir() else "not there"
-        raise RecipeError(f"model.weights is {file!r}, which is {what}; expected a file of weights")
+        raise RecipeError(
+            f"model.weights is {file!r}, which is {what}; expected a file of weights, "
+            "a run's folder or a checkpoint"
+        )
 
 
 def _read(file: str) -> dict[str, Tensor]:
@@ -142,7 +148,11 @@ def _why_not(file: str, error: Exception) -> str:
             f"model.weights {file} holds more than tensors ({code[1]}), which would run code when "
             "it is read; save the network's state_dict() alone"
         )
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    with open(file, "rb") as opened:
+        start = opened.read(MOST_SHOWN)
+    reason = f"it begins with {start!r}" if start else "it is empty"
+    if isinstance(error, RuntimeError) and str(error):  # torch's words; others are of its insides
+        reason = str(error).splitlines()[0]
     return (
         f"model.weights {file} is neither a safetensors file (whose name ends so) nor a whole file "
         f"of torch.save: {reason:.200}"

@@ -228,7 +228,8 @@ def _notes(run: Run) -> list[str]:
 def _weights_notes(recipe: Recipe, learner: Learner) -> list[str]:
     """What became of the file of the first weights."""
     if learner.first_weights is not None:
-        return [learner.first_weights.line]
+        warned = [f"warning: {why}; an older checkpoint is taken" for why in learner.damaged]
+        return [*warned, learner.first_weights.line]
     weights = recipe.model.weights
     return [f"model.weights {weights} is not read: the run is resumed"] if weights else []
 

@@ -21,6 +21,7 @@ from firecaffe.training.checkpoint import Checkpoint, check_identity
 from firecaffe.training.checks import check_coded, check_outputs
 from firecaffe.training.ema import Ema
 from firecaffe.training.facts import doubt_of_data, doubt_of_weights, doubts_of, facts
+from firecaffe.training.first_weights import find_weights
 from firecaffe.training.forward import Forward
 from firecaffe.training.given_task import task_for
 from firecaffe.training.mix import mixing_of
@@ -53,6 +54,8 @@ class Learner:
     """What tells a user's code from other code; see `own_code`."""
     first_weights: FirstWeights | None
     """What was taken from `model.weights`; None if nothing was."""
+    damaged: list[str]
+    """Why newer checkpoints of the run that `model.weights` names were not taken."""
 
     @property
     def in_ready_order(self) -> list[nn.Parameter]:
@@ -87,7 +90,9 @@ def build_learner(
     if recipe.train.ema_decay:
         ema = Ema(named, recipe.train.ema_decay, recipe.train.ema_warmup)
         state.pieces["ema"] = ema.piece
-    weights = "" if checkpoint is not None else recipe.model.weights
+    weights, damaged = "", list[str]()
+    if checkpoint is None and recipe.model.weights:
+        weights, damaged = find_weights(recipe.model.weights)
     weights_sha256 = file_digest(weights) if weights else "none"
     code = own_code(recipe, parts)
     agree(world, facts(recipe, data, state, checkpoint, unlike, code, weights_sha256))
@@ -124,6 +129,7 @@ def build_learner(
         cost_of_determinism=cost,
         own_code=code,
         first_weights=first_weights,
+        damaged=damaged,
     )
 
 

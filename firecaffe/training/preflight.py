@@ -19,6 +19,7 @@ from firecaffe.training.checkpoint import check_identity, load_newest
 from firecaffe.training.checks import check_input, check_rates, check_validation
 from firecaffe.training.compiled import check_compiler
 from firecaffe.training.facts import describe_training
+from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_task import task_for
 from firecaffe.training.parts import counts_of
 
@@ -66,6 +67,6 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
         named = network.named_parameters()
         make_optimizer({name: each for name, each in named if each.requires_grad}, recipe.solver)
         if recipe.model.weights and not is_resumed:
-            load_weights(network, recipe.model.weights)
+            load_weights(network, find_weights(recipe.model.weights)[0])
 
     with_outline(recipe.model, *counts_of(dataset), check)

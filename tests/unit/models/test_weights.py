@@ -115,6 +115,8 @@ def truncated(path: Path, held: Any) -> str:
     return file
 
 
+CSV = "epoch,loss\n1,0.5\n"
+
 WRONG: dict[str, Any] = {
     "not there": lambda at: str(at / "none.pt"),
     "a folder": str,
@@ -122,6 +124,7 @@ WRONG: dict[str, Any] = {
     "whole file": lambda at: truncated(at / FILE, filled(Net(3))),
     "cut short": lambda at: truncated(at / "w.safetensors", filled(Net(3))),
     "neither": lambda at: str((at / FILE).write_text("no weights") and at / FILE),
+    "it begins with b'epoch,loss": lambda at: str((at / FILE).write_text(CSV) and at / FILE),
     "no tensors by name": lambda at: save(at / FILE, [torch.zeros(2)]),
     "none of its 1 tensors": lambda at: save(at / FILE, {"other.weight": torch.zeros(2)}),
 }

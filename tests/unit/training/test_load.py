@@ -1,6 +1,7 @@
 """What a training gives back: its network, live or from its folder, and what it has recorded."""
 
 import dataclasses
+import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import firecaffe
 from firecaffe import DataConfig, ModelConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.cluster.digest import digest
 from firecaffe.errors import CheckpointError, FirecaffeError, RecipeError, RunError
+from firecaffe.training.first_weights import find_weights
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
@@ -101,6 +103,40 @@ def test_the_best_checkpoint_is_loaded_if_asked(result: firecaffe.Result) -> Non
     assert sha256(firecaffe.load(result.folder / "checkpoints" / "best")) == sha256(best)
 
 
+def test_first_weights_may_be_said_as_what_is_loaded(
+    result: firecaffe.Result, tmp_path: Path
+) -> None:
+    """`model.weights` takes a run's folder, `best` and a checkpoint's folder."""
+    checkpoints = result.folder / "checkpoints"
+    best = checkpoints / (checkpoints / "best").read_text().strip()
+    newest = checkpoints / "step-00000003"
+    wheres = {result.folder: newest, checkpoints: newest, checkpoints / "best": best, best: best}
+    for where, which in wheres.items():
+        file = str(which / "state.safetensors")
+        assert find_weights(str(where)) == find_weights(file) == (file, [])
+
+    # A training takes them, and says which they are.
+    recipe = Recipe(
+        model=ModelConfig(NETWORK, weights=str(checkpoints / "best"), freeze=["*weight"]),
+        train=TrainConfig(24, 4, steps=1, seed=4),
+        run=RunConfig(str(tmp_path / "run"), tensorboard=False),
+    )
+    tuned = firecaffe.train(recipe, train_set=small_data(60, 0), test_set=small_data(20, 1))
+    assert sha256(firecaffe.load(tuned.folder)) == tuned.weights_sha256
+    loaded = dict(firecaffe.load(best).named_parameters())
+    frozen = [(n, p) for n, p in tuned.model.named_parameters() if not p.requires_grad]
+    assert frozen
+    assert all(torch.equal(each, loaded[name]) for name, each in frozen)
+    taken = json.loads((tuned.folder / "result.json").read_text())["first_weights"]
+    assert taken["file"] == str(best / "state.safetensors")
+
+    for where, said in ((tmp_path / "none" / "best", "checkpoint.best"), (tmp_path, "SHA256SUMS")):
+        with pytest.raises(RecipeError, match=r"^model\.weights .*") as caught:
+            find_weights(str(where))
+        assert str(where) in str(caught.value)
+        assert said in str(caught.value)
+
+
 def test_the_network_of_a_moving_average_is_the_average(folder: Path) -> None:
     result = fit(folder / "ema", ema={"ema_decay": 0.5})
     assert result.evaluated == "ema"
@@ -119,6 +155,8 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(folder: Path) -> None:
     state.write_bytes(state.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="step-00000003"):
         loaded = firecaffe.load(result.folder)
+    file, damaged = find_weights(str(result.folder))
+    assert ("step-00000002" in file, "step-00000003" in damaged[0]) == (True, True)
     older = firecaffe.load(result.folder / "checkpoints" / "step-00000002")
     assert sha256(loaded) == sha256(older)
 
