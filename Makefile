@@ -10,8 +10,9 @@ RUN := $(VENV)/bin
 demo: $(VENV)/installed
 	$(RUN)/firecaffe demo recipes/nin_small.toml
 
+# Files of tests side by side, in a process for each core: at most four, for many tests start ranks.
 test: $(VENV)/installed-dev lint
-	$(RUN)/python -m pytest
+	$(RUN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 faults: $(VENV)/installed-dev
 	$(RUN)/python -m benchmarks.faults --page benchmarks/results/faults.md

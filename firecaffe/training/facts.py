@@ -37,7 +37,8 @@ def facts(
     unlike: the parts of the data that are `unrepeatable`; of these only the size is compared.
     own_code: see `training.own_code`. weights_sha256: of the file of the first weights.
     """
-    code = {"torch": torch.__version__, "source": source_digest()[:12], **own_code}
+    code = {"torch": torch.__version__, "source": source_digest()[:12]}
+    code |= {section: digest[:12] for section, digest in own_code.items()}
     words = {k: str(v) for k, v in flatten(recipe).items() if not k.startswith("run.")}
     resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
     nodes = {}

@@ -45,6 +45,8 @@ LINES = {
     "bench data FOLDER": ["--model-rate", "--images", "--threads", "--resize", "--crop"],
     "pack FOLDER DEST": ["--resize", "--quality", "--shard-size", "--threads", "--hold-out"],
     "compare FOLDER --by recipe": ["--target", "--band"],
+    "evaluate FOLDER": ["--nproc-per-node"],
+    "predict FOLDER": ["--top"],
 }
 
 

@@ -37,7 +37,11 @@ def fit(folder: str, odd_rank: int, what: str) -> str:
         # Read when torch first computes something, which this process has not done yet.
         os.environ["ATEN_CPU_CAPABILITY"] = "default"
         os.environ["ONEDNN_MAX_CPU_ISA"] = "SSE41"
-    network = {"model": BiggerHead, "buffer": LongerMask}.get(what if is_odd else "", Everything)
+    made = {"model": BiggerHead, "buffer": LongerMask}.get(what if is_odd else "", Everything)
+
+    def network() -> torch.nn.Module:  # of one file, whatever it makes
+        return made()
+
     try:
         firecaffe.train(recipe, network, small_data(samples), small_data(20, 1))
     except AgreementError as error:

@@ -119,7 +119,7 @@ def test_its_words_are_the_runs_and_those_of_others_are_idle() -> None:
     recipe = Recipe(solver=solver)
     check_recipe(recipe)
     assert identity(recipe, 1)["solver.args"] == {"beta": 0.25}
-    assert "solver.args" not in identity(Recipe(), 1)
+    assert identity(Recipe(), 1)["solver.args"] == {}
     assert list(idle_words(recipe)) == ["solver.momentum"]
     [line] = idle_words(Recipe(solver=SolverConfig(args={"beta": 0.25}))).values()
     assert "solver.args" in line
