@@ -15,6 +15,7 @@ from firecaffe.runs.files import finite
 from firecaffe.training.evaluate_run import Evaluated, evaluate_run, task_of_run
 from firecaffe.training.load import load_run
 from firecaffe.training.progress import in_words, say
+from firecaffe.training.same_classes import labels_of_run
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +29,9 @@ def main(argv: list[str]) -> int:
     elif ranks > 1:
         # Once before any rank is started, so that a mistake is told once.
         trained = load_run(typed.where, best=typed.options.best, recipe=typed.recipe)
-        task_of_run(trained.about, typed.recipe, check_data(typed.recipe.data))
+        data = check_data(typed.recipe.data)
+        task_of_run(trained.about, typed.recipe, data)
+        labels_of_run(trained.about, data, typed.recipe.data)
         sys.stdout.flush()
         launch(["evaluate", *argv], Hosts(ranks))
         return 0

@@ -27,11 +27,16 @@ def classification(config: TaskConfig, num_classes: int | None) -> Task:
     smoothing = config.label_smoothing
 
     def entropy(logits: Tensor, labels: Tensor) -> Tensor:
-        if weights is None:
-            return F.cross_entropy(logits, labels, label_smoothing=smoothing)
-        each = F.cross_entropy(
-            logits, labels, weights.to(logits), label_smoothing=smoothing, reduction="none"
-        )
+        try:
+            if weights is None:
+                return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+            each = F.cross_entropy(
+                logits, labels, weights.to(logits), label_smoothing=smoothing, reduction="none"
+            )
+        except IndexError as error:
+            if "out of bounds" not in str(error):
+                raise
+            raise _no_output(logits, labels) from error
         return each.mean()  # over samples, not over weights: a micro-batch's draw does not matter
 
     def loss(outputs: Any, labels: Tensor) -> Tensor:
@@ -60,6 +65,16 @@ def classification(config: TaskConfig, num_classes: int | None) -> Task:
         counts=Counts(("top1", "top5"), count_correct),
         classes=lambda labels: [int(label) for label in labels.tolist()],
         wrong=wrong,
+    )
+
+
+def _no_output(logits: Tensor, labels: Tensor) -> RecipeError:
+    """Says which label the logits have no place for."""
+    num_classes = logits.shape[1]
+    sample = int(((labels < 0) | (labels >= num_classes)).nonzero()[0])
+    return RecipeError(
+        f"task.name classification: sample {sample} of a micro-batch has the class "
+        f"{int(labels[sample])}; the network has outputs for 0 to {num_classes - 1}"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from firecaffe.cluster.agree import gather_bytes, gather_text
 from firecaffe.cluster.world import World
@@ -63,11 +63,12 @@ def evaluate(
     data: DataConfig,
     config: TrainConfig,
     world: World,
+    labels_L: Tensor | None = None,
 ) -> Evaluation:
     """Evaluates the model on all ranks together; every rank returns the same.
 
     Batches are the same for every number of ranks, and what they come to is put together in their
-    order.
+    order. labels_L: what the network calls each of the data set's labels, if not the same.
     """
     dtype = AUTOCAST.get(config.autocast)
     metrics = task.measured
@@ -85,6 +86,8 @@ def evaluate(
     autocast = torch.autocast(world.device.type, dtype, enabled=dtype is not None)
     with evaluating(model), torch.no_grad(), autocast:
         for number, inputs, targets in batches:
+            if labels_L is not None:
+                targets = labels_L.to(targets.device)[targets]
             outputs = model(laid_out(inputs, config))
             samples = num_samples(inputs, targets)
             rows.append((number, samples, task.loss(outputs, targets).item() * samples))

@@ -4,16 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firecaffe.cluster.world import World
-from firecaffe.data import Data, open_data
+from firecaffe.data import Data, num_classes, open_data
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
-from firecaffe.tasks import Task
+from firecaffe.tasks import Task, task_of
 from firecaffe.training.about import About
 from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluate import Evaluation, evaluate
-from firecaffe.training.given_task import OWN, task_for
+from firecaffe.training.given_task import OWN
 from firecaffe.training.load import Trained, load_run
+from firecaffe.training.same_classes import labels_of_run
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,15 @@ def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = Fals
     trained = load_run(where, best=best, recipe=recipe)
     data = open_data(recipe.data)
     task = task_of_run(trained.about, recipe, data)
+    labels = labels_of_run(trained.about, data, recipe.data)
     model = trained.model.to(world.device)
     with data_workers(data):
-        found = evaluate(model, task, data.test, recipe.data, recipe.train, world)
+        found = evaluate(model, task, data.test, recipe.data, recipe.train, world, labels)
     return Evaluated(trained, data, found)
 
 
 def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:
-    """The run's task, of its training data's classes.
+    """The run's task, of the classes that the run was trained on.
 
     Raises: RecipeError if it was given in Python, and the recipe names none.
     """
@@ -52,4 +54,5 @@ def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:
                 f"the run's {word} was given in Python; name a function that returns the "
                 "firecaffe.Task: --task.name path/file.py:function"
             )
-    return task_for(recipe, None, None, data.train)
+    classes = num_classes(data.train) if about.num_classes is None else about.num_classes
+    return task_of(recipe.task, classes)

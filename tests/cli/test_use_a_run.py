@@ -2,7 +2,9 @@
 
 import csv
 import json
+import shutil
 import sys
+from math import log
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,58 @@ def test_evaluate_takes_other_data(
     row = json.loads(shown(capsys, "evaluate", run, "--data.path", tmp_path, "--json"))
     assert row["samples"] == 5
     assert row["largest_class_share"] == 1
+
+
+def draw(home: Path, **color_of: str) -> Path:
+    """A folder of one training and one test photo of each class."""
+    for part in ("train", "test"):
+        for name, color in color_of.items():
+            (home / part / name).mkdir(parents=True)
+            Image.new("RGB", (20, 24), COLORS[color]).save(home / part / name / "1.png")
+    return home
+
+
+def test_other_data_have_the_classes_of_the_run_by_name(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both, one = draw(tmp_path / "both", blue="blue", red="red"), draw(tmp_path / "one", red="red")
+    red = shown(capsys, "predict", run, one / "test", "--csv", "-", "--top", "2")
+    (row,) = csv.DictReader(red.splitlines())
+    place = 1 + (row["class_1"] != "red")
+    found = json.loads(shown(capsys, "evaluate", run, "--data.path", one, "--json"))
+    # Red is number 0 of that folder, and 1 of the run.
+    assert found["loss"] == pytest.approx(-log(float(row[f"probability_{place}"])), abs=1e-5)
+    assert found["top1"] == float(place == 1)
+    # The same weights, whose outputs are called the other way round.
+    renamed = tmp_path / "run"
+    shutil.copytree(run, renamed)
+    about = json.loads((renamed / "about.json").read_text())
+    (renamed / "about.json").write_text(json.dumps({**about, "class_names": ["red", "blue"]}))
+    shares = [
+        json.loads(shown(capsys, "evaluate", each, "--data.path", both, "--json"))["top1"]
+        for each in (run, renamed)
+    ]
+    assert sum(shares) == 1
+
+
+def test_classes_that_the_run_does_not_know_are_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "own.py"
+    source.write_text(
+        "import torch\n"
+        "def three():\n"
+        "    part = torch.zeros(3, 3, 18, 18, dtype=torch.uint8), torch.arange(3)\n"
+        "    return part, part\n"
+    )
+    for words, said in (
+        (["--data.path", str(draw(tmp_path, blue="blue", green="red"))], "'green'"),
+        (["--data.name", f"{source}:three"], "3 classes"),
+    ):
+        assert main(["evaluate", str(run), *words]) == 3
+        line = capsys.readouterr().err
+        assert said in line
+        assert line.count("\n") == 1
 
 
 @pytest.mark.parametrize(

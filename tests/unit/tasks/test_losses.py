@@ -141,3 +141,12 @@ def test_masks_that_are_no_classes_are_refused(targets: Tensor, parts: list[str]
         loss("segmentation", PIXELS, targets)
     for part in ("task.name segmentation", *parts):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [{}, {"class_weights": WEIGHTS}], ids=["", "weights"])
+def test_a_label_that_is_no_output_is_refused(words: dict[str, Any]) -> None:
+    """Was torch's IndexError."""
+    labels = LABELS.index_fill(0, torch.tensor([1]), 7)
+    with pytest.raises(RecipeError, match=r"sample 1 .*class 7.* 0 to 3") as caught:
+        loss("classification", LOGITS, labels, **words)
+    assert "task.name classification" in str(caught.value)
