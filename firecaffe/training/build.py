@@ -35,6 +35,7 @@ from firecaffe.training.checks import check_hosts, check_rates, check_validation
 from firecaffe.training.connect import connect
 from firecaffe.training.data_workers import check_not_in_worker, data_workers
 from firecaffe.training.facts import describe_training, unrepeatable
+from firecaffe.training.frozen import frozen_of
 from firecaffe.training.given_task import OWN
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.loop import Training
@@ -143,6 +144,9 @@ def _train_in(
         notes.insert(1, f"exchange: {choice.reason}")
     notes += [f"plug-in: {name}" for name in names(plugins)]
     notes += _weights_notes(recipe, learner)
+    network, is_resumed = learner.forward.model, start.checkpoint is not None
+    frozen = frozen_of(network, recipe.model, learner.first_weights, is_resumed)
+    notes += frozen.notes(recipe.model)
     notes += [f"warning: {doubt}" for doubt in learner.doubts]
     # A network that was given as an object of Python may be the very one that is trained.
     if world.is_first and parts.model is None and run.route.way != HOOK:
@@ -185,6 +189,7 @@ def _train_in(
             **result.as_row(),
             "model": recipe.model.name,
             "first_weights": learner.first_weights and learner.first_weights.as_dict(),
+            "frozen_parameters": len(frozen.names),
             "world_size": world.world_size,
             "initial_lr": recipe.solver.base_lr * run.rate_scale,
             "exchange": run.route.algorithm,

@@ -47,6 +47,7 @@ def test_an_own_network_ends_in_the_same_bits(ranks: Ranks, tmp_path: Path) -> N
     result = read_run_file(folders[2], "result.json")
     assert result["first_weights"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert sorted(result["first_weights"]["reshaped"]) == ["head.bias", "head.weight"]
+    assert result["frozen_parameters"] == 4
     code = hashlib.sha256(Path(own_nets.__file__).read_bytes()).hexdigest()
     assert read_run_file(folders[2], "environment.json")["own_code"] == {"model": code}
     assert read_run_file(folders[2], "forecast.json")["workers"] == 2

@@ -1,0 +1,56 @@
+"""What `model.freeze` has frozen: how many parameters, and which of them no file has given."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from firecaffe.models.config import ModelConfig
+from firecaffe.models.weights import FirstWeights
+
+LOADS = ("pretrained", "weights")
+"""The arguments by which timm's and torchvision's functions load weights themselves."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The frozen parameters of a network."""
+
+    names: list[str]
+    of: int
+    """Parameters of the network, trained ones too."""
+    fresh: list[str]
+    """The names of those that are neither trained nor loaded."""
+
+    def notes(self, config: ModelConfig) -> list[str]:
+        """Lines for people; none if the recipe freezes nothing."""
+        if not config.freeze:
+            return []
+        notes = [f"model.freeze: {len(self.names)} of {self.of} parameters frozen"]
+        if self.fresh:
+            lacks = "has none that fits" if config.weights else "is empty"
+            notes.append(
+                f"warning: {len(self.fresh)} of {len(self.names)} frozen parameters stay as "
+                f"model.name made them and are never trained (the first: {self.fresh[0]}), for "
+                f"model.weights {lacks}"
+            )
+        return notes
+
+
+def frozen_of(
+    model: nn.Module, config: ModelConfig, taken: FirstWeights | None, is_resumed: bool = False
+) -> Frozen:
+    """Counts what is frozen. taken: from `model.weights`, None if nothing was. is_resumed: all
+    parameters are a checkpoint's.
+    """
+    named = dict(model.named_parameters())
+    frozen = [name for name, each in named.items() if not each.requires_grad]
+    if is_resumed or (taken is None and any(config.args.get(word) for word in LOADS)):
+        fresh = []
+    elif taken is None:
+        fresh = frozen
+    else:  # a tied parameter has several names, of which the file may have one
+        lacking = {*taken.missing, *taken.reshaped}
+        tied = model.named_parameters(remove_duplicate=False)
+        ids = {id(each) for name, each in tied if name in lacking}
+        fresh = [name for name in frozen if id(named[name]) in ids]
+    return Frozen(frozen, len(named), fresh)
