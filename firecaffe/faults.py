@@ -20,6 +20,9 @@ class Kind:
 
 
 RESUME = "resume from the newest checkpoint (--resume)"
+ANEW = "start it again"
+"""The advice instead of RESUME if there is no checkpoint yet."""
+
 AGAIN = f"{RESUME}, or let --max-restarts do so"
 """The advice if a restart can mend it: the launcher restarts nothing else."""
 
@@ -51,6 +54,9 @@ SAVED = ("preempted", "launcher_killed")
 TOGETHER = (*SAVED, "not_finite")
 """What ranks agree on at the end of a step: it happens to all, so none need be told."""
 
+ITSELF = "itself"
+"""Who has seen a fault that its own rank tells of."""
+
 ANOTHER = "another rank"
 """Who has seen a fault with which a rank only goes along."""
 
@@ -73,6 +79,8 @@ class Fault:
     """The rank's own words, or what ended it."""
     code: int = 0
     """The exit code of an error that is explained elsewhere; 0 is the kind's."""
+    can_resume: bool = True
+    """Whether the run has a checkpoint to resume from, as far as is known."""
 
     @property
     def exit_code(self) -> int:
@@ -80,12 +88,14 @@ class Fault:
 
     @property
     def line(self) -> str:
-        """What happened, to whom, when, seen how, and what to do."""
+        """What happened, to whom, when, seen how if not by itself, and what to do."""
         kind = KINDS[self.kind]
         what = f"rank {self.rank} on {self.host} {kind.what}"
         when = f"at step {self.step}" if self.step else "before the first step"
         detail = f": {self.detail}" if self.detail else ""
-        return f"{what} {when}{detail} (seen by {self.seen}); {kind.advice}"
+        seen = "" if self.seen == ITSELF else f" (seen by {self.seen})"
+        advice = kind.advice if self.can_resume else kind.advice.replace(RESUME, ANEW)
+        return f"{what} {when}{detail}{seen}; {advice}"
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "exit_code": self.exit_code, "line": self.line}
@@ -111,6 +121,7 @@ class Fault:
                 seen=found["seen"],
                 detail=found["detail"],
                 code=found["code"],
+                can_resume=found["can_resume"],
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"no fault: {error}") from error
@@ -121,4 +132,6 @@ class Fault:
             type(n) is int for n in (fault.rank, fault.step, fault.code)
         ):
             raise ValueError("no fault: a kind that there is not, or a number that is none")
+        if type(fault.can_resume) is not bool:
+            raise ValueError("no fault: can_resume is neither true nor false")
         return fault

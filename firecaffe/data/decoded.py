@@ -21,6 +21,9 @@ STOP, SKIP = "stop", "skip"
 ON_ERROR = (STOP, SKIP)
 """What a broken image does: it ends the run, or the next whole one stands in for it."""
 
+TO_SKIP = 'data.on_error = "skip" lets the next whole image stand in for it'
+"""What a broken image that ends the run is told with."""
+
 MOST_STAND_INS = 100
 """Broken images in a row: then the data set is broken, not an image."""
 
@@ -127,7 +130,7 @@ class DecodedSet:
                 return number
             except BrokenSampleError as error:
                 if self.on_error == STOP:
-                    raise
+                    raise BrokenSampleError(f"{error}; {TO_SKIP}") from error.__cause__
                 self.skipped[number] = str(error)
         raise DataError(
             f"{self.skipped[sample]}; and so are the {MOST_STAND_INS - 1} after it: the data set "

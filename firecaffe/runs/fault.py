@@ -22,7 +22,7 @@ from firecaffe.errors import (
     PeerLostError,
     PreemptedError,
 )
-from firecaffe.faults import ANOTHER, TOGETHER, Fault
+from firecaffe.faults import ANOTHER, ITSELF, TOGETHER, Fault
 from firecaffe.runs.files import read_small, write_json
 from firecaffe.runs.record import read_json_lines
 
@@ -58,13 +58,23 @@ def fault_of(error: Exception, rank: int, host: str, step: int) -> Fault | None:
         return error.fault
     kind = kind_of(error)
     if kind == "exception" and isinstance(error, FirecaffeError):
-        return Fault("other", rank, host, step, "itself", str(error), error.exit_code)
+        return Fault("other", rank, host, step, ITSELF, str(error), error.exit_code)
     if isinstance(error, NotFiniteError) and error.step:
         step = error.step  # on a GPU the one under way is a later one
     name = f"{type(error).__name__}: " if kind == "exception" else ""
     goes_along = isinstance(error, FirecaffeError) and error.goes_along
-    seen = ANOTHER if goes_along else "itself"
+    seen = ANOTHER if goes_along else ITSELF
     return Fault(kind, rank, host, step, seen, " ".join(f"{name}{error}".split()))
+
+
+def known_in(folder: Path | None, fault: Fault) -> Fault:
+    """The fault, with what the run folder says: whether there is a checkpoint to resume from. A run
+    that itself was resumed from another is so again by the same command.
+    """
+    if folder is not None and not folder.is_dir():
+        return fault  # of another host
+    has_any = folder is not None and any((folder / "checkpoints").glob("step-*"))
+    return dataclasses.replace(fault, can_resume=has_any)
 
 
 def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:
@@ -93,6 +103,7 @@ def settle_fault(folder: Path | None, fault: Fault, then: str) -> Fault:
     """
     if folder is None:
         return fault
+    fault = known_in(folder, fault)
     if fault.step == 0:
         fault = dataclasses.replace(fault, step=_step_under_way(folder, fault.rank))
     problem = write_fault(folder, fault, then)

@@ -15,7 +15,7 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import FOLDER, World
 from firecaffe.errors import CheckpointError, FirecaffeError, MemoryFullError
 from firecaffe.faults import ANOTHER, TOGETHER, Fault
-from firecaffe.runs.fault import fault_of, write_fault
+from firecaffe.runs.fault import fault_of, known_in, write_fault
 from firecaffe.training.checkpoint import Checkpoint, load_newest
 from firecaffe.training.pass_on import pass_on
 
@@ -130,8 +130,9 @@ class FaultTeller:
 
     def write(self, fault: Fault) -> Fault:
         """Writes a fault into the run folder, if there is one. The fault returned says if it could
-        not.
+        not, and whether there is a checkpoint.
         """
+        fault = known_in(self._folder, fault)
         problem = "" if self._folder is None else write_fault(self._folder, fault)
         return dataclasses.replace(fault, detail=f"{fault.detail}; {problem}") if problem else fault
 

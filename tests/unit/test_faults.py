@@ -13,8 +13,8 @@ from benchmarks.faults_on_purpose import KINDS as INJECTIONS
 from firecaffe import errors
 from firecaffe.cluster.agent import HOPELESS, TOGETHER
 from firecaffe.errors import FirecaffeError, PeerLostError
-from firecaffe.faults import KINDS, MOST_TEXT, Fault
-from firecaffe.runs.fault import NAME, fault_of, settle_fault, write_fault
+from firecaffe.faults import KINDS, MOST_TEXT, RESUME, Fault
+from firecaffe.runs.fault import NAME, fault_of, known_in, settle_fault, write_fault
 
 PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
 
@@ -25,6 +25,7 @@ faults = st.builds(
     host=st.text(max_size=100),
     step=st.integers(0, 1 << 40),
     seen=st.text(max_size=100),
+    can_resume=st.booleans(),
     detail=st.text(max_size=3 * MOST_TEXT),
 )
 
@@ -33,11 +34,12 @@ faults = st.builds(
 def test_a_fault_comes_back_from_its_text(fault: Fault) -> None:
     back = Fault.parse(fault.as_text())
     assert back.detail == fault.detail[:MOST_TEXT]
-    assert (back.kind, back.rank, back.step, back.host) == (
+    assert (back.kind, back.rank, back.step, back.host, back.can_resume) == (
         fault.kind,
         fault.rank,
         fault.step,
         fault.host,
+        fault.can_resume,
     )
     assert "\n" not in fault.as_text()
 
@@ -74,6 +76,19 @@ def test_a_fault_is_one_line() -> None:
     assert (error.rank, error.host, error.step, error.kind) == (1, "node-a", 40, "killed")
     assert error.exit_code == 10
     assert "before the first step" in Fault("gone", 1, "a", 0, "rank 0").line
+
+
+@pytest.mark.parametrize("kind", [kind for kind, row in KINDS.items() if RESUME in row.advice])
+def test_it_is_resumed_only_from_a_checkpoint_that_is_there(kind: str, tmp_path: Path) -> None:
+    fault = Fault(kind, 0, "a", 5, "itself", "what is wrong")
+    assert RESUME not in settle_fault(tmp_path, fault, "the run ended").line
+    assert ("can_resume", False) in read(tmp_path).items()
+    assert known_in(None, fault).can_resume is False  # a rank that has made no folder yet
+    assert known_in(tmp_path / "of another host", fault) == fault
+    (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
+    told = settle_fault(tmp_path, fault, "the run ended").line
+    assert RESUME in told
+    assert "itself" not in told
 
 
 def test_the_page_lists_every_kind_with_its_code() -> None:

@@ -141,6 +141,8 @@ def test_a_broken_image_is_named(images: Path, content: bytes | None) -> None:
     with pytest.raises(DataError, match=r"not a whole image|cannot be read") as caught:
         train.batch(torch.tensor([0, 3, 1]))
     assert str(caught.value).startswith(f"{path}: ")
+    can_be_skipped = content is not None
+    assert ('data.on_error = "skip"' in str(caught.value)) == can_be_skipped
 
 
 def test_no_training_folder(tmp_path: Path) -> None:
