@@ -3,13 +3,15 @@
 import json
 import sys
 
+import torch
+
 from firecaffe.cli.launched import check_launched
 from firecaffe.cli.of_run import OfRun, parse_run
 from firecaffe.cli.options.evaluate import make_parser
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.launch import launch
 from firecaffe.cluster.world import is_launched, join
-from firecaffe.data import check_data
+from firecaffe.data import open_test
 from firecaffe.errors import RecipeError
 from firecaffe.runs.files import finite
 from firecaffe.training.evaluate_run import Evaluated, evaluate_run, task_of_run
@@ -29,7 +31,8 @@ def main(argv: list[str]) -> int:
     elif ranks > 1:
         # Once before any rank is started, so that a mistake is told once.
         trained = load_run(typed.where, best=typed.options.best, recipe=typed.recipe)
-        data = check_data(typed.recipe.data)
+        data = open_test(typed.recipe.data)
+        data.test.batch(torch.tensor([0]))
         task_of_run(trained.about, typed.recipe, data)
         labels_of_run(trained.about, data, typed.recipe.data)
         sys.stdout.flush()

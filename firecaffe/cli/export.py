@@ -9,7 +9,7 @@ from torch import Tensor
 from firecaffe.cli.of_run import OfRun, parse_run
 from firecaffe.cli.options.export import make_parser
 from firecaffe.cli.written import check_target
-from firecaffe.data import eval_batches, open_data
+from firecaffe.data import eval_batches, open_test
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
 from firecaffe.training.about import About
@@ -60,7 +60,7 @@ def _inputs(typed: OfRun, about: About) -> Tensor:
         if not dtype.is_floating_point:
             return torch.zeros(SAMPLES, *about.input_shape, dtype=dtype)
         return torch.randn(SAMPLES, *about.input_shape, generator=generator, dtype=dtype)
-    test = open_data(config).test
+    test = open_test(config).test
     _, inputs, _ = next(iter(eval_batches(test, min(SAMPLES, len(test)), 0, 1, config=config)))
     if not isinstance(inputs, Tensor):
         raise RecipeError(

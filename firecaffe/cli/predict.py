@@ -13,7 +13,7 @@ from firecaffe.cli.of_run import parse_run
 from firecaffe.cli.options.predict import make_parser
 from firecaffe.cli.written import check_target
 from firecaffe.cluster.world import join
-from firecaffe.data import open_data
+from firecaffe.data import open_test
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.runs.files import write_atomically
 from firecaffe.training.arithmetic import set_arithmetic
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
             batches = of_images(paths, *told, _Teller(broken))
             count = len(paths)
         else:
-            test = open_data(recipe.data).test
+            test = open_test(recipe.data).test
             batches = of_samples(test, recipe.data, size, world.device)
             count = len(test)
         model = trained.model.to(world.device)

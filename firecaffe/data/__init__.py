@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from firecaffe.data.batches import Batches, eval_batches, given_layout
     from firecaffe.data.config import DataConfig
     from firecaffe.data.dataset import Dataset, Images, TensorDataset, is_images, num_classes
-    from firecaffe.data.datasets import DATASETS, check_data, divide, open_data
+    from firecaffe.data.datasets import DATASETS, check_data, divide, open_data, open_test
     from firecaffe.data.hold_out import num_held_out
     from firecaffe.data.image_batches import output_shape
     from firecaffe.data.layout import Batch, Layout, num_samples
@@ -44,6 +44,7 @@ _PLACES = {
     "num_held_out": "hold_out",
     "num_samples": "layout",
     "open_data": "datasets",
+    "open_test": "datasets",
     "output_shape": "image_batches",
     "shard_counts": "source",
 }
@@ -76,6 +77,7 @@ __all__ = [
     "num_held_out",
     "num_samples",
     "open_data",
+    "open_test",
     "output_shape",
     "shard_counts",
 ]

@@ -4,6 +4,7 @@ A new source is a function from `DataConfig` to the parts of a data set, and a r
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -18,6 +19,7 @@ from firecaffe.data.hold_out import hold_out
 from firecaffe.data.source import (
     Data,
     DataParts,
+    TestPart,
     check_words,
     open_cifar,
     open_fashion_mnist,
@@ -25,6 +27,8 @@ from firecaffe.data.source import (
     open_image_folder,
     open_mnist,
     open_packed,
+    open_test_images,
+    open_test_shards,
 )
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.reference import is_reference
@@ -68,6 +72,29 @@ def open_data(config: DataConfig) -> Data:
         )
     check_words(config)
     return divide(DATASETS[config.name](config), config)
+
+
+TEST_ALONE: dict[str, Callable[[DataConfig], TestPart | None]] = {
+    "folder": open_test_images,
+    "packed": open_test_shards,
+}
+
+
+def open_test(config: DataConfig) -> Data:
+    """Opens a data set whose test part alone is to be used: it may have no training samples, and
+    then the test samples stand for them. None are held out.
+
+    Raises: RecipeError, DataError: as `open_data`.
+    """
+    check_words(config)
+    part = TEST_ALONE[config.name](config) if config.name in TEST_ALONE else None
+    if part is None:
+        return open_data(replace(config, hold_out=0.0))
+    test, notes = part
+    layout = given_layout(test, config)
+    shape = f", {_by(test.sample_CHW)}" if is_images(test) else ""
+    description = f"{config.name}: {len(test)} test images, {num_classes(test)} classes{shape}"
+    return Data(test, test, description, None, notes, layout)
 
 
 def divide(parts: DataParts, config: DataConfig) -> Data:

@@ -163,3 +163,18 @@ def open_folder(path: Path) -> list[ImageFolder]:
     if not tests:
         raise DataError(f"{path}: holds no folder test or val, expected one with the test images")
     return [ImageFolder(folder, classes) for folder in (path / "train", *tests[:2])]
+
+
+def open_test_folder(path: Path) -> ImageFolder | None:
+    """Open `path`/test (or val, validation) if no folder train is beside it; the classes are its
+    own. None if one is, or if there is no such folder as `path`.
+
+    Raises:
+        DataError: as `class_names` and `ImageFolder`; there are no test images either.
+    """
+    if (path / "train").is_dir() or not path.is_dir():
+        return None
+    for name in TESTS:
+        if (path / name).is_dir():
+            return ImageFolder(path / name, class_names(path / name))
+    raise DataError(f"{path}: holds no folder test or val; expected one, with a folder per class")

@@ -18,7 +18,7 @@ from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Dataset, TensorDataset
 from firecaffe.data.decode import MOST_PIXELS
 from firecaffe.data.decoded import ON_ERROR, DecodedSet, Encoded
-from firecaffe.data.folder import TESTS, notes_of, open_folder
+from firecaffe.data.folder import TESTS, notes_of, open_folder, open_test_folder
 from firecaffe.data.generated import generate
 from firecaffe.data.idx import open_idx
 from firecaffe.data.layout import Layout
@@ -38,6 +38,13 @@ class DataParts(NamedTuple):
     validation: Dataset | None = None
     notes: tuple[str, ...] = ()
     """What is to be said of them, in lines."""
+
+
+class TestPart(NamedTuple):
+    """The test part of a data set that has no training samples."""
+
+    test: Dataset
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,12 +172,17 @@ def open_image_folder(config: DataConfig) -> DataParts:
     return DataParts(train, test, validation[0] if validation else None, tuple(notes))
 
 
+def open_test_images(config: DataConfig) -> TestPart | None:
+    """The test part of a folder that has no other; None if it has."""
+    part = open_test_folder(data_path(config))
+    if part is None:
+        return None
+    return TestPart(_decoded(part, config), tuple(notes_of({part.folder.name: part.unread})))
+
+
 def open_packed(config: DataConfig) -> DataParts:
     """What `firecaffe pack` has written. Raises: DataError if a part or a shard is missing."""
-    root = config.path
-    if not is_remote(root):
-        root = str(_existing_path(config, "make it by `firecaffe pack SOURCE DEST`"))
-    packed = read_list(root)
+    packed, root = _list_of(config)
     files = open_files(root, config.cache, config.cache_bytes)
     tests = [name for name in TESTS if name in packed.parts]
     if "train" not in packed.parts or not tests:
@@ -179,6 +191,24 @@ def open_packed(config: DataConfig) -> DataParts:
     names = ("train", *tests[:2])
     train, *others = [_packed_part(packed, name, files, config) for name in names]
     return DataParts(train, others[0], others[1] if others[1:] else None)
+
+
+def open_test_shards(config: DataConfig) -> TestPart | None:
+    """The test part of packed data that have no training part; None if they have."""
+    packed, root = _list_of(config)
+    tests = [name for name in TESTS if name in packed.parts]
+    if "train" in packed.parts or not tests:
+        return None
+    files = open_files(root, config.cache, config.cache_bytes)
+    return TestPart(_packed_part(packed, tests[0], files, config))
+
+
+def _list_of(config: DataConfig) -> tuple[PackedSet, str]:
+    """What lies in packed data, and where they lie."""
+    root = config.path
+    if not is_remote(root):
+        root = str(_existing_path(config, "make it by `firecaffe pack SOURCE DEST`"))
+    return read_list(root), root
 
 
 def _packed_part(packed: PackedSet, name: str, files: ShardFiles, config: DataConfig) -> Dataset:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firecaffe.cluster.world import World
-from firecaffe.data import Data, num_classes, open_data
+from firecaffe.data import Data, num_classes, open_test
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.tasks import Task, task_of
@@ -34,7 +34,7 @@ def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = Fals
     """
     set_arithmetic(recipe.train, world.device)
     trained = load_run(where, best=best, recipe=recipe)
-    data = open_data(recipe.data)
+    data = open_test(recipe.data)
     task = task_of_run(trained.about, recipe, data)
     labels = labels_of_run(trained.about, data, recipe.data)
     model = trained.model.to(world.device)

@@ -130,6 +130,28 @@ def test_other_data_have_the_classes_of_the_run_by_name(
     assert sum(shares) == 1
 
 
+def test_a_test_part_alone_is_evaluated(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = json.loads((run / "result.json").read_text())
+    home, packed = tmp_path / "home", tmp_path / "packed"
+    home.mkdir()
+    (home / "test").symlink_to(photos / "test")
+    shown(capsys, "pack", home, packed)
+    for name, path in (("folder", home), ("packed", packed)):
+        words = ("--data.name", name, "--data.path", path, "--data.hold_out", "0.01")
+        row = json.loads(shown(capsys, "evaluate", run, *words, "--json"))
+        # Packed samples have another order.
+        assert row["loss"] == pytest.approx(own["test_loss"], rel=1e-6)
+        assert row["samples"] == own["test_samples"]
+        assert len(shown(capsys, "predict", run, *words).splitlines()) == row["samples"]
+    (home / "test").rename(home / "other")
+    assert main(["evaluate", str(run), "--data.path", str(home)]) == 3
+    line = capsys.readouterr().err
+    assert str(home) in line
+    assert line.count("\n") == 1
+
+
 def test_classes_that_the_run_does_not_know_are_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
