@@ -42,7 +42,9 @@ def main(argv: list[str]) -> int:
         size = recipe.train.eval_batch_size
         if typed.others:
             check_takes_images(trained.about)
-            paths = list_images(typed.others)
+            paths, notes = list_images(typed.others)
+            for note in notes:
+                print(f"note: {note}", file=sys.stderr)
             _check_names(paths, masks)
             told = trained.about, recipe.data, size, world.device
             batches = of_images(paths, *told, _Teller(broken))

@@ -1,16 +1,18 @@
 """Image files as a run's evaluation gives its network images: decoded, scaled, cut, normalized."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from firecaffe.data import DataConfig
 from firecaffe.data.augment import center_crop, normalize
 from firecaffe.data.dataset import BrokenSampleError
-from firecaffe.data.decode import decode, scale
-from firecaffe.data.folder import SUFFIXES
+from firecaffe.data.decode import FORMATS, decode, scale
+from firecaffe.data.folder import SUFFIXES, kind_of, notes_of
 from firecaffe.data.random_resized_crop import middle
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.training.about import About
@@ -19,22 +21,30 @@ GRAY = (19595, 38470, 7471)
 """What red, green and blue weigh in gray, of 65536. Source: ITU-R BT.601, as Pillow rounds it."""
 
 
-def list_images(words: Sequence[str]) -> list[Path]:
-    """Files, and the images in folders, by name. Raises: DataError if something is not there."""
+def list_images(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Files, and the images in folders, by name; and a line for each folder with files that are
+    left out. Raises: DataError if something is not there.
+    """
     found: list[Path] = []
+    unread: dict[str, Counter[str]] = {}
     for word in words:
         path = Path(word)
         if path.is_dir():
-            inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES)
-            inside = [each for each in inside if not each.name.startswith(".")]
-            if not inside:
-                raise DataError(f"{path}: holds no images, expected files in {', '.join(SUFFIXES)}")
-            found += inside
+            inside = sorted(each for each in path.rglob("*") if not each.name.startswith("."))
+            images = [each for each in inside if each.suffix.lower() in SUFFIXES]
+            others = (each for each in inside if each.suffix.lower() not in SUFFIXES)
+            unread[word] = Counter(kind_of(each.name) for each in others if each.is_file())
+            if not images:
+                raise DataError(
+                    f"{path}: holds no images ({unread[word].total()} other files), expected files "
+                    f"in {', '.join(SUFFIXES)}"
+                )
+            found += images
         elif path.exists():
             found.append(path)
         else:
             raise DataError(f"{path}: there is no such image or folder")
-    return found
+    return found, notes_of(unread)
 
 
 def check_takes_images(about: About) -> None:
@@ -58,6 +68,9 @@ def read_image(path: Path, about: About, config: DataConfig) -> Tensor:
     except OSError as error:
         raise DataError(f"{path}: cannot be read, {error.strerror}") from error
     except BrokenSampleError as error:
+        if isinstance(error.__cause__, UnidentifiedImageError):
+            known = ", ".join(FORMATS)
+            raise DataError(f"{path}: is no image that is read ({known})") from error
         raise DataError(f"{path}: {error}") from error
     if about.is_decoded and config.augment == "inception":
         return middle(image_CHW, config.resize, config.crop)

@@ -225,6 +225,23 @@ def test_a_broken_image_is_named_and_the_others_are_predicted(
     assert "1 of 2" in err.splitlines()[1]
 
 
+def test_files_that_are_no_images_are_said(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(photos / "test" / "red" / "1.png", tmp_path / "a.png")
+    for name in ("b.heic", "c.HEIC", "d.txt", ".hidden"):
+        (tmp_path / name).write_text("words, and no image at all")
+    capsys.readouterr()
+    assert main(["predict", str(run), str(tmp_path), "--csv", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert all(part in err for part in (str(tmp_path), "3 files", "2 .heic", "1 .txt"))
+    assert main(["predict", str(run), str(tmp_path / "d.txt")]) == 3
+    line = capsys.readouterr().err.splitlines()[0]
+    assert all(part in line for part in ("d.txt", "no image", "JPEG", "BMP"))
+    assert "whole" not in line
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
