@@ -11,8 +11,10 @@ demo: $(VENV)/installed
 	$(RUN)/firecaffe demo recipes/nin_small.toml
 
 # Files of tests side by side, in a process for each core: at most four, for many tests start ranks.
+# Emulated clusters have the machine for themselves: their links have rates.
 test: $(VENV)/installed-dev lint
-	$(RUN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	$(RUN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --ignore tests/cluster
+	$(RUN)/python -m pytest tests/cluster
 
 faults: $(VENV)/installed-dev
 	$(RUN)/python -m benchmarks.faults --page benchmarks/results/faults.md
