@@ -40,7 +40,7 @@ def data(kind):
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("predict") / "own.py"
+    path = tmp_path_factory.mktemp("predict") / "predicted_parts.py"
     path.write_text(OWN)
     return path
 
