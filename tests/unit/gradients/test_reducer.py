@@ -114,6 +114,33 @@ def test_a_share_that_is_no_subtree_is_summed_in_tree_order() -> None:
     assert layer.weight.grad.item() == 1.0
 
 
+@pytest.mark.parametrize("codec", ["", "int8"])
+def test_gradients_become_means_and_a_tail_stays_a_sum(codec: str) -> None:
+    """Two micro-batches of weight 2 each: whoever reads a tail divides it by what it counts."""
+    layer = nn.Linear(1, 1, bias=False)
+    alone = Exchange.of_vectors(World(0, 1, torch.device("cpu")), "tree")
+    alone.route = find_route("tree", 2, 1, codec=codec)
+    reducer = GradientReducer(
+        dict(layer.named_parameters()),
+        [0],
+        [torch.zeros(2)],
+        torch.zeros(1),
+        2,
+        alone,
+        bucket_bytes=1,
+    )
+    reducer.begin_step(4.0)
+    reducer.add(0, layer(torch.full((1, 1), 6.0)).sum(), [torch.tensor([1.0, 2.0])])
+    tail, counts = [torch.tensor([10.0, 20.0])], torch.tensor([3.0])
+    reducer.add_last(1, layer(torch.full((1, 1), 2.0)).sum(), tail, counts)
+    totals = reducer.finish_step()
+    reducer.close()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.item() == 2.0
+    assert [part.tolist() for part in totals.tail] == [[11.0, 22.0]]
+    assert totals.counts.tolist() == [3.0]
+
+
 def test_a_failed_exchange_fails_the_step() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     reducer = make_reducer(model, FailingExchange(), [1, 0])
