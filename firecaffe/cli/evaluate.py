@@ -14,8 +14,9 @@ from firecaffe.cluster.world import is_launched, join
 from firecaffe.data import open_test
 from firecaffe.errors import RecipeError
 from firecaffe.runs.files import finite
-from firecaffe.training.evaluate_run import Evaluated, evaluate_run, task_of_run
+from firecaffe.training.evaluate_run import NEEDED, Evaluated, evaluate_run, task_of_run
 from firecaffe.training.load import load_run
+from firecaffe.training.named import check_named
 from firecaffe.training.progress import in_words, say
 from firecaffe.training.same_classes import labels_of_run
 
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> int:
         check_launched(parser, argv, ranks)
     elif ranks > 1:
         # Once before any rank is started, so that a mistake is told once.
+        check_named(typed.where, typed.recipe, NEEDED)
         trained = load_run(typed.where, best=typed.options.best, recipe=typed.recipe)
         data = open_test(typed.recipe.data)
         data.test.batch(torch.tensor([0]))

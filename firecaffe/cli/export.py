@@ -15,6 +15,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.training.about import About
 from firecaffe.training.export import FORMATS, check_installed
 from firecaffe.training.load import load_run, run_of
+from firecaffe.training.named import check_named
 from firecaffe.training.progress import say
 
 SAMPLES = 8
@@ -31,6 +32,7 @@ def main(argv: list[str]) -> int:
     folder = run_of(typed.where) or typed.where
     path = Path(options.out) if options.out else folder / f"model{form.suffix}"
     check_target("--out", str(path), options.overwrite, (form.suffix,))
+    check_named(typed.where, typed.recipe, ("model",))
     trained = load_run(typed.where, best=options.best, recipe=typed.recipe)
     for note in trained.notes:
         print(f"warning: {note}", file=sys.stderr)

@@ -19,6 +19,7 @@ from firecaffe.runs.files import write_atomically
 from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.image_files import check_takes_images, list_images
 from firecaffe.training.load import load_run
+from firecaffe.training.named import check_named
 from firecaffe.training.predict import Prediction, of_images, of_samples, predictions
 
 MOST_CLASSES = 256
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
         raise RecipeError(f"--top is {options.top}; it must be at least 1")
     check_target("--csv", "" if options.csv == "-" else options.csv, options.overwrite)
     masks = _mask_folder(recipe.task.name, options.out)
+    check_named(typed.where, recipe, ("model",) if typed.others else ("model", "data"))
     broken: list[DataError] = []
     exchange = recipe.exchange
     with join(recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:

@@ -5,16 +5,18 @@ from pathlib import Path
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, num_classes, open_test
-from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.tasks import Task, task_of
 from firecaffe.training.about import About
 from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluate import Evaluation, evaluate
-from firecaffe.training.given_task import OWN
 from firecaffe.training.load import Trained, load_run
+from firecaffe.training.named import check_named
 from firecaffe.training.same_classes import labels_of_run
+
+NEEDED = ("model", "data", "task")
+"""The sections of a recipe that say what is evaluated, and how."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = Fals
 
     Raises: FirecaffeError.
     """
+    check_named(where, recipe, NEEDED)
     set_arithmetic(recipe.train, world.device)
     trained = load_run(where, best=best, recipe=recipe)
     data = open_test(recipe.data)
@@ -44,15 +47,6 @@ def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = Fals
 
 
 def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:
-    """The run's task, of the classes that the run was trained on.
-
-    Raises: RecipeError if it was given in Python, and the recipe names none.
-    """
-    for word in {"loss", "task"} & set(about.given):
-        if recipe.task.name in (OWN, "classification"):
-            raise RecipeError(
-                f"the run's {word} was given in Python; name a function that returns the "
-                "firecaffe.Task: --task.name path/file.py:function"
-            )
+    """The run's task, of the classes that the run was trained on. Raises: RecipeError."""
     classes = num_classes(data.train) if about.num_classes is None else about.num_classes
     return task_of(recipe.task, classes)

@@ -87,8 +87,7 @@ def load_run(
     if model is None and recipe.model.name.startswith(GIVEN_IN_PYTHON):
         raise RecipeError(
             f"{where}: its network, {recipe.model.name.removeprefix(GIVEN_IN_PYTHON)}, was given "
-            f'in Python; give it again: firecaffe.load("{where}", model=…), or to a command '
-            "--model.name path/file.py:function"
+            f'in Python; give it again: firecaffe.load("{where}", model=…)'
         )
     checkpoint, damaged = _checkpoint(where, best)
     if about is None and (model is None or run is not None):

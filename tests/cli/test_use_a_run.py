@@ -6,6 +6,7 @@ import shutil
 import sys
 from math import log
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 import firecaffe
 from firecaffe.cli import main
+from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
 NETWORK = f"{Path(__file__).parents[1] / 'ranks' / 'networks.py'}:Everything"
@@ -190,6 +192,57 @@ def test_what_cannot_be_evaluated_is_one_line(
     line = capsys.readouterr().err
     assert said in line
     assert line.count("\n") == 1
+
+
+def test_all_that_was_given_in_python_is_asked_for_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = firecaffe.Recipe(
+        train=firecaffe.TrainConfig(8, 4, steps=1, device="cpu"),
+        run=firecaffe.RunConfig(str(tmp_path / "run"), tensorboard=False),
+    )
+    own: dict[str, Any] = {
+        "model": Everything,
+        "train_set": small_data(16),
+        "test_set": small_data(8, 1),
+    }
+    run = firecaffe.train(recipe, **own, loss=torch.nn.functional.cross_entropy).folder
+    source = tmp_path / "named.py"
+    source.write_text(
+        "from tests.ranks.networks import Everything, small_data\n"
+        "import firecaffe, torch\n"
+        "def data():\n"
+        "    return small_data(16), small_data(8, 1)\n"
+        "def task():\n"
+        "    return firecaffe.Task(torch.nn.functional.cross_entropy)\n"
+    )
+    names = {
+        "--model.name": f"{source}:Everything",
+        "--data.name": f"{source}:data",
+        "--task.name": f"{source}:task",
+    }
+    image = str(draw(tmp_path / "photos", red="red") / "test")
+    needed = {
+        ("evaluate",): list(names),
+        ("evaluate", "--nproc-per-node", "2"): list(names),
+        ("predict",): ["--model.name", "--data.name"],
+        ("predict", image): ["--model.name"],
+        ("export", "--to", "safetensors"): ["--model.name"],
+    }
+    for (command, *words), wanted in needed.items():
+        for given in ([], wanted[:1]):
+            typed = [each for name in given for each in (name, names[name])]
+            missing = [name for name in wanted if name not in given]
+            if not missing:
+                continue
+            capsys.readouterr()
+            assert main([command, str(run), *words, *typed]) == 2
+            line = capsys.readouterr().err
+            assert [name for name in names if name in line] == missing
+            assert line.count("\n") == 1
+    typed = [each for pair in names.items() for each in pair]
+    row = json.loads(shown(capsys, "evaluate", run, *typed, "--json"))
+    assert row["loss"] == json.loads((run / "result.json").read_text())["test_loss"]
 
 
 def test_predict_sees_images_as_the_evaluation_does(
