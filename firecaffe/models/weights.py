@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
 
-HELD_UNDER = ("state_dict", "model")
+HELD_UNDER = ("state_dict", "model_state_dict", "model")
 """The words under which programs keep a state_dict beside what else they save."""
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
@@ -39,6 +39,8 @@ class FirstWeights:
 
     file: str
     sha256: str
+    held_under: list[str]
+    """The words under which the file holds them."""
     prefix: str
     """What was left out before the file's names."""
     taken: int
@@ -65,6 +67,8 @@ class FirstWeights:
         ):
             if names:
                 said.append(f"{len(names)} {what} ({_some(names)})")
+        if self.held_under:
+            said.append(f"the file holds them under {' in '.join(map(repr, self.held_under))}")
         if self.prefix:
             said.append(f"{self.prefix!r} before the file's names was left out")
         return "; ".join(said)
@@ -76,9 +80,9 @@ def load_weights(network: nn.Module, file: str, sha256: str = "") -> FirstWeight
 
     Raises: RecipeError if it is no file of weights, or nothing of it fits.
     """
-    found = _read(file)
+    found, held_under = _read(file)
     named = _named(network)
-    prefix = _prefix(found, named)
+    prefix = _prefix(file, found, named)
     found = {name.removeprefix(prefix): each for name, each in found.items()}
     missing, reshaped, fitting = [], {}, {}
     for names, tensor in named:
@@ -101,7 +105,8 @@ def load_weights(network: nn.Module, file: str, sha256: str = "") -> FirstWeight
             tensor.copy_(found[name])
     of_network = {name for names, _ in named for name in names}
     unexpected = [name for name in found if name not in of_network]
-    return FirstWeights(file, sha256, prefix, len(fitting), missing, unexpected, reshaped)
+    taken = len(fitting)
+    return FirstWeights(file, sha256, held_under, prefix, taken, missing, unexpected, reshaped)
 
 
 def file_digest(file: str) -> str:
@@ -121,13 +126,15 @@ def _check_file(file: str) -> None:
         )
 
 
-def _read(file: str) -> dict[str, Tensor]:
-    """The tensors of a file, by name; mapped from it where that is possible."""
+def _read(file: str) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors of a file, by name, mapped from it where that is possible; and the words that it
+    holds them under.
+    """
     _check_file(file)
     path = Path(file)
     try:
         if path.suffix == ".safetensors":
-            return _without_pieces(load_file(path))
+            return _without_pieces(load_file(path)), []
         is_zip = zipfile.is_zipfile(path)
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
     except OSError as error:
@@ -159,19 +166,32 @@ def _why_not(file: str, error: Exception) -> str:
     )
 
 
-def _tensors(file: str, held: Any) -> dict[str, Tensor]:
-    for word in HELD_UNDER:
-        if isinstance(held, Mapping) and isinstance(held.get(word), Mapping):
-            held = held[word]
+def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
+    words: list[str] = []
+    while isinstance(held, Mapping):
+        there = [word for word in HELD_UNDER if isinstance(held.get(word), Mapping) and held[word]]
+        if len(there) > 1:
+            raise RecipeError(
+                f"model.weights {file} holds weights under {' and under '.join(map(repr, there))}; "
+                "expected one of them: save that state_dict alone"
+            )
+        if not there:
+            break
+        words.append(there[0])
+        held = held[there[0]]
     found = {}
     if isinstance(held, Mapping):
         found = {str(name): each for name, each in held.items() if isinstance(each, Tensor)}
     if not found:
+        what = f"a {type(held).__name__}"
+        if isinstance(held, Mapping) and held:
+            what += f" of {_some(list(map(str, held)))}"
+        *others, last = map(repr, HELD_UNDER)
         raise RecipeError(
-            f"model.weights {file} holds no tensors by name but a {type(held).__name__}; expected "
-            "a state_dict, or one under 'state_dict' or 'model'"
+            f"model.weights {file} holds no tensors by name but {what}; expected a state_dict, or "
+            f"one under {', '.join(others)} or {last}"
         )
-    return found
+    return found, words
 
 
 def _without_pieces(found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -195,8 +215,11 @@ def _named(network: nn.Module) -> list[tuple[list[str], Tensor]]:
     return list(named.values())
 
 
-def _prefix(found: Mapping[str, Tensor], named: list[tuple[list[str], Tensor]]) -> str:
-    """What has to be left out before the file's names so that the most fit; empty if nothing."""
+def _prefix(file: str, found: Mapping[str, Tensor], named: list[tuple[list[str], Tensor]]) -> str:
+    """What has to be left out before the file's names so that the most fit; empty if nothing.
+
+    Raises: RecipeError if as many fit after another prefix.
+    """
     names = {name for each, _ in named for name in each}
     tried, longest = [""], [""]
     while longest:
@@ -207,7 +230,15 @@ def _prefix(found: Mapping[str, Tensor], named: list[tuple[list[str], Tensor]]) 
     def fitting(prefix: str) -> int:
         return sum(name.startswith(prefix) and name[len(prefix) :] in names for name in found)
 
-    return max(tried, key=fitting)  # the first of the best, which is the shortest
+    counts = {prefix: fitting(prefix) for prefix in tried}
+    most = max(counts.values())
+    best = [prefix for prefix, count in counts.items() if count == most]
+    if most and "" not in best and len(best) > 1:
+        raise RecipeError(
+            f"model.weights {file} has {most} names of the network after {best[0]!r}, and as many "
+            f"after {best[1]!r}; expected one of them: save that network's state_dict alone"
+        )
+    return best[0]  # nothing, if nothing fits
 
 
 def _by(shape: torch.Size) -> str:

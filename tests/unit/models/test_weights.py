@@ -44,14 +44,16 @@ def test_all_of_a_file_is_taken(tmp_path: Path, name: str) -> None:
     assert len(found.sha256) == 64
 
 
-@pytest.mark.parametrize("key", ["state_dict", "model"])
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
 @pytest.mark.parametrize("prefix", ["module.", "module._orig_mod.", "model."])
 def test_wrappers_and_trainers_are_seen_through(tmp_path: Path, key: str, prefix: str) -> None:
     network = Net(3)
     state = OrderedDict((prefix + name, each) for name, each in filled(network).items())
     found = load_weights(network, save(tmp_path / FILE, {key: state, "epoch": 3}))
     assert (found.taken, found.prefix) == (9, prefix)
+    assert found.held_under == [key]
     assert repr(prefix) in found.line
+    assert repr(key) in found.line
 
 
 def test_a_checkpoint_of_ours_is_taken_without_what_is_not_the_networks(tmp_path: Path) -> None:
@@ -126,6 +128,20 @@ WRONG: dict[str, Any] = {
     "neither": lambda at: str((at / FILE).write_text("no weights") and at / FILE),
     "it begins with b'epoch,loss": lambda at: str((at / FILE).write_text(CSV) and at / FILE),
     "no tensors by name": lambda at: save(at / FILE, [torch.zeros(2)]),
+    "a dict of generator, discriminator": lambda at: save(
+        at / FILE, {"generator": filled(Net(3)), "discriminator": filled(Net(3))}
+    ),
+    "under 'state_dict' and under 'model'": lambda at: save(
+        at / FILE, {"model": filled(Net(3)), "state_dict": filled(Net(3), 0.25)}
+    ),
+    "after 'model.', and as many after 'net.'": lambda at: save(
+        at / FILE,
+        {
+            f"{before}{name}": x
+            for before in ("model.", "net.")
+            for name, x in filled(Net(3)).items()
+        },
+    ),
     "none of its 1 tensors": lambda at: save(at / FILE, {"other.weight": torch.zeros(2)}),
 }
 
