@@ -19,6 +19,9 @@ from typing import Any
 
 from firecaffe.errors import OwnCodeError, RecipeError
 
+REFERENCES = ("model.name", "data.name", "task.name", "solver.type")
+"""The words of a recipe that may name a user's code."""
+
 MOST_SHOWN = 80
 """Signs of what was found, in a line about it."""
 
@@ -26,6 +29,26 @@ MOST_SHOWN = 80
 def is_reference(name: str) -> bool:
     """Whether a name is that of a user's own code."""
     return ":" in name
+
+
+def with_file(name: str, change: Callable[[str], str]) -> str:
+    """`path/file.py:function` with another path to the file; other names as they are."""
+    place, colon, member = name.partition(":")
+    return f"{change(place)}:{member}" if colon and place.endswith(".py") else name
+
+
+def without_folder(name: str) -> str:
+    """`file.py:function` of `path/file.py:function`: the same wherever the code lies."""
+    return with_file(name, os.path.basename)
+
+
+def wherever(word: str, value: Any) -> Any:
+    """The value of a recipe's word, without the folder of the file that it names: a run's own
+    recipe has paths from the root, and may have been moved.
+    """
+    if word == "model.weights" and isinstance(value, str):
+        return os.path.basename(value)
+    return without_folder(value) if word in REFERENCES and isinstance(value, str) else value
 
 
 def find(word: str, name: str) -> Callable[..., Any]:

@@ -31,7 +31,7 @@ from firecaffe.data.source import (
     open_test_shards,
 )
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.reference import is_reference
+from firecaffe.reference import is_reference, without_folder
 
 DATASETS: dict[str, Callable[[DataConfig], DataParts]] = {
     "fashion-mnist": open_fashion_mnist,
@@ -125,7 +125,8 @@ def divide(parts: DataParts, config: DataConfig) -> Data:
     counts = [f"{len(train)} training", f"{len(test)} test"]
     if validation is not None:
         counts.insert(1, f"{len(validation)} {choosing}")
-    description = f"{config.name}: {', '.join(counts[:-1])} and {counts[-1]} {what}, {about}"
+    source = without_folder(config.name)
+    description = f"{source}: {', '.join(counts[:-1])} and {counts[-1]} {what}, {about}"
     return Data(train, test, description, validation, notes, layout)
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from firecaffe.reference import without_folder
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -27,6 +29,7 @@ class ModelConfig:
     @property
     def label(self) -> str:
         """What tells its steps from another network's: the name, with what changes it."""
+        name = without_folder(self.name)
         words = [f"{word}={value!r}" for word, value in sorted(self.args.items())]
         words += [f"freeze={self.freeze!r}"] if self.freeze else []
-        return f"{self.name}({', '.join(words)})" if words else self.name
+        return f"{name}({', '.join(words)})" if words else name

@@ -9,6 +9,7 @@ import tomli_w
 
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import REFERENCES, without_folder
 from firecaffe.solvers.policy import OVER_THE_TRAINING
 
 _FREE_WORDS = (
@@ -35,7 +36,7 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     """
     sections = ("model", "data", "train", "solver", "task")
     words = {
-        name: value
+        name: without_folder(value) if name in REFERENCES else value
         for name, value in flatten(recipe).items()
         if name.split(".")[0] in sections and name not in _FREE_WORDS
     }

@@ -16,6 +16,7 @@ from firecaffe.exchange.route import Route, find_route
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.identity import identity
 from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import without_folder
 from firecaffe.solvers.policy import batch_scale, learning_rate, momentum
 
 
@@ -79,7 +80,7 @@ class Run:
     @property
     def title(self) -> str:
         """The network and the workers, for people."""
-        name = re.sub(r"[^\w.]+", "-", self.recipe.model.name)
+        name = re.sub(r"[^\w.]+", "-", without_folder(self.recipe.model.name))
         return f"{name}-{self.ranks.world_size}w"
 
     def share(self, rank: int) -> range:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
+from firecaffe.reference import wherever
 from firecaffe.runs.files import read_small
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.learned import failure
@@ -254,7 +255,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read ({error})") from error
     found = {
-        f"{section}.{word}": value
+        f"{section}.{word}": wherever(f"{section}.{word}", value)
         for section, words in sections.items()
         if isinstance(words, dict) and section != "run"
         for word, value in words.items()

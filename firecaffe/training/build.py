@@ -21,8 +21,10 @@ from firecaffe.plan.of_recipe import write_forecast
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.identity import to_toml, tuned_by
 from firecaffe.recipe.idle import idle_words
+from firecaffe.recipe.paths import with_absolute_paths
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.reference import without_folder
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
 from firecaffe.runs.folder import continue_run_folder, create_run_folder
@@ -187,7 +189,7 @@ def _train_in(
     if world.is_first:
         record = {
             **result.as_row(),
-            "model": recipe.model.name,
+            "model": without_folder(recipe.model.name),
             "first_weights": learner.first_weights and learner.first_weights.as_dict(),
             "frozen_parameters": len(frozen.names),
             "world_size": world.world_size,
@@ -252,7 +254,7 @@ def _make_folder(
         else:
             folder = start.folder
             continue_run_folder(folder, start.step)
-        write_atomically(folder / "recipe.toml", to_toml(run.recipe))
+        write_atomically(folder / "recipe.toml", to_toml(with_absolute_paths(run.recipe)))
         write_json(folder / "environment.json", {**describe_environment(), "own_code": own_code})
         write_about(folder, about)
         remember_folder(world, start, folder.resolve())

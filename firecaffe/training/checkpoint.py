@@ -28,6 +28,7 @@ from torch import Tensor
 from firecaffe.errors import CheckpointError
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import wherever
 from firecaffe.runs.files import read_small, sync_file, sync_folder, write_atomically
 from firecaffe.training.stored import InMemory, Stored
 from firecaffe.training.tensor_file import TensorFile
@@ -245,7 +246,7 @@ def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int)
     for word in sorted(identity.keys() | checkpoint.identity.keys()):
         default = defaults.get(word)
         saved, asked = checkpoint.identity.get(word, default), identity.get(word, default)
-        if saved != asked:
+        if wherever(word, saved) != wherever(word, asked):
             raise CheckpointError(
                 f"{word} is {asked!r} in the recipe, {saved!r} in the checkpoint; "
                 "it decides bits, so a run cannot go on with another"
