@@ -5,14 +5,14 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: demo test faults lint clean
+.PHONY: demo test faults lint docs clean
 
 demo: $(VENV)/installed
 	$(RUN)/firecaffe demo recipes/nin_small.toml
 
 # Files of tests side by side, in a process for each core: at most four, for many tests start ranks.
 # Emulated clusters have the machine for themselves: their links have rates.
-test: $(VENV)/installed-dev lint
+test: $(VENV)/installed-dev lint docs
 	$(RUN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --ignore tests/cluster
 	$(RUN)/python -m pytest tests/cluster
 
@@ -24,6 +24,11 @@ lint: $(VENV)/installed-dev
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
+
+# All pages and the reference as a site. -E: a page that is not read anew would keep its warnings.
+docs: $(VENV)/installed-dev
+	$(RUN)/python -m sphinx -E -W -q -c docs . build/docs
+	@echo build/docs/docs/index.html
 
 # A torch that the Python at hand already has (with its GPU support) is used; else 2.13.0.
 $(VENV)/bin/python:

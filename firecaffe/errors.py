@@ -112,22 +112,27 @@ class PeerLostError(FirecaffeError, RuntimeError):
 
     @classmethod
     def of(cls, fault: Fault) -> "PeerLostError":
+        """The error of a fault, with its line."""
         return cls(fault.line, fault)
 
     @property
     def rank(self) -> int | None:
+        """The rank that is lost; None if nobody knows."""
         return None if self.fault is None else self.fault.rank
 
     @property
     def host(self) -> str:
+        """Its host; empty if nobody knows."""
         return "" if self.fault is None else self.fault.host
 
     @property
     def step(self) -> int:
+        """The step under way, counted from 1; 0 before the first, or if nobody knows."""
         return 0 if self.fault is None else self.fault.step
 
     @property
     def kind(self) -> str:
+        """What has happened to it, a row of docs/faults.md; gone if nobody knows."""
         return "gone" if self.fault is None else self.fault.kind
 
 

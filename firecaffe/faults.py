@@ -69,8 +69,11 @@ class Fault:
     """What happened to one rank."""
 
     kind: str
+    """A row of `KINDS`."""
     rank: int
+    """The rank that it happened to."""
     host: str
+    """The rank's host."""
     step: int
     """The step under way, counted from 1; 0 before the first."""
     seen: str
@@ -84,6 +87,7 @@ class Fault:
 
     @property
     def exit_code(self) -> int:
+        """The exit code that it ends a command with."""
         return self.code or KINDS[self.kind].exit_code
 
     @property
@@ -98,6 +102,7 @@ class Fault:
         return f"{what} {when}{detail}{seen}; {advice}"
 
     def as_json(self) -> dict[str, Any]:
+        """What fault.json has."""
         return {**asdict(self), "exit_code": self.exit_code, "line": self.line}
 
     def as_text(self) -> str:

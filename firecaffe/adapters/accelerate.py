@@ -56,8 +56,11 @@ class ExchangeHandler(DistributedDataParallelKwargs):
 def use_exchange(of: Any, exchange: str = "tree", compressor: str = NO_COMPRESSOR) -> None:
     """Lets models that are prepared from here on sum their gradients by an exchange.
 
-    of: an `accelerate.Accelerator` that has prepared none yet, or a `transformers.Trainer` that has
-    not begun. exchange, compressor: as for `parallelize`.
+    Args:
+        of: An `accelerate.Accelerator` that has prepared none yet, or a `transformers.Trainer` that
+            has not begun.
+        exchange: As for `parallelize`.
+        compressor: As for `parallelize`.
 
     Raises: RecipeError if the gradients would not go through the exchange, and then nothing is
     changed. From `prepare` or `train`, what `parallelize` raises of a model.

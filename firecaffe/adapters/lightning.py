@@ -25,7 +25,12 @@ REFUSED = ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averagi
 
 
 class ExchangeStrategy(DDPStrategy):
-    """A strategy for `lightning.Trainer`. words: Lightning's own and DDP's, by name.
+    """A strategy for `lightning.Trainer`: its DDP, whose gradients go through an exchange of ours.
+
+    Args:
+        exchange: As for `parallelize`.
+        compressor: As for `parallelize`.
+        words: Lightning's own words for its DDP strategy, and DDP's, by name.
 
     Raises: RecipeError if a word cannot be; from `fit`, what `parallelize` raises.
     """
@@ -51,7 +56,10 @@ class ExchangeStrategy(DDPStrategy):
 
 
 class FabricExchangeStrategy(FabricDDPStrategy):
-    """A strategy for `lightning.Fabric`; otherwise as `ExchangeStrategy`."""
+    """A strategy for `lightning.Fabric`; otherwise as `ExchangeStrategy`.
+
+    Raises: RecipeError if a word cannot be; from `setup`, what `parallelize` raises.
+    """
 
     def __init__(
         self, exchange: str = "tree", compressor: str = NO_COMPRESSOR, **words: Any

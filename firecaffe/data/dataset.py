@@ -94,13 +94,17 @@ def layout_of(dataset: Dataset) -> Layout:
 class TensorDataset:
     """A data set in memory; a batch is one indexing of the whole of each tensor.
 
-    inputs, targets: tensors, or trees of them, with a row for each sample. If inputs are uint8
-    (0 ... 255) or float32 of (N, C, H, W), and targets integers of (N,), they are images of
-    classes. num_classes: of such, by default the largest label plus one. class_names: by label.
-    sample_weights: for `data.balance = "own"`, a number for each sample.
+    If inputs are uint8 (0 to 255) or float32 of (N, C, H, W), and targets integers of (N,), they
+    are images of classes.
 
-    Raises:
-        DataError: there are no samples, not as many of each, or a label is out of range.
+    Args:
+        inputs: A tensor, or a tree of tensors (dict, tuple, list), with a row for each sample.
+        targets: Likewise, with as many rows.
+        num_classes: The number of classes; of images, by default the largest label plus one.
+        class_names: A name for each class, by label.
+        sample_weights: For `data.balance = "own"`, a number for each sample.
+
+    Raises: DataError if there are no samples, not as many of each, or a label is out of range.
     """
 
     sample_CHW: tuple[int, int, int]

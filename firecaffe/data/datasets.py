@@ -41,6 +41,7 @@ DATASETS: dict[str, Callable[[DataConfig], DataParts]] = {
     "packed": open_packed,
     "generated": open_generated,
 }
+"""The sources of data by name: the recipe's words to the parts of a data set."""
 
 
 GIVEN = "own data"

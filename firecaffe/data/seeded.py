@@ -25,6 +25,7 @@ class Key(NamedTuple):
     """What a sample's random numbers are a function of."""
 
     seed: int
+    """The recipe's `train.seed`; 0 in evaluations."""
     epoch: int
     """From 0; EVALUATION (-1) in evaluations."""
     sample: int

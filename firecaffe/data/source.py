@@ -34,8 +34,11 @@ class DataParts(NamedTuple):
     """The parts of a data set as they are stored."""
 
     train: Dataset
+    """The training samples."""
     test: Dataset
+    """The test samples, which are seen once, at the end."""
     validation: Dataset | None = None
+    """What evaluations during a training see, and what chooses goes by; None if there are none."""
     notes: tuple[str, ...] = ()
     """What is to be said of them, in lines."""
 

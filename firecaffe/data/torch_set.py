@@ -34,10 +34,15 @@ def from_torch(dataset: Any, workers: int = 0, collate: Collate = default_collat
     workers; `firecaffe.data.current_key()` is that key. What has a generator of its own must draw
     by the key, or it changes from run to run, which the run says.
 
-    workers: processes of each rank that make items, each with a copy of the data set. With 0 they
-    are made in the training's own thread.
+    Args:
+        dataset: The data set.
+        workers: Processes of each rank that make items, each with a copy of the data set. With 0
+            they are made in the training's own thread.
+        collate: A function of a list of items, as a DataLoader's `collate_fn`: gives (inputs,
+            targets), each a tensor or a tree of tensors with a row for each item.
 
-    Raises: DataError if it is no such data set; RecipeError if workers is no number.
+    Raises: DataError if it is no such data set; RecipeError if workers is no number, or collate no
+    function.
     """
     if not is_map_style(dataset):
         raise DataError(f"from_torch was given {_what(dataset)}; expected a map-style Dataset")

@@ -31,6 +31,7 @@ ALGORITHMS: dict[str, Callable[[int, int], Schedule]] = {
     "recursive_doubling": recursive_doubling.schedule,
     "halving_doubling": halving_doubling.schedule,
 }
+"""The exchanges by name: (world_size, num_elements) to a schedule."""
 
 ROOTED = ("parameter_server", "tree")
 """The algorithms that bring all sums to rank 0 and then hand them back: what `inner` may be."""

@@ -8,7 +8,10 @@ from firecaffe.exchange.schedule import VECTOR, Schedule, Transfer
 
 
 def check(schedule: Schedule) -> None:
-    """Checks the whole, all ranks together. Raises: ValueError, as `check_round`."""
+    """Checks all rounds, all ranks together.
+
+    Raises: ValueError, as `check_round`.
+    """
     for index, round_ in enumerate(schedule.rounds):
         check_round(index, round_, schedule)
 

@@ -40,15 +40,21 @@ class Transfer(NamedTuple):
     """`source` sends its elements [start, stop) to `destination`, which adds or overwrites."""
 
     source: int
+    """The rank that sends."""
     destination: int
+    """The rank that receives."""
     start: int
+    """The first element."""
     stop: int
+    """The element after the last."""
     reduce: bool
+    """Whether the destination adds, instead of overwriting."""
     reads: int = VECTOR
     """The number of an input, among those of all ranks; or the vector."""
 
     @property
     def num_elements(self) -> int:
+        """The number of elements that are sent."""
         return self.stop - self.start
 
 
@@ -67,8 +73,11 @@ class Schedule:
     """
 
     algorithm: str
+    """The name of its algorithm."""
     world_size: int
+    """The number of ranks."""
     num_elements: int
+    """The elements of each rank's vector."""
     of_rank: Callable[[int], Iterator[OwnRound]] = field(repr=False, compare=False)
     """A rank's rounds, by number; to be asked by `rounds_of`, which leaves out what is empty."""
     num_rounds: int
@@ -141,6 +150,7 @@ class Schedule:
             yield number, [t for t in transfers if not self.in_memory(t)]
 
     def transfers(self) -> Iterable[Transfer]:
+        """The transfers of all rounds, one after the other."""
         return (transfer for round_ in self.rounds for transfer in round_)
 
     def elements_of_busiest_rank(self) -> int:

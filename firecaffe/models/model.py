@@ -18,10 +18,11 @@ AUX_WEIGHT = 0.3
 class Model:
     """One row of MODELS.
 
-    build: called as `build(num_classes=..., in_channels=...)`, returns an initialized network.
-    input_CHW: the crop that its authors train on.
-    num_classes: the classes of the data set that it was made for.
-    page: its documentation, relative to the root of the repository.
+    Args:
+        build: Called as `build(num_classes=..., in_channels=...)`, returns an initialized network.
+        input_CHW: The crop that its authors train on: channels, rows and columns.
+        num_classes: The classes of the data set that it was made for.
+        page: Its documentation, relative to the root of the repository.
     """
 
     build: Callable[..., nn.Module]

@@ -43,6 +43,7 @@ MODELS: dict[str, Model] = {
     "resnet50": Model(resnet50, (3, 224, 224), 1000, "docs/models/resnet.md"),
     "resnet152": Model(resnet152, (3, 224, 224), 1000, "docs/models/resnet.md"),
 }
+"""The networks by name."""
 
 
 def build_model(
@@ -52,7 +53,7 @@ def build_model(
 
     Build it under `torch.device("meta")` to have its shapes without its memory.
 
-    Raises RecipeError if no network has that name, or a number is below 1.
+    Raises: RecipeError if no network has that name, or a number is below 1.
     """
     check_name(name)
     return MODELS[name].build(**counts_of(name, num_classes, in_channels))

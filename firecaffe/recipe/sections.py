@@ -27,13 +27,21 @@ class Recipe:
     """One training, in sections."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    """The network."""
     data: DataConfig = field(default_factory=DataConfig)
+    """The samples, and what is done to them."""
     train: TrainConfig = field(default_factory=TrainConfig)
+    """How long, in which batches and in which arithmetic."""
     solver: SolverConfig = field(default_factory=SolverConfig)
+    """The optimizer and its learning rate."""
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    """How gradients are summed over the workers."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When the state is saved."""
     run: RunConfig = field(default_factory=RunConfig)
+    """Where the run is recorded."""
     task: TaskConfig = field(default_factory=TaskConfig)
+    """The loss, and what evaluations measure."""
 
 
 def check_recipe(recipe: Recipe) -> None:

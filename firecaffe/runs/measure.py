@@ -30,7 +30,9 @@ class Measure:
     """A metric: its name in records, its direction, and whether it is a share of 1."""
 
     name: str = "top1"
+    """What records call it."""
     higher_is_better: bool = True
+    """Which way it is better."""
     is_share: bool = True
     """Shares are said in per cent, and their differences in points."""
 

@@ -110,6 +110,13 @@ def attach(model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> 
     Every rank calls it, with the same folder, after `torch.distributed` was initialized; without
     that, RANK in the environment says which it is. Started again by its launcher, a script goes on
     in the files of its last attempt.
+
+    Args:
+        model: The network whose steps are timed, in DDP or not.
+        optimizer: The one whose `step()` ends a step.
+        folder: The folder that gets `timings/rank-R.jsonl`.
+
+    Raises: RunError if the folder has this rank's timings of another run, or cannot be written.
     """
     return Attached(model, optimizer, folder)
 

@@ -186,9 +186,16 @@ def comm_hook(
 ) -> tuple[HookState, GradHook]:
     """(state, hook) for `DistributedDataParallel.register_comm_hook`; each DDP needs its own pair.
 
-    Joins nothing: the ranks meet with the first bucket. process_group: the one that DDP was given,
-    if it was given one. Otherwise as `parallelize`, the errors too; those of meeting come out of
-    `backward()`.
+    Joins nothing: the ranks meet with the first bucket.
+
+    Args:
+        exchange: As for `parallelize`.
+        compressor: As for `parallelize`.
+        timeout_s: As for `parallelize`.
+        process_group: The one that DDP was given, if it was given one.
+
+    Raises: RecipeError if the words cannot be, or not together. From `backward()`, what
+    `parallelize` raises while ranks meet, and PeerLostError if another rank went away.
     """
     check_words(exchange, compressor, timeout_s)
     return HookState(exchange, compressor, timeout_s, process_group), exchange_bucket

@@ -39,9 +39,15 @@ def launch(
 ) -> Value:
     """Runs `function(*args)` on so many workers of this host; returns what it returns on rank 0.
 
-    In the function, `firecaffe.train`, `firecaffe.parallelize` and torch.distributed find the world
-    as they do under torchrun. max_restarts: how often all workers are started anew if one is lost;
-    `firecaffe.train` then goes on from its newest checkpoint.
+    In the function, `firecaffe.train`, `firecaffe.parallelize` and `torch.distributed` find the
+    world as they do under torchrun. No `if __name__ == "__main__"` is needed around the call.
+
+    Args:
+        function: What each worker calls: a function of a module, a script or a notebook.
+        nproc_per_node: The number of workers, each a process.
+        args: The arguments of the function, which are copied to the workers.
+        max_restarts: How often all workers are started anew if one is lost; `firecaffe.train` then
+            goes on from its newest checkpoint.
 
     Raises: RecipeError if the function, its arguments or what it returns cannot be handed over;
     RankFailedError, one line with the rank and its exit code, for the worker that failed first,

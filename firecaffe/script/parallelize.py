@@ -76,6 +76,7 @@ def parallelize(
     The process keeps the memory that it frees (`cluster.memory`): training on CPUs is faster so.
 
     Args:
+        module: The model, on its device.
         ddp_arguments: DistributedDataParallel's own by position, as device_ids.
         exchange: A row of docs/exchange.md, or auto: the fastest by a link that is measured here.
             The ranks of a host are those that can share memory.

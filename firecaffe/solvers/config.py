@@ -41,8 +41,8 @@ class SolverConfig:
         decay_form: l2 (the decay is part of the gradient) or decoupled (weights shrink by the
             rate times the decay, beside the update; sgd, nesterov, adagrad, adadelta, rmsprop).
             Adam's decoupled form is adamw; lamb has it always.
-        lr_mult: Multipliers of the rate by pattern of a parameter's name, as "*.bias" = 2; the last
-            match counts. "@vector" is all of one dimension: biases and normalization.
+        lr_mult: Multipliers of the rate by pattern of a parameter's name, as `"*.bias" = 2`; the
+            last match counts. `"@vector"` is all of one dimension: biases and normalization.
         decay_mult: Multipliers of the weight decay, likewise.
         clip_gradients: Largest L2 norm of the gradient; 0 does not clip.
     """

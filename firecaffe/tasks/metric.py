@@ -44,8 +44,13 @@ class Metric(Protocol):
 class Sums:
     """A metric that is computed from sums over the samples.
 
-    sums: (outputs, targets) to a tensor of sums. They are added in float64.
-    value: the sums of all samples to the value; without it, the one sum over the samples' number.
+    Args:
+        sums: (outputs, targets) to a tensor of sums over the samples of a batch. Those of batches
+            are added in float64.
+        value_of: The sums of all samples to the value; without it, the one sum divided by the
+            number of samples.
+        higher_is_better: Which way it is better; None if the task says so.
+        is_share: Whether it is a share of 1, which is said in per cent.
     """
 
     sums: Callable[[Any, Any], Tensor]

@@ -30,8 +30,11 @@ class Row:
     """A metric: how it is made for each task, its direction, and whether it is a share of 1."""
 
     of: Mapping[str, Make]
+    """By the name of a task: (this row, what is known of the data) to the metric."""
     higher_is_better: bool = True
+    """Which way it is better."""
     is_share: bool = True
+    """Whether it is a share of 1, which is said in per cent."""
 
 
 def _logits(outputs: Any, known: Known) -> Tensor:

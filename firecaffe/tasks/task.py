@@ -38,6 +38,7 @@ class Task:
     """
 
     loss: Loss
+    """(outputs, targets) to the mean loss of the samples, a scalar."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """By name: a `torchmetrics.Metric`, a `firecaffe.Sums`, or a function (outputs, targets) to the
     sum over the samples, whose mean is the value.
@@ -49,11 +50,12 @@ class Task:
     higher_is_better: bool | None = None
     """Whether more of `metric` is better; None if the metric itself says so."""
     counts: Counts | None = None
+    """What is counted beside the loss of each step; None for nothing."""
     classes: Callable[[Any], list[int]] | None = None
     """The class of each sample of some targets, if samples have one: the share of the largest class
     is what a network gets that has learned nothing.
     """
-    wrong: Callable[[Any], str] = lambda outputs: ""
+    wrong: Callable[[Any], str] | None = None
     """(outputs) to what is wrong with them and what is expected; empty if they will do. Asked with
     shapes alone, on the meta device, before any rank is started.
     """
@@ -65,7 +67,10 @@ class Task:
 
     @cached_property
     def measured(self) -> Mapping[str, Metric]:
-        """The metrics, each as an evaluation takes it. Raises: RecipeError if one cannot be."""
+        """The metrics, each as an evaluation takes it.
+
+        Raises: RecipeError if one cannot be.
+        """
         return {name: as_metric(name, each) for name, each in self.metrics.items()}
 
     @property

@@ -73,19 +73,27 @@ def train(
 ) -> Result:
     """Trains in the world of torchrun's environment, or alone without one.
 
-    model: a function that makes the network (a class will do); it is called under the recipe's
-    seed. train_set, test_set: a map-style torch Dataset (`from_torch` gives it workers), tensors or
-    trees of them (`TensorDataset`, or the pair of inputs and targets), or an object with the two
-    members of `firecaffe.data.Dataset`. loss:
-    (outputs, targets) -> the mean loss. task: a loss and metrics of one's own. Each stands in for
-    what the recipe names. resume: a run
-    folder or a checkpoint to go on from, with any number of workers. comm_hook: (state, hook), a
-    communication hook as `DistributedDataParallel.register_comm_hook` takes it, which then sums
-    the gradients instead of the recipe's exchange. validation_set: what `train.eval_every`
-    evaluates on; of one's own data, `data.hold_out` holds out a share of train_set instead.
+    Every rank calls it, and returns the same result.
 
-    Every rank returns the same result. Raises: FirecaffeError, one line for the user; a script that
-    lets it through ends with that line and the error's exit code.
+    Args:
+        recipe: The training. What the other arguments give stands in for what it names.
+        model: A function that makes the network (a class will do); it is called under the recipe's
+            seed.
+        train_set: The training samples: a map-style torch Dataset (`from_torch` gives it workers),
+            tensors or trees of them (`TensorDataset`, or the pair of inputs and targets), or an
+            object with the two members of `firecaffe.data.Dataset`.
+        test_set: The test samples, likewise. They are seen once, at the end.
+        loss: (outputs, targets) to the mean loss of the samples, a scalar.
+        resume: A run folder or a checkpoint to go on from, with any number of workers.
+        comm_hook: (state, hook), a communication hook as
+            `DistributedDataParallel.register_comm_hook` takes it, which then sums the gradients
+            instead of the recipe's exchange.
+        validation_set: The samples that `train.eval_every` evaluates on. Without it `data.hold_out`
+            holds out a share of train_set.
+        task: A loss and metrics of one's own.
+
+    Raises: FirecaffeError, one line for the user, of the kind that says what it is about; a script
+    that lets it through ends with that line and the error's exit code.
     """
     tell_uncaught()
     check_not_in_worker()

@@ -21,7 +21,7 @@ def check_prediction(task: Task, outputs: Any, recipe: Recipe) -> None:
     """
     network = f"model.name {recipe.model.name!r}"
     try:
-        wrong = task.wrong(outputs)
+        wrong = "" if task.wrong is None else task.wrong(outputs)
     except RecipeError as error:
         raise RecipeError(f"{network}: {error}") from None
     if wrong:

@@ -42,13 +42,18 @@ class Trained:
 def load(run_or_file: str | Path, model: Given | None = None, *, best: bool = False) -> nn.Module:
     """Returns a trained network in evaluation mode, on the CPU.
 
-    run_or_file: a run's folder (its newest checkpoint that verifies), a checkpoint in it, or a file
-    of weights, safetensors or a state_dict of torch.save. model: the network, or a function that
-    makes it: for a file, and for a run whose network was given in Python. best: of a run, the best
-    checkpoint. If evaluations take a moving average of the weights, it has that.
+    If the run's evaluations take a moving average of the weights, it has that.
 
-    Raises: RecipeError, RunError, CheckpointError, DataError; OwnCodeError for what a user's code
-    raises.
+    Args:
+        run_or_file: A run's folder (its newest checkpoint that verifies), a checkpoint in it, or a
+            file of weights: safetensors, or a state_dict of torch.save.
+        model: The network, or a function that makes it: for a file, and for a run whose network was
+            given in Python.
+        best: Of a run, the best checkpoint instead of the newest.
+
+    Raises: CheckpointError if there is no checkpoint that verifies, or the weights do not fit;
+    RecipeError if nothing says which network it is; RunError if the run cannot be read; DataError
+    if its data are needed and missing; OwnCodeError for what a user's code raises.
     """
     if not isinstance(run_or_file, str | Path):
         raise RecipeError(f"load: found {shown(run_or_file)}; expected the path of a run or a file")

@@ -33,20 +33,26 @@ class Result:
     """The result of a finished training. Rates leave out the first step, which warms up."""
 
     steps: int
+    """The steps of the whole training, with those before it was resumed."""
     timed_samples: int
+    """The training samples of the timed steps, of all ranks."""
     timed_s: float
+    """Seconds that the timed steps took, with all that the loop does after each."""
     images_per_s: float
+    """Training samples per second, of all ranks."""
     exposed_communication: float
     """Share of the step time that ranks waited for communication, mean over ranks."""
     data_wait: float
     """Share of the step time that ranks waited for data, mean over ranks."""
     data_wait_by_rank: list[float]
+    """The same of each rank."""
     sent_bytes_per_step_by_rank: list[float | None]
     """Bytes of gradients sent to other ranks in a step, by rank; None for those that went through a
     collective of the backend's."""
     loss: float | None
     """Mean loss of the last step; None if a resumed run had no step left to do."""
     test_loss: float
+    """Mean loss of the test samples."""
     metrics: dict[str, float]
     """The task's metrics on the test samples, by name."""
     measure: Measure
@@ -65,6 +71,7 @@ class Result:
     evaluated: str
     """What evaluations took: "weights", or "ema", their moving average."""
     test_samples: int
+    """The number of test samples."""
     weights_sha256: str
     """The SHA-256 of all parameters and buffers, by name."""
     state_sha256: str

@@ -34,11 +34,15 @@ class SaveCosts:
     """The costs of checkpoints. The steps had to wait for `copy_s` and `wait_s` only."""
 
     saved: int = 0
+    """The number of checkpoints that were saved."""
     failed: int = 0
+    """The number of those that could not be."""
     copy_s: float = 0.0
+    """Seconds of copying the state to the CPU."""
     wait_s: float = 0.0
     """Seconds of waiting for the checkpoint before, and at the end for the last."""
     write_s: float = 0.0
+    """Seconds of writing, beside the training."""
 
     @property
     def line(self) -> str:

@@ -31,6 +31,7 @@ NOT_RUN = {
     "make demo": "installs; its `firecaffe demo` has a test below",
     "make test": "this suite",
     "make lint": "a part of `make test`",
+    "make docs": "a part of `make test`",
     "torchrun --nnodes": "needs more hosts, which the command leaves open",
     "pip install": "installs: `make demo` and CI do so",
     "sbatch examples": "needs Slurm; with a stand-in: tests/habits/test_cluster_examples.py",

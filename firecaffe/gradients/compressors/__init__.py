@@ -30,6 +30,7 @@ COMPRESSORS: dict[str, RowCodec | TensorCodec | LowRank] = {
     "top_k": TOP_K,
     "power_sgd": LowRank(rank=16),
 }
+"""The codecs by name."""
 
 
 def make_compressor(name: str, layouts: Sequence[Layout]) -> Compressor:

@@ -23,9 +23,11 @@ class RowCodec:
     decode: Callable[[Tensor], Tensor]
     """Decodes uint8 (rows, row_bytes) to float32 (rows · ROW,)."""
     row_bytes: int
+    """The bytes of an encoded row."""
     remembers: bool
     """Whether what a step did not send is added to the next; see `feedback`."""
     row_elements: int = ROW
+    """The elements of a row."""
 
 
 @dataclass(frozen=True)
