@@ -67,3 +67,10 @@ def test_every_page_has_its_rows() -> None:
         "docs/models/README.md",
         "docs/models/own.md",
     }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_list_of_networks_links_to_the_page(name: str) -> None:
+    page = Path(MODELS[name].page)
+    lines = (ROOT / page.parent / "README.md").read_text().splitlines()
+    assert [f"({page.name})" in line for line in lines if f"`{name}`" in line] == [True]
