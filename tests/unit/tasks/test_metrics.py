@@ -155,6 +155,16 @@ def test_own_sums() -> None:
     assert task.measure == Measure("spread", False, False)
 
 
+def test_own_metrics_say_whether_they_are_shares() -> None:
+    near = Sums(right, higher_is_better=True, is_share=True)
+    error = of_numbers.MeanAbsoluteError()
+    metrics = {"near": near, "right": right, "f1": MulticlassF1Score(4), "error": error}
+    task = Task(CLASSIFICATION_LOSS, metrics)
+    assert task.shares == ["near", "f1"]
+    assert task.measure == Measure("near", True, True)
+    assert task.measure.shown(0.5) == "50.00%"
+
+
 @pytest.mark.parametrize(
     ("metric", "parts"),
     [
