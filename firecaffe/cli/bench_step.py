@@ -133,7 +133,7 @@ def _show(
 ) -> None:
     names = list(dict.fromkeys(name for each in types for name in each.time_s))
     table = Table(box=SIMPLE_HEAD, title=f"{recipe.model.label}, one worker")
-    for header in ("images", "ms", "images/s", "of best", "update, ms", "MB"):
+    for header in ("samples", "ms", "samples/s", "of best", "update, ms", "MB"):
         table.add_column(header, justify="right", no_wrap=True)
     for name in names:
         table.add_column(SHORT_LAYER_NAMES.get(name, name), justify="right", no_wrap=True)

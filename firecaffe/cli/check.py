@@ -143,7 +143,7 @@ def _steps(world: World, recipe: Recipe, say: Callable[[str], None]) -> list[lis
     size = recipe.train.micro_batch_size
     steps = []
     for each in sorted({max(1, size // 2), size, 2 * size}):
-        say(f"steps of {each} images")
+        say(f"steps of {each} samples")
         gather_text(world, "")  # all at once, as in training
         steps.append(time_steps(recipe, world.device, each, STEP_S, _micro_batches(world, recipe)))
     own = [dataclasses.asdict(each) for each in steps]

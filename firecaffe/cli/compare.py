@@ -41,7 +41,7 @@ NUMBER_COLUMNS = (
     "global\nbatch",
     "base\nlr",
     "steps",
-    "images\n/s",
+    "samples\n/s",
     "speedup",
     "exposed\ncomm.",
 )

@@ -233,7 +233,7 @@ HEADERS = (
     "exposed",
     "data",
     "update",
-    "images/s",
+    "samples/s",
     "speedup",
     "eff.",
     "memory",

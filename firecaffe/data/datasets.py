@@ -152,8 +152,8 @@ def _check_alike(source: str, train: Dataset, name: str, part: Dataset) -> None:
     least, most = num_classes(train), num_classes(part)
     if least is not None and most is not None and most > least:
         raise DataError(
-            f"{source}: the {name} images have {most} classes, the training "
-            f"images {least}; expected no others"
+            f"{source}: the {name} samples have {most} classes, the training "
+            f"samples {least}; expected no others"
         )
 
 

@@ -116,7 +116,7 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
     ]
     found = changes(workload, cluster, last)
     if found:
-        first = "; ".join(f"{each.what}, {each.gain:+.0%} images/s" for each in found[:3])
+        first = "; ".join(f"{each.what}, {each.gain:+.0%} samples/s" for each in found[:3])
         said.append(f"To change first: {first}.")
     else:
         said.append("No single change that the planner knows brings 2 %.")

@@ -281,4 +281,4 @@ def write_forecast(
     write_json(folder / FORECAST, found)
     low, high = found["step_low_s"] * 1e3, found["step_high_s"] * 1e3
     said = f"{found['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g})"
-    return [f"forecast: {said}, {found['images_per_s']:,.4g} images/s on {found['cluster']}"]
+    return [f"forecast: {said}, {found['images_per_s']:,.4g} samples/s on {found['cluster']}"]

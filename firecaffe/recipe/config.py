@@ -28,8 +28,8 @@ class TrainConfig:
         compile: Train with code that torch.compile makes for the network. Other bits than without,
             the same on any number of workers. Needs a C++ compiler on a CPU.
         deterministic: On a GPU, use only kernels that give the same bits every time.
-        eval_every: Evaluate on the validation images (`data.hold_out`, or the data set's own)
-            every so many steps. The test images are seen once, at the end.
+        eval_every: Evaluate on the validation samples (`data.hold_out`, or the data set's own)
+            every so many steps. The test samples are seen once, at the end.
         stop_after: Stop once so many evaluations have come without a better one. 0: never.
         ema_decay: Keep a moving average of the weights with this decay, as 0.999, and evaluate it
             instead of them. 0: none.
@@ -72,7 +72,7 @@ class CheckpointConfig:
         every_s: Save when so many seconds have passed since the last time; 0 does not count them.
         keep_last: How many checkpoints stay, the newest; 0 keeps all. With one alone, there is none
             to go back to where the disk has damaged it.
-        best: Save after every evaluation on validation images that is better than all before, and
+        best: Save after every evaluation on validation samples that is better than all before, and
             keep the best checkpoint beside the newest; `checkpoints/best` names it.
     """
 
@@ -136,7 +136,7 @@ def check_batch(config: TrainConfig, num_samples: int) -> None:
     if config.global_batch_size > most:
         raise RecipeError(
             f"train.global_batch_size is {config.global_batch_size}; there are {num_samples} "
-            f"training images, so it must be at most {most}"
+            f"training samples, so it must be at most {most}"
         )
 
 

@@ -1,6 +1,6 @@
 """A run's course: loss and accuracy against the time trained, the samples seen, the bytes sent.
 
-The accuracy is that on the validation images. A run without them has been tested at its end alone;
+The accuracy is that on the validation samples. A run without them has been tested at its end alone;
 runs of earlier versions have tests on their way.
 """
 

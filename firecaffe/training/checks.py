@@ -106,14 +106,15 @@ def _first_line(error: Exception) -> str:
 
 
 def check_validation(recipe: Recipe, data: Data) -> None:
-    """Checks `train.eval_every`. Raises: RecipeError if evaluations on the way have no images of
-    their own.
+    """Checks `train.eval_every`. Raises: RecipeError if evaluations on the way have no samples
+    of their own.
     """
     every = recipe.train.eval_every
     if every and data.validation is None:
         raise RecipeError(
-            f"train.eval_every is {every}, but there are no validation images, and the test images "
-            "are seen once, at the end; set data.hold_out, as to 0.1, or leave train.eval_every out"
+            f"train.eval_every is {every}, but there are no validation samples, and the "
+            "test samples are seen once, at the end; set data.hold_out, as to 0.1, or leave "
+            "train.eval_every out"
         )
 
 

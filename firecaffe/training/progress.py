@@ -29,7 +29,7 @@ def in_words(metrics: Mapping[str, float], shares: Sequence[str]) -> str:
 
 
 class RunProgress:
-    """Shows steps, loss, learning rate, images/s and the time left. Silent on other ranks."""
+    """Shows steps, loss, learning rate, samples/s and the time left. Silent on other ranks."""
 
     def __init__(self, title: str, first_step: int, steps: int, shown: bool) -> None:
         self._console = Console(file=sys.stdout, quiet=not shown, soft_wrap=True)
@@ -56,17 +56,17 @@ class RunProgress:
         self._samples += result.samples
         elapsed_s = time.perf_counter() - self._start
         rate = self._samples / elapsed_s
-        numbers = f"loss {result.loss:.4f}  lr {learning_rate:.4g}  {rate:,.0f} images/s"
+        numbers = f"loss {result.loss:.4f}  lr {learning_rate:.4g}  {rate:,.0f} samples/s"
         self._live.update(self._task, completed=step, numbers=f"step {step}  {numbers}")
         if not self._console.is_terminal and (step % self._stride == 0 or step == self._steps):
             left_s = elapsed_s / (step - self._first_step) * (self._steps - step)
             self.say(f"{self._title}  step {step}/{self._steps}  {numbers}  {left_s:,.0f} s left")
 
     def evaluation(self, split: str, step: int, result: Evaluation) -> None:
-        """Shows an evaluation at step `step`, on the images of a split."""
+        """Shows an evaluation at step `step`, on the samples of a split."""
         self.say(
             f"{self._title}  {split} at step {step}: {in_words(result.metrics, result.shares)}"
-            f"loss {result.loss:.4f} ({result.samples:,} images)"
+            f"loss {result.loss:.4f} ({result.samples:,} samples)"
         )
 
     def __enter__(self) -> Self:

@@ -123,12 +123,12 @@ class Result:
 
     @property
     def top1(self) -> float:
-        """The share of the test images whose label came first."""
+        """The share of the test samples whose label came first."""
         return self.metrics["top1"]
 
     @property
     def top5(self) -> float:
-        """The share of the test images whose label was among the first five."""
+        """The share of the test samples whose label was among the first five."""
         return self.metrics["top5"]
 
     def as_row(self) -> dict[str, Any]:

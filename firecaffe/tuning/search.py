@@ -22,7 +22,7 @@ from firecaffe.tuning.candidates import Candidate, apply, rules
 from firecaffe.tuning.trial import Trial, TrialScore
 
 HELD_OUT = 0.1
-"""Share of the training images that candidates are judged on."""
+"""Share of the training samples that candidates are judged on."""
 
 TESTS_OF_A_TRIAL = 8
 """Tests in the course of a candidate's training, at which it may be given up."""
@@ -65,7 +65,7 @@ class CandidateResult:
     steps: int
     """Steps after which it was judged."""
     value: float
-    """The task's metric on the held-out images then; the mean over the last quarter of a finished
+    """The task's metric on the held-out samples then; the mean over the last quarter of a finished
     training.
     """
     again: tuple[float, ...] = ()
@@ -93,7 +93,7 @@ class Search:
     """The metric that candidates are judged by."""
 
     def trial_recipe(self, candidate: Candidate) -> Recipe:
-        """A candidate's training, with tests on held-out images on its way."""
+        """A candidate's training, with tests on held-out samples on its way."""
         recipe = apply(self.recipe, candidate, self.steps)
         train = replace(
             recipe.train, steps=self.steps, epochs=0, eval_every=-(-self.steps // TESTS_OF_A_TRIAL)

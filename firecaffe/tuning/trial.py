@@ -94,7 +94,7 @@ class Trial:
 
 
 def scores(folder: Path, measure: Measure = TOP1) -> list[TrialScore]:
-    """A run's evaluations on its validation images so far, in order. Raises: RunError."""
+    """A run's evaluations on its validation samples so far, in order. Raises: RunError."""
     path = folder / "metrics.jsonl"
     try:
         lines = read_json_lines(path, holding='"validation"')

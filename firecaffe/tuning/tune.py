@@ -5,7 +5,7 @@ What a search leaves in its folder:
 search.json          what was asked; the same search is gone on with, another is refused
 candidate-NN/        a run folder each, with NN.toml and NN.log beside it
 before-seed-S/       the recipe as it was, where no finished runs of it were given
-after-NN-seed-S/     the best candidate, on all training images
+after-NN-seed-S/     the best candidate, on all training samples
 tune.json            every candidate, the verdict, written last
 """
 
@@ -75,7 +75,7 @@ class SearchCost:
     before: int
     """The recipe as it is."""
     after: int
-    """The best on all training images."""
+    """The best on all training samples."""
     if_passed_over: int
     """More, if finalists do not learn under every new seed."""
     samples: int
@@ -95,7 +95,7 @@ class SearchCost:
             "candidates": self.candidates,
             "the best under another seed": self.again,
             "the recipe as it is": self.before,
-            "the best on all images": self.after,
+            "the best on all samples": self.after,
         }
         said = (
             f"at most {self.trainings} trainings of {self.samples:,} samples, "
@@ -105,7 +105,7 @@ class SearchCost:
         )
         if self.samples_per_s:
             hours = self.trainings * self.samples / self.samples_per_s / self.at_once / 3600
-            said += f"; about {hours:.2g} h at the {self.samples_per_s:,.0f} images/s of --against"
+            said += f"; about {hours:.2g} h at the {self.samples_per_s:,.0f} samples/s of --against"
         return said
 
 
@@ -282,7 +282,7 @@ def _over_seeds(
     measure: Measure,
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False,
 ) -> list[Trial]:
-    """The recipe on all training images, under seeds that the search has not seen."""
+    """The recipe on all training samples, under seeds that the search has not seen."""
     found = []
     first = recipe.train.seed + SEEDS_OF_FINALISTS + 1
     for seed in range(first, first + asked.seeds):
@@ -293,8 +293,8 @@ def _over_seeds(
 
 
 def _has_learned(folder: Path, winner: CandidateResult, measure: Measure) -> bool:
-    """Whether a training's last tenth was better on its own images than half of what its candidate
-    had on the held-out ones: a rate at the edge may diverge under one seed of three. No test image
+    """Whether a training's last tenth was better on its own samples than half of what its candidate
+    had on the held-out ones: a rate at the edge may diverge under one seed of three. No test sample
     is asked. Of metrics that steps do not count: whether its loss fell at least half as far as the
     candidate's.
     """

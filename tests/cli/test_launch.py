@@ -62,7 +62,7 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
     done = call(*FIRECAFFE, "train", recipe, "--nproc-per-node", "2", "--run.folder", ours)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert any("step 4/4" in line and "images/s" in line for line in lines)
+    assert any("step 4/4" in line and "samples/s" in line for line in lines)
     assert any("top-1" in line for line in lines)
     assert not any("\x1b" in line for line in lines)  # plain where there is no terminal
     assert [line for line in lines if "run folder" in line] == [f"run folder: {ours}"]

@@ -41,7 +41,7 @@ def test_a_recipe_on_a_shipped_cluster() -> None:
     assert found["advice"].startswith("On 4 workers of cpu-host")
     shown = firecaffe("plan", str(RECIPE), "--workers", "1,2")
     assert shown.returncode == 0
-    assert "images/s" in shown.stdout
+    assert "samples/s" in shown.stdout
     assert "To change first" in shown.stdout or "No single change" in shown.stdout
 
 

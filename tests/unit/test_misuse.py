@@ -269,7 +269,7 @@ MISUSES: dict[str, tuple[dict[str, Any], type[FirecaffeError], list[str]]] = {
     "more classes in the test": (
         {"test_set": Own(num_classes=4)},
         DataError,
-        ["test images have 4 classes", "training images 3"],
+        ["test samples have 4 classes", "training samples 3"],
     ),
     "a network that is made": (
         {"model": Net()},

@@ -8,7 +8,7 @@ USAGE = (
     "[--write FILE.toml [--overwrite]]"
 )
 ABOUT = (
-    "Time steps of one worker alone, against the micro-batch size: images/s, time by type of "
+    "Time steps of one worker alone, against the micro-batch size: samples/s, time by type of "
     "layer, memory. With --write, a cluster file with what was measured, for `firecaffe plan`."
 )
 DEFAULT_SIZES = "1,2,4,8,16,32"

@@ -12,7 +12,7 @@ def make_parser() -> Parser:
     )
     add = parser.add_argument
     add("model", type=str, help=NAME)
-    add("--batch-size", type=int, default=1, metavar="B", help="images at once")
+    add("--batch-size", type=int, default=1, metavar="B", help="samples at once")
     network_words(add)
     add("--json", action="store_true", help="print JSON")
     return parser

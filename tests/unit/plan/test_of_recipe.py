@@ -31,7 +31,7 @@ def test_one_host_without_gpus_is_forecast_on_the_shipped_one(tmp_path: Path) ->
     kept = json.loads((tmp_path / "forecast.json").read_text())
     assert (kept["cluster"], kept["workers"]) == ("cpu-host", 4)
     assert line.startswith("forecast: ")
-    assert line.endswith("images/s on cpu-host")
+    assert line.endswith("samples/s on cpu-host")
 
 
 @pytest.mark.parametrize("cluster", ["", "ethernet-10g"])

@@ -1,4 +1,4 @@
-"""Choosing sees the validation images alone; the test images are seen once, at the end."""
+"""Choosing sees the validation samples alone; the test samples are seen once, at the end."""
 
 import json
 from pathlib import Path

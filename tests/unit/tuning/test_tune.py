@@ -205,7 +205,7 @@ def test_the_whole_cost_is_said_before_the_first_training(
     assert "at most 15 trainings of 6,400 samples, 96,000 in all" in cost.words
     assert "h at" not in cost.words
     timed = replace(cost, samples_per_s=80.0, at_once=2)
-    assert "about 0.17 h at the 80 images/s" in timed.words
+    assert "about 0.17 h at the 80 samples/s" in timed.words
 
 
 def test_baselines_of_other_code_are_no_baseline(
