@@ -9,10 +9,10 @@ from firecaffe.errors import RecipeError
 from firecaffe.models.model import AUX_WEIGHT
 from firecaffe.tasks.config import TaskConfig
 from firecaffe.tasks.known import Known, class_weights
-from firecaffe.tasks.metrics import chosen
+from firecaffe.tasks.metrics import EXACT, chosen
 from firecaffe.tasks.outputs import own_loss, part_of, prediction_of
 from firecaffe.tasks.task import Counts, Task
-from firecaffe.tasks.top_k import count_correct
+from firecaffe.tasks.top_k import PLACES, count_correct
 
 AUX_HEADS = ("aux2", "aux1", "aux_logits2", "aux_logits1", "aux_logits")
 """What networks call their auxiliary heads: ours, and torchvision's GoogLeNet and Inception."""
@@ -58,11 +58,13 @@ def classification(config: TaskConfig, num_classes: int | None) -> Task:
     def wrong(outputs: Any) -> str:
         return wrong_logits(prediction_of(outputs), known.num_classes, "(samples, {})", ndim=2)
 
+    # Among the first five of five classes is every label.
+    counted = EXACT[:1] if num_classes is not None and num_classes <= PLACES else EXACT
     return Task(
         loss,
-        chosen(config, "classification", known, ("top1", "top5")),
+        chosen(config, "classification", known, counted),
         config.metric,
-        counts=Counts(("top1", "top5"), count_correct),
+        counts=Counts(counted, lambda *batch: count_correct(*batch)[: len(counted)]),
         classes=lambda labels: [int(label) for label in labels.tolist()],
         wrong=wrong,
     )

@@ -8,11 +8,14 @@ from torch import Tensor
 
 from firecaffe.tasks.outputs import prediction_of
 
+PLACES = 5
+"""The first few."""
+
 
 def count_correct(outputs: Any, labels: Tensor) -> Tensor:
     """How many samples have their label first, and among the first five: float32, shape (2,)."""
     logits = prediction_of(outputs)
-    best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+    best = logits.topk(min(PLACES, logits.shape[1])).indices == labels[:, None]
     by_place = best.sum(0, dtype=torch.float32)
     return torch.stack([by_place[0], by_place.sum()])
 

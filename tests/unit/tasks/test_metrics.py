@@ -155,6 +155,16 @@ def test_own_sums() -> None:
     assert task.measure == Measure("spread", False, False)
 
 
+def test_of_five_classes_top5_is_measured_if_it_is_named() -> None:
+    of_five, of_six = (task_of(TaskConfig(), count) for count in (5, 6))
+    assert (list(of_five.metrics), of_five.counted) == (["top1"], ("top1",))
+    assert (list(of_six.metrics), of_six.counted) == (["top1", "top5"], ("top1", "top5"))
+    assert of_five.counts is not None
+    assert of_five.counts.count(LOGITS, LABELS).tolist() == [right(LOGITS, LABELS)]
+    named = task_of(TaskConfig(metrics=["top5"]), 5)
+    assert values(named.measured, LOGITS, LABELS, 1) == {"top5": 1.0}
+
+
 def test_own_metrics_say_whether_they_are_shares() -> None:
     near = Sums(right, higher_is_better=True, is_share=True)
     error = of_numbers.MeanAbsoluteError()
