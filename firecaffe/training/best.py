@@ -11,7 +11,7 @@ from typing import Any
 from firecaffe.runs.measure import Measure
 from firecaffe.training.evaluate import Evaluation
 
-STATE = ("value", "step", "checkpoint", "evaluated", "without")
+STATE = ("value", "loss", "step", "checkpoint", "evaluated", "without")
 """What goes with a checkpoint."""
 
 
@@ -23,23 +23,33 @@ class Best:
     """What chooses."""
     value: float | None = None
     """None if there was no evaluation, or none that gave a number."""
+    loss: float | None = None
+    """Its loss: of two that have the same value, the one with the lower loss is the best, and of
+    those the earlier.
+    """
     step: int = 0
     checkpoint: str = ""
     """The path of the checkpoint of that step, if it is kept."""
     evaluated: int = 0
     """The step of the last evaluation."""
     without: int = 0
-    """Evaluations since the best one."""
+    """Evaluations since one had a better value than all before: a lower loss alone is no reason to
+    train on.
+    """
 
     def add(self, step: int, evaluation: Evaluation) -> bool:
         """Takes in the evaluation after step `step`. Returns whether it is the best so far."""
         value = float(evaluation.row[self.measure.name])
+        is_better = self._is_better(value)
+        has_lower_loss = (
+            value == self.value and self.loss is not None and evaluation.loss < self.loss
+        )
         self.evaluated = step
-        if self._is_better(value):
-            self.value, self.step, self.checkpoint, self.without = value, step, "", 0
-            return True
-        self.without += 1
-        return False
+        self.without = 0 if is_better else self.without + 1
+        if is_better or has_lower_loss:
+            self.value, self.loss = value, evaluation.loss
+            self.step, self.checkpoint = step, ""
+        return is_better or has_lower_loss
 
     def is_enough(self, stop_after: int) -> bool:
         """Whether so many evaluations have come without a better one; 0 is never enough."""
@@ -66,5 +76,5 @@ class Best:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what was found so far. By another metric there was nothing yet."""
         if state["metric"] == self.measure.name:
-            for name in STATE:
-                setattr(self, name, state[name])
+            for name in STATE:  # the loss is younger than the others
+                setattr(self, name, state.get(name))

@@ -17,8 +17,8 @@ from firecaffe.training.evaluate import Evaluation
 from tests.unit.training.test_validation import images
 
 
-def found(value: float) -> Evaluation:
-    return Evaluation(10, -value, {"top1": value}, ["top1"], None)
+def found(value: float, loss: float = 1.0) -> Evaluation:
+    return Evaluation(10, loss, {"top1": value}, ["top1"], None)
 
 
 def test_it_counts_the_evaluations_without_a_better_one() -> None:
@@ -41,9 +41,28 @@ def test_it_counts_the_evaluations_without_a_better_one() -> None:
     assert other == Best(LOSS)
 
 
+def test_of_equal_values_the_lower_loss_is_the_best_and_then_the_earlier() -> None:
+    best = Best(TOP1)
+    evaluations = [(0.5, 0.9), (0.5, 0.9), (0.5, 0.8), (0.4, 0.1), (0.5, 0.85), (0.5, float("nan"))]
+    better = [best.add(step, found(*each)) for step, each in enumerate(evaluations, 1)]
+    assert better == [True, False, True, False, False, False]
+    assert (best.step, best.loss) == (3, 0.8)
+    # What stops a training is the value alone.
+    assert best.without == 5
+    # A checkpoint from before knew no loss: the earlier one stays.
+    state = best.state_dict()
+    del state["loss"]
+    older = Best(TOP1)
+    older.load_state_dict(state)
+    assert not older.add(7, found(0.5, 0.0))
+    assert older.add(8, found(0.6, 0.7))
+    assert older.loss == 0.7
+
+
 def test_less_of_a_loss_is_better() -> None:
     best = Best(LOSS)
-    assert [best.add(step, found(value)) for step, value in enumerate((0.2, 0.1, 0.5))] == [
+    losses = (0.5, 0.6, 0.2)
+    assert [best.add(step, found(0.0, loss)) for step, loss in enumerate(losses)] == [
         True,
         False,
         True,
