@@ -12,6 +12,7 @@ from firecaffe.data import (
     Data,
     DataConfig,
     Layout,
+    TensorDataset,
     is_images,
     num_classes,
     num_held_out,
@@ -62,6 +63,12 @@ KNOWN_SAMPLES = {
     "cifar10": Samples((3, 32, 32), 10, 50_000),
     "generated": Samples((1, 28, 28), 10, NUM_TRAIN),
 }
+
+
+UNCOUNTED = (
+    "how long these data take to give a sample is not known, and not in the forecast unless the "
+    "cluster file has it from runs (plan --runs)"
+)
 
 
 def workload_of(recipe: Recipe, data: Data | None = None) -> Workload:
@@ -175,8 +182,10 @@ def _samples_of(data: Data) -> tuple[Samples, Layout]:
     if isinstance(train, DecodedSet) and isinstance(train.source, PackedPart | ImageFolder):
         stored_bytes = train.source.image_bytes()
     shape = train.sample_CHW if is_images(train) else ()
+    is_unknown = not stored_bytes and not isinstance(train, TensorDataset)
+    said = UNCOUNTED if is_unknown else ""
     assert data.layout is not None
-    return Samples(shape, num_classes(train), len(train), stored_bytes), data.layout
+    return Samples(shape, num_classes(train), len(train), stored_bytes, said), data.layout
 
 
 def _cropped(samples: Samples, config: DataConfig) -> Layout:
@@ -244,7 +253,8 @@ def forecast_run(
     if cluster is None or compressor not in (NO_COMPRESSOR, *PRICED):
         return None
     try:
-        row = forecast(workload_of(recipe, data), cluster, world_size, algorithm, compressor)
+        workload = workload_of(recipe, data)
+        row = forecast(workload, cluster, world_size, algorithm, compressor)
     except (FirecaffeError, ValueError):  # a run goes on without what cannot be foreseen of it
         return None
     alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)
@@ -254,6 +264,7 @@ def forecast_run(
         "cluster_file": recipe.run.cluster,
         "about": cluster.about,
         "stragglers_s": row.compute_s - alone_s,
+        "is_without_data": workload.assumption == UNCOUNTED and not row.data_s,
     }
 
 
@@ -281,4 +292,5 @@ def write_forecast(
     write_json(folder / FORECAST, found)
     low, high = found["step_low_s"] * 1e3, found["step_high_s"] * 1e3
     said = f"{found['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g})"
-    return [f"forecast: {said}, {found['images_per_s']:,.4g} samples/s on {found['cluster']}"]
+    line = f"forecast: {said}, {found['images_per_s']:,.4g} samples/s on {found['cluster']}"
+    return [line + ("; without the time that the data take" if found["is_without_data"] else "")]

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from firecaffe.data import DataConfig, open_data
+from firecaffe.data import DataConfig, DataParts, TensorDataset, open_data
+from firecaffe.data.datasets import divide
+from firecaffe.data.own import check_own
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.compute import micro_batch
@@ -32,6 +34,27 @@ def test_one_host_without_gpus_is_forecast_on_the_shipped_one(tmp_path: Path) ->
     assert (kept["cluster"], kept["workers"]) == ("cpu-host", 4)
     assert line.startswith("forecast: ")
     assert line.endswith("samples/s on cpu-host")
+
+
+class Own(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """Which nobody knows how long a sample takes of."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, sample: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(1, 28, 28), 0
+
+
+def test_a_forecast_says_that_the_time_of_own_data_is_not_in_it(tmp_path: Path) -> None:
+    own = check_own("train_set", Own())
+    held = TensorDataset(*own.batch(torch.arange(64)))
+    for part, end in ((own, "cpu-host; without the time that the data take"), (held, "cpu-host")):
+        data = divide(DataParts(part, part), DataConfig("own data"))
+        [line] = write_forecast(tmp_path, RECIPE, data, 1, 1, CPU, "tree")
+        assert line.endswith(f"samples/s on {end}")
+        kept = json.loads((tmp_path / "forecast.json").read_text())
+        assert kept["is_without_data"] == (part is own)
 
 
 @pytest.mark.parametrize("cluster", ["", "ethernet-10g"])
