@@ -16,6 +16,7 @@ from firecaffe.training.about import About
 from firecaffe.training.export import FORMATS, check_installed
 from firecaffe.training.load import load_run, run_of
 from firecaffe.training.named import check_named
+from firecaffe.training.predict import AS_PREDICTED
 from firecaffe.training.progress import say
 
 SAMPLES = 8
@@ -40,6 +41,8 @@ def main(argv: list[str]) -> int:
     written = form.write(trained.model, inputs, path)
     which = "moving average" if trained.evaluated == "ema" else "weights"
     say(f"{path}: {which} of step {trained.step}; {written.compared}")
+    if form.takes_inputs:
+        say(f"outputs: {AS_PREDICTED.get(typed.recipe.task.name, 'as the network gives them')}")
     return 0
 
 

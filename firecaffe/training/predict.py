@@ -115,3 +115,12 @@ READERS: dict[str, Callable[[str, Tensor], Prediction]] = {
     "segmentation": _mask,
 }
 """What an output means, by the task's name; of a task of one's own, its numbers."""
+
+AS_PREDICTED = {
+    "classification": "logits; predict's probabilities are outputs.softmax(1)",
+    "multilabel": "logits; predict's probabilities are outputs.sigmoid()",
+    "segmentation": "logits; predict's masks are outputs.argmax(1)",
+}
+"""What the outputs are, and how the prediction is made of them, in words; others are the
+prediction.
+"""

@@ -321,7 +321,8 @@ def test_export_writes_what_other_programs_read(
     weights = load_file(tmp_path / "a.safetensors")
     assert weights.keys() == network.state_dict().keys()
     assert all(torch.equal(weights[name], each) for name, each in network.state_dict().items())
-    shown(capsys, "export", run, "--to", "torch_export")
+    assert "softmax" not in text
+    assert "outputs.softmax(1)" in shown(capsys, "export", run, "--to", "torch_export")
     images = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     exported = torch.export.load(run / "model.pt2").module()
     with torch.no_grad():
