@@ -35,6 +35,9 @@ class Layout:
     inputs: Any
     targets: Any
 
+    def __hash__(self) -> int:  # dicts and lists have none; the order of a dict's keys is no matter
+        return hash(frozenset(tree_leaves((self.inputs, self.targets))))
+
     @classmethod
     def of(cls, batch: Batch) -> "Layout":
         """That of a batch's samples."""

@@ -45,6 +45,18 @@ class Broken(Net):
         return logits
 
 
+class Pair(nn.Module):
+    """Takes a dict with two vectors, `left` and `right`, of four numbers each."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, num_classes)
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        logits: Tensor = self.head(torch.cat((inputs["left"], inputs["right"]), dim=1))
+        return logits
+
+
 class Tied(nn.Module):
     """One weight with two names."""
 

@@ -75,6 +75,16 @@ def test_a_network_of_ones_own_is_forecast(tmp_path: Path, member: str) -> None:
     assert line.startswith("forecast: ")
 
 
+def test_samples_that_are_trees_are_forecast(tmp_path: Path) -> None:
+    vectors = torch.zeros(64, 4)
+    inputs = {"left": vectors, "right": vectors}
+    samples = TensorDataset(inputs, torch.arange(64) % 3, num_classes=3)
+    recipe = replace(RECIPE, model=ModelConfig(f"{PLACE}:Pair"))
+    data = divide(DataParts(samples, samples), DataConfig("own data"))
+    [line] = write_forecast(tmp_path, recipe, data, 2, 2, CPU, "tree")
+    assert line.startswith("forecast: ")
+
+
 def test_frozen_layers_are_neither_exchanged_nor_all_differentiated() -> None:
     whole = workload_of(replace(RECIPE, model=ModelConfig("lenet")), DATA)
     model = ModelConfig("lenet", freeze=["conv*"])
