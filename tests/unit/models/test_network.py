@@ -1,5 +1,6 @@
 """The network that a recipe names: whose function is called, with what, and what it must return."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -67,7 +68,10 @@ def test_a_network_that_was_given_in_python_cannot_be_made_again() -> None:
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_a_library_that_is_not_there_is_named(library: str) -> None:
+def test_a_library_that_is_not_there_is_named(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(RecipeError, match=f"pip install {library}"):
         make_network(ModelConfig(f"{library}:resnet18"), 10, 3)
 

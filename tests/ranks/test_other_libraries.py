@@ -1,0 +1,99 @@
+"""Networks of Hugging Face and of timm in our trainer: the same bits on any number of workers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import firecaffe
+from firecaffe import DataConfig, ModelConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe.data import TensorDataset
+from tests.world import Ranks
+
+GENERATOR = torch.Generator().manual_seed(3)
+WORDS = torch.randint(0, 30, (40, 6), generator=GENERATOR)
+CLASSES = WORDS[:, 0] % 3
+
+
+def bert() -> nn.Module:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=3,
+    )
+    network: nn.Module = transformers.BertForSequenceClassification(config)
+    return network
+
+
+class WithLoss(nn.Module):
+    """Hands the labels over, so that the network computes its loss itself; and doubles that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = bert()
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        outputs = self.bert(**batch)
+        outputs["loss"] = 2 * outputs["loss"]
+        return outputs
+
+
+def fit(folder: str, has_own_loss: bool) -> firecaffe.Result:
+    inputs = {"input_ids": WORDS, "labels": CLASSES} if has_own_loss else WORDS
+    recipe = Recipe(
+        train=TrainConfig(12, 4, steps=3, device="cpu"),
+        solver=SolverConfig(type="adamw", base_lr=0.01),
+        run=RunConfig(folder, tensorboard=False),
+    )
+    data = TensorDataset(inputs, CLASSES, 3)
+    return firecaffe.train(recipe, WithLoss if has_own_loss else bert, data, data)
+
+
+def test_networks_of_transformers(ranks: Ranks, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[dev]'")
+    losses = []
+    for has_own_loss in (False, True):
+        folders = [tmp_path / f"{has_own_loss}-{workers}" for workers in (1, 2)]
+        found = [
+            ranks.shared(workers, fit, str(folder), has_own_loss)[0]
+            for workers, folder in enumerate(folders, 1)
+        ]
+        assert len({each.state_sha256 for each in found}) == 1
+        assert found[0].metrics == found[1].metrics
+        losses.append(found[0].history[0]["loss"])
+        network: Any = firecaffe.load(folders[0], WithLoss if has_own_loss else bert)
+        logits = (network.bert if has_own_loss else network)(WORDS).logits
+        assert int((logits.argmax(1) == CLASSES).sum()) == round(found[0].top1 * len(CLASSES))
+    # At the start, before the weights are others: the mean cross entropy, whoever computes it.
+    assert losses[1] == pytest.approx(2 * losses[0])
+
+
+def fit_by_name(folder: str) -> firecaffe.Result:
+    recipe = Recipe(
+        model=ModelConfig("timm:mobilenetv3_small_050", args={"drop_rate": 0.2}),
+        data=DataConfig("generated"),
+        train=TrainConfig(8, 4, steps=2, eval_batch_size=500, device="cpu"),
+        run=RunConfig(folder, tensorboard=False),
+    )
+    return firecaffe.train(recipe)
+
+
+def test_a_network_of_timm(ranks: Ranks, tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm", reason="needs timm and torchvision")
+    folders = [tmp_path / str(workers) for workers in (1, 2)]
+    found = [
+        ranks.shared(workers, fit_by_name, str(folder))[0]
+        for workers, folder in enumerate(folders, 1)
+    ]
+    assert len({each.state_sha256 for each in found}) == 1
+    network = firecaffe.load(folders[0])
+    made = timm.create_model("mobilenetv3_small_050", num_classes=10, in_chans=1)
+    assert network.state_dict().keys() == made.state_dict().keys()
+    assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
