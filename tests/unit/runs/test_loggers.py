@@ -110,7 +110,7 @@ def test_what_is_missing_is_said_before() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb: Any = pytest.importorskip("wandb")
+    wandb: Any = pytest.importorskip("wandb", reason="needs wandb: pip install -e '.[dev]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     fit(tmp_path / "run", ["wandb"])
@@ -123,7 +123,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_into_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow: Any = pytest.importorskip("mlflow")
+    mlflow: Any = pytest.importorskip("mlflow", reason="needs mlflow: pip install -e '.[dev]'")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
     result = fit(tmp_path / "run", ["mlflow"])
