@@ -24,7 +24,29 @@ REFUSED = ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averagi
 """Options of Lightning's that would put another sum in the place of the exchange."""
 
 
-class ExchangeStrategy(DDPStrategy):
+class _ByExchange:
+    """What the two strategies have in common: their words, and the wrapping of the model."""
+
+    _ddp_kwargs: dict[str, Any]
+
+    def __init__(
+        self, exchange: str = "tree", compressor: str = NO_COMPRESSOR, **words: Any
+    ) -> None:
+        _check(exchange, compressor, words)
+        super().__init__(**words)
+        self._exchange, self._compressor = exchange, compressor
+
+    def _wrapped(self, model: nn.Module, device_ids: list[int] | None) -> DistributedDataParallel:
+        return parallelize(
+            model,
+            exchange=self._exchange,
+            compressor=self._compressor,
+            device_ids=device_ids,
+            **self._ddp_kwargs,
+        )
+
+
+class ExchangeStrategy(_ByExchange, DDPStrategy):
     """A strategy for `lightning.Trainer`: its DDP, whose gradients go through an exchange of ours.
 
     Args:
@@ -35,47 +57,21 @@ class ExchangeStrategy(DDPStrategy):
     Raises: RecipeError if a word cannot be; from `fit`, what `parallelize` raises.
     """
 
-    def __init__(
-        self, exchange: str = "tree", compressor: str = NO_COMPRESSOR, **words: Any
-    ) -> None:
-        _check(exchange, compressor, words)
-        super().__init__(**words)
-        self._exchange, self._compressor = exchange, compressor
-
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        return parallelize(
-            model,
-            exchange=self._exchange,
-            compressor=self._compressor,
-            device_ids=self.determine_ddp_device_ids(),
-            **self._ddp_kwargs,
-        )
+        return self._wrapped(model, self.determine_ddp_device_ids())
 
     def _register_ddp_hooks(self) -> None:
         """Registers none: the model has its exchange."""
 
 
-class FabricExchangeStrategy(FabricDDPStrategy):
+class FabricExchangeStrategy(_ByExchange, FabricDDPStrategy):
     """A strategy for `lightning.Fabric`; otherwise as `ExchangeStrategy`.
 
     Raises: RecipeError if a word cannot be; from `setup`, what `parallelize` raises.
     """
 
-    def __init__(
-        self, exchange: str = "tree", compressor: str = NO_COMPRESSOR, **words: Any
-    ) -> None:
-        _check(exchange, compressor, words)
-        super().__init__(**words)
-        self._exchange, self._compressor = exchange, compressor
-
     def setup_module(self, module: nn.Module) -> DistributedDataParallel:
-        return parallelize(
-            module,
-            exchange=self._exchange,
-            compressor=self._compressor,
-            device_ids=self._determine_ddp_device_ids(),
-            **self._ddp_kwargs,
-        )
+        return self._wrapped(module, self._determine_ddp_device_ids())
 
 
 def _check(exchange: str, compressor: str, words: dict[str, Any]) -> None:

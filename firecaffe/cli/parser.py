@@ -65,6 +65,10 @@ class Parser(ArgumentParser):
         words = _recipe_words() if self.takes_recipe else []
         return read_line(f"firecaffe {self.command}", argv, self._option_string_actions, words)
 
+    def add_best(self) -> None:
+        """Adds --best, for a command about a run's network."""
+        self.add_argument("--best", action="store_true", help="the best checkpoint, not the newest")
+
     def add_overwrite(self) -> None:
         """Adds --overwrite, for a command that writes a file to a path that it is told."""
         self.add_argument("--overwrite", action="store_true", help="a file that is there already")

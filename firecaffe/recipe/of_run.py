@@ -7,7 +7,7 @@ from typing import Any
 
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.recipe.sections import Recipe, check_recipe
-from firecaffe.runs.files import read_small
+from firecaffe.runs.folder import parse_run_file
 
 RECIPE = "recipe.toml"
 
@@ -17,20 +17,12 @@ def recipe_of(folder: Path) -> Recipe:
 
     Raises: RunError if it is no run's folder, or the recipe is damaged or a later program's.
     """
-    path = folder / RECIPE
-    if not folder.is_dir():
-        raise RunError(f"{folder}: there is no such run folder")
-    try:
-        sections = tomllib.loads(read_small(path))
-    except FileNotFoundError:
-        raise RunError(f"{folder}: no {RECIPE}; this is no run folder") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: cannot be read ({error})") from error
+    sections = parse_run_file(folder, RECIPE, tomllib.loads, "this is no run folder")
     try:
         recipe = _built(sections)
         check_recipe(recipe)
     except RecipeError as error:
-        raise RunError(f"{path}: {error}") from error
+        raise RunError(f"{folder / RECIPE}: {error}") from error
     return recipe
 
 

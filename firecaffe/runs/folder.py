@@ -15,6 +15,7 @@ result.json        written last: a run without it did not finish
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,15 +105,22 @@ def read_run_file(folder: Path, name: str) -> dict[str, Any]:
 
     Raises: RunError if the folder is no finished run or the file is damaged.
     """
-    path = folder / name
+    found = parse_run_file(folder, name, json.loads, "the run did not finish, or this is no run")
+    if not isinstance(found, dict):
+        raise RunError(f"{folder / name}: holds no JSON object")
+    return found
+
+
+def parse_run_file(folder: Path, name: str, parse: Callable[[str], Any], absent: str) -> Any:
+    """What a file of a run holds. absent: what it means if there is none.
+
+    Raises: RunError if it is not there, or cannot be read or parsed.
+    """
     if not folder.is_dir():
         raise RunError(f"{folder}: there is no such run folder")
     try:
-        value = json.loads(read_small(path))
+        return parse(read_small(folder / name))
     except FileNotFoundError:
-        raise RunError(f"{folder}: no {name}; the run did not finish, or this is no run") from None
+        raise RunError(f"{folder}: no {name}; {absent}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path}: holds no JSON object")
-    return value
+        raise RunError(f"{folder / name}: cannot be read ({error})") from error

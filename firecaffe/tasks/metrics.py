@@ -97,6 +97,17 @@ def _regression(name: str, see: Prepare = flat, **words: Any) -> Mapping[str, Ma
     return {"regression": make}
 
 
+def _macro(name: str) -> Mapping[str, Make]:
+    """The mean over classes, or over labels."""
+    of_classes = _multiclass(f"Multiclass{name}", average="macro")
+    of_labels = _multilabel(f"Multilabel{name}", average="macro")
+    return {
+        "classification": of_classes,
+        "multilabel": of_labels,
+        "segmentation": of_classes,
+    }
+
+
 def _counted(place: int) -> Mapping[str, Make]:
     count = counted(place)
     return {"classification": lambda row, known: Sums(count, is_share=True)}
@@ -118,27 +129,9 @@ METRICS: dict[str, Row] = {
             "segmentation": _multiclass("MulticlassAccuracy", average="macro"),
         }
     ),
-    "precision": Row(
-        {
-            "classification": _multiclass("MulticlassPrecision", average="macro"),
-            "multilabel": _multilabel("MultilabelPrecision", average="macro"),
-            "segmentation": _multiclass("MulticlassPrecision", average="macro"),
-        }
-    ),
-    "recall": Row(
-        {
-            "classification": _multiclass("MulticlassRecall", average="macro"),
-            "multilabel": _multilabel("MultilabelRecall", average="macro"),
-            "segmentation": _multiclass("MulticlassRecall", average="macro"),
-        }
-    ),
-    "f1": Row(
-        {
-            "classification": _multiclass("MulticlassF1Score", average="macro"),
-            "multilabel": _multilabel("MultilabelF1Score", average="macro"),
-            "segmentation": _multiclass("MulticlassF1Score", average="macro"),
-        }
-    ),
+    "precision": Row(_macro("Precision")),
+    "recall": Row(_macro("Recall")),
+    "f1": Row(_macro("F1Score")),
     "auroc": Row(
         {
             "classification": _multiclass("MulticlassAUROC", _chances),

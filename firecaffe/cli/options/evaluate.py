@@ -11,7 +11,7 @@ def make_parser() -> Parser:
         takes_recipe=True,
     )
     add = parser.add_argument
-    add("--best", action="store_true", help="the best checkpoint, not the newest")
+    parser.add_best()
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
     add("--json", action="store_true", help="print one JSON object instead")
     return parser

@@ -18,7 +18,7 @@ def make_parser() -> Parser:
         default=None,
         help="weights alone, or the whole network",
     )
-    add("--best", action="store_true", help="the best checkpoint, not the newest")
+    parser.add_best()
     add("--out", type=str, default="", metavar="FILE", help="else model.SUFFIX in the run's folder")
     parser.add_overwrite()
     return parser

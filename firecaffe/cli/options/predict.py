@@ -11,7 +11,7 @@ def make_parser() -> Parser:
         takes_recipe=True,
     )
     add = parser.add_argument
-    add("--best", action="store_true", help="the best checkpoint, not the newest")
+    parser.add_best()
     add("--top", type=int, default=5, metavar="K", help="classes of each image")
     add("--csv", type=str, default="", metavar="FILE", help="a table of all; -: printed")
     add("--out", type=str, default="", metavar="FOLDER", help="for masks of a segmentation")
