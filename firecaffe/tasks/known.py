@@ -18,9 +18,8 @@ class Known:
     num_classes: int | None = None
     ignore_index: int | None = None
 
-    @property
     def classes(self) -> int:
-        """Raises: RecipeError if nobody knows their number."""
+        """Their number. Raises: RecipeError if nobody knows it."""
         if self.num_classes is None:
             raise RecipeError(
                 "the data do not say how many classes there are; set "

@@ -40,10 +40,10 @@ class Row:
 def _logits(outputs: Any, known: Known) -> Tensor:
     """Raises: RecipeError if the network has not one output for each class."""
     logits = prediction_of(outputs).float()
-    if logits.shape[1] != known.classes:
+    if logits.shape[1] != known.classes():
         raise RecipeError(
-            f"the network has {logits.shape[1]} outputs and the data {known.classes} classes; this "
-            "metric takes one output for each class (top1 and top5 take more)"
+            f"the network has {logits.shape[1]} outputs and the data {known.classes()} classes; "
+            "this metric takes one output for each class (top1 and top5 take more)"
         )
     return logits
 
@@ -76,7 +76,7 @@ def _built(name: str, **words: Any) -> Any:
 def _multiclass(name: str, see: Callable[[Known], Prepare] = _labels, **words: Any) -> Make:
     def make(row: Row, known: Known) -> Metric:
         ignored = known.ignore_index
-        made = _built(name, num_classes=known.classes, ignore_index=ignored, **words)
+        made = _built(name, num_classes=known.classes(), ignore_index=ignored, **words)
         return TorchMetric(made, see(known), row.higher_is_better, row.is_share)
 
     return make
@@ -84,7 +84,7 @@ def _multiclass(name: str, see: Callable[[Known], Prepare] = _labels, **words: A
 
 def _multilabel(name: str, **words: Any) -> Make:
     def make(row: Row, known: Known) -> Metric:
-        made = _built(name, num_labels=known.classes, **words)
+        made = _built(name, num_labels=known.classes(), **words)
         return TorchMetric(made, _chances_of_each(known), row.higher_is_better, row.is_share)
 
     return make
@@ -173,7 +173,7 @@ class Named:
         """Raises: RecipeError if it takes classes and the data do not say how many."""
         row = METRICS[name]
         if task in WITH_CLASSES and name not in EXACT:
-            known.classes  # noqa: B018
+            known.classes()  # raises here, and not when the first evaluation makes the metric
         self.higher_is_better, self.is_share = row.higher_is_better, row.is_share
         self._make = partial(row.of[task], row, known)
 

@@ -77,6 +77,13 @@ class Forward:
         return [torch.zeros(1, device=self.device), *self.buffers.no_changes()]
 
 
+def lay_out(model: nn.Module, config: TrainConfig) -> None:
+    """Brings the weights into the memory layout of a recipe."""
+    if config.channels_last:
+        # torch's annotations do not have it.
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
 def laid_out(inputs: Any, config: TrainConfig) -> Any:
     """The inputs in the memory layout of the weights: images, and what else is of floats and has
     four dimensions.

@@ -17,6 +17,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
 from firecaffe.training.about import NOTHING, About, about_of, read_about
 from firecaffe.training.checkpoint import BEST, LATEST, SUMS, Checkpoint, load_newest
+from firecaffe.training.forward import lay_out
 from firecaffe.training.parts import Parts
 from firecaffe.training.stored import Under
 from firecaffe.training.weights import Weights
@@ -157,8 +158,7 @@ def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
                 network = check_made("model()", model())
             else:
                 network = make_network(recipe.model, about.num_classes, about.in_channels)
-    if recipe.train.channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    lay_out(network, recipe.train)
     return network.eval()
 
 

@@ -30,6 +30,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
 from firecaffe.tasks import Loss, Task
 from firecaffe.training.arithmetic import seed_random
+from firecaffe.training.forward import lay_out
 from firecaffe.training.given_task import check_given
 
 
@@ -146,6 +147,5 @@ def build_network(
         model = check_made("model()", parts.model())
         freeze(model, recipe.model.freeze)
     model.to(device)
-    if recipe.train.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    lay_out(model, recipe.train)
     return model

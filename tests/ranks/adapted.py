@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +39,8 @@ def exchanged() -> Iterator[list[int]]:
         sizes.append(bucket.buffer.numel())
         return whole(mean, bucket)
 
-    RankMean.__call__ = counted  # type: ignore[method-assign, assignment]
-    try:
+    with patch.object(RankMean, "__call__", counted):
         yield sizes
-    finally:
-        RankMean.__call__ = whole  # type: ignore[method-assign]
 
 
 def found(train: Callable[[], nn.Module]) -> tuple[Weights, int, int]:

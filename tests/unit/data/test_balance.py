@@ -92,12 +92,12 @@ def test_an_order_that_draws_has_epochs_of_as_many_samples() -> None:
 
 
 def test_photos_say_their_classes_and_their_names(tmp_path: Path) -> None:
-    from firecaffe.data import open_data
+    from firecaffe.data import num_classes, open_data
 
     config = DataConfig("folder", str(make_folder(tmp_path)), balance="classes", resize=16)
     data = open_data(config)
     assert drawing_of(data.train, "classes") is not None
-    assert len(data.class_names) == data.train.num_classes  # type: ignore[attr-defined]
+    assert len(data.class_names) == num_classes(data.train)
 
 
 @pytest.mark.parametrize(

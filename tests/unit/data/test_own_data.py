@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, Subset
 import firecaffe
 from firecaffe import Recipe, RunConfig, TensorDataset, TrainConfig, from_torch
 from firecaffe.data import Batches, DataConfig, SampleOrder, current_key, eval_batches
+from firecaffe.data.dataset import ask
 from firecaffe.data.own import check_own
 from firecaffe.data.repeat import same_bits
 from firecaffe.data.seeded import EVALUATION, Key
@@ -131,7 +132,7 @@ def test_what_an_item_draws_is_a_function_of_its_key_alone() -> None:
     dataset = check_own("train_set", Transformed())
 
     def item(sample: int, batch: list[int], seed: int = 1, epoch: int = 2) -> list[float]:
-        inputs, _ = dataset.keyed_batch(torch.tensor(batch), seed, epoch)  # type: ignore[attr-defined]
+        inputs, _ = ask(dataset, torch.tensor(batch), seed, epoch)
         found: list[float] = inputs[batch.index(sample)].tolist()
         return found
 

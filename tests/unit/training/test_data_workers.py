@@ -131,7 +131,7 @@ def test_what_cannot_be_sent_to_a_worker_is_said_before_the_training() -> None:
         """Nothing that another process could import."""
 
     for dataset in (Local(), Drawn()):
-        dataset.lock = threading.Lock()  # type: ignore[attr-defined]
+        vars(dataset)["lock"] = threading.Lock()
         with pytest.raises(DataError, match="train_set cannot be sent to data workers"):
             check_own("train_set", from_torch(dataset, workers=1))
         check_own("train_set", from_torch(dataset))
