@@ -19,6 +19,7 @@ from typing import Any
 
 from firecaffe.data import check_data
 from firecaffe.errors import RecipeError, RunError
+from firecaffe.models.weights import file_digest
 from firecaffe.recipe.identity import identity, search_id, to_toml
 from firecaffe.recipe.run import sample_order, total_steps
 from firecaffe.recipe.sections import Recipe
@@ -27,6 +28,7 @@ from firecaffe.runs.files import read_small, write_atomically, write_json
 from firecaffe.runs.groups import differing_conditions
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.runs.record import read_json_lines
+from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_task import task_for
 from firecaffe.training.preflight import preflight
 from firecaffe.tuning.candidates import apply
@@ -203,6 +205,8 @@ FREE_WORDS = ("train.seed", "train.steps", "train.epochs")
 def _check_against(run: Run, recipe: Recipe, data: str, samples: int) -> None:
     """Raises: RecipeError if a run is not of the recipe as it is."""
     wanted = {"data": data, "samples seen": samples, **identity(recipe, 0)}
+    if recipe.model.weights:  # as a run has them, which may be from another folder
+        wanted["model.weights"] = f"sha256 {file_digest(find_weights(recipe.model.weights)[0])}"
     found = {"data": run.result["data"], "samples seen": samples_seen(run), **run.words}
     for name, value in wanted.items():
         if name in found and name not in FREE_WORDS and found[name] != value:

@@ -7,15 +7,18 @@ from math import isnan, log2, nan
 from pathlib import Path
 
 import pytest
+import torch
 
 from firecaffe.cli.parse import read_recipe
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.models.config import ModelConfig
+from firecaffe.models.network import make_network
+from firecaffe.models.weights import file_digest
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.compare import read_run
+from firecaffe.runs.compare import Run, read_run
 from firecaffe.runs.files import finite
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.tuning import tune as tune_module
@@ -206,6 +209,28 @@ def test_the_whole_cost_is_said_before_the_first_training(
     assert "h at" not in cost.words
     timed = replace(cost, samples_per_s=80.0, at_once=2)
     assert "about 0.17 h at the 80 samples/s" in timed.words
+
+
+def test_baselines_have_the_first_weights_of_the_recipe(
+    run: Callable[..., TuneResult], tmp_path: Path
+) -> None:
+    folders = run(rising).before
+    recipe = asked(tmp_path / "search").recipe
+    file = str(tmp_path / "first.pt")
+    torch.save(make_network(recipe.model, 10, 1).state_dict(), file)
+    recipe = replace(recipe, model=replace(recipe.model, weights=file))
+
+    def against(sha256: str) -> list[Run]:
+        for folder in folders:
+            result = json.loads((folder / "result.json").read_text())
+            text = json.dumps(result | {"first_weights": {"sha256": sha256}})
+            (folder / "result.json").write_text(text)
+        return [read_run(folder) for folder in folders]
+
+    plan_search(asked(tmp_path / "search", recipe=recipe, against=against(file_digest(file))))
+    given = asked(tmp_path / "search", recipe=recipe, against=against("b0b"))
+    with pytest.raises(RecipeError, match=r"its model\.weights is sha256 b0b, the recipe's is sha"):
+        plan_search(given)
 
 
 def test_baselines_of_other_code_are_no_baseline(
