@@ -145,10 +145,11 @@ LIBRARIES: dict[str, Callable[[str], Maker]] = {"timm": _timm, "torchvision": _t
 def _installed(library: str) -> Any:
     try:
         return import_module(library)
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:  # what one of another torch's raises
+        said = " ".join(str(error).split())
         raise RecipeError(
-            f"{WORD} is one of {library}'s networks, and {library} cannot be imported ({error}); "
-            f"pip install {library}"
+            f"{WORD} is one of {library}'s networks, and {library} cannot be imported ({said}); "
+            f"pip install {library}, for torch {torch.__version__}"
         ) from error
 
 

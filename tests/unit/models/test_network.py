@@ -1,6 +1,8 @@
 """The network that a recipe names: whose function is called, with what, and what it must return."""
 
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +76,20 @@ def test_a_library_that_is_not_there_is_named(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(RecipeError, match=f"pip install {library}"):
         make_network(ModelConfig(f"{library}:resnet18"), 10, 3)
+
+
+def test_a_library_of_another_torch_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchvision is that was built for another torch, and timm, which imports it."""
+    (tmp_path / "timm.py").write_text('raise RuntimeError("operator nms does not\\nexist")')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(
+        RecipeError, match=f"nms does not exist.*torch {re.escape(torch.__version__)}"
+    ) as seen:
+        make_network(ModelConfig("timm:resnet18"), 10, 3)
+    assert "\n" not in str(seen.value)
 
 
 def test_the_outline_takes_no_memory_unless_the_code_reads_numbers() -> None:
