@@ -43,7 +43,8 @@ KINDS = {
     "not_finite": Kind(
         18,
         "met, as all ranks did, a number that is not finite",
-        "take a lower solver.base_lr, a longer solver.warmup_steps, or solver.clip_gradients",
+        "at the first step look at the data and the loss; later take a lower solver.base_lr, a "
+        "longer solver.warmup_steps, or solver.clip_gradients",
     ),
     "preempted": Kind(75, "was asked to stop", RESUME),
 }

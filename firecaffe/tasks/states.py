@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from firecaffe.errors import RecipeError
+from firecaffe.reference import failed
 from firecaffe.tasks.metric import Metric, Reduction, State
 
 ANY_ORDER = ""
@@ -25,9 +27,12 @@ Parts = dict[str, Tensor]
 def add_batch(
     parts: Parts, metrics: Mapping[str, Metric], number: int, outputs: Any, targets: Any
 ) -> None:
-    """Adds what batch `number` comes to."""
+    """Adds what batch `number` comes to.
+
+    Raises: RecipeError if a metric does not take it; OwnCodeError for what a user's raises.
+    """
     for name, metric in metrics.items():
-        for state, tensor in metric.of_batch(outputs, targets).items():
+        for state, tensor in _of_batch(name, metric, outputs, targets).items():
             reduction = metric.reductions[state]
             tensor = _exact(tensor) if reduction == "sum" else tensor
             if _keeps_order(tensor, reduction):
@@ -35,6 +40,15 @@ def add_batch(
             else:
                 key = f"{name}/{state}/{ANY_ORDER}"
                 parts[key] = _together([*([parts[key]] if key in parts else []), tensor], reduction)
+
+
+def _of_batch(name: str, metric: Metric, outputs: Any, targets: Any) -> State:
+    try:
+        return metric.of_batch(outputs, targets)
+    except RecipeError as error:
+        raise RecipeError(f"metric {name!r}: {error}") from error
+    except Exception as error:
+        raise failed(f"metric {name!r}, of a batch of an evaluation,", error) from error
 
 
 def pack(parts: Parts) -> bytes:

@@ -70,7 +70,10 @@ def task_of(config: TaskConfig, num_classes: int | None) -> Task:
         raise RecipeError(
             f"task.name {config.name!r} gave {shown(made)}; expected a firecaffe.Task(loss=…)"
         )
-    check_own(made)
+    try:
+        check_own(made)
+    except RecipeError as error:
+        raise RecipeError(f"task.name {config.name!r}: {error}") from error
     return _as_asked(made, config)
 
 

@@ -52,8 +52,9 @@ def check_learnable(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_o
     Raises: RecipeError if the loss cannot be trained on, or a metric does not take the outputs;
     OwnCodeError for what a user's code raises.
     """
+    whose = "" if is_own else f"task.name {recipe.task.name!r}: its "
     is_own = is_own or is_reference(recipe.task.name)
-    word = "loss" if is_own else f"task.name {recipe.task.name!r}: its loss"
+    word = f"{whose}loss"
     try:
         value = task.loss(outputs, targets)
     except RecipeError:
@@ -63,14 +64,15 @@ def check_learnable(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_o
         raise _failure(said, error, is_own) from error
     _check_value(word, value, outputs)
     for name, metric in task.measured.items():
+        word = f"{whose}metric {name!r}"
         try:
             _try(metric, outputs, targets)
         except OwnCodeError:
             raise
         except RecipeError as error:
-            raise RecipeError(f"metric {name!r}: {error}") from error
+            raise RecipeError(f"{word}: {error}") from error
         except Exception as error:
-            said = f"metric {name!r} does not take the network's outputs and {_kinds(targets)}"
+            said = f"{word} does not take the network's outputs and {_kinds(targets)}"
             raise _failure(said, error, is_own) from error
 
 

@@ -66,7 +66,7 @@ MISTAKES: dict[str, tuple[TaskConfig, list[str]]] = {
         ["task.name", "size=1", "scale"],
     ),
     "a metric's name": (TaskConfig(f"{OWN}:called_loss"), ["'loss'", "metric"]),
-    "a direction": (TaskConfig(f"{OWN}:of_lower"), ["'error'", "lower is better"]),
+    "a direction": (TaskConfig(f"{OWN}:of_lower"), [OWN, "'error'", "lower is better"]),
     "no direction": (
         TaskConfig(f"{OWN}:good", args={"better": ""}),
         ["'right'", "higher_is_better"],
@@ -110,8 +110,8 @@ def looked_at(config: TaskConfig, outputs: Any = OUTPUTS, targets: Any = LABEL) 
         (TaskConfig("segmentation"), OUTPUTS, ["'mine'", "(samples, 3, rows, columns)"]),
         (TaskConfig("regression"), OUTPUTS, ["(1, 3)", "(1,)"]),
         (TaskConfig(metrics=["f1"]), torch.cat([OUTPUTS, OUTPUTS], 1), ["'f1'", "6", "3"]),
-        (TaskConfig(f"{OWN}:two_losses"), OUTPUTS, ["tuple of 2", "GAN", "one number"]),
-        (TaskConfig(f"{OWN}:nan"), OUTPUTS, ["nan", "first sample"]),
+        (TaskConfig(f"{OWN}:two_losses"), OUTPUTS, [OWN, "tuple of 2", "GAN", "one number"]),
+        (TaskConfig(f"{OWN}:nan"), OUTPUTS, [f"task.name '{OWN}:nan'", "nan", "first sample"]),
     ],
 )
 def test_what_the_network_gives_does_not_fit(
@@ -132,6 +132,7 @@ def test_what_own_code_raises_is_shown_with_its_traceback(function: str, error: 
     with pytest.raises(OwnCodeError) as caught:
         looked_at(TaskConfig(f"{OWN}:{function}"))
     assert error in str(caught.value)
+    assert f"task.name '{OWN}:{function}'" in str(caught.value)
     assert "own.py" in caught.value.traceback
     assert "firecaffe/" not in caught.value.traceback
 

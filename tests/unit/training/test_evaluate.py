@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, TensorDataset
+from firecaffe.errors import OwnCodeError
 from firecaffe.models import HeadedLogits, classification_loss
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.tasks import CLASSIFICATION, Loss
+from firecaffe.tasks import CLASSIFICATION, Loss, Task
 from firecaffe.tasks.top_k import count_correct
 from firecaffe.training import evaluate as module
 from firecaffe.training.evaluate import Evaluation, evaluate
@@ -92,6 +93,19 @@ def test_the_model_is_left_as_it_was(net: nn.Module, data: Counted) -> None:
     run(net, data, 5, alone())
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def of_one_alone(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.argmax(1) == int(labels)).sum()
+
+
+def test_a_metric_of_ones_own_that_takes_no_batch_is_named(net: nn.Module, data: Counted) -> None:
+    """What is looked at before the first step is one sample."""
+    task = Task(classification_loss, {"mine": of_one_alone}, higher_is_better=True)
+    with pytest.raises(OwnCodeError, match=r"metric 'mine', of a batch .* raised") as caught:
+        evaluate(net, task, data, DataConfig(), TrainConfig(eval_batch_size=5), alone())
+    assert "of_one_alone" in caught.value.traceback
+    assert "firecaffe/" not in caught.value.traceback
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
