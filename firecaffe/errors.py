@@ -4,10 +4,41 @@ A message is one line for the user: what is wrong, what was found, what would be
 the dotted recipe name where there is one. docs/usage.md lists the codes.
 """
 
-import traceback
 from pathlib import Path
+from sysconfig import get_path
+from traceback import FrameSummary, extract_tb, format_exception_only, format_list
 
 from firecaffe.faults import SAVED, Fault
+
+
+def own_traceback(error: Exception) -> str:
+    """The traceback of an error that nobody foresaw, from where it leaves firecaffe for the last
+    time, if it then meets code that is not installed: a user's. Else empty.
+    """
+    frames = _outside(error)
+    is_own = any(not _is_installed(frame.filename) for frame in frames)
+    return _formatted(error, frames) if is_own else ""
+
+
+def _outside(error: BaseException) -> list[FrameSummary]:
+    """The frames after the last of firecaffe's."""
+    frames = extract_tb(error.__traceback__)
+    package = str(Path(__file__).parent)
+    ours = [place for place, frame in enumerate(frames) if frame.filename.startswith(package)]
+    return frames[ours[-1] + 1 :] if ours else []
+
+
+def _is_installed(path: str) -> bool:
+    """Whether it is Python's own file, or one of a library."""
+    parts = Path(path).parts
+    is_library = "site-packages" in parts or "dist-packages" in parts
+    return is_library or path.startswith(("<", get_path("stdlib")))
+
+
+def _formatted(error: BaseException, frames: list[FrameSummary]) -> str:
+    shown = [frame for frame in frames if not frame.filename.startswith("<frozen importlib")]
+    told = format_exception_only(error)
+    return "".join(["Traceback (most recent call last):\n", *format_list(shown), *told])
 
 
 class FirecaffeError(Exception):
@@ -50,13 +81,7 @@ class OwnCodeError(RecipeError):
         cause = self.__cause__
         if self.told or cause is None:
             return self.told
-        frames = traceback.extract_tb(cause.__traceback__)
-        package = str(Path(__file__).parent)
-        ours = [place for place, frame in enumerate(frames) if frame.filename.startswith(package)]
-        own = frames[ours[-1] + 1 :] if ours and ours[-1] + 1 < len(frames) else frames
-        own = [frame for frame in own if not frame.filename.startswith("<frozen importlib")]
-        told = traceback.format_exception_only(cause)
-        return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own), *told])
+        return _formatted(cause, _outside(cause) or list(extract_tb(cause.__traceback__)))
 
 
 class DataError(FirecaffeError):

@@ -9,7 +9,7 @@ from importlib import import_module
 from firecaffe.cli.plain_text import print_plainly
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.cluster.last_word import leave_report
-from firecaffe.errors import FirecaffeError, RecipeError, RunError
+from firecaffe.errors import FirecaffeError, RecipeError, RunError, own_traceback
 from firecaffe.faults import Fault
 
 COMMANDS = {
@@ -91,11 +91,15 @@ def _fail(message: str, exit_code: int, fault: Fault | None = None, own_tracebac
 
 
 def _fail_with_traceback(error: Exception) -> int:
-    """Ends with the traceback of an error that is nobody's mistake that we know of."""
-    traceback.print_exc()
+    """Ends with the traceback of an error that is nobody's mistake that we know of; below the line
+    if it is of a user's code, which is theirs to read.
+    """
+    own = own_traceback(error)
+    if not own:
+        traceback.print_exc()
     fault: Fault | None = getattr(error, "fault", None)
     line = f"{type(error).__name__}: {error}" if fault is None else fault.line
-    return _fail(line, FirecaffeError.exit_code, fault)
+    return _fail(line, FirecaffeError.exit_code, fault, own)
 
 
 def _overview() -> str:

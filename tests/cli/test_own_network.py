@@ -10,6 +10,7 @@ from firecaffe.cli import main
 from tests.unit.models.own_nets import PLACE
 
 NET = f"{PLACE}:Net"
+LATER = "tests.unit.tasks.own:loss_fails_later"
 ARGS = ["--args", "{ num_classes = 7, width = 6 }"]
 PARAMETERS = 6 * (9 + 1) + 2 * 6 + 7 * (6 + 1)
 """Of the network with these arguments: convolution, normalization and head."""
@@ -69,3 +70,19 @@ def test_a_run_whose_network_was_given_in_python_says_what_to_do(
         assert "own Net" in said
         assert "path/file.py:function" in said
         assert said.count("\n") == 1
+
+
+def test_what_own_code_raises_in_a_step_is_below_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[model]\nname = "lenet"\n[data]\nname = "generated"\n')
+    run = ["--run.folder", str(tmp_path / "run"), "--run.tensorboard", "false"]
+    assert main(["train", str(recipe), "--task.name", LATER, *run]) == 1
+    line, *rest = capsys.readouterr().err.splitlines()
+    assert line.startswith("firecaffe: rank 0")
+    assert "failed" in line
+    assert "LookupError: no such sample" in line
+    assert rest[0].startswith("Traceback")
+    assert rest[-1] == "LookupError: no such sample"
+    assert not any("firecaffe/" in each for each in rest if each.startswith("  File"))

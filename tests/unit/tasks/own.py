@@ -56,6 +56,15 @@ def loss_fails() -> firecaffe.Task:
     return firecaffe.Task(raises)
 
 
+def one_alone(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels) if len(labels) == 1 else raises(outputs, labels)
+
+
+def loss_fails_later() -> firecaffe.Task:
+    """What is looked at before the first step is one sample."""
+    return firecaffe.Task(one_alone)
+
+
 def metric_fails() -> firecaffe.Task:
     return firecaffe.Task(F.cross_entropy, {"mine": raises}, higher_is_better=True)
 
