@@ -184,7 +184,7 @@ def _as_dict(
         "global_batch_size": work.global_batch_size,
         "micro_batch_size": work.micro_batch_size,
         "parameter_bytes": work.parameter_bytes,
-        "assumption": work.assumption,
+        "assumption": "; ".join(_assumptions(work, cluster, rows)),
         "rows": [row.as_dict() for row in rows],
         "advice": paragraph(work, cluster, rows),
     }
@@ -204,8 +204,8 @@ def _show(
         f"{cluster.name} ({cluster.about})",
         markup=False,
     )
-    if work.assumption:
-        console.print(f"note: {work.assumption}", markup=False)
+    for each in _assumptions(work, cluster, rows):
+        console.print(f"note: {each}", markup=False, soft_wrap=True)
     table = Table(box=SIMPLE_HEAD)
     table.add_column("workers", justify="right", no_wrap=True)
     table.add_column("exchange", no_wrap=True)
@@ -224,6 +224,18 @@ def _show(
     if best.hours is not None or best.hours_to_accuracy is not None:
         console.print(_totals(best), markup=False, soft_wrap=True)
     console.print()
+
+
+def _assumptions(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> list[str]:
+    """What the plan takes for granted without being told."""
+    said = [work.assumption] if work.assumption else []
+    measured = cluster.measured_devices
+    if 0 < measured < max(row.workers for row in rows):
+        said.append(
+            f"{cluster.name} was measured on {measured} workers; more of them are forecast as if "
+            "there were further hosts like these"
+        )
+    return said
 
 
 HEADERS = (

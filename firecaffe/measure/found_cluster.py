@@ -168,6 +168,7 @@ def cluster_of(found: MeasuredCluster, recipe: Recipe | None, name: str) -> Clus
         links=_links(found, size),
         # One host's links say nothing of another's.
         most_devices=len(ranks) if hosts == 1 else 0,
+        measured_devices=len(ranks),
         lanes=LANES if hosts > 1 and not is_gpu else 1,
         storage=Storage("the folder that was checked", median(reads) * size),
         sources=("firecaffe check",),

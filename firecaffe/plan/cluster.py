@@ -118,12 +118,21 @@ class Cluster:
     prices: CostRates = CostRates()
     most_devices: int = 0
     """Devices that there are; 0: as many as one likes."""
+    measured_devices: int = 0
+    """Devices on which all of it was measured; a plan of more takes further nodes to be like them.
+    0: nobody says.
+    """
     lanes: int = 1
     """Vectors under way at once: 2 if ranks exchange through Gloo between hosts."""
     failures_per_node_hour: float = 0.0
     restart_s: float = 60.0
     """Time from a failure to the next step."""
     sources: tuple[str, ...] = ()
+
+    @property
+    def is_one_host(self) -> bool:
+        """Whether it has no more devices than one node, so that its links join no nodes."""
+        return 0 < self.most_devices <= self.devices_per_node
 
 
 def shipped() -> list[str]:
@@ -256,6 +265,7 @@ def _check(cluster: Cluster) -> None:
     need("failures_per_node_hour", cluster.failures_per_node_hour, 0, strict=False)
     need("restart_s", cluster.restart_s, 0, strict=False)
     need("most_devices", cluster.most_devices, 0, strict=False)
+    need("measured_devices", cluster.measured_devices, 0, strict=False)
     inner = 1
     for index, link in enumerate(cluster.links):
         name = f"links[{index}]"

@@ -98,8 +98,9 @@ def check_plan(workload: Workload, cluster: Cluster, world_size: int) -> None:
             "or take smaller micro-batches"
         )
     if cluster.most_devices and world_size > cluster.most_devices:
+        of_one = "; a check on several hosts (--nnodes) measures more" * cluster.is_one_host
         raise RecipeError(
-            f"{world_size} workers, but {cluster.name} has {cluster.most_devices} devices"
+            f"{world_size} workers, but {cluster.name} has {cluster.most_devices} devices{of_one}"
         )
 
 

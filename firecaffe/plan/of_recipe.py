@@ -268,6 +268,22 @@ def forecast_run(
     }
 
 
+def _no_forecast(recipe: Recipe, gpu: str, world_size: int, is_several: bool) -> str:
+    """Why the run's cluster says nothing of so many workers; empty if it does."""
+    if is_several and not gpu and not recipe.run.cluster:
+        return "several hosts, and no run.cluster; firecaffe check measures one"
+    cluster = cluster_for(recipe, gpu)
+    if cluster is None:
+        return ""
+    if is_several and cluster.is_one_host:
+        return (
+            f"several hosts, and {cluster.name} is one; firecaffe check --nnodes measures several"
+        )
+    if 0 < cluster.most_devices < world_size:
+        return f"{world_size} workers, and {cluster.name} has {cluster.most_devices} devices"
+    return ""
+
+
 def write_forecast(
     folder: Path,
     recipe: Recipe,
@@ -284,8 +300,9 @@ def write_forecast(
     Raises: RecipeError if the recipe's cluster is none.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    if local_world_size < world_size and not name and not recipe.run.cluster:
-        return ["no forecast: several hosts, and no run.cluster; firecaffe check measures one"]
+    is_several = local_world_size < world_size
+    if why := _no_forecast(recipe, name, world_size, is_several):
+        return [f"no forecast: {why}"]
     found = forecast_run(recipe, data, world_size, name, algorithm)
     if found is None:
         return []

@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from firecaffe.cli import main
+from firecaffe.cli.cluster_file import write_cluster
 from firecaffe.plan.cluster import load_cluster
 from tests.typed import firecaffe, torchrun
 
@@ -43,6 +45,18 @@ def test_a_recipe_on_a_shipped_cluster() -> None:
     assert shown.returncode == 0
     assert "samples/s" in shown.stdout
     assert "To change first" in shown.stdout or "No single change" in shown.stdout
+
+
+def test_more_workers_than_were_measured_are_noted_and_one_host_has_no_more(tmp_path: Path) -> None:
+    two = replace(load_cluster("ethernet-1g"), name="two", measured_devices=2)
+    write_cluster(tmp_path / "two.toml", two)
+    words = [str(RECIPE), "--cluster", str(tmp_path / "two.toml"), "--exchanges", "ring"]
+    for workers, is_noted in (("1,2", False), ("2,4", True)):
+        (found,) = planned(*words, "--workers", workers)
+        assert ("two was measured on 2 workers" in found["assumption"]) == is_noted
+    write_cluster(tmp_path / "two.toml", replace(two, devices_per_node=2, most_devices=2))
+    code, _, err = plan(*words, "--workers", "4")
+    assert (code, "two has 2 devices; a check on several hosts" in err) == (2, True)
 
 
 def test_compare_and_several_clusters() -> None:

@@ -24,14 +24,41 @@ def test_the_pods_find_each_other() -> None:
     name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
     assert service["spec"]["selector"] == {"job-name": name}
     assert pod["subdomain"] == service["metadata"]["name"]
-    program, command, recipe, *words = pod["containers"][0]["command"]
-    assert (program, command) == ("firecaffe", "train")
+    words = pod["containers"][0]["args"]
     options = dict(word.removeprefix("--").split("=") for word in words)
     assert options["rdzv-endpoint"].startswith(f"{name}-0.{pod['subdomain']}:")
     assert int(options["nnodes"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
-    make_parser().read([recipe, *words])  # knows all words
+    make_parser().read(["recipe.toml", *words])  # knows all words
     nodes, ranks = int(options["nnodes"]), int(options["nproc-per-node"])
     check_hosts_words(Hosts(ranks, nodes, nodes, "localhost:29500", options["rdzv-id"]))
+
+
+def a_checkpoint(run: Path, when: int) -> None:
+    step = run / "checkpoints" / "step-00000100"
+    step.mkdir(parents=True)
+    os.utime(step, (when, when))
+
+
+def test_a_pod_that_comes_back_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    container = MANIFEST[1]["spec"]["template"]["spec"]["containers"][0]
+    program = tmp_path / "firecaffe"
+    program.write_text('#!/bin/bash\necho "$PWD:" "$@"\n')
+    program.chmod(0o755)
+    job = tmp_path / "job"
+    words = {each["name"]: each["value"] for each in container["env"]} | {"JOB": str(job)}
+
+    def said() -> str:
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        command = [*container["command"], *container["args"]]
+        return subprocess.check_output(command, env={"PATH": path, **words}, text=True)
+
+    first = f"{job}: train /shared/recipe.toml"
+    assert said().startswith(f"{first} --nproc-per-node=")
+    (job / "runs" / "lost-at-once").mkdir(parents=True)
+    assert said().startswith(f"{first} --nproc-per-node=")
+    for when, name in enumerate(["b", "a"]):
+        a_checkpoint(job / "runs" / name, when)
+        assert said().startswith(f"{first} --resume runs/{name} --nproc-per-node=")
 
 
 def run_job(folder: Path, exit_code: int, **environment: str) -> tuple[int, list[str]]:
@@ -57,14 +84,24 @@ def run_job(folder: Path, exit_code: int, **environment: str) -> tuple[int, list
 
 
 TRAIN = "srun firecaffe train RECIPE.toml --run.folder runs/firecaffe-7"
+EVERY = " --checkpoint.every 500"
 
 
 def test_a_job_of_slurm(tmp_path: Path) -> None:
-    assert run_job(tmp_path, 0) == (0, [TRAIN])
-    assert run_job(tmp_path, 13) == (13, [TRAIN])
-    assert run_job(tmp_path, 75) == (75, [TRAIN, "scontrol requeue 7"])
+    assert run_job(tmp_path, 0) == (0, [TRAIN + EVERY])
+    assert run_job(tmp_path, 13) == (13, [TRAIN + EVERY])
+    assert run_job(tmp_path, 75) == (75, [TRAIN + EVERY, "scontrol requeue 7"])
+
+
+def test_a_requeued_job_goes_on_from_its_own_newest_checkpoint(tmp_path: Path) -> None:
+    def said(number: int) -> list[str]:
+        return run_job(tmp_path, 0, SLURM_RESTART_COUNT=str(number))[1]
+
+    assert said(1) == [f"{TRAIN}-1{EVERY}"]  # requeued before there was a folder
     for number, last in enumerate(["firecaffe-7", "firecaffe-7-1"], start=1):
-        (tmp_path / "runs" / last).mkdir(parents=True)
-        os.utime(tmp_path / "runs" / last, (number, number))
-        code, said = run_job(tmp_path, 0, SLURM_RESTART_COUNT=str(number))
-        assert (code, said) == (0, [f"{TRAIN}-{number} --resume runs/{last}"])
+        a_checkpoint(tmp_path / "runs" / last, number)
+        assert said(number) == [f"{TRAIN}-{number}{EVERY} --resume runs/{last}"]
+    for other in ("firecaffe-70", "firecaffe-7-20"):  # of another job
+        a_checkpoint(tmp_path / "runs" / other, 9)
+    (tmp_path / "runs" / "firecaffe-7-2").mkdir()  # ended before its first checkpoint
+    assert said(3) == [f"{TRAIN}-3{EVERY} --resume runs/firecaffe-7-1"]

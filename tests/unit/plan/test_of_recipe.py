@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from firecaffe.cli.cluster_file import write_cluster
 from firecaffe.data import DataConfig, DataParts, TensorDataset, open_data
 from firecaffe.data.datasets import divide
 from firecaffe.data.own import check_own
@@ -65,6 +66,21 @@ def test_several_hosts_have_the_forecast_of_the_cluster_that_is_named(
     [line] = write_forecast(tmp_path, recipe, DATA, 4, 2, CPU, "tree")
     assert (tmp_path / "forecast.json").exists() == bool(cluster)
     assert line.startswith("forecast: " if cluster else "no forecast: several hosts")
+
+
+@pytest.mark.parametrize(
+    ("of_a_host", "said"),
+    [(2, "no forecast: several hosts, and mine is one"), (4, "no forecast: 4 workers, and mine")],
+)
+def test_a_file_that_knows_fewer_hosts_says_why_there_is_no_forecast(
+    tmp_path: Path, of_a_host: int, said: str
+) -> None:
+    one = replace(load_cluster("cpu-host"), devices_per_node=2, most_devices=2)
+    write_cluster(tmp_path / "mine.toml", replace(one, name="mine"))
+    recipe = replace(RECIPE, run=RunConfig(cluster=str(tmp_path / "mine.toml")))
+    [line] = write_forecast(tmp_path, recipe, DATA, 4, of_a_host, CPU, "tree")
+    assert line.startswith(said)
+    assert not (tmp_path / "forecast.json").exists()
 
 
 @pytest.mark.parametrize("member", ["Net", "Reads"])
