@@ -81,8 +81,9 @@ def check_hosts_words(hosts: Hosts) -> None:
     try:
         host, _ = hosts.endpoint
     except ValueError:
+        is_what = f"is {hosts.rdzv_endpoint!r}" if hosts.rdzv_endpoint else "is missing"
         raise RecipeError(
-            f"--rdzv-endpoint is {hosts.rdzv_endpoint!r}; several hosts need HOST:PORT "
+            f"--rdzv-endpoint {is_what}; several hosts need HOST:PORT "
             "([IPv6]:PORT), the same on all, on a host that stays to the end"
         ) from None
     if not hosts.rdzv_id:

@@ -263,7 +263,9 @@ def _make_folder(
             folder = start.folder
             continue_run_folder(folder, start.step)
         write_atomically(folder / "recipe.toml", to_toml(with_absolute_paths(run.recipe)))
-        write_json(folder / "environment.json", {**describe_environment(), "own_code": own_code})
+        hosts = [world.host] if world.watch is None else list(dict.fromkeys(world.watch.hosts))
+        environment = {**describe_environment(), "hosts": hosts, "own_code": own_code}
+        write_json(folder / "environment.json", environment)
         write_about(folder, about)
         remember_folder(world, start, folder.resolve())
     return Path(text_of_first(world, str(folder.resolve())))

@@ -5,8 +5,8 @@ from firecaffe.cli.options.train import several_hosts
 from firecaffe.cli.parser import Parser
 
 USAGE = (
-    "[RECIPE.toml | --model NAME] [--nproc-per-node N] [--nnodes N --rdzv-endpoint HOST:PORT] "
-    "[--write CLUSTER.toml [--overwrite]]"
+    "[RECIPE.toml | --model NAME] [--nproc-per-node N] "
+    "[--nnodes N --rdzv-endpoint HOST:PORT --rdzv-id NAME] [--write CLUSTER.toml [--overwrite]]"
 )
 ABOUT = (
     "Look a cluster over before a training: versions, clocks, memory, disks, every link between "

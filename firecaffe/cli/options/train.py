@@ -3,7 +3,8 @@
 from firecaffe.cli.parser import Parser
 
 USAGE = (
-    "RECIPE.toml [--nproc-per-node N] [--resume RUN] [--max-restarts K] [--section.word value …]"
+    "RECIPE.toml [--nproc-per-node N] [--resume RUN] [--max-restarts K] "
+    "[--nnodes MIN:MAX --rdzv-endpoint HOST:PORT --rdzv-id NAME] [--section.word value …]"
 )
 
 

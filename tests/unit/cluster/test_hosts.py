@@ -28,6 +28,8 @@ def test_where_hosts_may_meet() -> None:
     check_hosts_words(two("localhost:29400"))
     with pytest.raises(RecipeError, match="::1:29400"):
         check_hosts_words(two("::1:29400"))
+    with pytest.raises(RecipeError, match="--rdzv-endpoint is missing"):
+        check_hosts_words(two(""))
 
 
 def test_a_name_that_nobody_knows_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
