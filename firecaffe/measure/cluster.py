@@ -28,7 +28,10 @@ from firecaffe.transport.link import (
 )
 
 LEAST_STREAM_S = 0.1
-PINGS = 50
+PINGS = 10
+BURSTS = 5
+PAUSE_S = 0.1
+"""Seconds between two bursts of pings: other work does not stand in the way of all of them."""
 FILE_BYTES = 64_000_000
 MATRIX_SIZE = 1024
 COPIED_BYTES = 64_000_000
@@ -160,7 +163,10 @@ def _measure(world: World, first: int, second: int, in_host: bool) -> PairLink:
     starts = world.rank == first
     peer = second if starts else first
     with peers_may_be_lost(world):
-        latencies = latency_samples_s(group, peer, starts, world.device, PINGS)
+        latencies = []
+        for _ in range(BURSTS):
+            time.sleep(PAUSE_S)
+            latencies += latency_samples_s(group, peer, starts, world.device, PINGS)
         rates = bandwidth_samples_bytes_per_s(group, peer, starts, world.device, LEAST_STREAM_S)
     return PairLink(first, second, tuple(latencies), tuple(rates), in_host)
 

@@ -43,4 +43,17 @@ def _fitted(device: Device, recipe: Recipe, rows: Sequence[StepTimes]) -> Device
         [(row.micro_batch_size, median(row.compute_s)) for row in rows],
     )
     # What one network says of the device is not as sure of another: `error` stays what it was.
-    return with_values(found.values)
+    return within_peak(with_values(found.values))
+
+
+def within_peak(device: Device) -> Device:
+    """The same rates with an efficiency of 1 at most: steps that are faster than what the peak was
+    measured by have shown a higher one.
+    """
+    more = max(1.0, device.efficiency)
+    return dataclasses.replace(
+        device,
+        efficiency=device.efficiency / more,
+        peak_flops={dtype: more * rate for dtype, rate in device.peak_flops.items()},
+        memory_bytes_per_s=more * device.memory_bytes_per_s,
+    )

@@ -30,6 +30,9 @@ MOST_CLOCK_DIFFERENCE_S = 1.0
 LEAST_FREE_SHARE = 0.1
 """The share of a host's memory that should be free; a host with less is named."""
 
+MOST_LATENCY_RATIO = 2.0
+"""The median round trip over a quick one, above which it is said that they varied."""
+
 USUAL_OVERHEAD_S = 2e-5
 
 
@@ -78,6 +81,12 @@ def findings(found: MeasuredCluster) -> list[str]:
         for link in found.links
         if not link.in_host
     }
+    lines += [
+        f"latency varied: link {link.first} - {link.second} has {link.latency_s * 1e6:.3g} µs, its "
+        f"median round trip {link.latency_ratio:.2g} times that; other work was on the processors"
+        for link in found.links
+        if link.latency_ratio > MOST_LATENCY_RATIO
+    ]
     return [*lines, *_slow_links(between, hosts)]
 
 

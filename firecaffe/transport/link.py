@@ -36,8 +36,15 @@ class Link:
 
     @property
     def latency_s(self) -> float:
-        """α: median of half a round trip of 8 bytes."""
-        return statistics.median(self.latency_samples_s)
+        """α: half a round trip of 8 bytes, longer than the quickest tenth of them. What else the
+        processors do makes a round trip longer, never shorter.
+        """
+        return sorted(self.latency_samples_s)[len(self.latency_samples_s) // 10]
+
+    @property
+    def latency_ratio(self) -> float:
+        """The median of the samples over `latency_s`: far above 1 if the processors were busy."""
+        return statistics.median(self.latency_samples_s) / self.latency_s
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
