@@ -24,7 +24,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.advice import paragraph
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
-from firecaffe.plan.forecast import Forecast, by_workers, fastest, forecasts
+from firecaffe.plan.forecast import Forecast, by_workers, fastest, forecasts, is_own
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
 from firecaffe.plan.workload import Workload
 
@@ -212,10 +212,11 @@ def _show(
     for header in HEADERS:
         table.add_column(header, justify="right", no_wrap=True)
     for _, own in by_workers(rows):
-        shown = own if is_long else own[:3] if own[0].workers > 1 else own[:1]
-        for row in shown:
+        alone = own[0].workers == 1
+        first = own if is_long else own[: 1 if alone else 3]
+        for row in (row for row in own if row in first or is_own(row, work)):
             way = row.exchange if row.compressor == NO_COMPRESSOR else row.compressor
-            way = way if row.workers > 1 else "-"
+            way = "-" if alone else f"{way} (own)" if is_own(row, work) else way
             table.add_row(str(row.workers), way, *_cells(row, cluster.device.memory_bytes))
         table.add_section()
     console.print(table)
@@ -303,7 +304,9 @@ def _hours_band(row: Forecast, hours: float) -> str:
 def _hours(hours: float) -> str:
     if hours >= 48:
         return f"{hours / 24:.3g} days"
-    return f"{hours:.3g} hours" if hours >= 1 else f"{hours * 60:.3g} minutes"
+    if hours >= 1:
+        return f"{hours:.3g} hours"
+    return f"{hours * 60:.3g} minutes" if hours >= 1 / 60 else f"{hours * 3600:.3g} seconds"
 
 
 def _band(low_s: float, high_s: float) -> str:

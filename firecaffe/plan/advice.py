@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from firecaffe.errors import RecipeError
+from firecaffe.exchange import NATIVE
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import PRICED
@@ -15,6 +16,7 @@ from firecaffe.plan.forecast import (
     exchanges_on,
     fastest,
     forecast,
+    is_own,
     most_useful,
 )
 from firecaffe.plan.workload import Workload
@@ -114,6 +116,7 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
         if last.workers > 1
         else f"On one worker of {cluster.name} {share}"
     ]
+    said += _beside(workload, last, rows)
     found = changes(workload, cluster, last)
     if found:
         first = "; ".join(f"{each.what}, {each.gain:+.0%} samples/s" for each in found[:3])
@@ -128,9 +131,11 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
         said.append(f"No more than {most} workers can share this batch on this cluster.")
     else:
         speedup = next((row.speedup for row in best if row.workers == useful), 1.0)
+        beyond = [f"{r.workers} workers {r.speedup:.3g} times" for r in best if r.workers > useful]
         said.append(
-            f"The largest useful number planned is {useful} ({speedup:.3g} times one): beyond, "
-            "each further worker brings less than half of what one does alone."
+            f"The largest useful number planned is {useful} ({speedup:.3g} times one): beyond "
+            f"({', '.join(beyond)}), each further worker brings less than half of what one does "
+            "alone."
         )
     if not last.fits:
         need = sum(last.memory_bytes.values())
@@ -139,6 +144,19 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
             f"{cluster.device.memory_bytes / 1e9:.3g} GB; take smaller micro-batches."
         )
     return " ".join(said)
+
+
+def _beside(workload: Workload, best: Forecast, rows: Sequence[Forecast]) -> list[str]:
+    """What is to be said of `native` if it is left out, and of the recipe's own exchange."""
+    same = [row for row in rows if row.workers == best.workers > 1 and row is not best]
+    said = [
+        f"{row.exchange}, the backend's own, would be faster ({row.speedup:.3g} times), but "
+        "promises no bits, and is left out."
+        for row in same
+        if row.exchange == NATIVE and row.step_s < best.step_s
+    ]
+    own = [row for row in same if is_own(row, workload)]
+    return said + [f"The recipe's own, {_way(row)}, gives {row.speedup:.3g} times." for row in own]
 
 
 def _way(row: Forecast) -> str:

@@ -6,6 +6,7 @@ cluster, not what a run scatters.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import ceil, inf
 from typing import Any
@@ -182,7 +183,9 @@ def forecasts(
     exchanges: Sequence[str] | None = None,
     compressors: Sequence[str] = (NO_COMPRESSOR,),
 ) -> list[Forecast]:
-    """All workers with all exchanges; a compressor has a way of its own, and is a row of it."""
+    """All workers with all exchanges, the workload's own among them; a compressor has a way of its
+    own, and is a row of it.
+    """
     rows = []
     for world_size in workers:
         check_plan(workload, cluster, world_size)
@@ -190,12 +193,23 @@ def forecasts(
         chosen = chosen if world_size > 1 else ["tree"]  # which one alone has no say in
         is_plain = NO_COMPRESSOR in compressors or world_size == 1
         rows += [forecast(workload, cluster, world_size, name) for name in chosen if is_plain]
+        is_missing = exchanges is None and workload.exchange not in ("", *chosen)
+        if is_missing and is_plain and world_size > 1:
+            with suppress(ValueError):  # not every hierarchical one is among any number of workers
+                rows.append(forecast(workload, cluster, world_size, workload.exchange))
         rows += [
             forecast(workload, cluster, world_size, "tree", compressor)
             for compressor in compressors
             if compressor in PRICED and world_size > 1
         ]
     return rows
+
+
+def is_own(row: Forecast, workload: Workload) -> bool:
+    """Whether the row sends what the training will send, in its way."""
+    is_encoded = row.compressor != NO_COMPRESSOR
+    has_way = is_encoded or row.exchange == workload.exchange
+    return row.workers > 1 and row.compressor == workload.compressor and has_way
 
 
 def fastest(rows: Sequence[Forecast]) -> list[Forecast]:

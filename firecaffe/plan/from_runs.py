@@ -4,6 +4,7 @@ A run's own steps replace what the figures say of its network (rows of `device.m
 scatter of ranks as `device.jitter`). A link's bandwidth is fitted to the steps of the runs for
 which it is the outermost one, with its latency if there are LATENCY_RUNS of them; a run whose
 step would hardly change with a link of half the bandwidth says nothing of it and is left out.
+Nor does a fit to which the link's rate makes no difference: then the link stays as it was.
 """
 
 from collections import defaultdict
@@ -181,12 +182,14 @@ def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tup
     in_memory = level == 0 and link.memory_bytes_per_s > 0
     word = "memory_bytes_per_s" if in_memory else "bandwidth_bytes_per_s"
     before = getattr(link, word)
-    half = with_link(**{word: before / 2})
-    bearing = [
-        run
-        for run in runs
-        if step_s(half, run) - step_s(cluster, run) > LEAST_CHANGE * step_s(cluster, run)
-    ]
+
+    def bears(run: FinishedRun, **values: float) -> bool:
+        """Whether the run's step is one that half of this rate would change."""
+        whole_s = step_s(with_link(**values), run)
+        half_s = step_s(with_link(**{**values, word: values[word] / 2}), run)
+        return half_s - whole_s > LEAST_CHANGE * whole_s
+
+    bearing = [run for run in runs if bears(run, **{word: before})]
     if not bearing:
         return cluster, f"{link.name}: stays as it was; its exchanges are hidden in these runs"
     start = {word: before}
@@ -194,6 +197,11 @@ def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tup
         start["latency_s"] = link.latency_s
     rows = [(run, run.parts["compute_s"] + run.parts["exchange_s"]) for run in bearing]
     found = fit(lambda values, run: step_s(with_link(**values), run), start, rows)
+    if not any(bears(run, **found.values) for run in bearing):
+        return cluster, (
+            f"{link.name}: stays as it was; these runs waited less for it than its latency of "
+            f"{link.latency_s * 1e6:.3g} µs would let them, which says nothing of its rate"
+        )
     error = max(_error(found, link, word), *(run.error for run in bearing))
     rate = found.values[word]
     latency_s = found.values.get("latency_s", link.latency_s)

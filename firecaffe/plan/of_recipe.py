@@ -24,6 +24,7 @@ from firecaffe.data.folder import ImageFolder
 from firecaffe.data.generated import NUM_TRAIN
 from firecaffe.data.packed import PackedPart
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
+from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
@@ -100,6 +101,8 @@ def workload_of(recipe: Recipe, data: Data | None = None) -> Workload:
             bucket_bytes=recipe.exchange.bucket_bytes,
             stored_bytes=samples.stored_bytes,
             shared_memory=recipe.exchange.shared_memory,
+            exchange="" if recipe.exchange.algorithm == AUTO else recipe.exchange.algorithm,
+            compressor=recipe.exchange.compressor,
             compressor_level=recipe.exchange.compressor_level,
             assumption=samples.assumption,
         ),

@@ -11,6 +11,7 @@ from torch import nn
 from firecaffe.data.layout import Layout, Leaf, tree_words
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
@@ -71,6 +72,9 @@ class Workload:
     """Size of one image in storage; 0 if the data are held in memory."""
     shared_memory: bool = True
     """Whether ranks of one host may add in memory."""
+    exchange: str = ""
+    """The one that the training will take; empty if nobody has said it, or it is chosen then."""
+    compressor: str = NO_COMPRESSOR
     compressor_level: int = 0
     frozen_bytes: int = 0
     """Size of the parameters that are not trained."""

@@ -59,6 +59,15 @@ def test_more_workers_than_were_measured_are_noted_and_one_host_has_no_more(tmp_
     assert (code, "two has 2 devices; a check on several hosts" in err) == (2, True)
 
 
+def test_the_exchange_that_the_training_will_use_has_a_row_in_every_table(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    for exchange in ("parameter_server", "hierarchical(tree,ring)"):
+        recipe.write_text(RECIPE.read_text().replace('"tree"', f'"{exchange}"'))
+        code, out, _ = plan(str(recipe), "--cluster", "ethernet-1g", "--workers", "2,4,8")
+        rows = [line.split()[:3] for line in out.splitlines() if "(own)" in line]
+        assert (code, rows) == (0, [[n, exchange, "(own)"] for n in ("2", "4", "8")])
+
+
 def test_compare_and_several_clusters() -> None:
     clusters = ["--cluster", "ethernet-1g,infiniband-ndr", "--workers", "8"]
     found = planned("--compare", str(RECIPE), str(RECIPE), *clusters)

@@ -39,7 +39,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
         metavar="A,B",
         help="all, or names with commas, none for float32; else the recipe's",
     )
-    add("--all", action="store_true", help="show every exchange, not the three fastest alone")
+    add("--all", action="store_true", help="every exchange, not the three fastest and the recipe's")
     add(
         "--runs",
         nargs="+",

@@ -100,6 +100,15 @@ def test_what_is_hidden_says_nothing_of_the_link(tmp_path: Path) -> None:
     assert lines[-1].endswith("stays as it was; its exchanges are hidden in these runs")
 
 
+def test_runs_that_waited_less_than_the_latency_say_nothing_of_the_link(tmp_path: Path) -> None:
+    """A check on a busy machine had found a latency of 1.4 ms; the fit made the rate endless."""
+    told = slow_cluster(120e6, 1400e-6)
+    run = a_run(tmp_path / "a", slow_cluster(120e6, 40e-6), 2, "tree")
+    learned, lines = learn(told, [run], read_recipe)
+    assert learned.links[-1] == told.links[-1]
+    assert "stays as it was; these runs waited less" in lines[-1]
+
+
 def test_compute_is_replaced_and_runs_that_differ_widen_its_band(tmp_path: Path) -> None:
     true = load_cluster("cpu-host")
     twice = replace(true, device=replace(true.device, efficiency=true.device.efficiency / 2))

@@ -19,6 +19,7 @@ from firecaffe.plan.forecast import (
     fastest,
     forecast,
     forecasts,
+    is_own,
     most_useful,
 )
 from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failures_s
@@ -95,6 +96,20 @@ def test_a_slow_network_limits_and_the_advice_names_it() -> None:
     assert first.what in said
     assert most_useful(rows) < 32
     assert f"largest useful number planned is {most_useful(rows)} (" in said
+
+
+def test_what_is_not_chosen_is_told_beside_the_fastest() -> None:
+    work = dataclasses.replace(WORK, exchange="hierarchical(tree,ring)")
+    rows = forecasts(work, load_cluster("dgx-a100"), [1, 16])
+    assert [row.exchange for row in rows if row.workers == 1] == ["tree"]
+    [own] = [row for row in rows if is_own(row, work)]
+    said = paragraph(work, load_cluster("dgx-a100"), rows)
+    assert f"The recipe's own, exchange {own.exchange}, gives {own.speedup:.3g} times." in said
+    best = fastest(rows)[-1]
+    quicker = dataclasses.replace(best, exchange="native", step_s=best.step_s / 2, speedup=7.5)
+    said = paragraph(work, load_cluster("dgx-a100"), [*rows, quicker])
+    assert f"the fastest is exchange {best.exchange}" in said
+    assert "native, the backend's own, would be faster (7.5 times)" in said
 
 
 def test_a_fast_network_does_not() -> None:
