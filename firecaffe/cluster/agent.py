@@ -1,13 +1,14 @@
 """torch's elastic agent, which also says what has happened to its ranks.
 
 It starts this host's ranks, restarts them together with those of other hosts, and gives each start
-a name of its own. Three things it does otherwise than its base:
+a name of its own. Four things it does otherwise than its base:
 
 - It knows who ended first, and tells a fault before it restarts.
 - A rank that has nothing left to finish is not waited for: a stopped one is killed at once, the
   survivors of a failure have `SURVIVORS_S` seconds. But ranks that were asked to stop, because a
   host leaves or comes, have `STOP_S`: they end their step and save where they are.
 - What a restart cannot mend (a wrong recipe, damaged data) is not restarted.
+- It asks the store of the launchers aside, so that it is never deaf to signals.
 """
 
 import os
@@ -29,8 +30,9 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SignalExcep
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster.addresses import join_place
+from firecaffe.cluster.aside import Aside
 from firecaffe.cluster.groups import ATTEMPT
-from firecaffe.cluster.hosts import SAY_EVERY_S
+from firecaffe.cluster.hosts import PATIENCE_S, SAY_EVERY_S
 from firecaffe.cluster.world import LASTING
 from firecaffe.errors import (
     LauncherLostError,
@@ -43,6 +45,11 @@ from firecaffe.faults import ANOTHER, Fault
 SURVIVORS_S = 5.0
 STOP_S = 600.0
 POLL_S = 0.05
+
+MEETING_S = PATIENCE_S + 60.0
+"""Seconds in which launchers have met, or torch's rendezvous says that they have not; else their
+store is out of reach.
+"""
 
 HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
 """Exit codes of errors that a restart would meet again; see errors.py. LaunchError counts only at
@@ -70,10 +77,12 @@ class Told(Protocol):
 class FaultAgent(LocalElasticAgent):
     """Runs this host's ranks."""
 
-    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, told: Told, *, is_elastic: bool) -> None:
+    def __init__(
+        self, spec: WorkerSpec, logs: LogsSpecs, told: Told, aside: Aside, *, is_elastic: bool
+    ) -> None:
         """is_elastic: whether other hosts may leave, and this one goes on without them."""
         super().__init__(spec, logs)
-        self.told, self.is_elastic = told, is_elastic
+        self.told, self.aside, self.is_elastic = told, aside, is_elastic
         self.ended_by_us: set[int] = set()
         """Global ranks that ended because the agent wanted it."""
         self._is_left = False
@@ -90,12 +99,15 @@ class FaultAgent(LocalElasticAgent):
         teller = threading.Thread(target=tell, name="waiting", daemon=True)
         teller.start()
         try:
-            super()._rendezvous(worker_group)
+            meet = super()._rendezvous
+            self.aside.run(lambda: meet(worker_group), MEETING_S)
+            self.aside.run(lambda: self._name_attempt(worker_group), MEETING_S)
         finally:
             met.set()
             teller.join()
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def _name_attempt(self, worker_group: WorkerGroup) -> None:
+        """Gives this start of all hosts' ranks its number."""
         store = worker_group.store
         assert store is not None  # after the rendezvous
         lasting = store.underlying_store
@@ -103,8 +115,10 @@ class FaultAgent(LocalElasticAgent):
         if worker_group.group_rank == 0:
             store.set("firecaffe/attempt", str(lasting.add("firecaffe/attempts", 1) - 1))
         os.environ[ATTEMPT] = store.get("firecaffe/attempt").decode()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ended_by_us.clear()
-        started = super()._start_workers(worker_group)
+        started: dict[int, Any] = super()._start_workers(worker_group)
         self._processes = {}
         for local_rank, pid in started.items():
             with suppress(psutil.NoSuchProcess):
@@ -139,7 +153,8 @@ class FaultAgent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         self.told.on_done()
-        super()._exit_barrier()  # type: ignore[no-untyped-call]
+        with suppress(TimeoutError):  # the ranks have succeeded all the same
+            self.aside.run(super()._exit_barrier, MEETING_S)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._end_ranks(death_sig, STOP_S)

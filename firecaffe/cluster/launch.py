@@ -9,7 +9,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch.distributed import DistError
@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from firecaffe.cluster.addresses import LOOPBACK, interface_of, own_addresses
 from firecaffe.cluster.agent import FaultAgent
+from firecaffe.cluster.aside import LAST_S, Aside, PatientRendezvous
 from firecaffe.cluster.hosts import (
     Hosts,
     check_hosts_words,
@@ -104,9 +105,12 @@ def launch(
         with (
             _handlers_kept(),
             tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as log_folder,
+            Aside() as aside,
         ):
             command = ["-m", module, *arguments]
-            started = _Launch(command, hosts, max_restarts, address, log_folder, advice, settle)
+            started = _Launch(
+                command, hosts, max_restarts, address, log_folder, advice, settle, aside
+            )
             return started.run()
     finally:
         logging.disable(logged)
@@ -141,28 +145,29 @@ class _Launch:
         log_folder: str,
         advice: str,
         settle: Settle,
+        aside: Aside,
     ) -> None:
         self.hosts, self.max_restarts = hosts, max_restarts
-        self.advice, self.settle = advice, settle
+        self.advice, self.settle, self.aside = advice, settle, aside
         self.killed_before = _kills_for_memory()
         try:
-            handler = _meeting_place(hosts, address)
+            self.met = _meeting_place(hosts, address)
         except (*MEETING_ERRORS, ValueError) as error:
             raise self._not_started(error) from error
+        self.handler = PatientRendezvous(self.met, aside)
         spec = WorkerSpec(
             role="rank",
             local_world_size=hosts.nproc_per_node,
             entrypoint=sys.executable,
             args=("-u", *command),
-            rdzv_handler=handler,
+            rdzv_handler=self.handler,
             max_restarts=max_restarts,
             monitor_interval=0.1,
             local_addr=address,
         )
         logs = DefaultLogsSpecs(log_dir=log_folder)
         is_elastic = hosts.min_nodes < hosts.max_nodes
-        self.agent = FaultAgent(spec, logs, self, is_elastic=is_elastic)
-        self.handler = handler
+        self.agent = FaultAgent(spec, logs, self, aside, is_elastic=is_elastic)
         self.folders: list[Path] = []
 
     def run(self) -> list[Path]:
@@ -206,7 +211,7 @@ class _Launch:
         """Says who is there, of how many, if this host waits for others."""
         if self.hosts.is_one:
             return
-        there = sorted(str(each.addr) for each in self.handler._state_holder.state.participants)
+        there = sorted(str(each.addr) for each in self.met._state_holder.state.participants)
         say(
             f"waiting for hosts at {self.hosts.rdzv_endpoint}, {waited_s:.0f} s so far: "
             f"{len(there)} of {self.hosts.counted} there ({', '.join(there)})"
@@ -267,13 +272,16 @@ class _Launch:
         """The run folders that the ranks have told, one for each training."""
         store = self.agent.get_worker_group().store
         found: list[Path] = []
-        try:
+
+        def read() -> None:
             lasting = None if store is None else store.underlying_store
             while lasting is not None and lasting.check([key := f"{FOLDER}/{len(found)}"]):
                 found.append(Path(lasting.get(key).decode()))
-        except (DistError, RuntimeError):
-            pass  # the store is gone with the host that had it
-        return found
+
+        # The store may be gone with the host that had it, or out of reach.
+        with suppress(DistError, RuntimeError, TimeoutError):
+            self.aside.run(read, LAST_S)
+        return list(found)
 
 
 def _meeting_place(hosts: Hosts, address: str) -> DynamicRendezvousHandler:

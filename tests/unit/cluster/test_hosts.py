@@ -8,6 +8,7 @@ import pytest
 
 from firecaffe.cluster import agent, hosts
 from firecaffe.cluster.addresses import LOOPBACK, join_place
+from firecaffe.cluster.aside import Aside
 from firecaffe.cluster.groups import meeting
 from firecaffe.cluster.hosts import Hosts, check_hosts_words, wait_for_endpoint
 from firecaffe.cluster.launch import _Launch
@@ -21,6 +22,10 @@ def free_port() -> int:
 
 def two(place: str) -> Hosts:
     return Hosts(1, 2, 2, place, "a run")
+
+
+def launch_at(hosts: Hosts, address: str, folder: Path) -> _Launch:
+    return _Launch([], hosts, 0, address, str(folder), "", lambda *_: _[1], Aside())
 
 
 def test_where_hosts_may_meet() -> None:
@@ -74,12 +79,12 @@ def test_who_is_there_is_said_until_all_are(
     launches = []
     for name in ("192.0.2.1", "192.0.2.2"):
         (tmp_path / name).mkdir()
-        launches.append(_Launch([], two(place), 0, name, str(tmp_path / name), "", lambda *_: _[1]))
+        launches.append(launch_at(two(place), name, tmp_path / name))
     first, second = launches
     tell = first.on_waiting
 
     def tell_once_there(waited_s: float) -> None:
-        if first.handler._state_holder.state.participants:
+        if first.met._state_holder.state.participants:
             tell(waited_s)
             waits.set()
 
@@ -100,7 +105,7 @@ def test_who_is_there_is_said_until_all_are(
 
 def test_a_host_alone_waits_for_nobody(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Its own ranks may take a while to meet, and that is no host's fault."""
-    launch = _Launch([], Hosts(2), 0, LOOPBACK, str(tmp_path), "", lambda *_: _[1])
+    launch = launch_at(Hosts(2), LOOPBACK, tmp_path)
     launch.on_waiting(10.0)
     assert capsys.readouterr().err == ""
     launch.handler.shutdown()

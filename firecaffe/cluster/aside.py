@@ -1,0 +1,122 @@
+"""Calls that may block for ever, in a thread beside: who asks goes on, and hears signals.
+
+torch's client of a store waits in C++ for its server's answer: 60 s, and after that, if the link to
+the server is cut, until it is back (torch 2.13). No signal handler of Python's runs in that time.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, Self, TypeVar
+
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
+
+T = TypeVar("T")
+
+ANSWER_S = 1.0
+"""Seconds for an answer to who need not have one."""
+
+LAST_S = 5.0
+"""Seconds for the last questions of a launch, once its ranks have ended."""
+
+
+class Aside:
+    """Runs calls one after the other in a thread of its own. One that never returns is left
+    behind, with those after it.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+        self._calls = queue.SimpleQueue()
+        self._overdue: Future[Any] | None = None
+        # A daemon: the end of the process does not wait for it.
+        threading.Thread(target=self._serve, name="aside", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the thread when its calls have returned; does not wait for that."""
+        self._calls.put(None)
+
+    def begin(self, call: Callable[[], T]) -> "Future[T]":
+        """Begins a call when those before it have returned."""
+        answer: Future[T] = Future()
+        self._calls.put((call, answer))
+        return answer
+
+    def run(self, call: Callable[[], T], patience_s: float | None = None) -> T:
+        """Returns what the call returns; its error is raised here.
+
+        Raises: TimeoutError if it has not returned in time; at once if an earlier one of which that
+        is so has not returned yet.
+        """
+        if self._overdue is not None and not self._overdue.done():
+            raise TimeoutError("no answer yet")
+        answer = self.begin(call)
+        try:
+            return answer.result(patience_s)
+        except TimeoutError:
+            self._overdue = answer
+            raise
+
+    def _serve(self) -> None:
+        while (asked := self._calls.get()) is not None:
+            call, answer = asked
+            try:
+                answer.set_result(call())
+            except BaseException as error:
+                answer.set_exception(error)
+
+
+class PatientRendezvous(RendezvousHandler):
+    """Another rendezvous, whose store may be out of reach. Ranks that run are not ended for it:
+    they know by themselves who is lost.
+    """
+
+    def __init__(self, inner: RendezvousHandler, aside: Aside) -> None:
+        self.inner, self.aside = inner, aside
+        self._asked: Future[int] | None = None
+        """The question how many hosts wait, if it is not answered yet."""
+
+    def num_nodes_waiting(self) -> int:
+        """The hosts that wait to be let in; 0 as long as nobody knows."""
+        if self._asked is None:
+            self._asked = self.aside.begin(self.inner.num_nodes_waiting)
+        if not wait([self._asked], ANSWER_S).done:
+            return 0
+        answer, self._asked = self._asked, None
+        return answer.result() if answer.exception() is None else 0  # the store is gone
+
+    def shutdown(self) -> bool:
+        """Closes the rendezvous for all; False if the store does not answer."""
+        try:
+            return self.aside.run(self.inner.shutdown, LAST_S)
+        except Exception:
+            return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """See base class; to be called aside."""
+        return self.inner.next_rendezvous()
+
+    def is_closed(self) -> bool:
+        """See base class; to be called aside."""
+        return self.inner.is_closed()
+
+    def set_closed(self) -> None:
+        """See base class; to be called aside."""
+        self.inner.set_closed()  # type: ignore[no-untyped-call]
+
+    def get_backend(self) -> str:
+        """See base class."""
+        return self.inner.get_backend()
+
+    @property
+    def use_agent_store(self) -> bool:
+        """See base class."""
+        return self.inner.use_agent_store
+
+    def get_run_id(self) -> str:
+        """See base class."""
+        return self.inner.get_run_id()

@@ -1,0 +1,64 @@
+"""Hosts that lose each other: each tells its own ranks' verdict, with its code, and ends."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.cluster_run import Rank
+from benchmarks.small_run import RECIPE, command, steps_of
+from benchmarks.virtual_cluster import VirtualCluster
+
+Up = Callable[..., VirtualCluster]
+
+WAIT_S = 600.0
+"""For what comes at once, unless it never comes."""
+
+
+def start(net: VirtualCluster, folder: Path) -> list[Rank]:
+    """Two hosts' launchers, once their ranks have taken steps together."""
+    recipe, run = folder / "recipe.toml", folder / "run"
+    recipe.write_text(RECIPE)
+    words = ["--train.steps", "5000", "--checkpoint.every", "5", "--exchange.silent_s", "4"]
+    words += ["--nnodes", "2", "--rdzv-id", "m", "--rdzv-endpoint", f"{net.address(0)}:29400"]
+    launchers = []
+    for host in range(2):
+        launchers.append(Rank(host, net.namespaces[host], command(recipe, run, 1, *words), {}))
+        net._ranks.append(launchers[-1])  # so that it goes with the cluster
+    until = time.monotonic() + WAIT_S
+    while max(steps_of(run), default=0) < 10:
+        assert time.monotonic() < until, [each.stderr for each in launchers]
+        time.sleep(0.05)
+    return launchers
+
+
+def verdict(launcher: Rank) -> str:
+    """The one line of ours on stderr."""
+    (line,) = [line for line in launcher.stderr.splitlines() if line.startswith("firecaffe")]
+    return line
+
+
+def test_a_cut_link_is_told_on_both_sides(cluster: Up, tmp_path: Path) -> None:
+    net = cluster(2, 1_000_000_000)
+    launchers = start(net, tmp_path)
+    net.link_down(0)
+    for launcher, other in zip(launchers, (1, 0), strict=True):
+        assert launcher.wait(WAIT_S) == 12, launcher.stderr
+        assert f"rank {other} on" in verdict(launcher)
+        assert "cannot be reached" in verdict(launcher)
+
+
+def test_the_death_of_the_host_of_the_endpoint_is_told(cluster: Up, tmp_path: Path) -> None:
+    net = cluster(2, 1_000_000_000)
+    launchers = start(net, tmp_path)
+    listed = subprocess.run(
+        ["ip", "netns", "pids", net.namespaces[0]], capture_output=True, text=True, check=True
+    )
+    for pid in listed.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+    other = launchers[1]
+    assert other.wait(WAIT_S) == 9, other.stderr
+    assert "rank 0 on" in verdict(other)
+    assert "went away" in verdict(other)
