@@ -68,10 +68,38 @@ def own_addresses(towards: str) -> list[str]:
 def is_here(host: str) -> bool:
     """Whether a name or address is this host's."""
     own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
+    return any(found in own or _is_loopback(found) for found in _addresses_of(host))
+
+
+def is_inward(name: str) -> bool:
+    """Whether a host's name leads nowhere but to its loopback, as on Debian to 127.0.1.1, or to
+    nothing at all; other hosts do not reach it at such an address.
+    """
+    return all(_is_loopback(found) for found in _addresses_of(name))
+
+
+def is_one_host(name: str) -> bool:
+    """Whether who meets there can only be on one host: it says loopback in so many words."""
     try:
-        return any(found[4][0] in own for found in socket.getaddrinfo(host, None))
-    except (OSError, UnicodeError):
-        return False
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def check_outward(name: str, instead: str) -> None:
+    """Checks that it is clear at which address others reach this host, if `name` is its own name
+    and leads inward. instead: what else tells it.
+
+    Raises: LaunchError if this host has several interfaces.
+    """
+    found = own_addresses(name)
+    if not is_inward(name) or is_one_host(name) or len({*map(interface_of, found)}) == 1:
+        return
+    here = ", ".join(_addresses_of(name)) or "not known"
+    raise LaunchError(
+        f"{name} is {here} on this host, where others do not reach it, and it has several "
+        f"addresses ({', '.join(found)}); {instead}"
+    )
 
 
 def interface_of(address: str) -> str:
@@ -86,3 +114,15 @@ def _is_outward(address: str) -> bool:
     # An IPv6 address of one link alone means nothing without the name of an interface.
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return not parsed.is_loopback and not (parsed.version == 6 and parsed.is_link_local)
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _addresses_of(host: str) -> list[str]:
+    """What a name stands for here; nothing if it is not known."""
+    try:
+        return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None)))
+    except (OSError, UnicodeError):
+        return []

@@ -10,6 +10,8 @@ the dead ones have left there, so an attempt has a name of its own, too. Where t
 
 import os
 import re
+import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +22,22 @@ from itertools import count
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import DistError, DistNetworkError, ProcessGroup
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.rendezvous import rendezvous
 
-from firecaffe.cluster.addresses import check_known, join_place
+from firecaffe.cluster.addresses import (
+    check_known,
+    check_outward,
+    interface_of,
+    is_inward,
+    is_one_host,
+    join_place,
+    own_addresses,
+)
 from firecaffe.cluster.launched_by import take_over
+from firecaffe.cluster.roll_call import call_in
 from firecaffe.errors import LaunchError
 
 ATTEMPT = "FIRECAFFE_ATTEMPT"
@@ -37,6 +48,9 @@ SERVER = "firecaffe/server"
 
 LAZILY = "TORCH_GLOO_LAZY_INIT"
 """An environment variable that torch (2.13) reads when it makes a group of Gloo's."""
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""An environment variable that Gloo reads: the network interface at which it is found."""
 
 _worlds = count()
 """Numbers this script's worlds: every rank makes its worlds in the same order."""
@@ -116,12 +130,31 @@ def make_world(device: torch.device, timeout_s: float) -> None:
         dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)
         return
     with meeting(world_size):
+        choose_interface(world_size)
         name = f"firecaffe/attempt-{attempt()}-of-{world_size}/world-{next(_worlds)}"
         place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         store = PrefixStore(name, _store(place, rank, world_size, timeout))
+        if not is_numbered_by_agent():
+            call_in(PrefixStore("roll_call", store), rank, world_size, timeout)
         dist.init_process_group(
             backend_for(device), store=store, rank=rank, world_size=world_size, timeout=timeout
         )
+
+
+def choose_interface(world_size: int) -> None:
+    """Tells Gloo the network interface that leads to rank 0, if this host's own name leads to its
+    loopback, as on Debian. Gloo would tell other hosts that address. Our launcher tells it, too.
+
+    Raises: LaunchError if MASTER_ADDR is that name, and this host has several interfaces.
+    """
+    rank_0 = os.environ["MASTER_ADDR"]
+    if GLOO_INTERFACE in os.environ or not sys.platform.startswith("linux"):
+        return
+    if number_of("LOCAL_WORLD_SIZE", 1) == world_size or is_one_host(rank_0):
+        return
+    if is_inward(socket.gethostname()):
+        check_outward(rank_0, f"set {GLOO_INTERFACE} to the name of the interface to them")
+        os.environ[GLOO_INTERFACE] = interface_of(own_addresses(rank_0)[0])
 
 
 @contextmanager
@@ -178,6 +211,11 @@ def meeting(world_size: int) -> Iterator[None]:
         raise LaunchError(f"{world_size} ranks did not meet{where}: {reason}") from error
 
 
+def is_numbered_by_agent() -> bool:
+    """Whether an elastic agent, torchrun's or ours, has numbered the ranks."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def attempt() -> int:
     """The number of this start of the run's ranks, from a launcher that restarts them."""
     return number_of(ATTEMPT, number_of("TORCHELASTIC_RESTART_COUNT", 0))
@@ -199,13 +237,25 @@ def without_source(message: str) -> str:
 
 
 @cache
-def _store(_: tuple[str, str], rank: int, world_size: int, timeout: timedelta) -> Store:
+def _store(place: tuple[str, str], rank: int, world_size: int, timeout: timedelta) -> Store:
     """The store at MASTER_ADDR and MASTER_PORT, which tell stores apart; kept until the process
     ends.
     """
     until = time.monotonic() + timeout.total_seconds()
     while True:
-        store: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]
+        if is_numbered_by_agent():
+            store: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]
+        else:
+            # torch would wait for all here, and not say who is missing.
+            store = TCPStore(
+                place[0],
+                int(place[1]),
+                world_size,
+                is_master=rank == 0,
+                timeout=timeout,
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
         try:
             if rank == 0:
                 store.set(SERVER, "")

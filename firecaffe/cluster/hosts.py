@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 import psutil
 
-from firecaffe.cluster.addresses import LOOPBACK, check_known, is_here, split_place
+from firecaffe.cluster.addresses import (
+    LOOPBACK,
+    check_known,
+    check_outward,
+    is_here,
+    split_place,
+)
 from firecaffe.errors import LaunchError, RecipeError
 
 RANK_BYTES = 200_000_000
@@ -63,7 +69,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 def check_hosts_words(hosts: Hosts) -> None:
     """Checks that the hosts can meet. Raises: RecipeError if they are not told where; LaunchError
-    if a port is taken, or a host's name is not known.
+    if a port is taken, or a host's name is not known or leads nowhere.
     """
     if hosts.is_one:
         if hosts.rdzv_endpoint or hosts.rdzv_id:
@@ -89,6 +95,7 @@ def check_hosts_words(hosts: Hosts) -> None:
     if not hosts.rdzv_id:
         raise RecipeError("--rdzv-id is missing; several hosts need one name for their run")
     check_known(host, f"--rdzv-endpoint {hosts.rdzv_endpoint}")
+    check_outward(host, "put the one that others reach into --rdzv-endpoint")
 
 
 def check_memory(nproc_per_node: int) -> None:
@@ -137,7 +144,7 @@ def wait_for_endpoint(hosts: Hosts) -> bool:
             )
         if now - said_s >= SAY_EVERY_S:
             where = f"for a launcher at {hosts.rdzv_endpoint}"
-            say(f"waiting {where}, {now - begun_s:.0f} s so far: {reason}")
+            say(f"waiting {where}, {now - begun_s:.0f} of {PATIENCE_S:.0f} s: {reason}")
             said_s = now
         time.sleep(TRY_S)
 

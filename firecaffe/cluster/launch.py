@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -26,6 +26,7 @@ from firecaffe.cluster.addresses import LOOPBACK, interface_of, own_addresses
 from firecaffe.cluster.agent import FaultAgent
 from firecaffe.cluster.aside import LAST_S, Aside, PatientRendezvous
 from firecaffe.cluster.hosts import (
+    PATIENCE_S,
     Hosts,
     check_hosts_words,
     check_memory,
@@ -147,7 +148,7 @@ class _Launch:
         settle: Settle,
         aside: Aside,
     ) -> None:
-        self.hosts, self.max_restarts = hosts, max_restarts
+        self.hosts, self.max_restarts, self.address = hosts, max_restarts, address
         self.advice, self.settle, self.aside = advice, settle, aside
         self.killed_before = _kills_for_memory()
         try:
@@ -190,8 +191,16 @@ class _Launch:
         return self.folders
 
     def _not_started(self, error: Exception) -> LaunchError:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         where = "" if self.hosts.is_one else f", meeting at {self.hosts.rdzv_endpoint}"
+        if isinstance(error, RendezvousTimeoutError) and not self.hosts.is_one:
+            # Who gives up has left already.
+            there = sorted({self.address, *self._there()})
+            return LaunchError(
+                f"{len(there)} of {self.hosts.counted} hosts came in {PATIENCE_S:.0f} s{where} "
+                f"with --rdzv-id {self.hosts.rdzv_id}: {', '.join(there)}; start the others with "
+                "the same words"
+            )
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         count = self.hosts.nproc_per_node
         return LaunchError(f"{count} ranks could not be started{where}: {reason}")
 
@@ -211,11 +220,16 @@ class _Launch:
         """Says who is there, of how many, if this host waits for others."""
         if self.hosts.is_one:
             return
-        there = sorted(str(each.addr) for each in self.met._state_holder.state.participants)
+        there = self._there()
         say(
-            f"waiting for hosts at {self.hosts.rdzv_endpoint}, {waited_s:.0f} s so far: "
+            f"waiting for hosts at {self.hosts.rdzv_endpoint} with --rdzv-id {self.hosts.rdzv_id}, "
+            f"{waited_s:.0f} of {PATIENCE_S:.0f} s: "
             f"{len(there)} of {self.hosts.counted} there ({', '.join(there)})"
         )
+
+    def _there(self) -> list[str]:
+        """The addresses of the hosts that have come."""
+        return sorted(str(each.addr) for each in self.met._state_holder.state.participants)
 
     def _asked(self, error: SignalException) -> FirecaffeError:
         """What to raise after a signal to this process, which its ranks have had too."""
@@ -297,6 +311,7 @@ def _meeting_place(hosts: Hosts, address: str) -> DynamicRendezvousHandler:
             local_addr=address,
             # By itself torch looks for the endpoint among the names of this host alone.
             is_host=holds_it,
+            join_timeout=int(PATIENCE_S),
             # How long to wait for more hosts than are needed, once those are there.
             last_call_timeout=1 if hosts.is_one else 5,
             # A host that has left, or is gone, is forgotten after three of these.

@@ -120,6 +120,19 @@ def words_of(environment: Mapping[str, str]) -> dict[str, str]:
         ) from error
 
 
+def check_both_said(environment: Mapping[str, str] = os.environ) -> None:
+    """Checks that a process that is told one of RANK and WORLD_SIZE is told the other: passed over,
+    it would train alone.
+
+    Raises: LaunchError.
+    """
+    rank, world_size = environment.get("RANK"), environment.get("WORLD_SIZE")
+    if rank is not None and world_size is None:
+        raise LaunchError(f"RANK is {rank} and WORLD_SIZE is not set; set both, or neither")
+    if rank is None and world_size not in (None, "1"):
+        raise LaunchError(f"WORLD_SIZE is {world_size} and RANK is not set; set both, or neither")
+
+
 def first_host(hosts: str) -> str:
     """The first host of Slurm's list, such as rack[1-3]-node[01-03,07],login. Raises: ValueError if
     there is none.

@@ -29,7 +29,7 @@ from firecaffe.cluster.groups import (
     who_am_i,
     without_source,
 )
-from firecaffe.cluster.launched_by import take_over
+from firecaffe.cluster.launched_by import check_both_said, take_over
 from firecaffe.cluster.memory import keep_freed_memory
 from firecaffe.cluster.message import Place
 from firecaffe.cluster.watch import Watch
@@ -74,6 +74,7 @@ def is_launched(nnodes: str = "1") -> bool:
     """
     if nnodes == "1":
         take_over()
+        check_both_said()
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 

@@ -8,12 +8,15 @@ import pytest
 
 from firecaffe.cluster.addresses import (
     LOOPBACK,
+    check_outward,
     is_here,
+    is_inward,
     join_place,
     listen_to_all,
     own_addresses,
     split_place,
 )
+from firecaffe.errors import LaunchError
 
 NO_HOST = ["", "node", ":29400", "[]:1", "a b:1", "[a]b:1", "[::1]", "::1:29400"]
 NO_PORT = ["node:", "node:0", "node:65536", "node:port", "[::1]29400"]
@@ -67,6 +70,34 @@ def test_whose_an_address_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_here("2001:db8::1")
     assert not is_here("2001:db8::2")
     assert not is_here("no host has spaces")
+
+
+def names_lead_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every name leads there, as the host's own does to 127.0.1.1 on Debian."""
+    found = [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (address, 9))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+
+def test_a_hosts_own_name_may_lead_to_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces(LOOPBACK, "192.0.2.1"))
+    names_lead_to("127.0.1.1", monkeypatch)
+    assert is_here("node-a")
+    assert is_inward("node-a")
+    check_outward("node-a", "")  # the only interface it can be
+    names_lead_to("192.0.2.9", monkeypatch)
+    assert not is_here("node-a")
+    assert not is_inward("node-a")
+
+
+def test_a_name_that_leads_to_none_of_several_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = {"eth0": interfaces("192.0.2.1")["eth0"], "docker0": interfaces("172.17.0.1")["eth0"]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: several)
+    names_lead_to("127.0.1.1", monkeypatch)
+    with pytest.raises(LaunchError, match=r"node-a is 127\.0\.1\.1 .*192\.0\.2\.1.*; say which"):
+        check_outward("node-a", "say which")
+    check_outward("localhost", "")  # all of them on this host
+    names_lead_to("192.0.2.9", monkeypatch)
+    check_outward("node-a", "")
 
 
 def test_a_listener_is_called_by_both_kinds() -> None:

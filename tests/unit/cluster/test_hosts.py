@@ -1,15 +1,16 @@
 """Hosts that meet: where, and what is said while they do."""
 
+import os
 import socket
 import threading
 from pathlib import Path
 
 import pytest
 
-from firecaffe.cluster import agent, hosts
+from firecaffe.cluster import agent, groups, hosts, launch
 from firecaffe.cluster.addresses import LOOPBACK, join_place
 from firecaffe.cluster.aside import Aside
-from firecaffe.cluster.groups import meeting
+from firecaffe.cluster.groups import choose_interface, meeting
 from firecaffe.cluster.hosts import Hosts, check_hosts_words, wait_for_endpoint
 from firecaffe.cluster.launch import _Launch
 from firecaffe.errors import LaunchError, RecipeError
@@ -98,14 +99,55 @@ def test_who_is_there_is_said_until_all_are(
     assert {group.group_rank for group in groups} == {0, 1}
     line = capsys.readouterr().err.splitlines()[0]
     assert place in line
+    assert "--rdzv-id a run" in line
+    assert "of 600 s" in line
     assert "1 of 2 there (192.0.2.1)" in line
     for each in launches:
         each.handler.shutdown()
 
 
+def test_who_came_is_said_if_not_all_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(launch, "PATIENCE_S", 1.0)
+    place = join_place(LOOPBACK, free_port())
+    with pytest.raises(LaunchError, match=r"1 of 2 hosts came in 1 s.*a run: 192\.0\.2\.1"):
+        launch_at(two(place), "192.0.2.1", tmp_path).run()
+
+
+GLOO = "GLOO_SOCKET_IFNAME"
+
+
+@pytest.mark.parametrize(
+    ("name_leads_inward", "master", "local", "chosen"),
+    [
+        (True, "192.0.2.1", "1", "eth7"),
+        (False, "192.0.2.1", "1", None),
+        (True, LOOPBACK, "1", None),
+        (True, "192.0.2.1", "2", None),
+    ],
+)
+def test_gloo_is_told_where_others_find_it(
+    monkeypatch: pytest.MonkeyPatch,
+    name_leads_inward: bool,
+    master: str,
+    local: str,
+    chosen: str | None,
+) -> None:
+    """Else it would tell them the loopback address that this host's own name leads to."""
+    monkeypatch.setenv(GLOO, "")
+    monkeypatch.delenv(GLOO)
+    monkeypatch.setenv("MASTER_ADDR", master)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    own = {socket.gethostname(): name_leads_inward}
+    monkeypatch.setattr(groups, "is_inward", lambda name: own.get(name, False))
+    monkeypatch.setattr(groups, "own_addresses", lambda _: ["192.0.2.2"])
+    monkeypatch.setattr(groups, "interface_of", {"192.0.2.2": "eth7"}.get)
+    choose_interface(2)
+    assert os.environ.get(GLOO) == chosen
+
+
 def test_a_host_alone_waits_for_nobody(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Its own ranks may take a while to meet, and that is no host's fault."""
-    launch = launch_at(Hosts(2), LOOPBACK, tmp_path)
-    launch.on_waiting(10.0)
+    alone = launch_at(Hosts(2), LOOPBACK, tmp_path)
+    alone.on_waiting(10.0)
     assert capsys.readouterr().err == ""
-    launch.handler.shutdown()
+    alone.handler.shutdown()

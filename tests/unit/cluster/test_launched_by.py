@@ -5,7 +5,12 @@ The variables are those that Open MPI 4.1.4 and MPICH 4.0.2 were seen to set, an
 
 import pytest
 
-from firecaffe.cluster.launched_by import first_host, tasks_of_node, words_of
+from firecaffe.cluster.launched_by import (
+    check_both_said,
+    first_host,
+    tasks_of_node,
+    words_of,
+)
 from firecaffe.errors import LaunchError
 
 OPEN_MPI = {
@@ -80,6 +85,19 @@ def test_jobs_have_ports_of_their_own() -> None:
 )
 def test_who_is_no_rank_or_knows_it_already(environment: dict[str, str]) -> None:
     assert words_of(environment) == {}
+
+
+@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_both_are_said_or_neither(environment: dict[str, str]) -> None:
+    check_both_said(environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "missing"), [({"RANK": "0"}, "WORLD_SIZE"), ({"WORLD_SIZE": "2"}, "RANK")]
+)
+def test_a_rank_that_is_told_half(environment: dict[str, str], missing: str) -> None:
+    with pytest.raises(LaunchError, match=f"{missing} is not set"):
+        check_both_said(environment)
 
 
 @pytest.mark.parametrize(
