@@ -10,6 +10,9 @@ from firecaffe.cluster.last_word import end_process
 
 def run() -> NoReturn:
     """Runs the command line; a rank then ends at once, which a script of one's own does not."""
+    # Else torch warns, a line each time, of hosts that no name server knows by their address. It
+    # reads this as it is loaded, and errors are told by us.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     exit_code = main()
     if "RANK" in os.environ:
         end_process(exit_code)

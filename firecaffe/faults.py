@@ -93,14 +93,18 @@ class Fault:
 
     @property
     def line(self) -> str:
-        """What happened, to whom, when, seen how if not by itself, and what to do."""
-        kind = KINDS[self.kind]
-        what = f"rank {self.rank} on {self.host} {kind.what}"
+        """The event, and what to do."""
+        advice = KINDS[self.kind].advice
+        return f"{self.event}; {advice if self.can_resume else advice.replace(RESUME, ANEW)}"
+
+    @property
+    def event(self) -> str:
+        """What happened, to whom, when, and seen how if not by itself."""
+        what = f"rank {self.rank} on {self.host} {KINDS[self.kind].what}"
         when = f"at step {self.step}" if self.step else "before the first step"
         detail = f": {self.detail}" if self.detail else ""
         seen = "" if self.seen == ITSELF else f" (seen by {self.seen})"
-        advice = kind.advice if self.can_resume else kind.advice.replace(RESUME, ANEW)
-        return f"{what} {when}{detail}{seen}; {advice}"
+        return f"{what} {when}{detail}{seen}"
 
     def as_json(self) -> dict[str, Any]:
         """What fault.json has."""

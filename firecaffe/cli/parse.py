@@ -26,7 +26,10 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
     line = parser.read(argv)
     if len(line.positionals) != 1:
         found = f"{' and '.join(line.positionals)}" or "none"
-        raise RecipeError(f"{parser.command} takes one recipe, found {found}; {_usage(parser)}")
+        own = "" if line.positionals else _own_recipe(line.options)
+        raise RecipeError(
+            f"{parser.command} takes one recipe, found {found}{own}; {_usage(parser)}"
+        )
     path = Path(line.positionals[0])
     sections = _load(path)
     parser.add_argument("--recipe", action="config")
@@ -41,6 +44,17 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
         print(f"note: {note} of {path}", file=sys.stderr)
     options.recipe = path
     return recipe, options
+
+
+def _own_recipe(options: list[str]) -> str:
+    """What to say of the recipe of the run that is to be resumed, if one is."""
+    words = [word for option in options for word in option.split("=", 1)]
+    if "--resume" not in words[:-1]:
+        return ""
+    folder = Path(words[words.index("--resume") + 1])
+    recipes = [each / "recipe.toml" for each in (folder, *folder.parents)]
+    found = next((each for each in recipes if each.is_file()), None)
+    return "" if found is None else f" (that of the run to resume is {found})"
 
 
 def read_recipe(path: Path) -> Recipe:

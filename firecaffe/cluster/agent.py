@@ -67,6 +67,9 @@ class Told(Protocol):
         not count, for the ranks have stopped because a host leaves.
         """
 
+    def on_joined(self) -> None:
+        """Hears that a host waits to be let in, for which the ranks start again."""
+
     def on_waiting(self, waited_s: float) -> None:
         """Hears, every `SAY_EVERY_S` seconds, that hosts are waited for."""
 
@@ -149,6 +152,8 @@ class FaultAgent(LocalElasticAgent):
         if worker_group.state == WorkerState.FAILED:
             number = worker_group.spec.max_restarts - self._remaining_restarts
             self.told.on_restart(self._result, None if self._is_left else number)
+        else:
+            self.told.on_joined()
         super()._restart_workers(worker_group)
 
     def _exit_barrier(self) -> None:

@@ -208,8 +208,12 @@ class _Launch:
         then = f"restart {number} of {self.max_restarts}"
         if number is None:
             then = "the hosts that stay go on"
-        told = self._told(result.failures, then)
+        told = self._told(result.failures, then, goes_on=True)
         say(f"{told}; {then}\n{told.traceback}".rstrip())
+
+    def on_joined(self) -> None:
+        """Says why the ranks stop and start again."""
+        say("a host comes; the ranks save where they are and go on with those of it")
 
     def on_done(self) -> None:
         """Takes the run folders from the store, on one of the hosts."""
@@ -245,8 +249,12 @@ class _Launch:
             f"ended by {name}{self.advice and '; '}{self.advice}", 128 + error.sigval
         )
 
-    def _told(self, failures: dict[int, ProcessFailure], then: str) -> RankFailedError:
-        """The failure that came first; one who only lost another is not the cause."""
+    def _told(
+        self, failures: dict[int, ProcessFailure], then: str, goes_on: bool = False
+    ) -> RankFailedError:
+        """The failure that came first; one who only lost another is not the cause. goes_on: whether
+        what could be advised is done already.
+        """
         folders = self._folders()
         faults = {rank: self._fault(rank, failure) for rank, failure in failures.items()}
 
@@ -264,7 +272,7 @@ class _Launch:
         if fault is None:
             return RankFailedError(f"rank {rank}: {_message(failure)}", failure.exitcode, own)
         fault = self.settle(folders[-1] if folders else None, fault, then)
-        return RankFailedError(fault.line, fault.exit_code, own)
+        return RankFailedError(fault.event if goes_on else fault.line, fault.exit_code, own)
 
     def _fault(self, rank: int, failure: ProcessFailure) -> Fault | None:
         """The fault that a rank has told, or that its exit code shows; None for a plain error."""

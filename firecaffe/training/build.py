@@ -193,6 +193,7 @@ def _train_in(
     )
     for note in notes:
         records.say(note)
+    _say_where(world, run, folder)
     result = run_training(training, records)
     if world.is_first:
         record = {
@@ -218,6 +219,18 @@ def _train_in(
         if LAUNCHED not in os.environ:  # our launcher says it, of a folder that stays
             say(f"{run.title}  run folder: {folder}")
     return result
+
+
+def _say_where(world: World, run: Run, folder: Path) -> None:
+    """On each other host, where the run is told of and recorded: with its first rank, on the first.
+    The run.folder of that host counts, whatever is said on this one.
+    """
+    hosts = [world.host] if world.watch is None else world.watch.hosts
+    if hosts[0] != world.host and hosts.index(world.host) == world.rank:
+        say(
+            f"{run.title}  rank {world.rank} of {world.world_size}; rank 0 on {hosts[0]} tells how "
+            f"it goes, and the run folder is {folder} there"
+        )
 
 
 def _ranks(world: World) -> Ranks:

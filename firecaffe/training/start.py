@@ -58,7 +58,8 @@ def find_start(world: World, resume: str | Path | None) -> Start:
         return Start(key, checkpoint, str(folder), folder, notes)
     if resume:
         checkpoint, damaged = _load_together(world, Path(resume))
-        return Start(key, checkpoint, str(resume), folder, [_warn(reason) for reason in damaged])
+        notes = [*map(_warn, damaged), f"going on after step {checkpoint.step} of {resume}"]
+        return Start(key, checkpoint, str(resume), folder, notes)
     return Start(key, folder=folder)
 
 

@@ -48,6 +48,18 @@ def test_a_cut_link_is_told_on_both_sides(cluster: Up, tmp_path: Path) -> None:
         assert launcher.wait(WAIT_S) == 12, launcher.stderr
         assert f"rank {other} on" in verdict(launcher)
         assert "cannot be reached" in verdict(launcher)
+    (line,) = launchers[1].stdout.splitlines()
+    assert "rank 1 of 2; rank 0 on" in line
+    assert str(tmp_path / "run") in line
+
+
+def test_a_launcher_that_is_gone_with_the_meeting_place_is_told(
+    cluster: Up, tmp_path: Path
+) -> None:
+    launchers = start(cluster(2, 1_000_000_000), tmp_path)
+    os.kill(launchers[0].pid, signal.SIGKILL)
+    assert launchers[1].wait(WAIT_S) == 75, launchers[1].stderr
+    assert "a checkpoint is saved" in verdict(launchers[1])
 
 
 def test_the_death_of_the_host_of_the_endpoint_is_told(cluster: Up, tmp_path: Path) -> None:

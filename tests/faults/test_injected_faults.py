@@ -78,7 +78,9 @@ def check_line(line: str, folder: Path, injected: str) -> dict[str, Any]:
     assert words in line
     fault = fault_of(folder)
     assert (fault["kind"], fault["rank"], fault["step"]) == (kind, 1, 8)
-    assert line.startswith(f"firecaffe: {fault['line']}")
+    told, _, advice = str(fault["line"]).rpartition("; ")
+    assert line.startswith(f"firecaffe: {told}; ")
+    assert line.endswith(advice) == (fault["then"] == "the run ended")  # else it is done already
     return fault
 
 
@@ -202,4 +204,5 @@ def test_ranks_whose_launcher_is_killed_save_and_end(
     done = train(recipe, second, "--resume", str(first), workers=1)
     assert done.returncode == 0, done.stderr
     assert steps_of(second)[0] >= 8
+    assert f"going on after step {steps_of(second)[0] - 1} of {first}" in done.stdout
     assert state_of(second) == undisturbed

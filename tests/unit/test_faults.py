@@ -72,6 +72,7 @@ def test_a_fault_is_one_line() -> None:
         "rank 1 on node-a was killed at step 40: SIGKILL (seen by its launcher); resume from the "
         "newest checkpoint (--resume), or let --max-restarts do so"
     )
+    assert f"{fault.event}; {KINDS['killed'].advice}" == fault.line
     error = PeerLostError.of(fault)
     assert (error.rank, error.host, error.step, error.kind) == (1, "node-a", 40, "killed")
     assert error.exit_code == 10

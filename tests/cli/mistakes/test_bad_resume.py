@@ -47,6 +47,17 @@ def test_flipped_byte_in_checkpoint(
     assert (code, "state.safetensors" in line, "damaged" in line) == (4, True, True)
 
 
+def test_resume_without_a_recipe(
+    capsys: pytest.CaptureFixture[str], finished_run: FinishedRun
+) -> None:
+    """Wherever in the run the path leads."""
+    run = finished_run()
+    capsys.readouterr()
+    for where in (run, run / "checkpoints" / "step-00000001"):
+        code, line = error_of(capsys, ["train", "--resume", str(where)])
+        assert (code, f"the run to resume is {run / 'recipe.toml'}" in line) == (2, True), line
+
+
 def test_resume_with_another_recipe(
     capsys: pytest.CaptureFixture[str], recipe: Path, finished_run: FinishedRun
 ) -> None:
