@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from firecaffe.script.launch import launch
     from firecaffe.script.parallelize import parallelize
     from firecaffe.solvers.config import SolverConfig
+    from firecaffe.synchrony.config import SynchronyConfig
     from firecaffe.tasks import Sums, Task, TaskConfig
     from firecaffe.training.build import train
     from firecaffe.training.load import load
@@ -43,6 +44,7 @@ _PLACES = {
     "RunConfig": "runs.folder",
     "SolverConfig": "solvers.config",
     "Sums": "tasks",
+    "SynchronyConfig": "synchrony.config",
     "Task": "tasks",
     "TaskConfig": "tasks",
     "TensorDataset": "data",
@@ -68,6 +70,7 @@ __all__ = [
     "RunConfig",
     "SolverConfig",
     "Sums",
+    "SynchronyConfig",
     "Task",
     "TaskConfig",
     "TensorDataset",

@@ -11,6 +11,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import REFERENCES, without_folder
 from firecaffe.solvers.policy import OVER_THE_TRAINING
+from firecaffe.synchrony.config import EVERY_STEP
 
 _FREE_WORDS = (
     "data.path",
@@ -45,6 +46,12 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
         words["exchange.compressor_level"] = recipe.exchange.compressor_level
     if recipe.solver.lr_policy in OVER_THE_TRAINING:
         words["train.steps"] = steps
+    if recipe.synchrony.mode != EVERY_STEP:
+        words |= {
+            name: value
+            for name, value in flatten(recipe).items()
+            if name.startswith("synchrony.") and name not in _FREE_WORDS
+        }
     return words
 
 

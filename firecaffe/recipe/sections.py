@@ -18,6 +18,7 @@ from firecaffe.runs.folder import RunConfig
 from firecaffe.runs.loggers import check_loggers
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.policy import check_policy
+from firecaffe.synchrony.config import SynchronyConfig, check_synchrony
 from firecaffe.tasks.config import TaskConfig
 from firecaffe.words import check_kinds
 
@@ -41,6 +42,7 @@ class Recipe:
     run: RunConfig = field(default_factory=RunConfig)
     """Where the run is recorded."""
     task: TaskConfig = field(default_factory=TaskConfig)
+    synchrony: SynchronyConfig = field(default_factory=SynchronyConfig)
     """The loss, and what evaluations measure."""
 
 
@@ -60,6 +62,7 @@ def check_recipe(recipe: Recipe) -> None:
     check_solver(recipe.solver)
     check_policy(recipe.solver)
     check_exchange(recipe.exchange)
+    check_synchrony(recipe.synchrony)
     if recipe.exchange.compressor != NO_COMPRESSOR and recipe.train.autocast == "float16":
         raise RecipeError(
             f"exchange.compressor {recipe.exchange.compressor} with train.autocast float16: the "
