@@ -35,6 +35,7 @@ class OurStep:
         self.model, self.optimizer = model, optimizer
         world, leaves = exchange.world, config.num_micro_batches
         share = leaf_share(leaves, world.world_size, world.rank, words.level)
+        own = exchange.route.order(leaves, share)
         forward = Forward(model, replace(CLASSIFICATION, loss=loss), config)
 
         def first_loss() -> Tensor:
@@ -52,7 +53,7 @@ class OurStep:
             exchange,
             words.bucket_bytes,
         )
-        self.stepper = Stepper(forward, batches, optimizer, self.reducer, share)
+        self.stepper = Stepper(forward, batches, optimizer, self.reducer, own)
 
     def __call__(self, step: int, rate: float | None = None) -> StepResult:
         """rate: of learning; None: the one that the optimizer has."""

@@ -13,6 +13,7 @@ from firecaffe.exchange import fold, parse_hierarchical
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.collectives import find_collective
 from firecaffe.exchange.draw import draw
+from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import FOLD, find_route
 from firecaffe.exchange.schedule import (
     ALL_GATHER,
@@ -106,7 +107,9 @@ def _schedule(options: Any) -> Schedule:
             raise RecipeError(
                 f"--micro-batches is {leaves}; {world_size} workers need at least {world_size}"
             )
-        return fold.schedule(fold.inputs_of(leaves, world_size), leaves, num_elements)
+        return fold.schedule(
+            fold.inputs_of(leaves, equal_shares(leaves, world_size)), leaves, num_elements
+        )
     try:
         if options.shared_memory:
             return _in_memory(options, num_elements)

@@ -1,6 +1,6 @@
 """A rank's batches of a training, fetched ahead in the order in which it will ask for them."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,10 +15,10 @@ from firecaffe.data.repeat import is_asked_again, same_bits
 
 @dataclass
 class BatchesAhead:
-    """`batches`, for who asks for the leaves of `share` of each step from `first_step` on."""
+    """`batches`, for who asks for `leaves`, in this order, of each step from `first_step` on."""
 
     batches: Batches
-    share: range
+    leaves: Sequence[int]
     first_step: int
     last_step: int
     """One after the last one."""
@@ -28,10 +28,21 @@ class BatchesAhead:
     _made: Generator[Batch, None, None] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         batches = self.batches
         batch_bytes = batches.order.micro_batch_size * sample_bytes(batches.dataset)
         self._next = self._places()
         self._made = ahead(self._calls(), batches.dataset, batch_bytes)
+
+    def go_on(self, leaves: Sequence[int], step: int) -> None:
+        """Goes on with other leaves, from `step` on. Batches of the old ones that wait are dropped;
+        what is being made is waited for, since a data set need not bear two that ask.
+        """
+        self.close()
+        self.leaves, self.first_step = leaves, step
+        self._begin()
 
     @property
     def order(self) -> SampleOrder:
@@ -39,7 +50,7 @@ class BatchesAhead:
 
     def _places(self) -> Iterator[tuple[int, int]]:
         return (
-            (step, leaf) for step in range(self.first_step, self.last_step) for leaf in self.share
+            (step, leaf) for step in range(self.first_step, self.last_step) for leaf in self.leaves
         )
 
     def _calls(self) -> Iterator[Callable[[], Batch]]:
@@ -47,7 +58,7 @@ class BatchesAhead:
 
     def _host_batch(self, step: int, leaf: int) -> Batch:
         batch = self.batches.host_batch(step, leaf)
-        if self.doubts is not None and leaf == self.share.start and is_asked_again(step):
+        if self.doubts is not None and leaf == self.leaves[0] and is_asked_again(step):
             self._ask_again(step, leaf, batch)
         if torch.device(self.batches.device).type == "cuda":
             return map_batch(lambda tensor: tensor.pin_memory(), batch)

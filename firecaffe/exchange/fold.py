@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 
-from firecaffe.exchange.leaves import Node, largest_nodes, leaf_share
+from firecaffe.exchange.leaves import Node, Shares, largest_nodes
 from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, shard
 
 
@@ -44,9 +44,8 @@ def schedule(
     )
 
 
-def inputs_of(num_leaves: int, world_size: int) -> list[list[Node]]:
-    """The nodes of each rank if micro-batches are shared out evenly."""
-    shares = [leaf_share(num_leaves, world_size, rank) for rank in range(world_size)]
+def inputs_of(num_leaves: int, shares: Shares) -> list[list[Node]]:
+    """The nodes of each rank, in order."""
     return [largest_nodes(num_leaves, share) for share in shares]
 
 

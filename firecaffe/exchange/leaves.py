@@ -14,6 +14,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+Shares = tuple[range, ...]
+"""The consecutive leaves of each worker, by rank; together they are all leaves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -28,6 +31,11 @@ def leaf_share(num_leaves: int, world_size: int, rank: int, level: int = 0) -> r
     nodes = num_nodes(num_leaves, level)
     first, last = nodes * rank // world_size, nodes * (rank + 1) // world_size
     return range(min(first << level, num_leaves), min(last << level, num_leaves))
+
+
+def equal_shares(num_leaves: int, world_size: int, level: int = 0) -> Shares:
+    """The shares of workers that are equally fast; see `leaf_share`."""
+    return tuple(leaf_share(num_leaves, world_size, rank, level) for rank in range(world_size))
 
 
 def num_nodes(num_leaves: int, level: int) -> int:
@@ -118,6 +126,21 @@ def largest_nodes(num_leaves: int, share: range) -> list[Node]:
     for leaf in share:
         counter.push(Node(0, leaf), None)
     return [node for node, _ in counter.pending]
+
+
+def leaves_of(node: Node, num_leaves: int) -> range:
+    """The leaves that a node is the sum of."""
+    return range(
+        min(node.index << node.level, num_leaves), min((node.index + 1) << node.level, num_leaves)
+    )
+
+
+def small_first(nodes: Sequence[Node], num_leaves: int) -> list[Node]:
+    """A worker's nodes in the order in which it computes them if they stay apart: the largest
+    comes last. All others are whole long before the worker is done, so that they can be sent
+    while it computes the last one. Which is computed first changes no bit.
+    """
+    return sorted(nodes, key=lambda node: len(leaves_of(node, num_leaves)))
 
 
 def shares_are_subtrees(num_leaves: int, world_size: int) -> bool:

@@ -6,8 +6,9 @@ from one function. Four ways there are:
 - `SCHEDULE`: each worker has one sum; the algorithm's schedule, or the backend's own all_reduce.
   Ranks of one host may add in the memory that they share; one of each host then sends.
 - `FOLD`: workers keep their nodes of the micro-batch tree apart. It stands in for an algorithm that
-  promises the tree's order of additions where it cannot keep it: shares are no subtrees, or the
-  number of workers does not suit it. (A ring promises none; it stays a schedule.)
+  promises the tree's order of additions where it cannot keep it: shares are no subtrees, or may
+  become any, or the number of workers does not suit it. (A ring promises none; it stays a
+  schedule.)
 - `CODEC`: nodes of one level of the tree, each encoded.
 - `HOOK`: a communication hook of DDP's kind.
 """
@@ -16,7 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical, shared_memory
-from firecaffe.exchange.leaves import shares_are_subtrees
+from firecaffe.exchange.leaves import (
+    largest_nodes,
+    leaves_of,
+    shares_are_subtrees,
+    small_first,
+)
 from firecaffe.exchange.order import adds_in_tree_order, keeps_tree_order
 from firecaffe.exchange.schedule import Schedule
 
@@ -71,6 +77,15 @@ class Route:
             ranks_per_host=self.ranks_per_host,
         )
 
+    def order(self, num_leaves: int, share: range) -> list[int]:
+        """The micro-batches of a share in the order in which a worker computes them: node by node
+        if these stay apart, see `exchange.leaves.small_first`.
+        """
+        if self.way != FOLD:
+            return list(share)
+        nodes = small_first(largest_nodes(num_leaves, share), num_leaves)
+        return [leaf for node in nodes for leaf in leaves_of(node, num_leaves)]
+
     @property
     def description(self) -> str:
         """How gradients go, for a run's record."""
@@ -94,6 +109,7 @@ def find_route(
     codec: str = "",
     level: int = 0,
     hook: str = "",
+    any_shares: bool = False,
 ) -> Route:
     """The route of a training, or of vectors.
 
@@ -105,6 +121,7 @@ def find_route(
         shared_memory: Whether ranks of one host may add in memory.
         codec: The compressor, if there is one, which encodes nodes of `level`.
         hook: The name of a communication hook, if there is one.
+        any_shares: Whether workers may come to have any shares; else theirs are equal.
 
     Raises: ValueError if there is no such algorithm among so many ranks.
     """
@@ -115,7 +132,9 @@ def find_route(
         return route(HOOK, is_invariant=world_size == 1, hook=hook)
     if codec:
         return route(CODEC, is_invariant=True, codec=codec, level=level)
-    brings_subtrees = num_leaves is None or shares_are_subtrees(num_leaves, world_size)
+    brings_subtrees = num_leaves is None or (
+        not any_shares and shares_are_subtrees(num_leaves, world_size)
+    )
     continues = brings_subtrees and adds_in_tree_order(algorithm, world_size, ranks_per_host)
     has_stand_in = num_leaves is not None and keeps_tree_order(algorithm)
     if world_size > 1 and not continues and has_stand_in:

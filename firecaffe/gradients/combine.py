@@ -17,7 +17,7 @@ from torch import Tensor
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.exchange.fold import inputs_of
-from firecaffe.exchange.leaves import Node, num_nodes
+from firecaffe.exchange.leaves import Node, Shares, num_nodes
 from firecaffe.gradients.buckets import Bucket
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.compressors.wire import Compressor
@@ -64,11 +64,12 @@ class Fold:
     lanes = 1
     takes_means = False
 
-    def __init__(self, world: Group, num_leaves: int) -> None:
-        self._sum = NodeSum(world, inputs_of(num_leaves, world.world_size), num_leaves)
+    def __init__(self, world: Group, num_leaves: int, shares: Shares) -> None:
+        self._sum = NodeSum(world, inputs_of(num_leaves, shares), num_leaves)
 
     def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
-        bucket.flat.copy_(self._sum([vector for _, vector in nodes]))
+        vector_of = dict(nodes)
+        bucket.flat.copy_(self._sum([vector_of[node] for node in self._sum.own_nodes]))
 
 
 class Compressed:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange.leaves import Node, TreeSum
+from firecaffe.exchange.leaves import Node, Shares, TreeSum, equal_shares
 from firecaffe.exchange.route import CODEC, FOLD, HOOK
 from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
 from firecaffe.gradients.codec_memory import CodecMemory
@@ -47,7 +47,9 @@ Leaf = list[Tensor]
 
 class GradientReducer:
     """Sums gradients over micro-batches and workers. One `begin_step`, then `add` for each own
-    micro-batch in order but the last, `add_last` for that one, then `finish_step`."""
+    micro-batch but the last, in the route's order, `add_last` for that one, then `finish_step`.
+    Workers begin with equal shares.
+    """
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class GradientReducer:
             assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
         elif route.way == FOLD:
-            self._combine = Fold(world, num_leaves)
+            self.share_out(equal_shares(num_leaves, world.world_size))
         else:
             self._combine = AllReduce(exchange)
         self.queue = queue_of(counts.device)
@@ -142,6 +144,13 @@ class GradientReducer:
         if self._threads is not None:
             self._threads.close(wait)
         self.exchange.close()
+
+    def share_out(self, shares: Shares) -> None:
+        """Gives workers other shares of micro-batches, from the next step on, if the route is by
+        nodes that stay apart. All ranks call it between the same two steps.
+        """
+        assert self.exchange.route.way == FOLD
+        self._combine = Fold(self.exchange.world, self.num_leaves, shares)
 
     def begin_step(self, total_weight: float) -> None:
         """Begins a step. total_weight: the divisor of the sums, used once, at the root."""

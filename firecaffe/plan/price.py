@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from firecaffe.exchange import NATIVE, find_schedule, fold, shared_memory
+from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import FOLD
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
@@ -138,7 +139,7 @@ def _shared_s(across: str, network: Network, num_elements: int, itemsize: int = 
 
 def _fold_s(network: Network, num_elements: int, num_leaves: int) -> float:
     """Seconds of the schedule that is executed; among many ranks, as if all had the most nodes."""
-    inputs = fold.inputs_of(num_leaves, network.world_size)
+    inputs = fold.inputs_of(num_leaves, equal_shares(num_leaves, network.world_size))
     if network.world_size > SIMULATED_RANKS:
         return sharded_s(network, num_elements, nodes=max(map(len, inputs)))
     return simulate_s(

@@ -26,6 +26,8 @@ _FREE_WORDS = (
     "train.eval_batch_size",
     "train.steps",
     "train.epochs",
+    "synchrony.shares",
+    "synchrony.shares_every",
 )
 
 

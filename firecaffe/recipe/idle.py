@@ -50,6 +50,8 @@ COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "solver.decay_form": ("solver.weight_decay", NOT_DEFAULT),
     "solver.decay_mult": ("solver.weight_decay", NOT_DEFAULT),
     "exchange.compressor_level": ("exchange.compressor", NOT_DEFAULT),
+    "synchrony.shares": ("synchrony.mode", ("every_step",)),
+    "synchrony.shares_every": ("synchrony.shares", ("measured",)),
 }
 """A word, the other one that it depends on, and with which of its values it has an effect."""
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from firecaffe.data import Data, SampleOrder, drawing_of, shard_counts
 from firecaffe.exchange.choose import AUTO
-from firecaffe.exchange.leaves import leaf_share
+from firecaffe.exchange.leaves import Shares, equal_shares
 from firecaffe.exchange.route import Route, find_route
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.identity import identity
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import without_folder
 from firecaffe.solvers.policy import batch_scale, learning_rate, momentum
+from firecaffe.synchrony.config import MEASURED
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Run:
             codec=words.codec,
             level=words.level,
             hook=self.hook,
+            any_shares=self.recipe.synchrony.shares == MEASURED,
         )
 
     @cached_property
@@ -83,10 +85,11 @@ class Run:
         name = re.sub(r"[^\w.]+", "-", without_folder(self.recipe.model.name))
         return f"{name}-{self.ranks.world_size}w"
 
-    def share(self, rank: int) -> range:
-        """The micro-batches of a rank, in every step."""
+    @property
+    def shares(self) -> Shares:
+        """The micro-batches of each rank; of the first steps, if they are balanced later."""
         level = self.recipe.exchange.level
-        return leaf_share(self.num_leaves, self.ranks.world_size, rank, level)
+        return equal_shares(self.num_leaves, self.ranks.world_size, level)
 
     def learning_rate(self, step: int) -> float:
         """The rate of step `step`, counted from 0."""

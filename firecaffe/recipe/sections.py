@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
+from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import num_nodes
+from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.config import (
@@ -18,7 +20,7 @@ from firecaffe.runs.folder import RunConfig
 from firecaffe.runs.loggers import check_loggers
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.policy import check_policy
-from firecaffe.synchrony.config import SynchronyConfig, check_synchrony
+from firecaffe.synchrony.config import MEASURED, SynchronyConfig, check_synchrony
 from firecaffe.tasks.config import TaskConfig
 from firecaffe.words import check_kinds
 
@@ -42,8 +44,9 @@ class Recipe:
     run: RunConfig = field(default_factory=RunConfig)
     """Where the run is recorded."""
     task: TaskConfig = field(default_factory=TaskConfig)
-    synchrony: SynchronyConfig = field(default_factory=SynchronyConfig)
     """The loss, and what evaluations measure."""
+    synchrony: SynchronyConfig = field(default_factory=SynchronyConfig)
+    """When workers exchange, and who computes what."""
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -63,6 +66,7 @@ def check_recipe(recipe: Recipe) -> None:
     check_policy(recipe.solver)
     check_exchange(recipe.exchange)
     check_synchrony(recipe.synchrony)
+    check_shares(recipe.synchrony, recipe.exchange)
     if recipe.exchange.compressor != NO_COMPRESSOR and recipe.train.autocast == "float16":
         raise RecipeError(
             f"exchange.compressor {recipe.exchange.compressor} with train.autocast float16: the "
@@ -76,3 +80,20 @@ def check_recipe(recipe: Recipe) -> None:
         )
     check_loggers(recipe.run.loggers)
     check_checkpoint(recipe.checkpoint)
+
+
+def check_shares(synchrony: SynchronyConfig, exchange: ExchangeConfig) -> None:
+    """Raises: RecipeError if the exchange cannot sum shares of any size to the same bits."""
+    if synchrony.shares != MEASURED:
+        return
+    if exchange.compressor != NO_COMPRESSOR:
+        raise RecipeError(
+            f"synchrony.shares measured with exchange.compressor {exchange.compressor}: what a "
+            "codec keeps back belongs to the worker that has its micro-batches, which shares would "
+            "change; leave one of them out"
+        )
+    if exchange.algorithm != AUTO and not keeps_tree_order(exchange.algorithm):
+        raise RecipeError(
+            "synchrony.shares measured adds in the order of the micro-batch tree, which "
+            f"exchange.algorithm {exchange.algorithm} does not keep; use tree"
+        )

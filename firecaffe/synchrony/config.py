@@ -1,10 +1,14 @@
 """The recipe's [synchrony] section: when workers exchange, and who computes what."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from firecaffe.errors import RecipeError
 
 EVERY_STEP = "every_step"
+
+EQUAL: Literal["equal"] = "equal"
+MEASURED: Literal["measured"] = "measured"
 
 MODES = {
     EVERY_STEP: "all micro-batches of a step are added, then comes one update",
@@ -18,9 +22,14 @@ class SynchronyConfig:
 
     Args:
         mode: A row of docs/synchrony.md: every_step.
+        shares: How many micro-batches of a step each worker computes: equal, or measured, as many
+            as it computes in the same time as the others. The result is the same.
+        shares_every: The number of steps between two decisions about measured shares.
     """
 
     mode: str = EVERY_STEP
+    shares: Literal["equal", "measured"] = EQUAL
+    shares_every: int = 10
 
 
 def check_synchrony(config: SynchronyConfig) -> None:
@@ -28,3 +37,5 @@ def check_synchrony(config: SynchronyConfig) -> None:
     if config.mode not in MODES:
         known = ", ".join(MODES)
         raise RecipeError(f"synchrony.mode is {config.mode!r}; it must be one of {known}")
+    if config.shares_every < 1:
+        raise RecipeError(f"synchrony.shares_every is {config.shares_every}; it must be at least 1")

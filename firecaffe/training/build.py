@@ -29,9 +29,11 @@ from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
 from firecaffe.runs.folder import continue_run_folder, create_run_folder
 from firecaffe.solvers.policy import rate_notes
+from firecaffe.synchrony.config import MEASURED
 from firecaffe.tasks import Loss, Task, TaskConfig
 from firecaffe.training.about import About, about_of, write_about
 from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.balance import Balance
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.checks import check_hosts, check_rates, check_validation
 from firecaffe.training.connect import connect
@@ -169,20 +171,23 @@ def _train_in(
     kept = recipe.checkpoint.keep_last
     saver = Saver(folder / "checkpoints", kept, write, records.say)
     resources.enter_context(closing(saver))
-    share = run.share(world.rank)
+    leaves = run.route.order(run.num_leaves, run.shares[world.rank])
     late_doubts = None if "training" in unlike else learner.doubts
-    ahead = BatchesAhead(learner.batches, share, start.step, run.steps, late_doubts)
+    ahead = BatchesAhead(learner.batches, leaves, start.step, run.steps, late_doubts)
     resources.enter_context(closing(ahead))
     resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
     batches = around_batches(plugins, ahead, world)
     clip = recipe.solver.clip_gradients
-    stepper = Stepper(learner.forward, batches, learner.optimizer, reducer, share, clip)
+    stepper = Stepper(learner.forward, batches, learner.optimizer, reducer, leaves, clip)
     stepper.momentum, stepper.ema = run.momentum, learner.ema
+    balance = _balance(run, world)
     training = Training(
         run=run,
         world=world,
         data=data,
         stepper=stepper,
+        ahead=ahead,
+        balance=balance,
         state=learner.state,
         best=learner.best,
         saver=saver,
@@ -209,6 +214,7 @@ def _train_in(
             "data": data.description,
             "class_names": data.class_names,
             "samples_seen": run.order.samples_before(result.steps),
+            "balance": balance and balance.as_dict(),
             "tuned": tuned_by(recipe),
             "resumed_from": start.resumed_from,
             "cost_of_determinism": learner.cost_of_determinism,
@@ -237,6 +243,15 @@ def _ranks(world: World) -> Ranks:
     """The ranks of this world, for the run. All ranks call it."""
     share_memory = world.device.type == "cpu" and sys.platform.startswith("linux")
     return Ranks(world.world_size, ranks_per_host(world), share_memory)
+
+
+def _balance(run: Run, world: World) -> Balance | None:
+    """What decides about shares, if they are measured and there are several."""
+    words = run.recipe.synchrony
+    if words.shares != MEASURED or world.world_size == 1:
+        return None
+    full_step = run.recipe.train.global_batch_size
+    return Balance(world, run.num_leaves, full_step, words.shares_every, run.shares)
 
 
 def _notes(run: Run) -> list[str]:

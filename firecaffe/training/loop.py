@@ -9,8 +9,11 @@ from pathlib import Path
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset
+from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import CheckpointError, FirecaffeError, LauncherLostError, PreemptedError
+from firecaffe.exchange.leaves import Shares
 from firecaffe.recipe.run import Run
+from firecaffe.training.balance import Balance
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, checkpoint_name
 from firecaffe.training.evaluate import Evaluation, evaluate
@@ -32,6 +35,10 @@ class Training:
     world: World
     data: Data
     stepper: Stepper
+    ahead: BatchesAhead
+    """Where the stepper's batches come from."""
+    balance: Balance | None
+    """What decides about shares; None if they are always equal."""
     state: State
     best: Best
     saver: Saver
@@ -69,6 +76,8 @@ def train(t: Training, records: Records) -> Result:
             done = result.timings.step
             t.state.losses.add(result.loss)
             sums.add(result)
+            if t.balance is not None:
+                t.balance.add(result)
             records.step(done, run.learning_rate(done - 1), result)
             votes = Votes(votes.stop or result.votes.stop, votes.save or result.votes.save)
         return votes
@@ -109,6 +118,11 @@ def train(t: Training, records: Records) -> Result:
                 read(0)  # what it votes for is done already
                 _save(t, done)
                 saved_s = time.monotonic()
+            if t.balance is not None and done < run.steps and t.balance.is_due(done):
+                read(0)  # steps that had these shares
+                if said := t.balance.decide(done):
+                    _share_out(t, t.balance.shares, done)
+                    records.say(said)
             sums.add_time(done, time.perf_counter() - start)
             if done < run.steps and votes.stop:
                 reason = stop.reason  # before others may be asked to end
@@ -160,6 +174,14 @@ def _is_looked_at(run: Run, done: int) -> bool:
     words = run.recipe
     is_due = _is_due(words.checkpoint.every, done) or _is_due(words.train.eval_every, done)
     return done == run.steps or is_due or words.run.digests
+
+
+def _share_out(t: Training, shares: Shares, done: int) -> None:
+    """Gives the ranks other shares of the steps after `done`."""
+    leaves = t.run.route.order(t.run.num_leaves, shares[t.world.rank])
+    t.stepper.reducer.share_out(shares)
+    t.stepper.leaves = leaves
+    t.ahead.go_on(leaves, done)
 
 
 def _save(t: Training, done: int) -> None:

@@ -26,6 +26,8 @@ class Timings:
     exchange_s: float
     update_s: float
     step_s: float
+    micro_batches: int
+    """The number of micro-batches that the rank has computed."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Outcome:
     waits: Sequence[tuple[Mark, Mark]]
     """Marks before and after each wait for data. A device that works behind does not wait while it
     has work."""
+    micro_batches: int
+    """The number of this rank's."""
 
     @property
     def loss(self) -> float:
@@ -129,4 +133,5 @@ class Outcome:
             exchange_s=totals.exchange_s,
             update_s=self.end.seconds_after(totals.summed),
             step_s=self.end.seconds_after(self.start),
+            micro_batches=self.micro_batches,
         )

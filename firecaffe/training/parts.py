@@ -28,6 +28,7 @@ from firecaffe.models.freeze import freeze
 from firecaffe.models.network import check_made, make_network
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
+from firecaffe.synchrony.config import MEASURED
 from firecaffe.tasks import Loss, Task
 from firecaffe.training.arithmetic import seed_random
 from firecaffe.training.forward import lay_out
@@ -74,6 +75,11 @@ def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
     hook = parts.comm_hook
     if hook is not None and not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
         raise RecipeError(f"comm_hook is {shown(hook)}; expected the pair (state, hook)")
+    if hook is not None and recipe.synchrony.shares == MEASURED:
+        raise RecipeError(
+            "synchrony.shares measured and comm_hook: a hook takes one sum of each worker, and "
+            "shares of any size are several; leave one of them out"
+        )
     if resume is not None and not isinstance(resume, str | Path):
         raise RecipeError(f"resume is {shown(resume)}; expected the path of a run or a checkpoint")
 

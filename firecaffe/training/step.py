@@ -8,7 +8,7 @@ The host is never to wait for a GPU here. What a step came to is read when the d
 on a CPU at once, before the update; on a GPU after the next step was queued.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -44,8 +44,9 @@ class Stepper:
     batches: TrainBatches
     optimizer: optim.Optimizer
     reducer: GradientReducer
-    share: range
-    """This worker's micro-batches of every step; see `exchange.leaves.leaf_share`."""
+    leaves: Sequence[int]
+    """This worker's micro-batches of a step, in the order in which they are computed; see
+    `Route.order`."""
     clip_gradients: float = 0.0
     """The largest norm of the gradient; 0 does not clip."""
     momentum: Callable[[int], float | None] = lambda _: None
@@ -65,12 +66,12 @@ class Stepper:
         self.reducer.begin_step(weight)
         self.forward.begin_step()
         waits = []
-        for leaf in self.share:
+        for leaf in self.leaves:
             asked = queue.mark()
             batch = self.batches.train_batch(step, leaf)
             waits.append((asked, queue.mark()))
             loss, tail = self.forward(*batch, step, leaf)
-            if leaf != self.share[-1]:
+            if leaf != self.leaves[-1]:
                 self.reducer.add(leaf, loss, tail)
             else:
                 counts = torch.cat([self.forward.counts, self._ballot(vote())])
@@ -90,6 +91,7 @@ class Stepper:
             totals=totals,
             start=start,
             waits=waits,
+            micro_batches=len(self.leaves),
         )
         if not queue.works_behind:
             outcome(end=totals.summed).check_finite()

@@ -43,6 +43,11 @@ class NodeSum:
         self._nodes = [node for owned in nodes_of_rank for node in owned]
         self._collectives = Collectives(world)
 
+    @property
+    def own_nodes(self) -> Sequence[Node]:
+        """This rank's nodes, in order."""
+        return self.nodes_of_rank[self.world.rank]
+
     def __call__(self, vectors: Sequence[Tensor], codec: RowCoding | None = None) -> Tensor:
         """vectors: this rank's, one for each of its nodes, which may be changed; with a codec, of
         whole rows.

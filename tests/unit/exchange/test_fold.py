@@ -6,14 +6,14 @@ import pytest
 
 from firecaffe.exchange import ALGORITHMS, fold
 from firecaffe.exchange.check import check
-from firecaffe.exchange.leaves import Node
+from firecaffe.exchange.leaves import Node, equal_shares
 from firecaffe.exchange.proof import prove
 from firecaffe.exchange.schedule import Schedule
 
 
 def schedules(num_elements: int, grain: int = 1) -> list[Schedule]:
     return [
-        fold.schedule(fold.inputs_of(leaves, p), leaves, num_elements, grain)
+        fold.schedule(fold.inputs_of(leaves, equal_shares(leaves, p)), leaves, num_elements, grain)
         for leaves in (1, 2, 3, 7, 8, 16, 21, 33)
         for p in range(1, min(leaves, 17) + 1)
     ]
@@ -34,7 +34,7 @@ def test_every_rank_ends_with_every_leaf_once_in_tree_order(num_elements: int) -
 def test_a_rank_with_m_of_all_nodes_sends_what_the_page_says() -> None:
     for p, leaves in ((3, 16), (5, 11), (7, 64), (4, 4)):
         n = 4 * p
-        inputs = fold.inputs_of(leaves, p)
+        inputs = fold.inputs_of(leaves, equal_shares(leaves, p))
         schedule = fold.schedule(inputs, leaves, n)
         for rank, own in enumerate(inputs):
             sent = sum(t.num_elements for t in schedule.transfers() if t.source == rank)
@@ -56,7 +56,7 @@ def test_shards_are_of_whole_grains() -> None:
 
 
 def test_no_transfer_can_be_spared_and_no_input_taken_for_another() -> None:
-    whole = fold.schedule(fold.inputs_of(7, 3), 7, 12)
+    whole = fold.schedule(fold.inputs_of(7, equal_shares(7, 3)), 7, 12)
     first, last = whole.rounds
     for place in range(len(first)):
         swapped = first[place]._replace(reads=(first[place].reads + 1) % whole.own_inputs(2).stop)

@@ -6,6 +6,7 @@ from math import ceil, log2
 import pytest
 
 from firecaffe.exchange import ALGORITHMS, find_schedule, fold
+from firecaffe.exchange.leaves import equal_shares
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, rounds_only_s
@@ -100,7 +101,7 @@ def test_the_sharded_servers_formula(ranks: int) -> None:
 def test_fold_is_priced_by_its_own_nodes(ranks: int) -> None:
     """Messages of all nodes one way and of the total the other; by formula as by the schedule."""
     leaves = 3 * ranks  # two nodes of each rank's three leaves
-    inputs = fold.inputs_of(leaves, ranks)
+    inputs = fold.inputs_of(leaves, equal_shares(leaves, ranks))
     assert {len(own) for own in inputs} == {2}
     schedule = fold.schedule(inputs, leaves, 6400)
     network = Network(FLAT, ranks)

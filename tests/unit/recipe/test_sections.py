@@ -14,6 +14,7 @@ from firecaffe import (
     Recipe,
     RunConfig,
     SolverConfig,
+    SynchronyConfig,
     TaskConfig,
     TrainConfig,
 )
@@ -124,6 +125,7 @@ OTHER = Recipe(
         metrics=["f1", "mean_iou"],
         metric="mean_iou",
     ),
+    synchrony=SynchronyConfig(shares_every=3),
 )
 
 
@@ -140,8 +142,12 @@ def changed(recipe: Recipe, name: str, value: Any) -> Recipe:
 def test_the_example_changes_every_word() -> None:
     default, other = flatten(Recipe()), flatten(OTHER)
     assert default.keys() == other.keys()
-    # The one length beside which there is no other.
-    assert [name for name in default if default[name] == other[name]] == ["train.epochs"]
+    # The length beside which there is no other; and what a compressor goes with alone.
+    assert [name for name in default if default[name] == other[name]] == [
+        "train.epochs",
+        "synchrony.mode",
+        "synchrony.shares",
+    ]
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), OTHER], ids=["default", "other"])
@@ -238,6 +244,9 @@ FREE = {
     "run.tuned",
     "task.metrics",
     "task.metric",
+    "synchrony.mode",
+    "synchrony.shares",
+    "synchrony.shares_every",
 }
 """What changes no bit of a training up to a given step."""
 
@@ -313,6 +322,9 @@ def test_accepted(recipe: Recipe) -> None:
             float("nan"),
             "checkpoint.every_s is nan; it must be a finite number",
         ),
+        ("synchrony.mode", "sometimes", "synchrony.mode is 'sometimes'; it must be one of"),
+        ("synchrony.shares", "even", "synchrony.shares is 'even'; it must be one of 'equal'"),
+        ("synchrony.shares_every", 0, "synchrony.shares_every is 0; it must be at least 1"),
     ],
 )
 def test_refused(name: str, value: object, words: str) -> None:
@@ -332,6 +344,21 @@ def test_a_compressor_is_refused_with(name: str, value: object, words: str) -> N
     check_recipe(recipe)
     with pytest.raises(RecipeError, match=re.escape(words)):
         check_recipe(changed(recipe, name, value))
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "native", "double_tree", "hierarchical(tree,ring)"])
+def test_measured_shares_are_refused_where_bits_would_depend_on_them(algorithm: str) -> None:
+    recipe = changed(Recipe(), "synchrony.shares", "measured")
+    for one in ("tree", "auto", "halving_doubling", "hierarchical(tree,tree)"):
+        check_recipe(changed(recipe, "exchange.algorithm", one))
+    with pytest.raises(RecipeError, match=re.escape(f"exchange.algorithm {algorithm} does not")):
+        check_recipe(changed(recipe, "exchange.algorithm", algorithm))
+
+
+def test_measured_shares_are_refused_with_a_compressor() -> None:
+    recipe = changed(Recipe(), "synchrony.shares", "measured")
+    with pytest.raises(RecipeError, match=r"shares measured with exchange\.compressor int8"):
+        check_recipe(changed(recipe, "exchange.compressor", "int8"))
 
 
 def test_who_looks_for_gradient_accumulation_is_told_of_micro_batches(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from firecaffe.exchange import fold
 from firecaffe.exchange.collectives import COLLECTIVES
-from firecaffe.exchange.leaves import sum_of_nodes, tree_sum
+from firecaffe.exchange.leaves import equal_shares, sum_of_nodes, tree_sum
 from firecaffe.transport.execute import PieceUnderWay, execute
 from firecaffe.transport.interpret import interpret
 from firecaffe.transport.rank_rounds import rounds_of_rank, scratch_elements
@@ -45,7 +45,7 @@ def test_fold_adds_as_the_tree_over_leaves(
     generator = torch.Generator().manual_seed(num_leaves)
     leaves = list(torch.randn(num_leaves, num_elements, generator=generator))
     expected = tree_sum(leaves, torch.add)
-    inputs = fold.inputs_of(num_leaves, world_size)
+    inputs = fold.inputs_of(num_leaves, equal_shares(num_leaves, world_size))
     schedule = fold.schedule(inputs, num_leaves, num_elements)
     nodes = [node for own in inputs for node in own]
     sums = [
