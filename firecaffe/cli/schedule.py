@@ -107,9 +107,8 @@ def _schedule(options: Any) -> Schedule:
             raise RecipeError(
                 f"--micro-batches is {leaves}; {world_size} workers need at least {world_size}"
             )
-        return fold.schedule(
-            fold.inputs_of(leaves, equal_shares(leaves, world_size)), leaves, num_elements
-        )
+        inputs = fold.inputs_of(leaves, equal_shares(leaves, world_size))
+        return fold.schedule(inputs, leaves, num_elements, early=True)
     try:
         if options.shared_memory:
             return _in_memory(options, num_elements)

@@ -67,26 +67,28 @@ def prove(schedule: Schedule) -> Proof:
     if inputs and schedule.world_size == 1:
         first = [of_nodes]
     held = [[value] * (len(cuts) - 1) for value in first]
+    kept: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for round_ in schedule.rounds:
         arriving: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         written: dict[tuple[int, int], int] = {}
-        of_inputs = {(t.destination, t.start) for t in round_ if t.reduce and t.reads != VECTOR}
         for t in round_:
             for segment in range(segment_at[t.start], segment_at[t.stop]):
                 place = t.destination, segment
                 value = held[t.source][segment] if t.reads == VECTOR else inputs[t.reads]
-                if t.reduce:
-                    key = t.source if t.reads == VECTOR else t.reads
-                    arriving[place].append((key, value))
+                if t.reduce and t.reads != VECTOR:
+                    kept[place].append((t.reads, value))
+                elif t.reduce:
+                    arriving[place].append((t.source, value))
                 else:
                     written[place] = value
-        for (rank, segment), parts in arriving.items():
-            if (rank, cuts[segment]) in of_inputs:
-                parts += [(number, inputs[number]) for number in schedule.own_inputs(rank)]
+        for (rank, segment), parts in list(kept.items()):
+            own = schedule.own_inputs(rank)
+            if len(parts) + len(own) >= len(inputs):
+                del kept[rank, segment]
                 # Another set of nodes is no tree.
-                is_tree = sorted(number for number, _ in parts) == [*range(len(inputs))]
+                is_tree = sorted([*own, *(each for each, _ in parts)]) == [*range(len(inputs))]
                 written[rank, segment] = of_nodes if is_tree else sums.nothing
-                continue
+        for (rank, segment), parts in arriving.items():
             parts.append((rank, held[rank][segment]))
             written[rank, segment] = tree_sum([value for _, value in sorted(parts)], sums.add)
         for (rank, segment), value in written.items():

@@ -15,6 +15,7 @@ destination's vector. A transfer that does not reduce overwrites the slice. The 
 round that reduce into one slice of one destination are added together with what the destination
 has itself, in one fixed order, so that even a server that hears from everybody at once adds alike:
 vectors with its own slice by `tree_sum` over rank, inputs with its own by the tree over leaves.
+Inputs may arrive for a slice in several rounds: they are kept until all are there, and added then.
 """
 
 from collections import Counter, defaultdict
@@ -99,6 +100,9 @@ class Schedule:
     """The number of leaves of the nodes' tree."""
     ranks_per_memory: int = 1
     """The number of consecutive ranks that share memory, which carries what goes between them."""
+    early_rounds: int = 0
+    """So many first rounds carry inputs alone that may be there long before the others: they can be
+    run by themselves, and the others later."""
     whole: tuple[Round, ...] | None = field(default=None, repr=False)
     """All rounds, of a schedule that was written down as such."""
 
@@ -140,6 +144,15 @@ class Schedule:
     def in_memory(self, t: Transfer) -> bool:
         """Whether a transfer is a read and a write of shared memory, instead of a message."""
         return t.source // self.ranks_per_memory == t.destination // self.ranks_per_memory
+
+    def late(self) -> "Schedule":
+        """What is left to do once the early rounds are done; to be priced, for it is not whole."""
+        return replace(self, of_rank=self._late_of, early_rounds=0)
+
+    def _late_of(self, rank: int) -> Iterator[OwnRound]:
+        for number, transfers in self.rounds_of(rank):
+            if number >= self.early_rounds:
+                yield number - self.early_rounds, transfers
 
     def by_messages(self) -> "Schedule":
         """The rounds between memories alone."""

@@ -21,6 +21,7 @@ from firecaffe.exchange.leaves import Node, Shares, num_nodes
 from firecaffe.gradients.buckets import Bucket
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.compressors.wire import Compressor
+from firecaffe.transport.collectives import Begun
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.fold import NodeSum
 from firecaffe.transport.node_wire import NodeWire
@@ -65,11 +66,24 @@ class Fold:
     takes_means = False
 
     def __init__(self, world: Group, num_leaves: int, shares: Shares) -> None:
-        self._sum = NodeSum(world, inputs_of(num_leaves, shares), num_leaves)
+        self._sum = NodeSum(world, inputs_of(num_leaves, shares), num_leaves, early=True)
+        self.begins = self._sum.begins
+        """Whether any worker has nodes that leave early, with `begin`, of which there then is one
+        for each bucket before its call."""
+        self.early = self._sum.own_early
+        """Those of this worker."""
+        self._begun: dict[int, Begun] = {}
+
+    def begin(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
+        """Sends this worker's early nodes of a bucket, which are not in it, and takes others'."""
+        self._begun[index] = self._sum.begin(dict(nodes), bucket.flat, index)
 
     def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
-        vector_of = dict(nodes)
-        bucket.flat.copy_(self._sum([vector_of[node] for node in self._sum.own_nodes]))
+        if self.begins:
+            total = self._sum.finish(dict(nodes), self._begun.pop(index))
+        else:
+            total = self._sum([vector for _, vector in nodes])
+        bucket.flat.copy_(total)
 
 
 class Compressed:

@@ -6,6 +6,9 @@ one a hook on the last parameter of each bucket looks whether all its gradients 
 sums are finished and a communication thread takes it to the other workers while backward goes on.
 Buckets leave in a fixed order, the same on all ranks. `p.grad` ends as a view into its bucket.
 
+Where nodes of the tree stay apart (`Fold`), a worker's smaller ones are whole before its last one
+is begun. They leave for all buckets as soon as they are, and travel while the last one is computed.
+
 Beside the gradients every micro-batch brings its tail (its loss, its changes to buffers), summed by
 the same tree. Whole numbers have the same sum in any order, so each worker brings its counts once,
 with its last micro-batch; among them which parameters were used, so that one that nobody used keeps
@@ -100,6 +103,7 @@ class GradientReducer:
         self.codec_memory: CodecMemory | None = None
         """The compressor's memory of this rank's nodes; None without one."""
         self._combine: Combine
+        self._fold: Fold | None = None
         if route.way == CODEC:
             layouts = [layout_of(bucket, list(parameters)) for bucket in self.buckets]
             compressor = make_compressor(route.codec, layouts)
@@ -150,7 +154,7 @@ class GradientReducer:
         nodes that stay apart. All ranks call it between the same two steps.
         """
         assert self.exchange.route.way == FOLD
-        self._combine = Fold(self.exchange.world, self.num_leaves, shares)
+        self._fold = self._combine = Fold(self.exchange.world, self.num_leaves, shares)
 
     def begin_step(self, total_weight: float) -> None:
         """Begins a step. total_weight: the divisor of the sums, used once, at the root."""
@@ -162,6 +166,9 @@ class GradientReducer:
         self._next_bucket = 0
         self._sent: list[tuple[Tensor, int]] = []
         self._used = [False] * len(self.parameters)
+        self._early: list[tuple[Node, Leaf]] = []
+        self._has_begun = False
+        self._begin_buckets()
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -175,6 +182,26 @@ class GradientReducer:
         for parameter in self.parameters:
             parameter.grad = None
         self._counter.push(Node(0, leaf), [*gradients, *tail])
+        self._begin_buckets()
+
+    def _begin_buckets(self) -> None:
+        """Sends this worker's early nodes of all buckets, once they are whole; who has none takes
+        the others' from the step's beginning on.
+        """
+        fold, pending = self._fold, self._counter.pending
+        if fold is None or not fold.begins or self._has_begun:
+            return
+        while pending and pending[-1][0] in fold.early:
+            self._early.append(pending.pop())
+        if len(self._early) < len(fold.early):
+            return
+        self._has_begun = True
+        assert self._threads is not None
+        for index, bucket in enumerate(self.buckets):
+            nodes = [(node, self._vector(bucket, leaf)) for node, leaf in self._early]
+            begin = partial(fold.begin, index, nodes, bucket)
+            self._threads.submit(index, begin, [vector for _, vector in nodes], early=True)
+        self._early.clear()
 
     def add_last(
         self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor], counts: Tensor
@@ -290,15 +317,17 @@ class GradientReducer:
         torch._foreach_copy_(bucket.views, values)
         if not self._combine.takes_nodes:
             return []
-        nodes = []
-        for node, leaf in self._counter.pending:
-            flat = torch.zeros_like(bucket.flat)
-            views = views_like(flat, bucket.views, self._alignment)
-            for member, view in zip(bucket.members, views, strict=True):
-                if member != self._counts_member:
-                    view.copy_(leaf[member])
-            nodes.append((node, flat))
+        nodes = [(node, self._vector(bucket, leaf)) for node, leaf in self._counter.pending]
         return [*nodes, (self._node, bucket.flat)]
+
+    def _vector(self, bucket: Bucket, leaf: Leaf) -> Tensor:
+        """A node's part of a bucket, in memory of its own."""
+        flat = torch.zeros_like(bucket.flat)
+        views = views_like(flat, bucket.views, self._alignment)
+        for member, view in zip(bucket.members, views, strict=True):
+            if member != self._counts_member:
+                view.copy_(leaf[member])
+        return flat
 
     def _to_mean(self, index: int, nodes: list[tuple[Node, Tensor]]) -> None:
         """Turns the bucket's gradients into the mean of all workers', its tail into the sum. This

@@ -30,13 +30,23 @@ class ExchangeThreads:
         self._world, self._queue = world, queue
         self._lanes = [Worker("exchange", partial(begin_thread, on)) for _ in range(lanes)]
         self._futures: list[Future[Span]] = []
+        self._early: list[Future[Span]] = []
 
-    def submit(self, index: int, work: Callable[[], None], tensors: Iterable[Tensor]) -> None:
+    def submit(
+        self,
+        index: int,
+        work: Callable[[], None],
+        tensors: Iterable[Tensor],
+        *,
+        early: bool = False,
+    ) -> None:
         """Lets the bucket's lane do `work`, once the device has done what is queued now. tensors:
-        made here and used there.
+        made here and used there. early: whether it waits for ranks that still compute, which is no
+        time of an exchange.
         """
         run = partial(self._run, work, list(tensors), self._queue.mark())
-        self._futures.append(self._lanes[index % len(self._lanes)].submit(run))
+        futures = self._early if early else self._futures
+        futures.append(self._lanes[index % len(self._lanes)].submit(run))
 
     def finish(self) -> tuple[Span, ...]:
         """Waits until all that was submitted is done, or queued on a device that works behind; what
@@ -47,7 +57,7 @@ class ExchangeThreads:
         with waiting(self._world):
             self._wait()
         spans = tuple(future.result() for future in self._futures)
-        self._futures = []
+        self._futures, self._early = [], []
         for _, end in spans:
             self._queue.wait(end)
         return spans
@@ -68,7 +78,7 @@ class ExchangeThreads:
         tells, and the error that another thread has met is raised at once.
         """
         watch = self._world.watch
-        pending = set(self._futures)
+        pending = {*self._early, *self._futures}
         while pending:
             if watch is not None:
                 watch.check()

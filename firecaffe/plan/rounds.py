@@ -71,13 +71,10 @@ def rounds_s(rounds: Iterator[EqualRounds], network: Network, bytes_per_element:
     return sum(each.count * _round_s(each, network, bytes_per_element) for each in rounds)
 
 
-def sharded_s(
-    network: Network, num_elements: int, bytes_per_element: int = 4, nodes: int = 1
-) -> float:
+def sharded_s(network: Network, num_elements: int, bytes_per_element: int = 4) -> float:
     """The sharded server's two rounds by their closed formula, for p² transfers are too many.
 
-    Exact if the ranks fill whole groups: then all ports of a link are as busy. nodes: how many
-    every rank brings; with several it is `exchange.fold`.
+    Exact if the ranks fill whole groups: then all ports of a link are as busy.
     """
     world_size = network.world_size
     shard_bytes = -(-num_elements // world_size) * bytes_per_element
@@ -89,7 +86,7 @@ def sharded_s(
         each_s = link.latency_s + shard_bytes / link.bandwidth_bytes_per_s
         longest_s = max(longest_s, messages * each_s)
         adds_s += link.addition_s_per_byte * shard_bytes * peers
-    return (nodes + 1) * longest_s + nodes * adds_s
+    return 2 * longest_s + adds_s
 
 
 def _round_s(round_: EqualRounds, network: Network, itemsize: int) -> float:

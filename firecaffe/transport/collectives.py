@@ -1,7 +1,7 @@
 """Schedules of any kind, run by this rank over its group: pieces, lanes, scratch, traffic."""
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,14 @@ class _Part:
     rounds: list[RankRound]
     first_input: int
 
+    def to_round(self, number: int) -> "_Part":
+        """The same with the rounds before this one alone."""
+        return replace(self, rounds=[each for each in self.rounds if each.number < number])
+
+    def from_round(self, number: int) -> "_Part":
+        """The same without the rounds before this one."""
+        return replace(self, rounds=[each for each in self.rounds if each.number >= number])
+
 
 @dataclass(frozen=True)
 class _Plan:
@@ -36,6 +44,17 @@ class _Plan:
 
     parts: list[_Part]
     is_mean: bool
+    early_rounds: int
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A schedule whose early rounds are done."""
+
+    scratch: Tensor
+    """What has arrived, until the rest is done."""
+    inputs: Mapping[int, Tensor]
+    """This rank's that have been sent, by their place among its own."""
 
 
 class Collectives:
@@ -44,7 +63,7 @@ class Collectives:
     def __init__(self, world: Group) -> None:
         self.world = world
         self._plans: dict[Hashable, _Plan] = {}
-        self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._scratch: dict[tuple[Hashable, torch.dtype], Tensor] = {}
 
     def run(
         self,
@@ -53,10 +72,11 @@ class Collectives:
         vector: Tensor,
         ranks: Sequence[int],
         lane: int = 0,
-        inputs: Sequence[Tensor] = (),
+        inputs: Mapping[int, Tensor] | None = None,
         sum_inputs: SumInputs | None = None,
+        begun: Begun | None = None,
     ) -> None:
-        """Carries out this rank's part, in place.
+        """Carries out this rank's part, in place; or what is left of it.
 
         Args:
             name: Stands for `make` from one call to the next.
@@ -64,25 +84,79 @@ class Collectives:
             vector: Shape (num_elements,).
             ranks: Which ranks of the world the schedule's are; this one is among them.
             lane: Vectors of one lane go one after the other.
-            inputs: This rank's, as long as the vector, if the schedule has inputs; may be changed.
+            inputs: This rank's, by their place among its own, as long as the vector, if the
+                schedule has inputs; may be changed.
             sum_inputs: See `PieceUnderWay`.
+            begun: What `begin` has done already, on all ranks.
 
         Raises: PeerLostError.
         """
+        plan = self._plan_for(name, make, vector, ranks)
+        parts, all_inputs = plan.parts, dict(inputs or {})
+        if begun is not None:
+            parts = [part.from_round(plan.early_rounds) for part in parts]
+            all_inputs |= begun.inputs
+        needed = sum(scratch_elements(part.rounds) for part in parts)
+        scratch = begun.scratch if begun else self._scratch_for(vector, needed, lane)
+        self._execute(parts, vector, ranks, lane, scratch, all_inputs, sum_inputs)
+        if plan.is_mean:
+            vector.div_(len(ranks))
+
+    def begin(
+        self,
+        name: Hashable,
+        make: Callable[[int], Schedule],
+        vector: Tensor,
+        ranks: Sequence[int],
+        place: Hashable,
+        inputs: Mapping[int, Tensor],
+    ) -> Begun:
+        """Carries out the early rounds alone; arguments as of `run`, which goes on from there.
+
+        place: stands for the scratch in which things wait, one for each that is begun at a time.
+        vector: tells the length; what it holds is not touched.
+        """
+        plan = self._plan_for(name, make, vector, ranks)
+        needed = sum(scratch_elements(part.rounds) for part in plan.parts)
+        scratch = self._scratch_for(vector, needed, place)
+        early = [part.to_round(plan.early_rounds) for part in plan.parts]
+        self._execute(early, vector, ranks, 0, scratch, inputs)
+        return Begun(scratch, inputs)
+
+    def _plan_for(
+        self,
+        name: Hashable,
+        make: Callable[[int], Schedule],
+        vector: Tensor,
+        ranks: Sequence[int],
+    ) -> _Plan:
+        key = name, vector.numel(), vector.dtype
+        if key not in self._plans:
+            own = ranks.index(self.world.rank)
+            # NCCL tells a pair's messages apart by their order alone and wants a round's at once.
+            cuts = not vector.is_cuda
+            self._plans[key] = _plan(make, vector.numel(), vector.itemsize, own, cuts)
+        return self._plans[key]
+
+    def _execute(
+        self,
+        parts: Sequence[_Part],
+        vector: Tensor,
+        ranks: Sequence[int],
+        lane: int,
+        whole_scratch: Tensor,
+        inputs: Mapping[int, Tensor],
+        sum_inputs: SumInputs | None = None,
+    ) -> None:
+        """Carries out the parts' rounds."""
         group = self.world.exchange_group
         assert group is not None
         is_gloo = not vector.is_cuda
-        own = ranks.index(self.world.rank)
-        key = name, vector.numel(), vector.dtype
-        if key not in self._plans:
-            # NCCL tells a pair's messages apart by their order alone and wants a round's at once.
-            self._plans[key] = _plan(make, vector.numel(), vector.itemsize, own, cuts=is_gloo)
-        plan = self._plans[key]
-        parts = plan.parts
         sent = sum(sent_elements(part.rounds) for part in parts)
         self.world.traffic.add(sent * vector.itemsize)
+        # An only part, of inputs, may have more: what waits there is of rounds before.
         needed = [scratch_elements(part.rounds) for part in parts]
-        scratch = self._scratch_for(vector, sum(needed), lane).split_with_sizes(needed)
+        scratch = whole_scratch.split_with_sizes(needed) if len(parts) > 1 else [whole_scratch]
         execute(
             [
                 PieceUnderWay(
@@ -92,24 +166,22 @@ class Collectives:
                     one_by_one(self.world, group, ranks, lane * 2 * PIECES + i)
                     if is_gloo
                     else in_one_call(self.world, group, ranks),
-                    own,
+                    ranks.index(self.world.rank),
                     at_once=not is_gloo,
                     inputs={
                         part.first_input + k: each[part.start : part.stop]
-                        for k, each in enumerate(inputs)
+                        for k, each in inputs.items()
                     },
                     sum_inputs=sum_inputs,
                 )
                 for i, part in enumerate(parts)
             ]
         )
-        if plan.is_mean:
-            vector.div_(len(ranks))
 
-    def _scratch_for(self, vector: Tensor, num_elements: int, lane: int) -> Tensor:
-        scratch = self._scratch.get((lane, vector.dtype))
+    def _scratch_for(self, vector: Tensor, num_elements: int, place: Hashable) -> Tensor:
+        scratch = self._scratch.get((place, vector.dtype))
         if scratch is None or scratch.numel() < num_elements:
-            scratch = self._scratch[lane, vector.dtype] = vector.new_empty(num_elements)
+            scratch = self._scratch[place, vector.dtype] = vector.new_empty(num_elements)
         return scratch[:num_elements]
 
 
@@ -131,4 +203,4 @@ def _plan(
         found.append(
             _Part(start, stop, rounds_of_rank(schedule, own), schedule.own_inputs(own).start)
         )
-    return _Plan(found, whole.kind == AVERAGE)
+    return _Plan(found, whole.kind == AVERAGE, whole.early_rounds)

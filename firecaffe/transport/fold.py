@@ -4,7 +4,7 @@ A rank may hold several nodes, and nodes may be encoded on the way. What is enco
 decoded, and the total encoded for the way back, also on one rank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.exchange import fold
 from firecaffe.exchange.leaves import Node, sum_of_nodes
 from firecaffe.exchange.schedule import Schedule
-from firecaffe.transport.collectives import Collectives
+from firecaffe.transport.collectives import Begun, Collectives
 
 
 class RowCoding(Protocol):
@@ -34,19 +34,51 @@ class NodeSum:
     """
 
     def __init__(
-        self, world: Group, nodes_of_rank: Sequence[Sequence[Node]], num_leaves: int
+        self,
+        world: Group,
+        nodes_of_rank: Sequence[Sequence[Node]],
+        num_leaves: int,
+        early: bool = False,
     ) -> None:
-        """nodes_of_rank: the nodes of each rank; in order they are the whole tree."""
+        """nodes_of_rank: the nodes of each rank; in order they are the whole tree. early: whether
+        each sum begins with `begin`, if a rank has early nodes.
+        """
         self.world = world
         self.num_leaves = num_leaves
         self.nodes_of_rank = nodes_of_rank
         self._nodes = [node for owned in nodes_of_rank for node in owned]
+        self.begins = early and any(len(nodes) > 1 for nodes in nodes_of_rank)
+        """Whether each sum begins with `begin`."""
         self._collectives = Collectives(world)
 
     @property
     def own_nodes(self) -> Sequence[Node]:
         """This rank's nodes, in order."""
         return self.nodes_of_rank[self.world.rank]
+
+    @property
+    def own_early(self) -> Sequence[Node]:
+        """Those of this rank's nodes that `begin` sends."""
+        return fold.early_nodes(self.own_nodes, self.num_leaves) if self.begins else []
+
+    def begin(self, vectors: Mapping[Node, Tensor], like: Tensor, place: Hashable) -> Begun:
+        """Sends this rank's early nodes, and takes its part of the others'. All ranks call it, also
+        one that has none.
+
+        vectors: of the early nodes; they are kept until the sum. like: a vector as long. place: one
+        for each sum that is begun at a time. Raises: PeerLostError.
+        """
+        inputs = {self.own_nodes.index(node): vector for node, vector in vectors.items()}
+        ranks = range(self.world.world_size)
+        return self._collectives.begin(1, self._make(1), like, ranks, place, inputs)
+
+    def finish(self, vectors: Mapping[Node, Tensor], begun: Begun) -> Tensor:
+        """The root, from this rank's nodes that were not sent early, and all that was.
+
+        Raises: PeerLostError.
+        """
+        inputs = {self.own_nodes.index(node): vector for node, vector in vectors.items()}
+        return self._sum(inputs, 1, self._add, begun)
 
     def __call__(self, vectors: Sequence[Tensor], codec: RowCoding | None = None) -> Tensor:
         """vectors: this rank's, one for each of its nodes, which may be changed; with a codec, of
@@ -55,7 +87,7 @@ class NodeSum:
         Raises: PeerLostError.
         """
         if codec is None:
-            return self._sum(vectors, 1, self._add)
+            return self._sum(dict(enumerate(vectors)), 1, self._add)
         encoded = [codec.encode(vector) for vector in vectors]
         rows = encoded[0].shape
         grain = encoded[0].numel() // rows[0] if rows[0] else 1
@@ -65,24 +97,32 @@ class NodeSum:
             decoded = [codec.decode(part.view(-1, *rows[1:])) for part in parts]
             return codec.encode(self._add(decoded)).reshape(-1)
 
-        return codec.decode(self._sum(flat, grain, add).view(rows))
+        return codec.decode(self._sum(dict(enumerate(flat)), grain, add).view(rows))
 
     def _sum(
-        self, vectors: Sequence[Tensor], grain: int, add: Callable[[Sequence[Tensor]], Tensor]
+        self,
+        inputs: Mapping[int, Tensor],
+        grain: int,
+        add: Callable[[Sequence[Tensor]], Tensor],
+        begun: Begun | None = None,
     ) -> Tensor:
+        vectors = list(inputs.values())
         if self.world.exchange_group is None:
             return add(vectors)
         total = vectors[0].new_empty(vectors[0].numel())
-        make = partial(_schedule, self.nodes_of_rank, self.num_leaves, grain)
         ranks = range(self.world.world_size)
-        self._collectives.run(grain, make, total, ranks, inputs=vectors, sum_inputs=add)
+        make = self._make(grain)
+        self._collectives.run(grain, make, total, ranks, inputs=inputs, sum_inputs=add, begun=begun)
         return total
+
+    def _make(self, grain: int) -> Callable[[int], Schedule]:
+        return partial(_schedule, self.nodes_of_rank, self.num_leaves, grain, self.begins)
 
     def _add(self, parts: Sequence[Tensor]) -> Tensor:
         return sum_of_nodes(self._nodes, parts, self.num_leaves, Tensor.add_)
 
 
 def _schedule(
-    nodes: Sequence[Sequence[Node]], num_leaves: int, grain: int, num_elements: int
+    nodes: Sequence[Sequence[Node]], num_leaves: int, grain: int, early: bool, num_elements: int
 ) -> Schedule:
-    return fold.schedule(nodes, num_leaves, num_elements, grain)
+    return fold.schedule(nodes, num_leaves, num_elements, grain, early)

@@ -21,10 +21,10 @@ def interpret(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor]:
         held = [vector.clone() for vector in vectors]
     if nodes and schedule.world_size == 1:
         return [sum_of_nodes(nodes, vectors, schedule.num_leaves, torch.add)]
+    kept: dict[tuple[int, int, int], dict[int, Tensor]] = defaultdict(dict)
     for round_ in schedule.rounds:
         before = [vector.clone() for vector in held]
         arriving: dict[tuple[int, int, int], dict[int, Tensor]] = defaultdict(dict)
-        inputs: dict[tuple[int, int, int], dict[int, Tensor]] = defaultdict(dict)
         for t in round_:
             key = t.destination, t.start, t.stop
             part = (before[t.source] if t.reads == VECTOR else vectors[t.reads])[t.start : t.stop]
@@ -33,14 +33,16 @@ def interpret(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor]:
             elif t.reads == VECTOR:
                 arriving[key][t.source] = part
             else:
-                inputs[key][t.reads] = part
+                kept[key][t.reads] = part
         for (rank, start, stop), parts in arriving.items():
             parts[rank] = before[rank][start:stop]
             in_order = [part for _, part in sorted(parts.items())]
             held[rank][start:stop] = tree_sum(in_order, torch.add)
-        for (rank, start, stop), parts in inputs.items():
-            parts |= {number: vectors[number][start:stop] for number in schedule.own_inputs(rank)}
-            in_order = [part for _, part in sorted(parts.items())]
+        for (rank, start, stop), arrived in list(kept.items()):
+            own = {number: vectors[number][start:stop] for number in schedule.own_inputs(rank)}
+            if len(arrived) + len(own) < len(nodes):
+                continue
+            in_order = [part for _, part in sorted((kept.pop((rank, start, stop)) | own).items())]
             total = sum_of_nodes(nodes, in_order, schedule.num_leaves, torch.add)
             held[rank][start:stop] = total
     if schedule.kind == AVERAGE:

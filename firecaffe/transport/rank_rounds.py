@@ -73,11 +73,19 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
         arriving = [t for t in transfers if t.destination == rank]
         own.append((number, sent, arriving))
     world_size = schedule.world_size
+    kept = [[t for t in arriving if number < schedule.early_rounds] for number, _, arriving in own]
     over_scratch = [
         {t for t in arriving if t.reduce or _is_in_use(own, index, t)}
         for index, (_, _, arriving) in enumerate(own)
     ]
-    needed = [sum(t.num_elements for t in transfers) for transfers in over_scratch]
+    # What is kept has scratch of its own, before that of the other rounds.
+    offset_of_kept = 0
+    kept_parts: dict[tuple[int, int, bool], dict[int, int]] = defaultdict(dict)
+    after_kept = sum(t.num_elements for transfers in kept for t in transfers)
+    needed = [
+        sum(t.num_elements for t in transfers if t not in before)
+        for transfers, before in zip(over_scratch, kept, strict=True)
+    ]
     # A round's scratch is free again when the receives of the rounds ahead of it need theirs.
     stride = max(needed, default=0)
     rounds: list[RankRound] = []
@@ -85,12 +93,17 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
     for index, (number, sent, arriving) in enumerate(own):
         sent.sort(key=lambda t: ((t.destination - rank) % world_size, t.reads))
         arriving.sort(key=lambda t: ((rank - t.source) % world_size, t.reads))
-        offset = stride * (used % (AHEAD + 1))
+        offset = after_kept + stride * (used % (AHEAD + 1))
         used += needed[index] > 0
         receives = []
         parts: dict[tuple[int, int, bool], dict[int, int]] = defaultdict(dict)
         detours = []
         for t in arriving:
+            if number < schedule.early_rounds:
+                receives.append(Receive(t.source, t.start, t.stop, offset_of_kept))
+                kept_parts[t.start, t.stop, True][t.reads] = offset_of_kept
+                offset_of_kept += t.num_elements
+                continue
             if t not in over_scratch[index]:
                 receives.append(Receive(t.source, t.start, t.stop, None))
                 continue
@@ -98,7 +111,8 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
             if t.reduce and t.reads == VECTOR:
                 parts[t.start, t.stop, False][t.source] = offset
             elif t.reduce:
-                parts[t.start, t.stop, True][t.reads] = offset
+                where = t.start, t.stop, True
+                parts[where] |= {**kept_parts.pop(where, {}), t.reads: offset}
             else:
                 detours.append((t.start, t.stop, offset))
             offset += t.num_elements
@@ -107,7 +121,7 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
                 number,
                 [(t.destination, t.start, t.stop, t.reads) for t in sent],
                 receives,
-                _ahead(own, index),
+                _ahead(own, index, schedule.early_rounds),
                 [
                     Addition(start, stop, where, of_inputs)
                     for (start, stop, of_inputs), where in parts.items()
@@ -136,11 +150,14 @@ def sent_elements(rounds: list[RankRound]) -> int:
     return sum(stop - start for round_ in rounds for _, start, stop, _ in round_.sends)
 
 
-def _ahead(own: Sequence[SendsAndReceives], index: int) -> int:
+def _ahead(own: Sequence[SendsAndReceives], index: int, early_rounds: int) -> int:
     """The number of rounds after round `index` whose receives are posted with it: those that
     receive from its peers only; all, if this rank sends nothing in it and so leaves its peers time.
+    None go with an early round, for the memory of later ones is another's as yet.
     """
-    _, sent, arriving = own[index]
+    number, sent, arriving = own[index]
+    if number < early_rounds:
+        return 0
     peers = {t.destination for t in sent} | {t.source for t in arriving}
     following = own[index + 1 : index + 1 + AHEAD]
     if not sent:

@@ -224,7 +224,9 @@ def test_fold_example_and_its_bytes() -> None:
     assert [len(leaf_share(16, 3, rank)) for rank in range(3)] == [5, 5, 6]
     assert "they hold 2, 3 and 2 sums" in PAGE
     assert nodes[3] == [2, 3, 2]
-    assert "m is at most 3 for 16 micro-batches and\nat most 5 for 64" in PAGE
+    assert (
+        "m is on any number of workers at most 3 for 16 micro-batches and\nat most 5 for 64" in PAGE
+    )
     assert max(map(max, nodes.values())) == 3
     assert max(max(nodes_of_ranks(64, p)) for p in range(1, 65)) == 5
     # Over all ranks, what is sent is what is received.

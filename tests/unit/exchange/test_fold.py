@@ -1,8 +1,11 @@
 """Fold: right sums over leaves in tree order, its bytes, and the same on both ends."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from firecaffe.exchange import ALGORITHMS, fold
 from firecaffe.exchange.check import check
@@ -13,7 +16,8 @@ from firecaffe.exchange.schedule import Schedule
 
 def schedules(num_elements: int, grain: int = 1) -> list[Schedule]:
     return [
-        fold.schedule(fold.inputs_of(leaves, equal_shares(leaves, p)), leaves, num_elements, grain)
+        fold.schedule(inputs_of(leaves, p), leaves, num_elements, grain, early)
+        for early in (False, True)
         for leaves in (1, 2, 3, 7, 8, 16, 21, 33)
         for p in range(1, min(leaves, 17) + 1)
     ]
@@ -31,10 +35,46 @@ def test_every_rank_ends_with_every_leaf_once_in_tree_order(num_elements: int) -
             assert schedule.num_messages == len(transfers)
 
 
+def inputs_of(num_leaves: int, world_size: int) -> list[list[Node]]:
+    return fold.inputs_of(num_leaves, equal_shares(num_leaves, world_size))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 24), st.sets(st.integers(1, 23), max_size=5), st.booleans())
+def test_shares_of_any_size(num_leaves: int, cuts: set[int], early: bool) -> None:
+    bounds = [0, *sorted(cut for cut in cuts if cut < num_leaves), num_leaves]
+    shares = tuple(range(a, b) for a, b in pairwise(bounds))
+    schedule = fold.schedule(fold.inputs_of(num_leaves, shares), num_leaves, 61, early=early)
+    check(schedule)
+    proof = prove(schedule)
+    assert (proof.complete, proof.in_tree_order) == (True, True)
+
+
+def test_after_the_early_round_one_node_of_each_rank_is_left() -> None:
+    """Which is the sharded server's traffic, whatever shares are."""
+    for p, leaves in ((3, 16), (5, 13), (7, 64)):
+        schedule = fold.schedule(inputs_of(leaves, p), leaves, 4 * p, early=True)
+        early, *late = schedule.rounds
+        assert len(late) == 2
+        server = ALGORITHMS["sharded_parameter_server"](p, 4 * p)
+        assert [len(round_) for round_ in late] == [len(round_) for round_ in server.rounds]
+        assert schedule.late().serial_elements() == server.serial_elements()
+        # What goes early is never a rank's largest node.
+        nodes = [node for own in schedule.inputs for node in own]
+        largest = [max(node.level for node in own) for own in schedule.inputs]
+        for t in early:
+            assert nodes[t.reads].level <= largest[t.source]
+
+
+def test_where_ranks_have_one_node_each_nothing_goes_early() -> None:
+    schedule = fold.schedule(inputs_of(8, 4), 8, 61, early=True)
+    assert (schedule.early_rounds, schedule.num_rounds) == (0, 2)
+
+
 def test_a_rank_with_m_of_all_nodes_sends_what_the_page_says() -> None:
     for p, leaves in ((3, 16), (5, 11), (7, 64), (4, 4)):
         n = 4 * p
-        inputs = fold.inputs_of(leaves, equal_shares(leaves, p))
+        inputs = inputs_of(leaves, p)
         schedule = fold.schedule(inputs, leaves, n)
         for rank, own in enumerate(inputs):
             sent = sum(t.num_elements for t in schedule.transfers() if t.source == rank)
@@ -56,7 +96,7 @@ def test_shards_are_of_whole_grains() -> None:
 
 
 def test_no_transfer_can_be_spared_and_no_input_taken_for_another() -> None:
-    whole = fold.schedule(fold.inputs_of(7, equal_shares(7, 3)), 7, 12)
+    whole = fold.schedule(inputs_of(7, 3), 7, 12)
     first, last = whole.rounds
     for place in range(len(first)):
         swapped = first[place]._replace(reads=(first[place].reads + 1) % whole.own_inputs(2).stop)

@@ -1,6 +1,5 @@
 """Like rounds against the schedule that is executed; closed formulas against both."""
 
-from dataclasses import replace
 from math import ceil, log2
 
 import pytest
@@ -98,23 +97,18 @@ def test_the_sharded_servers_formula(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_fold_is_priced_by_its_own_nodes(ranks: int) -> None:
-    """Messages of all nodes one way and of the total the other; by formula as by the schedule."""
+def test_fold_is_priced_by_what_is_left_of_it_at_the_end(ranks: int) -> None:
+    """One node of each rank one way, and the total the other: the others went early."""
     leaves = 3 * ranks  # two nodes of each rank's three leaves
     inputs = fold.inputs_of(leaves, equal_shares(leaves, ranks))
     assert {len(own) for own in inputs} == {2}
-    schedule = fold.schedule(inputs, leaves, 6400)
     network = Network(FLAT, ranks)
-    listed_s = rounds_s(rounds_of(schedule), network)
-    by_formula = replace(FLAT[0], congestion=0.0)
-    plain = Network((by_formula,), ranks)
-    assert sharded_s(plain, 6400, nodes=2) == pytest.approx(rounds_s(rounds_of(schedule), plain))
-    alone_s = simulate_s(lambda _, size: schedule, network, 6400, in_pieces=False)
     prices = Prices("fold", network, num_leaves=leaves)
-    assert prices.seconds([6400])[0] == pytest.approx(alone_s)
-    assert alone_s < 1.5 * listed_s
-    one_each = Prices("fold", network, num_leaves=ranks).seconds([6400])[0]
-    assert one_each < alone_s
+    server = ALGORITHMS["sharded_parameter_server"]
+    server_s = simulate_s(server, network, 6400, in_pieces=False)
+    assert prices.seconds([6400])[0] == pytest.approx(server_s)
+    at_once = fold.schedule(inputs, leaves, 6400)
+    assert server_s < simulate_s(lambda _, size: at_once, network, 6400, in_pieces=False)
 
 
 def test_groups_that_are_not_full_have_their_messages_listed() -> None:

@@ -14,7 +14,7 @@ from firecaffe.exchange.collectives import COLLECTIVES
 from firecaffe.exchange.leaves import equal_shares, sum_of_nodes, tree_sum
 from firecaffe.transport.execute import PieceUnderWay, execute
 from firecaffe.transport.interpret import interpret
-from firecaffe.transport.rank_rounds import rounds_of_rank, scratch_elements
+from firecaffe.transport.rank_rounds import RankRound, rounds_of_rank, scratch_elements
 from tests.unit.transport.test_execute import Network, check, eager, lazy, receiver_last, same_bits
 
 COLLECTIVE = {
@@ -31,6 +31,7 @@ def test_collectives_of_every_kind(collective: str) -> None:
             check(COLLECTIVE[collective], world_size, 61, 1, choose)
 
 
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize(("world_size", "num_leaves"), [(2, 2), (2, 7), (3, 16), (5, 11), (6, 6)])
 @pytest.mark.parametrize(("num_elements", "choose"), [(3, eager), (101, lazy), (61, receiver_last)])
@@ -38,6 +39,7 @@ def test_fold_adds_as_the_tree_over_leaves(
     world_size: int,
     num_leaves: int,
     at_once: bool,
+    early: bool,
     num_elements: int,
     choose: Callable[[Sequence[str]], int],
 ) -> None:
@@ -46,7 +48,7 @@ def test_fold_adds_as_the_tree_over_leaves(
     leaves = list(torch.randn(num_leaves, num_elements, generator=generator))
     expected = tree_sum(leaves, torch.add)
     inputs = fold.inputs_of(num_leaves, equal_shares(num_leaves, world_size))
-    schedule = fold.schedule(inputs, num_leaves, num_elements)
+    schedule = fold.schedule(inputs, num_leaves, num_elements, early=early)
     nodes = [node for own in inputs for node in own]
     sums = [
         tree_sum(leaves[node.index << node.level : (node.index + 1) << node.level], torch.add)
@@ -56,12 +58,19 @@ def test_fold_adds_as_the_tree_over_leaves(
     network = Network(world_size, choose, at_once)
     totals = [torch.empty(num_elements) for _ in range(world_size)]
 
-    def piece(rank: int) -> PieceUnderWay:
+    def run(rank: int) -> None:
+        """The early rounds by themselves, before the rest."""
         rounds = rounds_of_rank(schedule, rank)
+        scratch = torch.full((scratch_elements(rounds),), torch.nan)
+        first = [each for each in rounds if each.number < schedule.early_rounds]
+        for part in (first, rounds[len(first) :]):
+            execute([piece(rank, part, scratch)])
+
+    def piece(rank: int, rounds: list[RankRound], scratch: Tensor) -> PieceUnderWay:
         return PieceUnderWay(
             totals[rank],
             rounds,
-            torch.full((scratch_elements(rounds),), torch.nan),
+            scratch,
             network.start(rank, 0),
             rank,
             at_once,
@@ -69,5 +78,5 @@ def test_fold_adds_as_the_tree_over_leaves(
             sum_inputs=lambda parts: sum_of_nodes(nodes, parts, num_leaves, Tensor.add_),
         )
 
-    network.run([partial(execute, [piece(rank)]) for rank in range(world_size)])
+    network.run([partial(run, rank) for rank in range(world_size)])
     assert all(same_bits(total, expected) for total in totals)
