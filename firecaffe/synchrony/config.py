@@ -5,15 +5,21 @@ from typing import Literal
 
 from firecaffe.errors import RecipeError
 
-EVERY_STEP = "every_step"
+EVERY_STEP, BACKUP, STALE, ASYNCHRONOUS = "every_step", "backup", "stale", "asynchronous"
 
 EQUAL: Literal["equal"] = "equal"
 MEASURED: Literal["measured"] = "measured"
 
 MODES = {
     EVERY_STEP: "all micro-batches of a step are added, then comes one update",
+    BACKUP: "the first micro-batches of a step count, those of the slowest learners are dropped",
+    STALE: "a server updates as gradients arrive; no learner gets far ahead of the slowest",
+    ASYNCHRONOUS: "a server updates as gradients arrive",
 }
 """The modes of docs/synchrony.md, for people."""
+
+SERVED = (BACKUP, STALE, ASYNCHRONOUS)
+"""The modes with a server, which decide as gradients arrive: who was early decides bits."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +27,50 @@ class SynchronyConfig:
     """When workers exchange, and who computes what.
 
     Args:
-        mode: A row of docs/synchrony.md: every_step.
+        mode: A row of docs/synchrony.md: every_step, backup, stale or asynchronous.
         shares: How many micro-batches of a step each worker computes: equal, or measured, as many
             as it computes in the same time as the others. The result is the same.
         shares_every: The number of steps between two decisions about measured shares.
+        learners: Workers of the simulated clock. Each takes one micro-batch at a time from a queue.
+        backup_workers: Micro-batches of a step that are dropped: the last ones (backup).
+        max_staleness: Micro-batches by which a learner may be ahead of the slowest (stale).
+        gradients_per_update: Gradients of micro-batches whose mean makes an update (asynchronous).
+        staleness_rate: What a gradient of staleness τ is multiplied by: none (1) or inverse (1 / τ,
+            and 1 for τ = 0).
+        compensate: What is done to a gradient that is late: none, delay (DC-ASGD-a) or gap
+            (gap-aware).
+        server_momentum: each (momentum in each update) or delayed_nesterov (once in as many updates
+            as take a gradient of each learner).
+        warm_steps: Steps at the beginning in which all micro-batches are added, as in every_step.
+        clock: real, or simulated: one process, in which learners take the time that `speeds` says.
+        speeds: The time of a learner's micro-batch: constant, gamma (random), one_slow (learner 0
+            is slower) or measured (drawn from those of a run).
+        speeds_from: The file of a run's timings, RUN/timings/rank-R.jsonl (measured).
+        spread: Standard deviation of the time, as a share of its mean (gamma).
+        slow_factor: How many times as long the slow learner takes (one_slow).
     """
 
     mode: str = EVERY_STEP
     shares: Literal["equal", "measured"] = EQUAL
     shares_every: int = 10
+    learners: int = 4
+    backup_workers: int = 1
+    max_staleness: int = 4
+    gradients_per_update: int = 1
+    staleness_rate: Literal["none", "inverse"] = "none"
+    compensate: Literal["none", "delay", "gap"] = "none"
+    server_momentum: Literal["each", "delayed_nesterov"] = "each"
+    warm_steps: int = 0
+    clock: Literal["real", "simulated"] = "real"
+    speeds: Literal["constant", "gamma", "one_slow", "measured"] = "constant"
+    speeds_from: str = ""
+    spread: float = 0.1
+    slow_factor: float = 2.0
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a server decides on each gradient as it arrives."""
+        return self.mode in SERVED
 
 
 def check_synchrony(config: SynchronyConfig) -> None:
@@ -37,5 +78,43 @@ def check_synchrony(config: SynchronyConfig) -> None:
     if config.mode not in MODES:
         known = ", ".join(MODES)
         raise RecipeError(f"synchrony.mode is {config.mode!r}; it must be one of {known}")
-    if config.shares_every < 1:
-        raise RecipeError(f"synchrony.shares_every is {config.shares_every}; it must be at least 1")
+    for word, least in (
+        ("shares_every", 1),
+        ("learners", 1),
+        ("backup_workers", 0),
+        ("max_staleness", 0),
+        ("gradients_per_update", 1),
+        ("warm_steps", 0),
+        ("slow_factor", 1),
+    ):
+        value = getattr(config, word)
+        if value < least:
+            raise RecipeError(f"synchrony.{word} is {value}; it must be at least {least}")
+    if not config.spread > 0:
+        raise RecipeError(f"synchrony.spread is {config.spread}; it must be above 0")
+    if config.is_served:
+        _check_served(config)
+
+
+def _check_served(config: SynchronyConfig) -> None:
+    if config.clock == "real":
+        raise RecipeError(
+            f"synchrony.clock is real, which synchrony.mode {config.mode} does not have yet; "
+            "clock = simulated has it"
+        )
+    learners = config.learners
+    if config.mode == BACKUP and config.backup_workers >= learners:
+        raise RecipeError(
+            f"synchrony.backup_workers is {config.backup_workers} of {learners} learners; it must "
+            "be less, so that some gradient counts"
+        )
+    if config.mode == ASYNCHRONOUS and config.gradients_per_update > learners:
+        raise RecipeError(
+            f"synchrony.gradients_per_update is {config.gradients_per_update}; it must be at most "
+            f"synchrony.learners, {learners}"
+        )
+    if (config.speeds == "measured") != bool(config.speeds_from):
+        raise RecipeError(
+            f"synchrony.speeds is {config.speeds} and synchrony.speeds_from "
+            f"{config.speeds_from!r}; speeds = measured and its file come together"
+        )

@@ -1,0 +1,90 @@
+"""The events of a run with a server: all that its result depends on beside its recipe.
+
+Whatever brings them about (a simulated clock, real workers, the log of a run that is over), whoever
+computes takes these. As rows they are the lines of events.jsonl.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from firecaffe.synchrony.leaves import Leaf
+from firecaffe.synchrony.policy import Update, Work, row_of, work_of
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A learner takes a leaf, and the weights as they are."""
+
+    time_s: float
+    """Seconds since the start; of a simulated clock in the unit of its speeds."""
+    work: Work
+
+
+@dataclass(frozen=True)
+class Push:
+    """A learner brings the gradient of its work."""
+
+    time_s: float
+    work: Work
+    counts: bool
+    """If not, it is dropped."""
+    update: Update | None = None
+    """The update that follows at once."""
+
+
+@dataclass(frozen=True)
+class Lose:
+    """A learner is gone."""
+
+    time_s: float
+    learner: int
+
+
+@dataclass(frozen=True)
+class Join:
+    """A learner comes."""
+
+    time_s: float
+    learner: int
+
+
+Event = Pull | Push | Lose | Join
+
+
+def to_row(event: Event) -> dict[str, Any]:
+    """An event as JSON."""
+    kind, row = type(event).__name__.lower(), {"time_s": event.time_s}
+    match event:
+        case Pull():
+            return {"event": kind, **row, "work": row_of(event.work)}
+        case Push():
+            update = None
+            if event.update is not None:
+                update = {
+                    "version": event.update.version,
+                    "works": [row_of(work) for work in event.update.works],
+                    "dropped": [list(leaf) for leaf in event.update.dropped],
+                }
+            counts = {"counts": event.counts, "update": update}
+            return {"event": kind, **row, "work": row_of(event.work), **counts}
+        case _:
+            return {"event": kind, **row, "learner": event.learner}
+
+
+def from_row(row: dict[str, Any]) -> Event:
+    """The event of a row. Raises: KeyError, TypeError or ValueError if it is none."""
+    kind, time_s = row["event"], float(row["time_s"])
+    if kind == "pull":
+        return Pull(time_s, work_of(row["work"]))
+    if kind == "push":
+        update = None
+        if row["update"] is not None:
+            update = Update(
+                row["update"]["version"],
+                tuple(work_of(work) for work in row["update"]["works"]),
+                tuple(Leaf(step, place) for step, place in row["update"]["dropped"]),
+            )
+        return Push(time_s, work_of(row["work"]), row["counts"], update)
+    if kind not in ("lose", "join"):
+        raise ValueError(f"no event {kind!r}")
+    return (Lose if kind == "lose" else Join)(time_s, row["learner"])

@@ -1,0 +1,81 @@
+"""The leaves of a training in one queue, from which learners take them.
+
+A leaf is a micro-batch: (step, its place in the step). Which samples it has, and how they are
+augmented, is a function of that alone (`data.order`), so it does not matter who computes it. Each
+leaf is handed out until one has computed it, so each sample of an epoch comes once, whoever is slow
+or lost.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Leaf(NamedTuple):
+    """A micro-batch of a training."""
+
+    step: int
+    place: int
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """The leaves with samples of the steps `first_step` to `last_step` - 1, in order."""
+
+    first_step: int
+    last_step: int
+    steps_per_epoch: int
+    per_step: int
+    """Leaves of a step."""
+    per_epoch: int
+    """Leaves of an epoch: its last step may have fewer."""
+
+    def of_step(self, step: int) -> int:
+        """The number of leaves of a step."""
+        within = step % self.steps_per_epoch
+        return min(self.per_step, self.per_epoch - within * self.per_step)
+
+    def before(self, step: int) -> int:
+        """The number of leaves of the steps before one, from `first_step` on."""
+        return self._from_0(step) - self._from_0(self.first_step)
+
+    def _from_0(self, step: int) -> int:
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return epoch * self.per_epoch + within * self.per_step
+
+
+class LeafQueue:
+    """Hands leaves out. The state is JSON."""
+
+    def __init__(self, leaves: Leaves) -> None:
+        self.leaves = leaves
+        self._next = Leaf(leaves.first_step, 0)
+        self._returned: list[Leaf] = []
+
+    @property
+    def first(self) -> Leaf | None:
+        """The leaf that comes next; None if all are handed out."""
+        if self._returned:
+            return self._returned[0]
+        return self._next if self._next.step < self.leaves.last_step else None
+
+    def take(self) -> Leaf:
+        """Hands out the next leaf; there has to be one."""
+        if self._returned:
+            return self._returned.pop(0)
+        leaf = self._next
+        if leaf.step >= self.leaves.last_step:
+            raise IndexError("all leaves are handed out")
+        is_last = leaf.place + 1 == self.leaves.of_step(leaf.step)
+        self._next = Leaf(leaf.step + 1, 0) if is_last else Leaf(leaf.step, leaf.place + 1)
+        return leaf
+
+    def put_back(self, leaf: Leaf) -> None:
+        """Takes back a leaf that nobody will bring: it comes before all later ones."""
+        self._returned = sorted([*self._returned, leaf])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next, "returned": self._returned}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._next = Leaf(*state["next"])
+        self._returned = [Leaf(*leaf) for leaf in state["returned"]]

@@ -1,0 +1,91 @@
+"""Checks events against each other: that they could have happened, in this order.
+
+What holds of any policy: a version is made once, in order; a learner has one work at a time, at
+the version of the moment, and brings that one; a gradient is applied once, and never if it was
+dropped; a leaf is computed by one learner at a time, and counts once. A log that breaks one of
+these was damaged, or was never that of a run.
+"""
+
+from firecaffe.synchrony.events import Event, Lose, Pull, Push
+from firecaffe.synchrony.leaves import Leaf
+from firecaffe.synchrony.policy import Update, Work
+
+
+class Ledger:
+    """Keeps book of one run's events."""
+
+    def __init__(self, version: int = 0) -> None:
+        """version: that of the weights before the first event."""
+        self.version = version
+        self._time_s = 0.0
+        self._in_flight: dict[int, Work] = {}
+        self._pending: set[Work] = set()
+        self._done: set[Leaf] = set()
+
+    def take(self, event: Event) -> None:
+        """Takes the next event. Raises: ValueError if it cannot follow the ones before."""
+        _demand(event.time_s >= self._time_s, f"at {event.time_s} s after {self._time_s} s")
+        self._time_s = event.time_s
+        match event:
+            case Pull():
+                self._pull(event.work)
+            case Push():
+                self._push(event)
+            case Lose():
+                self._in_flight.pop(event.learner, None)
+
+    def _pull(self, work: Work) -> None:
+        _demand(work.learner not in self._in_flight, f"learner {work.learner} has work already")
+        _demand(
+            work.version == self.version,
+            f"version {work.version} is pulled, the weights are at {self.version}",
+        )
+        taken = {each.leaf for each in self._in_flight.values()}
+        _demand(
+            work.leaf not in self._done and work.leaf not in taken,
+            f"{_words(work.leaf)} is handed out again",
+        )
+        self._in_flight[work.learner] = work
+
+    def _push(self, event: Push) -> None:
+        is_own = self._in_flight.get(event.work.learner) == event.work
+        _demand(
+            is_own or not event.counts,
+            f"learner {event.work.learner} brings {_words(event.work.leaf)} at version "
+            f"{event.work.version}, which it has not",
+        )
+        if is_own:
+            del self._in_flight[event.work.learner]
+        if event.counts:
+            leaf = event.work.leaf
+            _demand(leaf not in self._done, f"{_words(leaf)} counts twice, or after it was dropped")
+            self._pending.add(event.work)
+            self._done.add(leaf)
+        if event.update is not None:
+            self._update(event.update)
+
+    def _update(self, update: Update) -> None:
+        _demand(
+            update.version == self.version + 1,
+            f"version {update.version} is made, after {self.version}",
+        )
+        _demand(bool(update.works), "an update of no gradient")
+        _demand(len(set(update.works)) == len(update.works), "a gradient is applied twice")
+        for work in update.works:
+            _demand(
+                work in self._pending, f"the gradient of {_words(work.leaf)} is applied, not there"
+            )
+            self._pending.remove(work)
+        for leaf in update.dropped:
+            _demand(leaf not in self._done, f"{_words(leaf)} is dropped, and counts")
+            self._done.add(leaf)
+        self.version = update.version
+
+
+def _demand(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
+
+
+def _words(leaf: Leaf) -> str:
+    return f"leaf {leaf.place} of step {leaf.step}"

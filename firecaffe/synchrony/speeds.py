@@ -1,0 +1,64 @@
+"""How long a simulated learner takes for a micro-batch: a function of (seed, learner, count).
+
+Nothing is drawn from a generator with a state, so a resumed run needs none.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from firecaffe.errors import RecipeError
+from firecaffe.synchrony.config import SynchronyConfig
+
+Seconds = Callable[[int, int], float]
+"""(learner, the number of leaves that it had before) to the time of its next one."""
+
+SLOW = 0
+"""The slow learner of one_slow."""
+
+MOST_MEASURED = 1_000_000
+"""Times of a file that are read at most."""
+
+
+def seconds_of(config: SynchronyConfig, seed: int) -> Seconds:
+    """The speeds of a recipe. Their mean is 1, but for measured ones, which are seconds.
+
+    gamma: a shape of 1 / spread². Source: Ali et al. 2000, "Representing task and machine
+    heterogeneities for heterogeneous computing systems" (the coefficient of variation method).
+
+    Raises: RecipeError if the file of measured steps cannot be read.
+    """
+    if config.speeds == "gamma":
+        scale = config.spread**2
+        return lambda *key: _drawn(seed, *key).gammavariate(1 / scale, scale)
+    if config.speeds == "one_slow":
+        return lambda learner, _: config.slow_factor if learner == SLOW else 1.0
+    if config.speeds == "measured":
+        times = measured(Path(config.speeds_from))
+        return lambda *key: times[int(_drawn(seed, *key).random() * len(times))]
+    return lambda *_: 1.0
+
+
+def _drawn(seed: int, learner: int, count: int) -> random.Random:
+    return random.Random(f"speeds {seed} {learner} {count}")
+
+
+def measured(path: Path) -> list[float]:
+    """The times of a run's timings, `compute_s` of each line. Raises: RecipeError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            rows = [json.loads(line) for line, _ in zip(file, range(MOST_MEASURED), strict=False)]
+        times = [float(row["compute_s"]) for row in rows]
+    except OSError as error:
+        raise RecipeError(f"synchrony.speeds_from {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RecipeError(
+            f"synchrony.speeds_from {path}: no timings of a run, which have compute_s on each line "
+            f"({error!r:.80})"
+        ) from error
+    if not times or not all(0 < time < float("inf") for time in times):
+        raise RecipeError(
+            f"synchrony.speeds_from {path}: {len(times)} times; expected one or more, above 0"
+        )
+    return times

@@ -1,0 +1,94 @@
+"""What the events of a run come to: updates, staleness, what was dropped, who waited how long."""
+
+from collections import Counter, defaultdict
+from typing import Any
+
+from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
+
+
+class Tally:
+    """Counts events. The state is JSON."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+        self.updates = 0
+        self.staleness: Counter[int] = Counter()
+        """The number of gradients that were applied, by their staleness."""
+        self.dropped = 0
+        """Leaves that were given up."""
+        self.lost = 0
+        """Learners that were lost."""
+        self._waits_since: dict[int, float] = {}
+        self._idle_s: defaultdict[int, float] = defaultdict(float)
+
+    def take(self, event: Event) -> None:
+        """Counts an event in."""
+        self.time_s = event.time_s
+        match event:
+            case Pull():
+                learner = event.work.learner
+                since = self._waits_since.pop(learner, event.time_s)
+                self._idle_s[learner] += event.time_s - since
+            case Push():
+                self._waits_since[event.work.learner] = event.time_s
+                if event.update is not None:
+                    self.updates += 1
+                    self.dropped += len(event.update.dropped)
+                    works = event.update.works
+                    self.staleness.update(event.update.staleness(work) for work in works)
+            case Lose():
+                self.lost += 1
+                self._waits_since.pop(event.learner, None)
+            case Join():
+                self._waits_since[event.learner] = event.time_s
+
+    @property
+    def mean_staleness(self) -> float:
+        total = self.staleness.total()
+        return sum(t * n for t, n in self.staleness.items()) / total if total else 0.0
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """It as result.json has it."""
+        time_s = self.time_s or 1.0
+        idle = {str(name): s / time_s for name, s in sorted(self._idle_s.items())}
+        return {
+            "updates": self.updates,
+            "gradients": self.staleness.total(),
+            "dropped": self.dropped,
+            "lost_learners": self.lost,
+            "mean_staleness": self.mean_staleness,
+            "staleness": {str(t): n for t, n in sorted(self.staleness.items())},
+            "time_s": self.time_s,
+            "idle_by_learner": idle,
+        }
+
+    @property
+    def line(self) -> str:
+        """It in a line, for people."""
+        row = self.row
+        idle = list(row["idle_by_learner"].values()) or [0.0]
+        most = max(self.staleness, default=0)
+        return (
+            f"{self.updates:,} updates of {row['gradients']:,} gradients, {self.dropped:,} "
+            f"dropped; staleness {self.mean_staleness:.2f} (at most {most}); learners waited "
+            f"{sum(idle) / len(idle):.1%} of their time (at most {max(idle):.1%})"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "time_s": self.time_s,
+            "updates": self.updates,
+            "dropped": self.dropped,
+            "lost": self.lost,
+            "staleness": [list(each) for each in sorted(self.staleness.items())],
+            "waits_since": [list(each) for each in self._waits_since.items()],
+            "idle_s": [list(each) for each in self._idle_s.items()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.time_s, self.updates = state["time_s"], state["updates"]
+        self.dropped, self.lost = state["dropped"], state["lost"]
+        self.staleness = Counter(dict(map(tuple, state["staleness"])))
+        self._waits_since = dict(map(tuple, state["waits_since"]))
+        self._idle_s = defaultdict(float, dict(map(tuple, state["idle_s"])))

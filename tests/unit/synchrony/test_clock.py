@@ -1,0 +1,123 @@
+"""The simulated clock: who is done when, what that comes to, and that it goes on from its state."""
+
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from firecaffe.errors import RecipeError
+from firecaffe.synchrony.clock import SimulatedClock
+from firecaffe.synchrony.config import SERVED, SynchronyConfig
+from firecaffe.synchrony.events import Event, Pull, to_row
+from firecaffe.synchrony.leaves import Leaves
+from firecaffe.synchrony.ledger import Ledger
+from firecaffe.synchrony.speeds import seconds_of
+from firecaffe.synchrony.table import make_policy
+from firecaffe.synchrony.tally import Tally
+
+LEAVES = Leaves(0, 30, 10, per_step=8, per_epoch=80)
+
+
+def clock(mode: str, **words: Any) -> SimulatedClock:
+    config = SynchronyConfig(mode, clock="simulated", **words)
+    return SimulatedClock(make_policy(config, LEAVES), seconds_of(config, 7))
+
+
+def run(made: SimulatedClock) -> list[Event]:
+    events = []
+    while True:
+        try:
+            events.append(made.next())
+        except IndexError:
+            return events
+
+
+def tally(events: list[Event]) -> Tally:
+    made, ledger = Tally(), Ledger()
+    for event in events:
+        ledger.take(event)
+        made.take(event)
+    return made
+
+
+def test_equal_speeds() -> None:
+    """8 learners, 240 leaves: 30 rounds; a gradient is 7 updates old, after the first round."""
+    found = tally(run(clock("asynchronous", learners=8)))
+    assert found.time_s == 30
+    assert found.updates == 240
+    assert found.staleness == {**dict.fromkeys(range(7), 1), 7: 233}
+    assert found.row["idle_by_learner"] == {str(learner): 0.0 for learner in range(8)}
+
+
+def test_one_slow_learner_holds_up_who_waits_for_it() -> None:
+    """Four learners, one at a third of the speed, 240 leaves."""
+    words: dict[str, Any] = {"learners": 4, "speeds": "one_slow", "slow_factor": 3.0}
+    free = tally(run(clock("asynchronous", **words)))
+    assert free.time_s == pytest.approx(240 / (3 + 1 / 3), abs=3)
+    bound = tally(run(clock("stale", max_staleness=2, **words)))
+    # All do as many leaves as the slow one, but for two or three.
+    assert bound.time_s == pytest.approx(240 / 4 * 3, abs=9)
+    idle = bound.row["idle_by_learner"]
+    assert idle["1"] == pytest.approx(2 / 3, abs=0.05)
+    assert idle["0"] == pytest.approx(0, abs=0.02)
+    backup = tally(run(clock("backup", backup_workers=1, **words)))
+    assert backup.dropped == 30
+    # 7 of 8 leaves, by three learners who do not wait for the fourth.
+    assert backup.time_s == pytest.approx(30 * 3, abs=3)
+
+
+def test_gamma_has_the_mean_and_the_spread_that_were_asked_for() -> None:
+    seconds = seconds_of(SynchronyConfig(speeds="gamma", spread=0.5), 3)
+    times = [seconds(learner, count) for learner in range(20) for count in range(200)]
+    assert fmean(times) == pytest.approx(1, abs=0.03)
+    assert stdev(times) == pytest.approx(0.5, abs=0.03)
+    again = seconds_of(SynchronyConfig(speeds="gamma", spread=0.5), 3)
+    assert [again(19, count) for count in range(200)] == times[-200:]
+    other = seconds_of(SynchronyConfig(speeds="gamma", spread=0.5), 4)
+    assert other(0, 0) != seconds(0, 0)
+
+
+def test_measured_times_are_drawn_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text('{"compute_s": 0.25}\n{"compute_s": 0.5}\n')
+    config = SynchronyConfig(speeds="measured", speeds_from=str(path))
+    seconds = seconds_of(config, 3)
+    assert {seconds(learner, 0) for learner in range(20)} == {0.25, 0.5}
+    for text in ("", "{}\n", "7\n", '{"compute_s": 0}\n', '{"compute_s": NaN}\n', "[" * 99999):
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=r"synchrony\.speeds_from"):
+            seconds_of(config, 3)
+    path.unlink()
+    with pytest.raises(RecipeError, match="No such file"):
+        seconds_of(config, 3)
+
+
+@pytest.mark.parametrize("mode", SERVED)
+def test_it_goes_on_from_its_state(mode: str) -> None:
+    words: dict[str, Any] = {"learners": 5, "speeds": "gamma", "spread": 0.6}
+    whole = run(clock(mode, **words))
+    first = clock(mode, **words)
+    counted = Tally()
+    for _ in range(100):
+        counted.take(first.next())
+    state = json.loads(json.dumps([first.state_dict(), counted.state_dict()]))
+    second, goes_on = clock(mode, **words), Tally()
+    second.load_state_dict(state[0])
+    goes_on.load_state_dict(state[1])
+    rest = run(second)
+    assert [to_row(event) for event in rest] == [to_row(event) for event in whole[100:]]
+    for event in rest:
+        goes_on.take(event)
+    assert goes_on.row == tally(whole).row
+
+
+def test_random_speeds_spread_the_leaves_unevenly() -> None:
+    events = run(clock("asynchronous", learners=4, speeds="gamma", spread=1.0))
+    pulls = [event.work.learner for event in events if isinstance(event, Pull)]
+    shares = sorted(pulls.count(learner) for learner in range(4))
+    assert shares[0] < 60 < shares[-1]
+    found = tally(events)
+    assert found.mean_staleness == pytest.approx(3, abs=0.2)
+    assert max(found.staleness) > 5

@@ -1,0 +1,152 @@
+"""Policies under random orders of events: what holds of all of them, and of each."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from firecaffe.synchrony.asynchronous import Asynchronous
+from firecaffe.synchrony.backup import Backup
+from firecaffe.synchrony.config import SERVED, SynchronyConfig
+from firecaffe.synchrony.events import Pull, Push
+from firecaffe.synchrony.leaves import Leaf, LeafQueue, Leaves
+from firecaffe.synchrony.ledger import Ledger
+from firecaffe.synchrony.policy import Policy
+from firecaffe.synchrony.stale import Stale
+from firecaffe.synchrony.table import SYNCHRONY, make_policy
+from tests.unit.synchrony.drive import LEAVES, all_leaves, drive, updates
+
+POLICIES: dict[str, Callable[[LeafQueue], Policy]] = {
+    "backup": lambda queue: Backup(queue, 3, 2, backup_workers=1),
+    "stale": lambda queue: Stale(queue, 3, 2, max_staleness=2),
+    "asynchronous": lambda queue: Asynchronous(queue, 3, 2),
+    "softsync": lambda queue: Asynchronous(queue, 3, 2, gradients_per_update=3),
+}
+seeds = st.integers(0, 2**32)
+
+
+def test_every_mode_with_a_server_has_a_policy() -> None:
+    assert tuple(SYNCHRONY) == SERVED
+    for mode in SYNCHRONY:
+        assert make_policy(SynchronyConfig(mode), LEAVES).version == LEAVES.first_step
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(deadline=None, max_examples=60)
+@given(seed=seeds, faults=st.integers(0, 12))
+def test_each_leaf_once_and_versions_in_order(name: str, seed: int, faults: int) -> None:
+    events = drive(POLICIES[name], Random(seed).randrange, faults=faults)
+    ledger = Ledger(LEAVES.first_step)
+    for event in events:
+        ledger.take(event)  # raises for a version, a learner or a leaf that cannot be
+    made = updates(events)
+    applied = [work.leaf for update in made for work in update.works]
+    dropped = [leaf for update in made for leaf in update.dropped]
+    assert len(applied) + len(dropped) == len(all_leaves(LEAVES))
+    assert {*applied, *dropped} == all_leaves(LEAVES)
+    assert [update.version for update in made] == [3 + place for place in range(len(made))]
+    if name != "backup":
+        assert dropped == []
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=seeds, bound=st.integers(0, 3), faults=st.integers(0, 6))
+def test_nobody_begins_too_far_ahead(seed: int, bound: int, faults: int) -> None:
+    made: list[Stale] = []
+
+    class Watched(Stale):
+        def begin(self, learner: int) -> object:  # type: ignore[override]
+            work = super().begin(learner)
+            gap = self.clocks[learner] - min(self.clocks.values())
+            assert gap <= bound or work is None
+            return work
+
+    def make(queue: LeafQueue) -> Policy:
+        made.append(Watched(queue, 4, 2, bound))
+        return made[0]
+
+    drive(make, Random(seed).randrange, faults=faults)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=seeds, backups=st.integers(0, 2), faults=st.integers(0, 12))
+def test_backup_drops_the_late_ones_for_good(seed: int, backups: int, faults: int) -> None:
+    events = drive(lambda q: Backup(q, 3, 2, backups), Random(seed).randrange, faults=faults)
+    for update in updates(events):
+        step = update.works[0].leaf.step
+        assert {work.leaf.step for work in update.works} == {step}
+        assert {update.staleness(work) for work in update.works} == {0}
+        assert len(update.dropped) <= backups
+        assert len(update.works) >= max(1, LEAVES.of_step(step) - backups)
+    gone = {leaf for update in updates(events) for leaf in update.dropped}
+    late = [each for each in events if isinstance(each, Push) and each.work.leaf in gone]
+    assert not any(push.counts for push in late)
+
+
+def test_s_of_0_is_rounds() -> None:
+    """All pull at one version, and all have pushed before anyone pulls again."""
+    leaves = Leaves(0, 3, 3, per_step=4, per_epoch=12)
+    events = drive(lambda queue: Stale(queue, 4, 0, 0), Random(1).randrange, leaves)
+    pulled = [event.work.version for event in events if isinstance(event, Pull)]
+    assert pulled == [0] * 4 + [4] * 4 + [8] * 4
+
+
+def test_softsync_s_staleness_is_about_n() -> None:
+    """Zhang et al. 2016: c = N / n gradients an update have a mean staleness of about n."""
+    leaves = Leaves(0, 40, 40, per_step=24, per_epoch=960)
+    for n in (1, 2, 4, 12):
+        made = updates(
+            drive(
+                partial(Asynchronous, learners=12, gradients_per_update=12 // n), in_turn(), leaves
+            )
+        )
+        found = [update.staleness(work) for update in made for work in update.works]
+        assert sum(found) / len(found) == pytest.approx(n, abs=1.1)
+        if n == 1:
+            assert set(found) <= {0, 1, 2}
+
+
+def in_turn() -> Callable[[int], int]:
+    """The learner that works for longest is done first."""
+    return lambda _: 0
+
+
+def test_a_lost_learner_s_leaf_goes_to_others_and_its_gradient_is_dropped() -> None:
+    policy = Asynchronous(LeafQueue(LEAVES), 2, 2)
+    first, second = policy.begin(0), policy.begin(1)
+    assert first is not None
+    assert second is not None
+    policy.lose(0)
+    assert not policy.contribute(first)
+    assert policy.commit() is None
+    assert policy.contribute(second)
+    again = policy.begin(1)
+    assert again is not None
+    assert again.leaf == first.leaf == Leaf(2, 0)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_goes_on_from_its_state(name: str) -> None:
+    """Half of the events, then the state as JSON, then the other half: those of one run."""
+    whole = drive(POLICIES[name], Random(3).randrange)
+    policy = POLICIES[name](LeafQueue(LEAVES))
+    for place, event in enumerate(whole):
+        if place == len(whole) // 2:
+            state = json.loads(json.dumps(policy.state_dict()))
+            policy = POLICIES[name](LeafQueue(LEAVES))
+            policy.load_state_dict(state)
+        if isinstance(event, Pull):
+            assert policy.begin(event.work.learner) == event.work
+        elif isinstance(event, Push):
+            assert (policy.contribute(event.work), policy.commit()) == (event.counts, event.update)
+
+
+def test_who_has_work_asks_for_none() -> None:
+    policy = Asynchronous(LeafQueue(LEAVES), 2, 2)
+    policy.begin(0)
+    with pytest.raises(ValueError, match="learner 0"):
+        policy.begin(0)
