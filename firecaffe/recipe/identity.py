@@ -35,7 +35,8 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     """The words that decide bits, by dotted name: a run may only be resumed with the same.
 
     Workers, buckets, exchange, checkpoints and paths are not among them. A compressor is, and the
-    planned number of steps, if the learning rate depends on it.
+    planned number of steps, if the learning rate depends on it, or, with a server, who waits at the
+    end.
     """
     sections = ("model", "data", "train", "solver", "task")
     words = {
@@ -46,7 +47,7 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     words["exchange.compressor"] = recipe.exchange.compressor
     if recipe.exchange.compressor != NO_COMPRESSOR:
         words["exchange.compressor_level"] = recipe.exchange.compressor_level
-    if recipe.solver.lr_policy in OVER_THE_TRAINING:
+    if recipe.solver.lr_policy in OVER_THE_TRAINING or recipe.synchrony.is_served:
         words["train.steps"] = steps
     if recipe.synchrony.mode != EVERY_STEP:
         words |= {

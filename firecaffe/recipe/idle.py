@@ -9,6 +9,7 @@ from typing import Any
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import is_reference
+from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, SERVED, STALE
 
 NOT_DEFAULT = ()
 """Stands for any value but the other word's default."""
@@ -51,6 +52,19 @@ COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "solver.decay_mult": ("solver.weight_decay", NOT_DEFAULT),
     "exchange.compressor_level": ("exchange.compressor", NOT_DEFAULT),
     "synchrony.shares": ("synchrony.mode", ("every_step",)),
+    "synchrony.learners": ("synchrony.mode", SERVED),
+    "synchrony.backup_workers": ("synchrony.mode", (BACKUP,)),
+    "synchrony.max_staleness": ("synchrony.mode", (STALE,)),
+    "synchrony.gradients_per_update": ("synchrony.mode", (ASYNCHRONOUS,)),
+    "synchrony.staleness_rate": ("synchrony.mode", (STALE, ASYNCHRONOUS)),
+    "synchrony.compensate": ("synchrony.mode", (STALE, ASYNCHRONOUS)),
+    "synchrony.server_momentum": ("synchrony.mode", (STALE, ASYNCHRONOUS)),
+    "synchrony.warm_steps": ("synchrony.mode", SERVED),
+    "synchrony.clock": ("synchrony.mode", SERVED),
+    "synchrony.speeds": ("synchrony.clock", ("simulated",)),
+    "synchrony.speeds_from": ("synchrony.speeds", ("measured",)),
+    "synchrony.spread": ("synchrony.speeds", ("gamma",)),
+    "synchrony.slow_factor": ("synchrony.speeds", ("one_slow",)),
     "synchrony.shares_every": ("synchrony.shares", ("measured",)),
 }
 """A word, the other one that it depends on, and with which of its values it has an effect."""

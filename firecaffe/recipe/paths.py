@@ -14,6 +14,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         "model.weights": _absolute,
         "data.path": _absolute,
         "data.cache": _absolute,
+        "synchrony.speeds_from": _absolute,
         "run.cluster": lambda name: _absolute(name) if name.endswith(".toml") else name,
         **{word: lambda name: with_file(name, os.path.abspath) for word in REFERENCES},
     }

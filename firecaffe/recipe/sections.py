@@ -16,6 +16,7 @@ from firecaffe.recipe.config import (
     check_mixing,
     check_train,
 )
+from firecaffe.recipe.served import check_served
 from firecaffe.runs.folder import RunConfig
 from firecaffe.runs.loggers import check_loggers
 from firecaffe.solvers.config import SolverConfig
@@ -67,6 +68,7 @@ def check_recipe(recipe: Recipe) -> None:
     check_exchange(recipe.exchange)
     check_synchrony(recipe.synchrony)
     check_shares(recipe.synchrony, recipe.exchange)
+    check_served(recipe.synchrony, recipe.train, recipe.solver, recipe.exchange)
     if recipe.exchange.compressor != NO_COMPRESSOR and recipe.train.autocast == "float16":
         raise RecipeError(
             f"exchange.compressor {recipe.exchange.compressor} with train.autocast float16: the "

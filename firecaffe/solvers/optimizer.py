@@ -11,6 +11,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.reference import is_reference
 from firecaffe.solvers.caffe_sgd import CaffeSGD
 from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.delayed_nesterov import DelayedNesterov
 from firecaffe.solvers.layer_rates import Lamb, Lars
 from firecaffe.solvers.own import make_own
 
@@ -88,12 +89,17 @@ MAY_CYCLE = ("sgd", "nesterov", "adam", "adamw", "lars", "lamb")
 """The solvers with a momentum that a policy may move."""
 
 
-def make_optimizer(named: Mapping[str, nn.Parameter], config: SolverConfig) -> optim.Optimizer:
+def make_optimizer(
+    named: Mapping[str, nn.Parameter], config: SolverConfig, delayed: int = 0
+) -> optim.Optimizer:
     """The solver's optimizer. All of ours use torch's `foreach` form: the form changes bits.
+    delayed: the updates over which Nesterov's momentum is delayed; 0: it is in each one.
 
     Raises: RecipeError, OwnCodeError for an optimizer of the user's own.
     """
     groups = groups_of(named, config)
+    if delayed:
+        return DelayedNesterov(groups, config.base_lr, config.momentum, delayed)
     if is_reference(config.type):
         return make_own(groups, config)
     if config.decay_form == "l2":

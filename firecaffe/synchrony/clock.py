@@ -43,7 +43,7 @@ class SimulatedClock:
     def state_dict(self) -> dict[str, Any]:
         return {
             "time_s": self.time_s,
-            "asking": self._asking,
+            "asking": list(self._asking),
             "counts": [list(each) for each in self._counts.items()],
             "done_at": [list(each) for each in sorted(self._done_at)],
             "works": [row_of(work) for work in self._works.values()],

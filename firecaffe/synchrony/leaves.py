@@ -74,7 +74,7 @@ class LeafQueue:
         self._returned = sorted([*self._returned, leaf])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"next": self._next, "returned": self._returned}
+        return {"next": self._next, "returned": list(self._returned)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next = Leaf(*state["next"])

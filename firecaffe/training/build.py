@@ -24,6 +24,7 @@ from firecaffe.recipe.idle import idle_words
 from firecaffe.recipe.paths import with_absolute_paths
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.recipe.served import check_served_workers
 from firecaffe.reference import without_folder
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
@@ -57,6 +58,7 @@ from firecaffe.training.progress import say
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result
 from firecaffe.training.saver import Saver
+from firecaffe.training.served.stepper import ServedStepper
 from firecaffe.training.start import FaultTeller, Start, find_start, remember_folder, tell_faults
 from firecaffe.training.step import Stepper
 from firecaffe.transport.local import ranks_per_host
@@ -119,6 +121,7 @@ def train(
         ) as found,  # inside, so that others hear of it before anything is waited for
     ):
         check_workers(recipe.train, world.world_size, exchange.level)
+        check_served_workers(recipe.synchrony, world.world_size)
         check_hosts(recipe, world)
         if world.attempt == 0:  # later there may be fewer
             check(plugins, world.world_size)
@@ -160,8 +163,9 @@ def _train_in(
     frozen = frozen_of(network, recipe.model, learner.first_weights, is_resumed)
     notes += frozen.notes(recipe.model)
     notes += [f"warning: {doubt}" for doubt in learner.doubts]
+    served = learner.served
     # A network that was given as an object of Python may be the very one that is trained.
-    if world.is_first and parts.model is None and run.route.way != HOOK:
+    if world.is_first and parts.model is None and run.route.way != HOOK and served is None:
         ranks = world.world_size, world.local_world_size
         notes += write_forecast(folder, recipe, data, *ranks, world.device, run.route.algorithm)
     goes_on = start.folder is not None
@@ -173,19 +177,25 @@ def _train_in(
     resources.enter_context(closing(saver))
     leaves = run.route.order(run.num_leaves, run.shares[world.rank])
     late_doubts = None if "training" in unlike else learner.doubts
-    ahead = BatchesAhead(learner.batches, leaves, start.step, run.steps, late_doubts)
+    last_ahead = run.steps if served is None else served.leaves.first_step
+    ahead = BatchesAhead(learner.batches, leaves, start.step, last_ahead, late_doubts)
     resources.enter_context(closing(ahead))
     resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
     batches = around_batches(plugins, ahead, world)
     clip = recipe.solver.clip_gradients
     stepper = Stepper(learner.forward, batches, learner.optimizer, reducer, leaves, clip)
     stepper.momentum, stepper.ema = run.momentum, learner.ema
+    steps: Stepper | ServedStepper = stepper
+    if served is not None:
+        notes += served.open(folder, start.checkpoint)
+        resources.enter_context(closing(served))
+        steps = served.stepper(stepper, around_batches(plugins, learner.batches, world))
     balance = _balance(run, world)
     training = Training(
         run=run,
         world=world,
         data=data,
-        stepper=stepper,
+        stepper=steps,
         ahead=ahead,
         balance=balance,
         state=learner.state,
@@ -200,6 +210,8 @@ def _train_in(
         records.say(note)
     _say_where(world, run, folder)
     result = run_training(training, records)
+    if served is not None:
+        records.say(served.clock.tally.line)
     if world.is_first:
         record = {
             **result.as_row(),
@@ -215,6 +227,7 @@ def _train_in(
             "class_names": data.class_names,
             "samples_seen": run.order.samples_before(result.steps),
             "balance": balance and balance.as_dict(),
+            "synchrony": served and served.clock.tally.row,
             "tuned": tuned_by(recipe),
             "resumed_from": start.resumed_from,
             "cost_of_determinism": learner.cost_of_determinism,

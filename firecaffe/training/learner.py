@@ -27,6 +27,8 @@ from firecaffe.training.given_task import task_for
 from firecaffe.training.mix import mixing_of
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parts import Parts, build_network
+from firecaffe.training.served.make import Served, make_served
+from firecaffe.training.served.stepper import delayed_updates
 from firecaffe.training.state import State, state_of
 
 
@@ -43,6 +45,8 @@ class Learner:
     state: State
     ema: Ema | None
     """The moving average of the weights, if one is kept."""
+    served: Served | None
+    """What a mode of [synchrony] with a server has beside; None without one."""
     best: Best
     batches: Batches
     probe: Probe
@@ -84,7 +88,7 @@ def build_learner(
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
     if recipe.exchange.codec:
         check_coded(recipe, named, parts.comm_hook is not None)
-    optimizer = make_optimizer(named, recipe.solver)
+    optimizer = make_optimizer(named, recipe.solver, delayed_updates(recipe.synchrony))
     state = state_of(world, model, optimizer)
     ema: Ema | None = None
     if recipe.train.ema_decay:
@@ -100,6 +104,11 @@ def build_learner(
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
     forward = Forward(model, task, recipe.train, mixing_of(recipe.data, recipe.train.seed))
+    served: Served | None = None
+    if recipe.synchrony.is_served:
+        served = make_served(run, forward, named, optimizer, ema)
+        state.pieces["server"] = served.memory
+        state.numbers["synchrony"] = served
     best = Best(task.measure)
     state.numbers |= {"scaler": forward.scaler, "best": best}
     # Before weights are read, so that its digest compares with the first run's.
@@ -122,6 +131,7 @@ def build_learner(
         optimizer=optimizer,
         state=state,
         ema=ema,
+        served=served,
         best=best,
         batches=batches,
         probe=probe,

@@ -22,6 +22,7 @@ from firecaffe.training.outcome import Outcome, Votes
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, result_of
 from firecaffe.training.saver import Saver
+from firecaffe.training.served.stepper import ServedStepper
 from firecaffe.training.state import State
 from firecaffe.training.step import Stepper
 from firecaffe.training.stop import LAUNCHER, StopRequest
@@ -34,7 +35,7 @@ class Training:
     run: Run
     world: World
     data: Data
-    stepper: Stepper
+    stepper: Stepper | ServedStepper
     ahead: BatchesAhead
     """Where the stepper's batches come from."""
     balance: Balance | None
@@ -178,6 +179,7 @@ def _is_looked_at(run: Run, done: int) -> bool:
 
 def _share_out(t: Training, shares: Shares, done: int) -> None:
     """Gives the ranks other shares of the steps after `done`."""
+    assert isinstance(t.stepper, Stepper)  # no other has shares
     leaves = t.run.route.order(t.run.num_leaves, shares[t.world.rank])
     t.stepper.reducer.share_out(shares)
     t.stepper.leaves = leaves

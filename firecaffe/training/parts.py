@@ -65,6 +65,11 @@ def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
             f"recipe is {shown(recipe)}; expected a firecaffe.Recipe(train=firecaffe.TrainConfig("
             "WORD=VALUE, …), …). A recipe file is trained by `firecaffe train FILE`"
         )
+    if parts.comm_hook is not None and recipe.synchrony.is_served:
+        raise RecipeError(
+            f"comm_hook with synchrony.mode {recipe.synchrony.mode}: a hook needs all workers of a "
+            "step together; leave it out, or train with every_step"
+        )
     _check_model(parts.model)
     if parts.model is not None and recipe.model.args:
         raise RecipeError(

@@ -13,6 +13,7 @@ from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.recipe.served import check_served_workers
 from firecaffe.runs.loggers import check_libraries
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.training.checkpoint import check_identity, load_newest
@@ -34,6 +35,7 @@ def preflight(
     """
     check_recipe(recipe)
     check_workers(recipe.train, world_size, recipe.exchange.level)
+    check_served_workers(recipe.synchrony, world_size)
     data = check_data(recipe.data)
     described = "" if resume is None else describe_training(recipe, data)
     run = resolve(recipe, data, Ranks(world_size), described=described)

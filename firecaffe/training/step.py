@@ -74,7 +74,7 @@ class Stepper:
             if leaf != self.leaves[-1]:
                 self.reducer.add(leaf, loss, tail)
             else:
-                counts = torch.cat([self.forward.counts, self._ballot(vote())])
+                counts = torch.cat([self.forward.counts, ballot(vote(), self.forward.device)])
                 self.reducer.add_last(leaf, loss, tail, counts)
         totals = self.reducer.finish_step()
         outcome = partial(
@@ -103,13 +103,6 @@ class Stepper:
         self.forward.buffers.finish_step(totals.tail[1:], weight)
         return outcome(end=queue.mark())
 
-    def _ballot(self, votes: Votes) -> Tensor:
-        ballot = torch.zeros(VOTES, device=self.forward.device)
-        for place, is_wanted in enumerate((votes.stop, votes.save)):
-            if is_wanted:
-                ballot[place].fill_(1.0)  # by the device: a copy from here would wait for it
-        return ballot
-
     def _scale_gradients(self) -> Tensor:
         """Undoes the loss scale, and clips. Returns the gradient's norm; 0 if none is clipped."""
         self.forward.scaler.unscale_(self.optimizer)
@@ -117,6 +110,15 @@ class Stepper:
             return torch.zeros((), device=self.forward.device)
         parameters = self.forward.model.parameters()
         return nn.utils.clip_grad_norm_(parameters, self.clip_gradients, foreach=True)
+
+
+def ballot(votes: Votes, device: torch.device) -> Tensor:
+    """A rank's votes, as they are counted with those of the others."""
+    found = torch.zeros(VOTES, device=device)
+    for place, is_wanted in enumerate((votes.stop, votes.save)):
+        if is_wanted:
+            found[place].fill_(1.0)  # by the device: a copy from here would wait for it
+    return found
 
 
 def empty_counts(forward: Forward) -> Tensor:

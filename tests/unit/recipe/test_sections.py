@@ -125,7 +125,22 @@ OTHER = Recipe(
         metrics=["f1", "mean_iou"],
         metric="mean_iou",
     ),
-    synchrony=SynchronyConfig(shares_every=3),
+    synchrony=SynchronyConfig(
+        shares_every=3,
+        learners=5,
+        backup_workers=2,
+        max_staleness=3,
+        gradients_per_update=2,
+        staleness_rate="inverse",
+        compensate="gap",
+        server_momentum="delayed_nesterov",
+        warm_steps=7,
+        clock="simulated",
+        speeds="measured",
+        speeds_from="rank-0.jsonl",
+        spread=0.5,
+        slow_factor=3.0,
+    ),
 )
 
 
@@ -251,8 +266,16 @@ FREE = {
 """What changes no bit of a training up to a given step."""
 
 
+OF_A_SERVER = {f"synchrony.{word.name}" for word in dataclasses.fields(SynchronyConfig)} - FREE
+"""What decides bits in a mode with a server alone."""
+
+
 def test_every_word_is_free_or_decides() -> None:
-    assert set(identity(OTHER, 70)) == set(flatten(OTHER)) - FREE
+    assert set(identity(OTHER, 70)) == set(flatten(OTHER)) - FREE - OF_A_SERVER
+    served = identity(changed(OTHER, "synchrony.mode", "stale"), 70)
+    # Who waits at the end depends on where that is.
+    more = {"synchrony.mode", "train.steps", *OF_A_SERVER}
+    assert served.keys() - identity(OTHER, 70).keys() == more
 
 
 @pytest.mark.parametrize("name", flatten(OTHER))
@@ -261,6 +284,8 @@ def test_identity(name: str) -> None:
     start = Recipe()
     if name == "exchange.compressor_level":  # without a compressor it means nothing
         start = changed(start, "exchange.compressor", "int8")
+    if name in OF_A_SERVER:
+        start = changed(start, "synchrony.mode", "asynchronous")
     found, default = (
         identity(recipe, 100) for recipe in (changed(start, name, flatten(OTHER)[name]), start)
     )

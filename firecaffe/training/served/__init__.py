@@ -1,0 +1,1 @@
+"""A training with a server: events of `firecaffe.synchrony`, executed on tensors."""

@@ -1,0 +1,94 @@
+"""Builds a training with a server from a run: its policy, its clock and its memory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn, optim
+
+from firecaffe.data import SampleOrder
+from firecaffe.errors import RecipeError
+from firecaffe.recipe.run import Run
+from firecaffe.synchrony.clock import SimulatedClock
+from firecaffe.synchrony.leaves import Leaves
+from firecaffe.synchrony.speeds import seconds_of
+from firecaffe.synchrony.table import make_policy
+from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.ema import Ema
+from firecaffe.training.forward import Forward
+from firecaffe.training.piece import Numbers
+from firecaffe.training.served.memory import ServerMemory
+from firecaffe.training.served.server import Server
+from firecaffe.training.served.source import LoggedClock, Source
+from firecaffe.training.served.stepper import Progress, ServedStepper
+from firecaffe.training.step import Stepper, TrainBatches
+
+
+@dataclass
+class Served:
+    """What a training with a server has beside others. Its state is JSON; the memory is a piece."""
+
+    server: Server
+    clock: LoggedClock
+    leaves: Leaves
+    progress: Progress
+
+    @property
+    def memory(self) -> ServerMemory:
+        return self.server.memory
+
+    def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        """Opens the log of events in the run's folder. Returns lines for people."""
+        return self.clock.open(folder, checkpoint)
+
+    def stepper(
+        self, warm: Stepper, batches: TrainBatches, source: Source | None = None
+    ) -> ServedStepper:
+        """What runs the steps. source: of the events, instead of the clock."""
+        events = self.clock if source is None else source
+        return ServedStepper(warm, batches, self.server, events, self.leaves, self.progress)
+
+    def close(self) -> None:
+        self.clock.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+
+    @property
+    def _parts(self) -> dict[str, Numbers]:
+        return {"server": self.server, "clock": self.clock, "progress": self.progress}
+
+
+def make_served(
+    run: Run,
+    forward: Forward,
+    named: dict[str, nn.Parameter],
+    optimizer: optim.Optimizer,
+    ema: Ema | None,
+) -> Served:
+    """Raises: RecipeError if the training is no longer than its warm steps, or the file of measured
+    speeds cannot be read.
+    """
+    words, train = run.recipe.synchrony, run.recipe.train
+    if words.warm_steps >= run.steps:
+        raise RecipeError(
+            f"synchrony.warm_steps is {words.warm_steps}, the training has {run.steps} steps; it "
+            "must be less"
+        )
+    leaves = leaves_of(run.order, words.warm_steps, run.steps)
+    memory = ServerMemory(forward.model, named, squares=words.compensate == "delay")
+    clip = run.recipe.solver.clip_gradients
+    server = Server(forward, named, optimizer, memory, words, clip, ema)
+    clock = SimulatedClock(make_policy(words, leaves), seconds_of(words, train.seed))
+    return Served(server, LoggedClock(clock, leaves.first_step), leaves, Progress())
+
+
+def leaves_of(order: SampleOrder, first_step: int, last_step: int) -> Leaves:
+    """The leaves with samples of some steps."""
+    per_epoch = -(-order.num_samples // order.micro_batch_size)
+    per_step = order.num_micro_batches
+    return Leaves(first_step, last_step, order.steps_per_epoch, per_step, per_epoch)

@@ -1,0 +1,110 @@
+"""The tensors that a server keeps beside the weights.
+
+    version/V/NAME         parameters and buffers at version V, as long as a learner computes with
+                           them, or a gradient of that version waits to be applied
+    gradient/STEP.PLACE/NAME   a gradient that waits for others of its update
+    tail/STEP.PLACE/I      its loss and its changes to buffers
+    mean_square/NAME       of the gradients, for delay compensation
+
+No more versions are kept than works are under way, so the staleness bounds them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.errors import CheckpointError
+from firecaffe.synchrony.leaves import Leaf
+from firecaffe.training.stored import Stored
+from firecaffe.transport.collect import HeldPart
+
+
+@dataclass
+class Gradient:
+    """What the computation of a leaf has come to."""
+
+    tensors: dict[str, Tensor]
+    """By parameter, of the sum over the leaf's samples divided by a full leaf's; those that were
+    not used are not there."""
+    tail: list[Tensor]
+    """The loss, and the changes to buffers; see `training.forward`."""
+
+
+class ServerMemory:
+    """A piece of a training's state; see `training.piece.Piece`."""
+
+    held_by_all = True
+    is_result = True
+
+    def __init__(self, model: nn.Module, named: Mapping[str, nn.Parameter], squares: bool) -> None:
+        """squares: whether mean squares of the gradients are kept."""
+        self._model, self._named = model, named
+        self.versions: dict[int, dict[str, Tensor]] = {}
+        self.gradients: dict[Leaf, Gradient] = {}
+        self.mean_square = (
+            {name: torch.zeros_like(each) for name, each in named.items()} if squares else {}
+        )
+
+    def keep(self, version: int) -> None:
+        """Keeps the present weights and buffers as those of a version."""
+        if version not in self.versions:
+            self.versions[version] = {name: each.clone() for name, each in self._now().items()}
+
+    def release(self, needed: set[int]) -> None:
+        """Lets go of all versions but some."""
+        for version in self.versions.keys() - needed:
+            del self.versions[version]
+
+    def _now(self) -> dict[str, Tensor]:
+        buffers = dict(self._model.named_buffers())
+        return {name: each.detach() for name, each in {**self._named, **buffers}.items()}
+
+    def parts(self) -> dict[str, HeldPart]:
+        found: dict[str, Tensor] = {}
+        for version, tensors in sorted(self.versions.items()):
+            found |= {f"version/{version}/{name}": each for name, each in tensors.items()}
+        for leaf, gradient in sorted(self.gradients.items()):
+            where = f"{leaf.step}.{leaf.place}"
+            found |= {f"gradient/{where}/{name}": each for name, each in gradient.tensors.items()}
+            found |= {f"tail/{where}/{place}": each for place, each in enumerate(gradient.tail)}
+        found |= {f"mean_square/{name}": each for name, each in self.mean_square.items()}
+        return {name: HeldPart(each) for name, each in found.items()}
+
+    @torch.no_grad()
+    def load(self, stored: Stored) -> None:
+        """Raises: CheckpointError if a tensor is of another network, or of no server."""
+        now = self._now()
+        for path in stored:
+            try:
+                kind, where, *rest = path.split("/")
+                name = rest[0] if rest else ""
+                if kind == "version":
+                    self.versions.setdefault(int(where), {})[name] = _like(now[name], stored[path])
+                elif kind == "mean_square":
+                    self.mean_square[where].copy_(stored[path])
+                else:
+                    step, place = map(int, where.split("."))
+                    gradient = self.gradients.setdefault(Leaf(step, place), Gradient({}, []))
+                    if kind == "gradient":
+                        gradient.tensors[name] = _like(now[name], stored[path])
+                    else:
+                        _put(gradient.tail, int(name), stored[path])
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"checkpoint holds {stored.full_name(path)}, which this training does not have"
+                ) from error
+        for kept in self.versions.values():
+            if kept.keys() != now.keys():
+                raise CheckpointError("checkpoint lacks tensors of a version of the weights")
+
+
+def _like(example: Tensor, value: Tensor) -> Tensor:
+    return torch.empty_like(example, dtype=value.dtype).copy_(value)
+
+
+def _put(tail: list[Tensor], place: int, value: Tensor) -> None:
+    """Puts a part of a tail in its place; those of a checkpoint come in any order."""
+    tail += [value.new_empty(0)] * (place + 1 - len(tail))
+    tail[place] = value.clone()

@@ -1,0 +1,197 @@
+"""The server: holds the weights, and executes events on tensors, in one process.
+
+It computes a gradient when its event comes, at the weights and buffers of the version that the
+learner had pulled; so what is dropped is never computed. An update adds its gradients by the tree
+in the order of their leaves, as a synchronous step does, and divides them by their samples.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from firecaffe.data import Batch
+from firecaffe.exchange.leaves import tree_sum
+from firecaffe.solvers.optimizer import set_rate
+from firecaffe.synchrony.config import SynchronyConfig
+from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
+from firecaffe.synchrony.leaves import Leaf
+from firecaffe.synchrony.policy import Update, Work, row_of, work_of
+from firecaffe.training.ema import Ema
+from firecaffe.training.forward import Forward
+from firecaffe.training.served.memory import Gradient, ServerMemory
+from firecaffe.training.served.rules import (
+    MeanStep,
+    compensate_delay,
+    compensate_gap,
+    distance,
+    staleness_scale,
+)
+
+
+@dataclass
+class Server:
+    """The weights of a training, and what late gradients need. Its numbers are JSON."""
+
+    forward: Forward
+    named: dict[str, nn.Parameter]
+    optimizer: optim.Optimizer
+    memory: ServerMemory
+    words: SynchronyConfig
+    clip_gradients: float = 0.0
+    ema: Ema | None = None
+    mean_step: MeanStep = field(default_factory=MeanStep)
+    _works: dict[Leaf, Work] = field(default_factory=dict)
+    """The works under way, and those whose gradients wait."""
+
+    def compute(self, work: Work, batch: Batch) -> Gradient:
+        """Computes the gradient of a work and keeps it until it is applied. The counts of its
+        samples are the forward's.
+        """
+        with self._at(self.memory.versions[work.version]):
+            self.forward.begin_step()
+            loss, tail = self.forward(*batch, *work.leaf)
+            assert loss is not None  # leaves without samples are not handed out
+            for parameter in self.named.values():
+                parameter.grad = None  # of the update before
+            torch.autograd.backward(loss)
+            tensors = {n: p.grad for n, p in self.named.items() if p.grad is not None}
+            for parameter in self.named.values():
+                parameter.grad = None
+        gradient = Gradient(tensors, tail)
+        self.memory.gradients[work.leaf] = gradient
+        return gradient
+
+    def take(self, event: Event) -> None:
+        """Keeps what an event needs later, and lets go of what nobody needs any more. Called after
+        what the event asks for was computed.
+        """
+        match event:
+            case Pull():
+                self.memory.keep(event.work.version)
+                self._works[event.work.leaf] = event.work
+            case Push():
+                if not event.counts and self._works.get(event.work.leaf) == event.work:
+                    del self._works[event.work.leaf]
+                if event.update is not None:
+                    applied = (work.leaf for work in event.update.works)
+                    for leaf in (*applied, *event.update.dropped):
+                        self._works.pop(leaf, None)
+                        self.memory.gradients.pop(leaf, None)
+            case Lose():
+                gone = (each for each in self._works.values() if each.learner == event.learner)
+                for work in [each for each in gone if each.leaf not in self.memory.gradients]:
+                    del self._works[work.leaf]
+            case Join():
+                return
+        self.memory.release({work.version for work in self._works.values()})
+
+    @contextmanager
+    def _at(self, version: dict[str, Tensor]) -> Iterator[None]:
+        """The network at a version, for a `with` block: the memory of the parameters is exchanged,
+        and the buffers, which are few, are copied.
+        """
+        model = self.forward.model
+        mine = {name: parameter.detach() for name, parameter in self.named.items()}
+        buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
+        for name, parameter in self.named.items():
+            parameter.data = version[name]
+        _copy(model, version)
+        try:
+            yield
+        finally:
+            for name, parameter in self.named.items():
+                parameter.data = mine[name]
+            self.forward.buffers.begin_micro_batch()  # a module may have put others in places
+            _copy(model, buffers)
+
+    @torch.no_grad()
+    def prepare(self, update: Update, weight_of: Callable[[Leaf], float]) -> tuple[Tensor, Tensor]:
+        """Puts the mean gradient of an update into every `p.grad`. weight_of: of a leaf, 1 if it
+        is full. Returns the largest magnitude in each parameter's gradient, shape (parameters,),
+        and the gradient's norm before it was clipped, 0 if it is not.
+        """
+        late = [self._corrected(update, work) for work in update.works]
+        weight = sum(weight_of(work.leaf) for work in update.works)
+        magnitudes = []
+        for name, parameter in self.named.items():
+            total = self._sum(update, [each.get(name) for each in late])
+            parameter.grad = None if total is None else total.div_(weight)
+            largest = parameter.detach().new_zeros(1) if total is None else total
+            low, high = torch.aminmax(largest)
+            magnitudes.append(torch.maximum(-low, high).double())
+        norm = torch.zeros((), device=self.forward.device)
+        if self.clip_gradients:
+            norm = nn.utils.clip_grad_norm_(self.named.values(), self.clip_gradients, foreach=True)
+        return torch.stack(magnitudes), norm
+
+    @torch.no_grad()
+    def apply(
+        self,
+        update: Update,
+        weight_of: Callable[[Leaf], float],
+        rate: float,
+        momentum: float | None,
+    ) -> None:
+        """Makes the update that was prepared, and sets the buffers."""
+        before = None
+        if self.words.compensate == "gap":
+            before = [parameter.detach().clone() for parameter in self.named.values()]
+        set_rate(self.optimizer, rate, momentum)
+        self.optimizer.step()
+        if before is not None:
+            self.mean_step.add(distance(list(self.named.values()), before))
+        if self.ema is not None:
+            self.ema.update(update.version - 1)
+        tails = [self.memory.gradients[work.leaf].tail for work in update.works]
+        sums = [self._sum(update, list(parts)) for parts in zip(*tails, strict=True)]
+        self.forward.buffers.begin_step()
+        weight = sum(weight_of(work.leaf) for work in update.works)
+        self.forward.buffers.finish_step([each for each in sums[1:] if each is not None], weight)
+
+    def _corrected(self, update: Update, work: Work) -> dict[str, Tensor]:
+        """A gradient as it is applied: what its staleness asks for is done to it."""
+        tensors = self.memory.gradients[work.leaf].tensors
+        names = list(tensors)
+        gradients, pulled = list(tensors.values()), self.memory.versions[work.version]
+        places = [self.named[name] for name in names], [pulled[name] for name in names]
+        if self.words.compensate == "delay":
+            squares = [self.memory.mean_square[name] for name in names]
+            compensate_delay(gradients, *places, squares)
+        elif self.words.compensate == "gap":
+            compensate_gap(gradients, *places, self.mean_step.value)
+        scale = staleness_scale(self.words.staleness_rate, update.staleness(work))
+        if scale != 1:
+            torch._foreach_mul_(gradients, scale)
+        return tensors
+
+    def _sum(self, update: Update, values: list[Tensor | None]) -> Tensor | None:
+        """The sum over an update's works by the tree, with zeros for what was dropped or not used.
+        None if nobody has used it.
+        """
+        example = next((each for each in values if each is not None), None)
+        if example is None:
+            return None
+        of_leaf = dict(zip((work.leaf for work in update.works), values, strict=True))
+        leaves = sorted([*of_leaf, *update.dropped])
+        zeros = torch.zeros_like(example)
+        parts = [of_leaf.get(leaf) for leaf in leaves]
+        return tree_sum([zeros if part is None else part for part in parts], torch.add)
+
+    def state_dict(self) -> dict[str, Any]:
+        works = [row_of(work) for _, work in sorted(self._works.items())]
+        return {"works": works, "mean_step": self.mean_step.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        works = [work_of(row) for row in state["works"]]
+        self._works = {work.leaf: work for work in works}
+        self.mean_step.load_state_dict(state["mean_step"])
+
+
+def _copy(model: nn.Module, values: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(values[name])

@@ -1,0 +1,70 @@
+"""Where the events of a training come from: a simulated clock that is logged, or a log."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from firecaffe.runs.files import GrowingFile
+from firecaffe.synchrony.clock import SimulatedClock
+from firecaffe.synchrony.events import Event
+from firecaffe.synchrony.log import EVENTS, Lines, head, keep_lines
+from firecaffe.synchrony.tally import Tally
+from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.training.piece import Numbers
+
+
+class Source(Protocol):
+    """Brings events, one after the other."""
+
+    def next(self) -> Event: ...
+
+
+class LoggedClock:
+    """A simulated clock whose events are written as they come. The state is JSON."""
+
+    def __init__(self, clock: SimulatedClock, first_version: int) -> None:
+        self._clock, self._first_version = clock, first_version
+        self._lines, self.tally = Lines(), Tally()
+        self._file: GrowingFile | None = None
+
+    def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        """Opens the log in a run's folder, with the events up to the checkpoint that the run is
+        resumed from. Returns a line for people if they are not there.
+        """
+        path, notes = folder / EVENTS, []
+        if self._lines.count and checkpoint is not None and checkpoint.folder is not None:
+            before = checkpoint.folder.parent.parent / EVENTS
+            if not keep_lines(before, path, self._lines.count):
+                path.unlink(missing_ok=True)
+                notes.append(
+                    f"warning: {before} does not have the events up to step {checkpoint.step}, so "
+                    "that this run cannot be replayed"
+                )
+        else:
+            path.unlink(missing_ok=True)  # an attempt that has saved nothing
+        self._file = GrowingFile(path, goes_on=path.exists())
+        if not self._lines.count:
+            self._file.write(self._lines.line(head(self._first_version)))
+        return notes
+
+    def next(self) -> Event:
+        event = self._clock.next()
+        self.tally.take(event)
+        line = self._lines.event(event)
+        if self._file is not None:
+            self._file.write(line)
+        return event
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+
+    @property
+    def _parts(self) -> dict[str, Numbers]:
+        return {"clock": self._clock, "lines": self._lines, "tally": self.tally}

@@ -1,0 +1,190 @@
+"""Steps of a training with a server: events until the samples of a step are done.
+
+A step is as many leaves as a synchronous one has, whichever they are: those of faster learners may
+be of later steps. So the learning rate follows the samples that are done, and records, evaluations
+and checkpoints stay what they are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from firecaffe.data import SampleOrder
+from firecaffe.errors import NotFiniteError
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.totals import Totals
+from firecaffe.solvers.delayed_nesterov import set_delay
+from firecaffe.synchrony.config import BACKUP, SynchronyConfig
+from firecaffe.synchrony.events import Push
+from firecaffe.synchrony.leaves import Leaf, Leaves
+from firecaffe.synchrony.policy import Update
+from firecaffe.training.ema import Ema
+from firecaffe.training.forward import Forward
+from firecaffe.training.outcome import Outcome, Votes
+from firecaffe.training.served.server import Server
+from firecaffe.training.served.source import Source
+from firecaffe.training.step import Stepper, TrainBatches, ballot
+
+
+@dataclass
+class Progress:
+    """How far a training has got. The state is JSON."""
+
+    done: int = 0
+    """Leaves that are done: they count, or were given up."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.done = state["done"]
+
+
+@dataclass
+class ServedStepper:
+    """Runs steps of a training with a server; the first ones as synchronous steps."""
+
+    warm: Stepper
+    batches: TrainBatches
+    """Asked for leaves in any order."""
+    server: Server
+    source: Source
+    plan: Leaves
+    progress: Progress
+
+    @property
+    def forward(self) -> Forward:
+        return self.warm.forward
+
+    @property
+    def reducer(self) -> GradientReducer:
+        return self.warm.reducer
+
+    @property
+    def ema(self) -> Ema | None:
+        return self.warm.ema
+
+    @property
+    def order(self) -> SampleOrder:
+        return self.batches.order
+
+    def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
+        """Trains step `step`, counted from 0. Raises: NotFiniteError, before the update."""
+        is_warm = step < self.plan.first_step
+        set_delay(self.server.optimizer, 1 if is_warm else delayed_updates(self.server.words))
+        if is_warm:
+            return self.warm.run(step, learning_rate, vote)
+        queue, momentum = self.reducer.queue, self.warm.momentum(step)
+        start = queue.mark()
+        window = _Window(self.forward.no_counts(), len(self.server.named))
+        waits = []
+        until = self.plan.before(step + 1)
+        while self.progress.done < until:
+            event = self.source.next()
+            if isinstance(event, Push):
+                if event.counts:
+                    asked = queue.mark()
+                    batch = self.batches.train_batch(*event.work.leaf)
+                    waits.append((asked, queue.mark()))
+                    gradient = self.server.compute(event.work, batch)
+                    leaf = event.work.leaf
+                    window.add(gradient.tail[0], self.forward.counts, self._samples(leaf))
+                if event.update is not None:
+                    self._update(event.update, learning_rate, momentum, window)
+                self.progress.done += _done_by(event)
+                if not window.is_finite:
+                    break
+            self.server.take(event)
+        end = queue.mark()
+        votes = ballot(vote(), self.forward.device)
+        outcome = Outcome(
+            step=step,
+            samples=window.samples,
+            weight=window.samples / self.order.micro_batch_size,
+            metrics=self.forward.task.counted,
+            sums=torch.cat([window.loss, window.counts, votes]),
+            magnitudes=window.magnitudes,
+            norm=window.norm,
+            names=list(self.server.named),
+            overflows=False,
+            totals=Totals((), window.counts, end, end, ()),
+            start=start,
+            end=end,
+            waits=waits,
+            micro_batches=window.micro_batches,
+        )
+        self._check(outcome)
+        return outcome
+
+    def _update(
+        self, update: Update, rate: float, momentum: float | None, window: "_Window"
+    ) -> None:
+        weight_of = partial(_weight, self.order)
+        magnitudes, norm = self.server.prepare(update, weight_of)
+        window.take(magnitudes, norm)
+        if window.is_finite:
+            self.server.apply(update, weight_of, rate, momentum)
+
+    def _samples(self, leaf: Leaf) -> int:
+        return round(_weight(self.order, leaf) * self.order.micro_batch_size)
+
+    def _check(self, outcome: Outcome) -> None:
+        """Raises: NotFiniteError, with what may be done about it."""
+        try:
+            outcome.check_finite()
+        except NotFiniteError as error:
+            words = self.server.words
+            told = NotFiniteError(
+                f"{error}; gradients of {words.learners} learners come late, in synchrony.mode "
+                f"{words.mode}, with solver.momentum in each update: try a lower rate or momentum, "
+                "synchrony.staleness_rate inverse, server_momentum delayed_nesterov, or warm_steps"
+            )
+            told.step = error.step
+            raise told from None
+
+
+def _done_by(event: Push) -> int:
+    return int(event.counts) + (len(event.update.dropped) if event.update else 0)
+
+
+def delayed_updates(words: SynchronyConfig) -> int:
+    """The updates that take a gradient of each learner, over which momentum is delayed; 0 if it is
+    not.
+    """
+    if not words.is_served or words.mode == BACKUP or words.server_momentum == "each":
+        return 0
+    return max(1, words.learners // words.gradients_per_update)
+
+
+def _weight(order: SampleOrder, leaf: Leaf) -> float:
+    """The samples of a leaf, as a share of a full one's."""
+    size = order.micro_batch_size
+    return min(size, order.samples_in_step(leaf.step) - leaf.place * size) / size
+
+
+class _Window:
+    """The sums over the leaves and updates of a step."""
+
+    def __init__(self, counts: Tensor, parameters: int) -> None:
+        self.loss, self.counts = counts.new_zeros(1), counts
+        self.samples, self.micro_batches = 0, 0
+        self.magnitudes = torch.zeros(parameters, dtype=torch.float64, device=counts.device)
+        self.norm = counts.new_zeros(())
+
+    def add(self, loss: Tensor, counts: Tensor, samples: int) -> None:
+        self.loss = self.loss + loss
+        self.counts = self.counts + counts
+        self.samples += samples
+        self.micro_batches += 1
+
+    def take(self, magnitudes: Tensor, norm: Tensor) -> None:
+        self.magnitudes = torch.maximum(self.magnitudes, magnitudes)
+        self.norm = torch.maximum(self.norm, norm)
+
+    @property
+    def is_finite(self) -> bool:
+        found = (self.loss, self.magnitudes, self.norm)
+        return all(bool(each.isfinite().all()) for each in found)
