@@ -19,6 +19,7 @@ COMMANDS = {
     "predict": "what a run's network says of images",
     "export": "a run's network as a file for other programs",
     "verify": "show that the number of workers does not change a bit",
+    "replay": "compute an asynchronous run again, to the same bits, from its log of events",
     "tune": "find the learning rate that keeps the accuracy at another batch size",
     "compare": "compare finished runs",
     "check": "look a cluster over, and write the cluster file that plan reads",

@@ -7,6 +7,7 @@ timings/rank-R.jsonl   where the time of each step went, on each rank
 timings/round-trips-R.jsonl   of the beats by which ranks watch over each other
 tensorboard/       the same curves as TensorBoard events
 checkpoints/       see train.checkpoint
+events.jsonl       of a mode with a server: see synchrony.log
 digests.jsonl      digests of all tensors after each step, where asked for
 forecast.json      what the planner expected of this run, where it could
 fault.json         what has happened to a rank, where something has; see runs.fault

@@ -164,7 +164,7 @@ class State:
     def sha256(self) -> str:
         """The digest of all that the training comes to, and of the losses of all steps."""
         tensors = self._digest(self._results())
-        return hashlib.sha256(f"{tensors} {self.losses.history}".encode()).hexdigest()
+        return state_digest(tensors, self.losses.history)
 
     def digest_each(self) -> dict[str, str]:
         """The digests, on rank 0, of every tensor, in order, and of the losses: 16 hex digits each.
@@ -202,6 +202,11 @@ def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> Stat
         },
         {"scalars": OptimizerNumbers(model, optimizer)},
     )
+
+
+def state_digest(tensors: str, history: str) -> str:
+    """The digest of a state, from those of its tensors and of all losses."""
+    return hashlib.sha256(f"{tensors} {history}".encode()).hexdigest()
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str:

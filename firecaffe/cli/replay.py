@@ -1,0 +1,38 @@
+"""`firecaffe replay RUN`: the same bits again, from the run's log of events alone."""
+
+from pathlib import Path
+
+from firecaffe.cli.of_run import parse_run
+from firecaffe.cli.options.replay import make_parser
+from firecaffe.cluster.world import join
+from firecaffe.errors import NotIdenticalError
+from firecaffe.training.load import run_of
+from firecaffe.training.named import check_named
+from firecaffe.training.replay import replay
+
+NEEDED = ("model", "data", "task")
+"""The sections of a recipe that say what is computed."""
+
+
+def main(argv: list[str]) -> int:
+    typed = parse_run(make_parser(), argv)
+    check_named(typed.where, typed.recipe, NEEDED)
+    folder = run_of(typed.where)
+    assert folder is not None  # parse_run has read its recipe
+    to = Path(typed.options.to) if typed.options.to else None
+    exchange = typed.recipe.exchange
+    with join(typed.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
+        found = replay(folder, typed.recipe, world, to)
+    ours, theirs = found.found, found.recorded
+    if not found.is_same:
+        what = "weights" if ours.weights != theirs.weights else "optimizer state or losses"
+        raise NotIdenticalError(
+            f"{folder} differs from its replay after step {ours.step}: {what}; weights "
+            f"{theirs.weights[:12]} in the run, {ours.weights[:12]} in the replay. Other code, "
+            "data or hardware than the run's may be why"
+        )
+    print(
+        f"same: {found.updates:,} updates of {ours.step} steps; weights {ours.weights[:12]}, "
+        f"state {ours.state[:12]}"
+    )
+    return 0
