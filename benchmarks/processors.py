@@ -39,13 +39,14 @@ class Shares:
     Raises: ClusterUnavailableError where the kernel has no such groups, or none to give away.
     """
 
-    def __init__(self, names: Sequence[str], processors: float) -> None:
+    def __init__(self, names: Sequence[str], processors: Sequence[float]) -> None:
+        """processors: of each."""
         self._folders: list[Path] = []
-        quota_us = round(processors * PERIOD_US)
         try:
             parent = _parent()
             _remove_leftovers(parent)
-            for name in names:
+            for name, own in zip(names, processors, strict=True):
+                quota_us = round(own * PERIOD_US)
                 folder = parent / name
                 folder.mkdir()
                 self._folders.append(folder)

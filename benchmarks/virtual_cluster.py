@@ -64,8 +64,8 @@ class VirtualCluster:
         rate_bits_per_s: of each link in each direction, headers included (TCP's payload is 0.956
             of it at most).
         queue_bytes: what a link's end holds back before it drops; None: as much as there can be.
-        processors: what each host has of them, and no more (0.5: half of one); None: whatever the
-            others leave.
+        processors: what each host has of them, and no more (0.5: half of one), or one number for
+            each host; None: whatever the others leave.
         congestion_control: TCP's. The kernel's default is a setting of the machine, and numbers
             taken with different ones do not compare.
 
@@ -78,22 +78,23 @@ class VirtualCluster:
         rate_bits_per_s: int,
         *,
         queue_bytes: int | None = None,
-        processors: float | None = None,
+        processors: float | Sequence[float] | None = None,
         congestion_control: str = "reno",
     ) -> None:
         if not 1 <= hosts <= MOST_HOSTS:
             raise ClusterError(f"{hosts} hosts; a cluster has 1 to {MOST_HOSTS}")
         if rate_bits_per_s < 1:
             raise ClusterError(f"a rate of {rate_bits_per_s} bits/s; it must be positive")
-        if processors is not None:
-            check_share(processors)
+        each = _of_each(processors, hosts)
+        for own in each or ():
+            check_share(own)
         self.hosts = hosts
         self.segment_bytes = _segment_bytes(rate_bits_per_s)
         self.window_bytes = WINDOW_SEGMENTS * self.segment_bytes
         # Two hosts may have several connections.
         most_bytes = 2 * hosts * self.window_bytes
         self.queue_bytes = most_bytes if queue_bytes is None else queue_bytes
-        self.processors = processors
+        self.processors = each
         self.congestion_control = congestion_control
         self._rates = [rate_bits_per_s] * hosts
         prefix = new_prefix()
@@ -222,7 +223,7 @@ class VirtualCluster:
             "segment_bytes": self.segment_bytes,
             "window_bytes": self.window_bytes,
             "queue_bytes": self.queue_bytes,
-            "processors": "shared" if self.processors is None else self.processors,
+            "processors": "shared" if self.processors is None else _one_or_all(self.processors),
             "delay": "not emulated",
             "congestion_control": self.congestion_control,
             "kernel": platform.release(),
@@ -304,7 +305,17 @@ def _segment_bytes(bits_per_s: int) -> int:
     return min(65_536, max(16_384, bits_per_s * 32_768 // 1_000_000_000))
 
 
-def _one_or_all(by_host: Sequence[int]) -> int | str:
+def _of_each(processors: float | Sequence[float] | None, hosts: int) -> list[float] | None:
+    """The share of each host. Raises: ClusterError."""
+    if processors is None:
+        return None
+    each = [*processors] if isinstance(processors, Sequence) else [processors] * hosts
+    if len(each) != hosts:
+        raise ClusterError(f"shares of the processors for {len(each)} hosts; there are {hosts}")
+    return each
+
+
+def _one_or_all(by_host: Sequence[float]) -> float | str:
     return by_host[0] if len(set(by_host)) == 1 else str(by_host)
 
 

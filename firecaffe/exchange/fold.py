@@ -6,8 +6,10 @@ receives that shard of all nodes of all ranks, goes on with the tree over leaves
 stopped, and gives the total to everybody. With one node a rank it is the sharded parameter server;
 with m of M nodes a rank sends (m + 1) (p - 1) / p · n elements.
 
-A rank computes its largest node last. All others can be sent while it does, in a round of their own
-that nobody waits for; what is left for the end is one node of each rank.
+A rank computes its nodes one after the other, the smallest first. All but the last can be sent as
+soon as they are whole, while it computes the others: the first ones of all ranks in a round of
+their own, the second ones in the next, and so on. Nobody waits for these rounds; what is left for
+the end is one node of each rank.
 
 Source: Li et al., OSDI 2014 (shards); the order of additions is that of `exchange.leaves`.
 """
@@ -29,10 +31,10 @@ def schedule(
 ) -> Schedule:
     """inputs: each rank's nodes; those of all ranks, in order, are the whole tree. grain: shards
     are of whole grains, of which the vector is a multiple. early: whether the nodes of which
-    `early_nodes` tells go in a round before the others', if there are any.
+    `early_nodes` tells go in rounds before the others', if there are any.
     """
     p, n = len(inputs), num_elements
-    early = early and any(len(nodes) > 1 for nodes in inputs)
+    early_rounds = num_early(inputs) if early else 0
     counts = [len(nodes) for nodes in inputs]
     kept = sum(
         count * (stop - start)
@@ -44,19 +46,24 @@ def schedule(
         p,
         n,
         partial(_rounds, _waves(inputs, num_leaves, early), n, grain),
-        num_rounds=3 if early else 2,
+        num_rounds=early_rounds + 2,
         num_messages=(sum(counts) + p) * (p - 1),
         sent_elements=sum(counts) * n - kept + (p - 1) * n,
         in_tree_order=True,
         inputs=tuple(map(tuple, inputs)),
         num_leaves=num_leaves,
-        early_rounds=int(early),
+        early_rounds=early_rounds,
     )
 
 
 def early_nodes(nodes: Sequence[Node], num_leaves: int) -> list[Node]:
-    """Those of a rank's nodes that are whole before it computes its last one."""
+    """Those of a rank's nodes that are whole before it computes its last one, in this order."""
     return small_first(nodes, num_leaves)[:-1]
+
+
+def num_early(inputs: Sequence[Sequence[Node]]) -> int:
+    """The number of early rounds: in each goes one node of a rank, if it has so many."""
+    return max(len(nodes) for nodes in inputs) - 1
 
 
 def inputs_of(num_leaves: int, shares: Shares) -> list[list[Node]]:
@@ -69,16 +76,15 @@ Wave = list[list[int]]
 
 
 def _waves(inputs: Sequence[Sequence[Node]], num_leaves: int, early: bool) -> list[Wave]:
-    """The rounds in which inputs go: all in one, or the early ones before the others."""
+    """The rounds in which inputs go: all in one, or early ones before the others."""
     first = [0, *accumulate(len(nodes) for nodes in inputs)]
     if not early:
         return [[list(range(a, b)) for a, b in pairwise(first)]]
-    waves: list[Wave] = [[], []]
-    for start, nodes in zip(first, inputs, strict=False):
-        before = early_nodes(nodes, num_leaves)
-        numbers = [(start + i, node in before) for i, node in enumerate(nodes)]
-        waves[0].append([number for number, is_early in numbers if is_early])
-        waves[1].append([number for number, is_early in numbers if not is_early])
+    waves: list[Wave] = [[[] for _ in inputs] for _ in range(num_early(inputs) + 1)]
+    for rank, (start, nodes) in enumerate(zip(first, inputs, strict=False)):
+        *before, last = small_first(nodes, num_leaves)
+        for wave, node in [*zip(waves, before, strict=False), (waves[-1], last)]:
+            wave[rank].append(start + nodes.index(node))
     return waves
 
 

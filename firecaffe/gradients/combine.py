@@ -67,19 +67,20 @@ class Fold:
 
     def __init__(self, world: Group, num_leaves: int, shares: Shares) -> None:
         self._sum = NodeSum(world, inputs_of(num_leaves, shares), num_leaves, early=True)
-        self.begins = self._sum.begins
-        """Whether any worker has nodes that leave early, with `begin`, of which there then is one
-        for each bucket before its call."""
+        self.num_early = self._sum.num_early
+        """The number of early rounds: of calls of `begin` for each bucket before its own call."""
         self.early = self._sum.own_early
-        """Those of this worker."""
+        """This worker's nodes that leave in the first of them, in this order."""
         self._begun: dict[int, Begun] = {}
 
-    def begin(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
-        """Sends this worker's early nodes of a bucket, which are not in it, and takes others'."""
-        self._begun[index] = self._sum.begin(dict(nodes), bucket.flat, index)
+    def begin(self, number: int, index: int, nodes: dict[Node, Tensor], bucket: Bucket) -> None:
+        """Does an early round of a bucket. nodes: this worker's node, if it has one for the round;
+        not the bucket's vector."""
+        begun = self._begun.pop(index, None) if number else None
+        self._begun[index] = self._sum.begin(number, nodes, bucket.flat, index, begun)
 
     def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
-        if self.begins:
+        if self.num_early:
             total = self._sum.finish(dict(nodes), self._begun.pop(index))
         else:
             total = self._sum([vector for _, vector in nodes])

@@ -7,7 +7,7 @@ sums are finished and a communication thread takes it to the other workers while
 Buckets leave in a fixed order, the same on all ranks. `p.grad` ends as a view into its bucket.
 
 Where nodes of the tree stay apart (`Fold`), a worker's smaller ones are whole before its last one
-is begun. They leave for all buckets as soon as they are, and travel while the last one is computed.
+is begun. Each leaves for all buckets as soon as it is whole, and travels while others are computed.
 
 Beside the gradients every micro-batch brings its tail (its loss, its changes to buffers), summed by
 the same tree. Whole numbers have the same sum in any order, so each worker brings its counts once,
@@ -166,8 +166,7 @@ class GradientReducer:
         self._next_bucket = 0
         self._sent: list[tuple[Tensor, int]] = []
         self._used = [False] * len(self.parameters)
-        self._early: list[tuple[Node, Leaf]] = []
-        self._has_begun = False
+        self._early_rounds = 0
         self._begin_buckets()
         for parameter in self.parameters:
             parameter.grad = None
@@ -185,23 +184,22 @@ class GradientReducer:
         self._begin_buckets()
 
     def _begin_buckets(self) -> None:
-        """Sends this worker's early nodes of all buckets, once they are whole; who has none takes
-        the others' from the step's beginning on.
+        """Begins the early rounds of all buckets, as far as this worker's nodes are whole; who has
+        none for a round takes the others'.
         """
         fold, pending = self._fold, self._counter.pending
-        if fold is None or not fold.begins or self._has_begun:
-            return
-        while pending and pending[-1][0] in fold.early:
-            self._early.append(pending.pop())
-        if len(self._early) < len(fold.early):
-            return
-        self._has_begun = True
-        assert self._threads is not None
-        for index, bucket in enumerate(self.buckets):
-            nodes = [(node, self._vector(bucket, leaf)) for node, leaf in self._early]
-            begin = partial(fold.begin, index, nodes, bucket)
-            self._threads.submit(index, begin, [vector for _, vector in nodes], early=True)
-        self._early.clear()
+        while fold is not None and self._early_rounds < fold.num_early:
+            number, whole = self._early_rounds, list[tuple[Node, Leaf]]()
+            if number < len(fold.early):
+                if not pending or pending[-1][0] != fold.early[number]:
+                    return
+                whole = [pending.pop()]
+            self._early_rounds += 1
+            assert self._threads is not None
+            for index, bucket in enumerate(self.buckets):
+                nodes = {node: self._vector(bucket, leaf) for node, leaf in whole}
+                begin = partial(fold.begin, number, index, nodes, bucket)
+                self._threads.submit(index, begin, nodes.values(), early=True)
 
     def add_last(
         self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor], counts: Tensor

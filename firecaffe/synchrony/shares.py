@@ -5,8 +5,8 @@ bit of the sum. So a worker that takes twice as long gets half as many, and all 
 time. A step then takes as long as the worker whose share takes longest; the best shares make that
 time the shortest that whole micro-batches allow.
 
-Among shares that take about as long, those are taken whose workers hold the fewest nodes of the
-tree: a worker sends each of its nodes (`exchange.fold`).
+Among shares that take about as long, those are taken whose busiest worker holds the fewest nodes of
+the tree, then those of the fewest nodes in all: a worker sends each of its nodes (`exchange.fold`).
 
 The smallest longest time is found directly (a worker can compute `floor(limit / seconds)` leaves
 within a limit); the fewest nodes by dynamic programming over the boundaries between workers.
@@ -14,7 +14,7 @@ within a limit); the fewest nodes by dynamic programming over the boundaries bet
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import count, pairwise
 
 from firecaffe.exchange.leaves import Shares, largest_nodes
 
@@ -48,7 +48,7 @@ def longest_s(shares: Shares, seconds: Sequence[float]) -> float:
 
 def balanced_shares(num_leaves: int, seconds: Sequence[float]) -> Shares:
     """Consecutive shares of at least one leaf each. Their longest time is the shortest that there
-    is, or longer by TOLERANCE at most if that needs fewer nodes.
+    is, or longer by TOLERANCE at most if that needs fewer nodes of one worker, or of all.
 
     Raises: ValueError if there are more workers than leaves.
     """
@@ -56,6 +56,16 @@ def balanced_shares(num_leaves: int, seconds: Sequence[float]) -> Shares:
         raise ValueError(f"{len(seconds)} workers for {num_leaves} micro-batches")
     limit = _shortest(num_leaves, seconds) * (1 + TOLERANCE)
     most = _within(limit, seconds, num_leaves)
+    found = (_fewest_nodes(num_leaves, seconds, most, cap) for cap in count(1))
+    return next(shares for shares in found if shares)
+
+
+def _fewest_nodes(
+    num_leaves: int, seconds: Sequence[float], most: Sequence[int], most_nodes: int
+) -> Shares:
+    """The shares with the fewest nodes, at most so many leaves and `most_nodes` nodes each; empty
+    if there are none.
+    """
     # By where the next worker's share begins: the fewest nodes before it, then the longest time,
     # then the earlier boundaries; and those boundaries.
     reached: dict[int, tuple[int, float, tuple[int, ...]]] = {0: (0, 0.0, (0,))}
@@ -67,14 +77,19 @@ def balanced_shares(num_leaves: int, seconds: Sequence[float]) -> Shares:
             first = max(start + 1, num_leaves - most_left)
             last = min(start + most[rank], num_leaves - fewest_left)
             for stop in range(first, last + 1):
+                own = _num_nodes(num_leaves, start, stop)
+                if own > most_nodes:
+                    continue
                 found = (
-                    nodes + _num_nodes(num_leaves, start, stop),
+                    nodes + own,
                     max(taken, (stop - start) * each),
                     (*bounds, stop),
                 )
                 if stop not in following or found < following[stop]:
                     following[stop] = found
         reached = following
+    if num_leaves not in reached:
+        return ()
     bounds = reached[num_leaves][2]
     return tuple(range(a, b) for a, b in pairwise(bounds))
 

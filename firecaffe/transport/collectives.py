@@ -1,6 +1,6 @@
 """Schedules of any kind, run by this rank over its group: pieces, lanes, scratch, traffic."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,13 +29,9 @@ class _Part:
     rounds: list[RankRound]
     first_input: int
 
-    def to_round(self, number: int) -> "_Part":
-        """The same with the rounds before this one alone."""
-        return replace(self, rounds=[each for each in self.rounds if each.number < number])
-
-    def from_round(self, number: int) -> "_Part":
-        """The same without the rounds before this one."""
-        return replace(self, rounds=[each for each in self.rounds if each.number >= number])
+    def some(self, numbers: Container[int]) -> "_Part":
+        """The same with these rounds alone."""
+        return replace(self, rounds=[each for each in self.rounds if each.number in numbers])
 
 
 @dataclass(frozen=True)
@@ -44,12 +40,13 @@ class _Plan:
 
     parts: list[_Part]
     is_mean: bool
+    num_rounds: int
     early_rounds: int
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A schedule whose early rounds are done."""
+    """A schedule of which early rounds are done."""
 
     scratch: Tensor
     """What has arrived, until the rest is done."""
@@ -87,14 +84,15 @@ class Collectives:
             inputs: This rank's, by their place among its own, as long as the vector, if the
                 schedule has inputs; may be changed.
             sum_inputs: See `PieceUnderWay`.
-            begun: What `begin` has done already, on all ranks.
+            begun: What `begin` has done already, on all ranks: all early rounds.
 
         Raises: PeerLostError.
         """
         plan = self._plan_for(name, make, vector, ranks)
         parts, all_inputs = plan.parts, dict(inputs or {})
         if begun is not None:
-            parts = [part.from_round(plan.early_rounds) for part in parts]
+            late = range(plan.early_rounds, plan.num_rounds)
+            parts = [part.some(late) for part in parts]
             all_inputs |= begun.inputs
         needed = sum(scratch_elements(part.rounds) for part in parts)
         scratch = begun.scratch if begun else self._scratch_for(vector, needed, lane)
@@ -108,20 +106,23 @@ class Collectives:
         make: Callable[[int], Schedule],
         vector: Tensor,
         ranks: Sequence[int],
-        place: Hashable,
         inputs: Mapping[int, Tensor],
+        number: int,
+        place: Hashable,
+        begun: Begun | None,
     ) -> Begun:
-        """Carries out the early rounds alone; arguments as of `run`, which goes on from there.
+        """Carries out one early round alone; arguments as of `run`, which goes on after the last.
 
-        place: stands for the scratch in which things wait, one for each that is begun at a time.
-        vector: tells the length; what it holds is not touched.
+        vector: tells the length; what it holds is not touched. number: of the round. place: stands
+        for the scratch in which things wait, one for each that is begun at a time. begun: the
+        rounds before.
         """
         plan = self._plan_for(name, make, vector, ranks)
         needed = sum(scratch_elements(part.rounds) for part in plan.parts)
         scratch = self._scratch_for(vector, needed, place)
-        early = [part.to_round(plan.early_rounds) for part in plan.parts]
-        self._execute(early, vector, ranks, 0, scratch, inputs)
-        return Begun(scratch, inputs)
+        parts = [part.some((number,)) for part in plan.parts]
+        self._execute(parts, vector, ranks, 0, scratch, inputs)
+        return Begun(scratch, {**(begun.inputs if begun else {}), **inputs})
 
     def _plan_for(
         self,
@@ -203,4 +204,4 @@ def _plan(
         found.append(
             _Part(start, stop, rounds_of_rank(schedule, own), schedule.own_inputs(own).start)
         )
-    return _Plan(found, whole.kind == AVERAGE, whole.early_rounds)
+    return _Plan(found, whole.kind == AVERAGE, whole.num_rounds, whole.early_rounds)

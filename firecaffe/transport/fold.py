@@ -41,14 +41,14 @@ class NodeSum:
         early: bool = False,
     ) -> None:
         """nodes_of_rank: the nodes of each rank; in order they are the whole tree. early: whether
-        each sum begins with `begin`, if a rank has early nodes.
+        early nodes are sent by `begin`.
         """
         self.world = world
         self.num_leaves = num_leaves
         self.nodes_of_rank = nodes_of_rank
         self._nodes = [node for owned in nodes_of_rank for node in owned]
-        self.begins = early and any(len(nodes) > 1 for nodes in nodes_of_rank)
-        """Whether each sum begins with `begin`."""
+        self.num_early = fold.num_early(nodes_of_rank) if early else 0
+        """The number of early rounds: of calls of `begin` before each `finish`."""
         self._collectives = Collectives(world)
 
     @property
@@ -58,19 +58,26 @@ class NodeSum:
 
     @property
     def own_early(self) -> Sequence[Node]:
-        """Those of this rank's nodes that `begin` sends."""
-        return fold.early_nodes(self.own_nodes, self.num_leaves) if self.begins else []
+        """Those of this rank's nodes that `begin` sends, one after the other."""
+        return fold.early_nodes(self.own_nodes, self.num_leaves) if self.num_early else []
 
-    def begin(self, vectors: Mapping[Node, Tensor], like: Tensor, place: Hashable) -> Begun:
-        """Sends this rank's early nodes, and takes its part of the others'. All ranks call it, also
-        one that has none.
+    def begin(
+        self,
+        number: int,
+        vectors: Mapping[Node, Tensor],
+        like: Tensor,
+        place: Hashable,
+        begun: Begun | None,
+    ) -> Begun:
+        """Does one early round: sends a node of this rank, and takes its part of the others'. All
+        ranks call it, also one that has no node for it.
 
-        vectors: of the early nodes; they are kept until the sum. like: a vector as long. place: one
-        for each sum that is begun at a time. Raises: PeerLostError.
+        vectors: of the node; kept until the sum. like: a vector as long. place: one for each sum
+        that is begun at a time. begun: the rounds before. Raises: PeerLostError.
         """
         inputs = {self.own_nodes.index(node): vector for node, vector in vectors.items()}
         ranks = range(self.world.world_size)
-        return self._collectives.begin(1, self._make(1), like, ranks, place, inputs)
+        return self._collectives.begin(1, self._make(1), like, ranks, inputs, number, place, begun)
 
     def finish(self, vectors: Mapping[Node, Tensor], begun: Begun) -> Tensor:
         """The root, from this rank's nodes that were not sent early, and all that was.
@@ -116,7 +123,7 @@ class NodeSum:
         return total
 
     def _make(self, grain: int) -> Callable[[int], Schedule]:
-        return partial(_schedule, self.nodes_of_rank, self.num_leaves, grain, self.begins)
+        return partial(_schedule, self.nodes_of_rank, self.num_leaves, grain, self.num_early > 0)
 
     def _add(self, parts: Sequence[Tensor]) -> Tensor:
         return sum_of_nodes(self._nodes, parts, self.num_leaves, Tensor.add_)

@@ -199,6 +199,13 @@ def test_a_host_has_its_share_of_the_processors_and_no_more(cluster: Up) -> None
     assert not groups[0].exists()
 
 
+def test_one_host_may_have_less_than_the_others(cluster: Up) -> None:
+    pair = cluster(2, RATE, processors=[0.4, 0.2])
+    files = [f"**/{pair.namespaces[1]}/{name}" for name in ("cpu.cfs_quota_us", "cpu.max")]
+    (quota,) = [path for name in files for path in Path("/sys/fs/cgroup").glob(name)]
+    assert quota.read_text().split()[0] == "1000"
+
+
 def test_a_share_that_the_kernel_cannot_give_is_refused_before_anything_is_made() -> None:
     with pytest.raises(ClusterError, match=r"0\.1 processors for each host; 0\.2 is the least"):
         VirtualCluster(16, RATE, processors=0.1)

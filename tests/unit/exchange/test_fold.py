@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from firecaffe.exchange import ALGORITHMS, fold
 from firecaffe.exchange.check import check
-from firecaffe.exchange.leaves import Node, equal_shares
+from firecaffe.exchange.leaves import Node, equal_shares, leaves_of
 from firecaffe.exchange.proof import prove
 from firecaffe.exchange.schedule import Schedule
 
@@ -50,20 +50,21 @@ def test_shares_of_any_size(num_leaves: int, cuts: set[int], early: bool) -> Non
     assert (proof.complete, proof.in_tree_order) == (True, True)
 
 
-def test_after_the_early_round_one_node_of_each_rank_is_left() -> None:
+def test_after_the_early_rounds_one_node_of_each_rank_is_left() -> None:
     """Which is the sharded server's traffic, whatever shares are."""
     for p, leaves in ((3, 16), (5, 13), (7, 64)):
         schedule = fold.schedule(inputs_of(leaves, p), leaves, 4 * p, early=True)
-        early, *late = schedule.rounds
-        assert len(late) == 2
+        early, late = schedule.rounds[:-2], schedule.rounds[-2:]
+        assert len(early) == schedule.early_rounds == max(map(len, schedule.inputs)) - 1
         server = ALGORITHMS["sharded_parameter_server"](p, 4 * p)
         assert [len(round_) for round_ in late] == [len(round_) for round_ in server.rounds]
         assert schedule.late().serial_elements() == server.serial_elements()
-        # What goes early is never a rank's largest node.
+        # Each rank sends its nodes in the order of their sizes.
         nodes = [node for own in schedule.inputs for node in own]
-        largest = [max(node.level for node in own) for own in schedule.inputs]
-        for t in early:
-            assert nodes[t.reads].level <= largest[t.source]
+        for rank in range(p):
+            sent = [t for round_ in (*early, late[0]) for t in round_ if t.source == rank]
+            sizes = [len(leaves_of(nodes[t.reads], leaves)) for t in sent]
+            assert sizes == sorted(sizes)
 
 
 def test_where_ranks_have_one_node_each_nothing_goes_early() -> None:

@@ -31,8 +31,10 @@ def all_shares(num_leaves: int, world_size: int) -> Iterator[Shares]:
         yield tuple(range(a, b) for a, b in pairwise((0, *cuts, num_leaves)))
 
 
-def nodes(num_leaves: int, shares: Shares) -> int:
-    return sum(len(largest_nodes(num_leaves, share)) for share in shares)
+def nodes(num_leaves: int, shares: Shares) -> tuple[int, int]:
+    """The most of one worker, and those of all."""
+    counts = [len(largest_nodes(num_leaves, share)) for share in shares]
+    return max(counts), sum(counts)
 
 
 @settings(max_examples=200, deadline=None)
@@ -68,7 +70,7 @@ def test_shares_change_for_a_gain_alone(case: tuple[int, list[float]], data: st.
 def test_a_worker_at_half_speed_has_half_as_many() -> None:
     shares = next_shares(56, [1.0, 1.0, 1.0, 2.0], equal_shares(56, 4))
     assert [len(share) for share in shares] == [16, 16, 16, 8]
-    assert nodes(56, shares) == 4
+    assert nodes(56, shares) == (1, 4)
     # 28 s before, on the slow one.
     assert longest_s(shares, [1.0, 1.0, 1.0, 2.0]) == 16.0
 

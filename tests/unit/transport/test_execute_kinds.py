@@ -62,8 +62,8 @@ def test_fold_adds_as_the_tree_over_leaves(
         """The early rounds by themselves, before the rest."""
         rounds = rounds_of_rank(schedule, rank)
         scratch = torch.full((scratch_elements(rounds),), torch.nan)
-        first = [each for each in rounds if each.number < schedule.early_rounds]
-        for part in (first, rounds[len(first) :]):
+        early = [each for each in rounds if each.number < schedule.early_rounds]
+        for part in (*([each] for each in early), rounds[len(early) :]):
             execute([piece(rank, part, scratch)])
 
     def piece(rank: int, rounds: list[RankRound], scratch: Tensor) -> PieceUnderWay:
