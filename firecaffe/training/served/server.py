@@ -120,7 +120,9 @@ class Server:
         for name, parameter in self.named.items():
             total = self._sum(update, [each.get(name) for each in late])
             parameter.grad = None if total is None else total.div_(weight)
-            largest = parameter.detach().new_zeros(1) if total is None else total
+            largest = parameter.detach().new_zeros(1)
+            if total is not None and total.numel():
+                largest = total
             low, high = torch.aminmax(largest)
             magnitudes.append(torch.maximum(-low, high).double())
         norm = torch.zeros((), device=self.forward.device)
