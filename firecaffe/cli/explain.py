@@ -17,6 +17,7 @@ from firecaffe.runs.fault import NAME
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.kineto import is_trace, read_trace
 from firecaffe.runs.score import Score, causes, measured_parts, score
+from firecaffe.runs.shares import shares_line
 
 HEADERS = {
     "data_s": "data",
@@ -78,6 +79,9 @@ def lines(explanation: Explanation) -> list[str]:
     said = [_sentence(slow) for slow in explanation.slow]
     if not said and not explanation.not_tested:
         said.append("no rank is shown to be slow: none beyond the noise")
+    if explanation.shares is not None:
+        slow = [each.rank for each in explanation.slow if each.cause == "computes"]
+        said += filter(None, [shares_line(explanation.shares, slow)])
     return [*said, *(f"not tested: {reason}" for reason in explanation.not_tested)]
 
 

@@ -302,6 +302,7 @@ class _Cost:
             network.world_size,
             ranks_per_node(network),
             shared_memory=may_share,
+            any_shares=self.workload.any_shares,
         )
 
     def _lanes(self, world_size: int) -> int:

@@ -40,6 +40,7 @@ from firecaffe.reference import is_reference
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import FORECAST
 from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.synchrony.config import MEASURED
 
 JPEG_BYTES = 110_000.0
 """Size of a photo of ImageNet's training set, on average: 138 GB for 1.28 million."""
@@ -103,6 +104,7 @@ def workload_of(recipe: Recipe, data: Data | None = None) -> Workload:
             shared_memory=recipe.exchange.shared_memory,
             exchange="" if recipe.exchange.algorithm == AUTO else recipe.exchange.algorithm,
             compressor=recipe.exchange.compressor,
+            any_shares=recipe.synchrony.shares == MEASURED,
             compressor_level=recipe.exchange.compressor_level,
             assumption=samples.assumption,
         ),

@@ -75,6 +75,8 @@ class Workload:
     exchange: str = ""
     """The one that the training will take; empty if nobody has said it, or it is chosen then."""
     compressor: str = NO_COMPRESSOR
+    any_shares: bool = False
+    """Whether workers may come to have any shares of a step's micro-batches."""
     compressor_level: int = 0
     frozen_bytes: int = 0
     """Size of the parameters that are not trained."""

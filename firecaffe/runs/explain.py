@@ -25,6 +25,7 @@ from scipy.stats import mannwhitneyu, wilcoxon
 
 from firecaffe.errors import RunError
 from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.shares import RankShares, shares_of
 
 PARTS = ("data_s", "compute_s", "exposed_communication_s", "update_s")
 """Parts of a step, as one rank sees it; what is left over is the loop's own."""
@@ -93,6 +94,8 @@ class Explanation:
     """The slowest first."""
     not_tested: list[str]
     """Why there was not enough to test."""
+    shares: RankShares | None = None
+    """Who computed how many micro-batches, if the timings tell."""
 
 
 def explain(folder: Path) -> Explanation:
@@ -112,10 +115,11 @@ def explain_rows(timings: Rows, trips: Rows, where: object) -> Explanation:
     try:
         found, not_tested = _slow_computers(timings)
         links, why = _slow_links(trips)
+        shares = shares_of(timings)
     except (KeyError, TypeError) as error:
         raise RunError(f"{where}: a row of its timings lacks {error}") from error
     slow = sorted([*found, *links], key=lambda each: each.own_s - each.others_s, reverse=True)
-    return Explanation(ranks, slow, [*not_tested, *why])
+    return Explanation(ranks, slow, [*not_tested, *why], shares)
 
 
 def read_rows(folder: Path, pattern: str) -> dict[int, list[dict[str, Any]]]:

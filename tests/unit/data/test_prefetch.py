@@ -70,6 +70,21 @@ def test_the_same_batches_in_order_and_each_once(world_size: int) -> None:
         assert len(own.asked) == taken
 
 
+def test_other_leaves_from_a_step_on() -> None:
+    """As if they had been those from the start; what waited is made for nothing, never taken."""
+    own, plain = Slow(20), batches_of(Slow(20), batch=12)
+    ahead_of = BatchesAhead(batches_of(own, batch=12), range(3), 0, 12)
+    for step, leaves in enumerate([[0, 1, 2], [0, 1, 2], [4, 2, 3], [4, 2, 3], [5], [5]]):
+        if list(leaves) != list(ahead_of.leaves):
+            ahead_of.go_on(leaves, step)
+        for leaf in leaves:
+            images, labels = ahead_of.train_batch(step, leaf)
+            expected_images, expected_labels = plain.train_batch(step, leaf)
+            assert torch.equal(images, expected_images)
+            assert torch.equal(labels, expected_labels)
+    ahead_of.close()
+
+
 def test_an_error_comes_with_its_batch() -> None:
     order = SampleOrder(0, 20, 6, 2)
     bad = int(order.micro_batch(1, 2)[0])

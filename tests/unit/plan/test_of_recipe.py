@@ -14,10 +14,12 @@ from firecaffe.data.own import check_own
 from firecaffe.models.config import ModelConfig
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.compute import micro_batch
+from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_recipe import workload_of, write_forecast
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.folder import RunConfig
+from firecaffe.synchrony.config import SynchronyConfig
 from tests.unit.models.own_nets import PLACE
 
 RECIPE = Recipe(
@@ -99,6 +101,16 @@ def test_samples_that_are_trees_are_forecast(tmp_path: Path) -> None:
     data = divide(DataParts(samples, samples), DataConfig("own data"))
     [line] = write_forecast(tmp_path, recipe, data, 2, 2, CPU, "tree")
     assert line.startswith("forecast: ")
+
+
+def test_measured_shares_are_priced_by_the_way_that_they_go() -> None:
+    """By messages, not by the memory that ranks of a host share."""
+    measured = replace(RECIPE, synchrony=SynchronyConfig(shares="measured"))
+    cluster = load_cluster("cpu-host")
+    plain, other = (
+        forecast(workload_of(each, DATA), cluster, 4, "tree").step_s for each in (RECIPE, measured)
+    )
+    assert plain != other
 
 
 def test_frozen_layers_are_neither_exchanged_nor_all_differentiated() -> None:

@@ -182,3 +182,33 @@ def test_holm_is_never_below_what_is_less_strict() -> None:
     assert corrected == pytest.approx({0: 0.004, 1: 0.06, 2: 0.06, 3: 0.9})
     less_strict = false_discovery_control(list(p_values.values()))
     assert all(corrected[i] >= less_strict[i] - 1e-12 for i in p_values)
+
+
+EQUAL, MEASURED = [8, 8, 8, 8], [8, 10, 10, 4]
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (EQUAL, "synchrony.shares = measured would give ranks"),
+        (MEASURED, "ranks computed 8, 10, 10, 4 micro-batches; one takes "),
+    ],
+)
+def test_a_slow_rank_is_told_what_measured_shares_would_bring(
+    tmp_path: Path, counts: list[int], words: str
+) -> None:
+    """Rank 3 takes twice as long for a micro-batch."""
+    at = noise(3)
+    folder = write_run(tmp_path, lambda r, s: at(r, s) * counts[r] * (2 if r == 3 else 1))
+    for rank, count in enumerate(counts):
+        path = folder / f"timings/rank-{rank}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        told = [json.dumps(row | {"micro_batches": count}) + "\n" for row in rows]
+        path.write_text("".join(told))
+    found = explain(folder)
+    assert found.shares is not None
+    assert len([line for line in lines(found) if line.startswith(words)]) == 1
+    assert found.shares.balanced[3] in (4, 5)
+    # 16 of a fast one's micro-batches before, 10 then, beside some waiting and the update.
+    saved = 6 / 16 if counts == EQUAL else 0.0
+    assert found.shares.saved == pytest.approx(saved, abs=0.05)
