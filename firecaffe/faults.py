@@ -85,6 +85,8 @@ class Fault:
     """The exit code of an error that is explained elsewhere; 0 is the kind's."""
     can_resume: bool = True
     """Whether the run has a checkpoint to resume from, as far as is known."""
+    folder: str = ""
+    """The run's folder, if it is known to have one."""
 
     @property
     def exit_code(self) -> int:
@@ -94,8 +96,9 @@ class Fault:
     @property
     def line(self) -> str:
         """The event, and what to do."""
-        advice = KINDS[self.kind].advice
-        return f"{self.event}; {advice if self.can_resume else advice.replace(RESUME, ANEW)}"
+        how = RESUME.replace("--resume", f"--resume {self.folder}") if self.folder else RESUME
+        advice = KINDS[self.kind].advice.replace(RESUME, how if self.can_resume else ANEW)
+        return f"{self.event}; {advice}"
 
     @property
     def event(self) -> str:
@@ -132,10 +135,11 @@ class Fault:
                 detail=found["detail"],
                 code=found["code"],
                 can_resume=found["can_resume"],
+                folder=found.get("folder", ""),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"no fault: {error}") from error
-        words = fault.kind, fault.host, fault.seen, fault.detail
+        words = fault.kind, fault.host, fault.seen, fault.detail, fault.folder
         if not all(isinstance(word, str) and len(word) <= MOST_TEXT for word in words):
             raise ValueError("no fault: a word is none, or too long")
         if fault.kind not in KINDS or not all(

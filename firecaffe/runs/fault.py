@@ -74,7 +74,7 @@ def known_in(folder: Path | None, fault: Fault) -> Fault:
     if folder is not None and not folder.is_dir():
         return fault  # of another host
     has_any = folder is not None and any((folder / "checkpoints").glob("step-*"))
-    return dataclasses.replace(fault, can_resume=has_any)
+    return dataclasses.replace(fault, can_resume=has_any, folder=str(folder) if has_any else "")
 
 
 def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:

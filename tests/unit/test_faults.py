@@ -88,7 +88,7 @@ def test_it_is_resumed_only_from_a_checkpoint_that_is_there(kind: str, tmp_path:
     assert known_in(tmp_path / "of another host", fault) == fault
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     told = settle_fault(tmp_path, fault, "the run ended").line
-    assert RESUME in told
+    assert f"(--resume {tmp_path})" in told
     assert "itself" not in told
 
 
