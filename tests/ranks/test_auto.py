@@ -21,7 +21,7 @@ from firecaffe.transport.local import ranks_per_host
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
-LINK = Link(0, 1, (50e-6, 40e-6, 60e-6), (25e6, 20e6, 30e6))
+LINK = Link(0, 1, (60e-6, 50e-6, 70e-6), (25e6, 20e6, 30e6))
 SIZES = [4_000_000, 3_000_000]
 RECIPE = Recipe(
     train=TrainConfig(global_batch_size=32, micro_batch_size=4, steps=3, eval_batch_size=7),
