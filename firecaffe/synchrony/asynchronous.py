@@ -13,54 +13,42 @@ from firecaffe.synchrony.leaves import LeafQueue
 from firecaffe.synchrony.policy import Desk, Update, Work, row_of, work_of
 
 
-class Asynchronous:
+class Asynchronous(Desk):
     """Nobody waits, but for the last leaves of the training. See `policy.Policy`."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, gradients_per_update: int = 1
     ) -> None:
-        self._desk = Desk(queue, learners, version)
+        super().__init__(queue, learners, version)
         self._per_update = gradients_per_update
         self._pending: list[Work] = []
-        self.queue = queue
-
-    @property
-    def version(self) -> int:
-        return self._desk.version
-
-    @property
-    def learners(self) -> set[int]:
-        return self._desk.learners
 
     def begin(self, learner: int) -> Work | None:
-        return None if self.queue.first is None else self._desk.hand_out(learner)
+        return None if self.queue.first is None else self.hand_out(learner)
 
     def contribute(self, work: Work) -> bool:
-        if not self._desk.take_back(work):
+        if not self.take_back(work):
             return False
         self._pending.append(work)
         return True
 
     def commit(self) -> Update | None:
-        is_end = self.queue.first is None and not self._desk.in_flight
+        is_end = self.queue.first is None and not self.in_flight
         if len(self._pending) < (1 if is_end else self._per_update):
             return None
         works = tuple(sorted(self._pending, key=lambda work: work.leaf))
         self._pending = []
-        self._desk.version += 1
+        self.version += 1
         return Update(self.version, works)
 
     def lose(self, learner: int) -> None:
-        work = self._desk.lose(learner)
+        work = self.take_off(learner)
         if work is not None:
             self.queue.put_back(work.leaf)
 
-    def join(self, learner: int) -> None:
-        self._desk.learners.add(learner)
-
     def state_dict(self) -> dict[str, Any]:
-        return {"desk": self._desk.state_dict(), "pending": [row_of(w) for w in self._pending]}
+        return {"desk": super().state_dict(), "pending": [row_of(w) for w in self._pending]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._desk.load_state_dict(state["desk"])
+        super().load_state_dict(state["desk"])
         self._pending = [work_of(row) for row in state["pending"]]

@@ -13,34 +13,25 @@ from firecaffe.synchrony.leaves import Leaf, LeafQueue
 from firecaffe.synchrony.policy import Desk, Update, Work, row_of, work_of
 
 
-class Backup:
+class Backup(Desk):
     """One update a step. See `policy.Policy`."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, backup_workers: int = 0
     ) -> None:
-        self._desk = Desk(queue, learners, version)
+        super().__init__(queue, learners, version)
         self._step = queue.leaves.first_step
         self._backups = backup_workers
         self._arrived: list[Work] = []
-        self.queue = queue
-
-    @property
-    def version(self) -> int:
-        return self._desk.version
-
-    @property
-    def learners(self) -> set[int]:
-        return self._desk.learners
 
     def begin(self, learner: int) -> Work | None:
         first = self.queue.first
         if first is None or first.step > self._step:
             return None
-        return self._desk.hand_out(learner)
+        return self.hand_out(learner)
 
     def contribute(self, work: Work) -> bool:
-        if not self._desk.take_back(work) or work.leaf.step != self._step:
+        if not self.take_back(work) or work.leaf.step != self._step:
             return False
         self._arrived.append(work)
         return True
@@ -57,22 +48,19 @@ class Backup:
         late = [Leaf(self._step, place) for place in range(leaves) if place not in counted]
         self._arrived = []
         self._step += 1
-        self._desk.version += 1
+        self.version += 1
         return Update(self.version, works, tuple(late))
 
     def lose(self, learner: int) -> None:
-        work = self._desk.lose(learner)
+        work = self.take_off(learner)
         if work is not None and work.leaf.step == self._step:
             self.queue.put_back(work.leaf)
 
-    def join(self, learner: int) -> None:
-        self._desk.learners.add(learner)
-
     def state_dict(self) -> dict[str, Any]:
         arrived = [row_of(work) for work in self._arrived]
-        return {"desk": self._desk.state_dict(), "step": self._step, "arrived": arrived}
+        return {"desk": super().state_dict(), "step": self._step, "arrived": arrived}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._desk.load_state_dict(state["desk"])
+        super().load_state_dict(state["desk"])
         self._step = state["step"]
         self._arrived = [work_of(row) for row in state["arrived"]]

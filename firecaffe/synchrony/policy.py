@@ -78,7 +78,9 @@ class Policy(Protocol):
 
 
 class Desk:
-    """What every policy has: the queue, the version, and who computes what."""
+    """What every policy has: the queue, the version, who is there, and who computes what. A policy
+    subclasses it, and decides who has to wait and which gradients count.
+    """
 
     def __init__(self, queue: LeafQueue, learners: int, version: int) -> None:
         self.queue, self.version = queue, version
@@ -100,10 +102,13 @@ class Desk:
         del self.in_flight[work.learner]
         return True
 
-    def lose(self, learner: int) -> Work | None:
+    def take_off(self, learner: int) -> Work | None:
         """Takes a learner off. Returns the work that it had."""
         self.learners.discard(learner)
         return self.in_flight.pop(learner, None)
+
+    def join(self, learner: int) -> None:
+        self.learners.add(learner)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -145,6 +145,48 @@ def test_a_policy_goes_on_from_its_state(name: str) -> None:
             assert (policy.contribute(event.work), policy.commit()) == (event.counts, event.update)
 
 
+IN_FLIGHT = [[0, 2, 0, 2]]
+STATES: dict[str, dict[str, object]] = {
+    "backup": {
+        "desk": {
+            "version": 3,
+            "queue": {"next": [3, 0], "returned": []},
+            "learners": [0, 1],
+            "in_flight": IN_FLIGHT,
+        },
+        "step": 3,
+        "arrived": [],
+    },
+    "stale": {
+        "desk": {
+            "version": 3,
+            "queue": {"next": [3, 1], "returned": [[3, 0]]},
+            "learners": [0, 1],
+            "in_flight": IN_FLIGHT,
+        },
+        "pending": [],
+        "clocks": [[0, 0], [1, 1]],
+    },
+    "softsync": {
+        "desk": {
+            "version": 2,
+            "queue": {"next": [3, 1], "returned": [[3, 0]]},
+            "learners": [0, 1],
+            "in_flight": IN_FLIGHT,
+        },
+        "pending": [[1, 2, 1, 2]],
+    },
+}
+"""Of checkpoints as they were first written: all began, learner 1 pushed, learner 2 was lost."""
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_an_earlier_checkpoint_is_read(name: str) -> None:
+    policy = POLICIES[name](LeafQueue(LEAVES))
+    policy.load_state_dict(STATES[name])
+    assert json.loads(json.dumps(policy.state_dict())) == STATES[name]
+
+
 def test_who_has_work_asks_for_none() -> None:
     policy = Asynchronous(LeafQueue(LEAVES), 2, 2)
     policy.begin(0)
