@@ -1,5 +1,6 @@
 """The protocol of a piece of a training's state; see `training.state`."""
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from firecaffe.training.stored import Stored
@@ -36,3 +37,18 @@ class Numbers(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+class NumbersOfParts(ABC):
+    """Numbers that are those of parts, by name."""
+
+    @property
+    @abstractmethod
+    def _parts(self) -> dict[str, Numbers]: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])

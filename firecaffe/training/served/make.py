@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn, optim
 
@@ -16,7 +15,7 @@ from firecaffe.synchrony.table import make_policy
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
-from firecaffe.training.piece import Numbers
+from firecaffe.training.piece import Numbers, NumbersOfParts
 from firecaffe.training.served.memory import ServerMemory
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.source import LoggedClock, Source
@@ -25,7 +24,7 @@ from firecaffe.training.step import Stepper, TrainBatches
 
 
 @dataclass
-class Served:
+class Served(NumbersOfParts):
     """What a training with a server has beside others. Its state is JSON; the memory is a piece."""
 
     server: Server
@@ -50,13 +49,6 @@ class Served:
 
     def close(self) -> None:
         self.clock.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._parts.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, part in self._parts.items():
-            part.load_state_dict(state[name])
 
     @property
     def _parts(self) -> dict[str, Numbers]:

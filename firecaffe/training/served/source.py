@@ -1,7 +1,7 @@
 """Where the events of a training come from: a simulated clock that is logged, or a log."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from firecaffe.runs.files import GrowingFile
 from firecaffe.synchrony.clock import SimulatedClock
@@ -9,7 +9,7 @@ from firecaffe.synchrony.events import Event
 from firecaffe.synchrony.log import EVENTS, Lines, head, keep_lines
 from firecaffe.synchrony.tally import Tally
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.piece import Numbers
+from firecaffe.training.piece import Numbers, NumbersOfParts
 
 
 class Source(Protocol):
@@ -18,7 +18,7 @@ class Source(Protocol):
     def next(self) -> Event: ...
 
 
-class LoggedClock:
+class LoggedClock(NumbersOfParts):
     """A simulated clock whose events are written as they come. The state is JSON."""
 
     def __init__(self, clock: SimulatedClock, first_version: int) -> None:
@@ -57,13 +57,6 @@ class LoggedClock:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._parts.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, part in self._parts.items():
-            part.load_state_dict(state[name])
 
     @property
     def _parts(self) -> dict[str, Numbers]:
