@@ -112,19 +112,3 @@ def _checked(path: Path, lines: Lines, data: bytes) -> dict[str, Any]:
             f"'{lines.check:08x}' for it and the lines before"
         )
     return dict(row)
-
-
-def keep_lines(path: Path, into: Path, count: int) -> bool:
-    """Copies the first lines of a log, or cuts the log there. Returns whether all are there; if
-    not, nothing is written.
-    """
-    kept = []
-    try:
-        with open(path, "rb") as file:
-            kept = [line for _, line in zip(range(count), file, strict=False)]
-    except OSError:
-        return False
-    if len(kept) < count or not all(line.endswith(b"\n") for line in kept):
-        return False
-    into.write_bytes(b"".join(kept))
-    return True

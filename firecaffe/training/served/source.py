@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Protocol
 
-from firecaffe.runs.files import GrowingFile
+from firecaffe.runs.files import GrowingFile, write_atomically
 from firecaffe.synchrony.clock import SimulatedClock
 from firecaffe.synchrony.events import Event
-from firecaffe.synchrony.log import EVENTS, Lines, head, keep_lines
+from firecaffe.synchrony.log import EVENTS, Lines, head
 from firecaffe.synchrony.tally import Tally
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.piece import Numbers, NumbersOfParts
@@ -61,3 +61,18 @@ class LoggedClock(NumbersOfParts):
     @property
     def _parts(self) -> dict[str, Numbers]:
         return {"clock": self._clock, "lines": self._lines, "tally": self.tally}
+
+
+def keep_lines(path: Path, into: Path, count: int) -> bool:
+    """Copies the first lines of a log, or cuts the log there. Returns whether all are there; if
+    not, nothing is written.
+    """
+    try:
+        with open(path, encoding="ascii", newline="\n") as file:
+            kept = [line for _, line in zip(range(count), file, strict=False)]
+    except (OSError, UnicodeDecodeError):
+        return False
+    if len(kept) < count or not all(line.endswith("\n") for line in kept):
+        return False
+    write_atomically(into, "".join(kept))
+    return True

@@ -10,7 +10,7 @@ from firecaffe.errors import RunError
 from firecaffe.synchrony.asynchronous import Asynchronous
 from firecaffe.synchrony.events import Event, Push
 from firecaffe.synchrony.ledger import Ledger
-from firecaffe.synchrony.log import Lines, LogReader, head, keep_lines
+from firecaffe.synchrony.log import Lines, LogReader, head
 from tests.unit.synchrony.drive import drive
 from tests.unit.synchrony.test_policies import POLICIES
 
@@ -113,21 +113,6 @@ def test_what_is_no_log(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(RunError, match="line 1: "):
             LogReader(path)
-
-
-def test_a_log_is_gone_on_with_after_some_lines(tmp_path: Path) -> None:
-    path, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    events = some_events()
-    write(path, events)
-    lines = Lines()
-    for row in [lines.line(head(2)), *map(lines.event, events[:7])]:
-        assert row
-    assert keep_lines(path, other, lines.count)
-    with open(other, "ab") as file:
-        file.writelines(map(lines.event, events[7:]))
-    assert other.read_bytes() == path.read_bytes()
-    assert not keep_lines(path, other, len(events) + 2)
-    assert not keep_lines(tmp_path / "none", other, 1)
 
 
 def test_the_ledger_takes_what_a_policy_does() -> None:
