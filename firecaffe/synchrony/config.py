@@ -1,6 +1,7 @@
 """The recipe's [synchrony] section: when workers exchange, and who computes what."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from firecaffe.errors import RecipeError
@@ -20,6 +21,18 @@ MODES = {
 
 SERVED = (BACKUP, STALE, ASYNCHRONOUS)
 """The modes with a server, which decide as gradients arrive: who was early decides bits."""
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "shares_every": (1, inf),
+    "learners": (1, 4096),  # each may hold a version of the weights of its own
+    "backup_workers": (0, 4095),
+    "max_staleness": (0, inf),
+    "gradients_per_update": (1, 4096),
+    "warm_steps": (0, inf),
+    "spread": (0.01, 10),  # below, take constant; above, nearly all times are 0
+    "slow_factor": (1, 1000),  # a learner that is slower brings nothing in most trainings
+}
+"""The least and the most of each number."""
 
 
 @dataclass(frozen=True)
@@ -78,20 +91,11 @@ def check_synchrony(config: SynchronyConfig) -> None:
     if config.mode not in MODES:
         known = ", ".join(MODES)
         raise RecipeError(f"synchrony.mode is {config.mode!r}; it must be one of {known}")
-    for word, least in (
-        ("shares_every", 1),
-        ("learners", 1),
-        ("backup_workers", 0),
-        ("max_staleness", 0),
-        ("gradients_per_update", 1),
-        ("warm_steps", 0),
-        ("slow_factor", 1),
-    ):
+    for word, (least, most) in LIMITS.items():
         value = getattr(config, word)
-        if value < least:
-            raise RecipeError(f"synchrony.{word} is {value}; it must be at least {least}")
-    if not config.spread > 0:
-        raise RecipeError(f"synchrony.spread is {config.spread}; it must be above 0")
+        if not least <= value <= most:
+            limits = f"at least {least:g}" if most == inf else f"{least:g} to {most:g}"
+            raise RecipeError(f"synchrony.{word} is {value}; it must be {limits}")
     if config.is_served:
         _check_served(config)
 

@@ -20,6 +20,9 @@ SLOW = 0
 MOST_MEASURED = 1_000_000
 """Times of a file that are read at most."""
 
+LONGEST_S = 1e6
+"""What a micro-batch may have taken at most; a clock adds these up."""
+
 
 def seconds_of(config: SynchronyConfig, seed: int) -> Seconds:
     """The speeds of a recipe. Their mean is 1, but for measured ones, which are seconds.
@@ -57,8 +60,9 @@ def measured(path: Path) -> list[float]:
             f"synchrony.speeds_from {path}: no timings of a run, which have compute_s on each line "
             f"({error!r:.80})"
         ) from error
-    if not times or not all(0 < time < float("inf") for time in times):
+    if not times or not all(0 < time <= LONGEST_S for time in times):
         raise RecipeError(
-            f"synchrony.speeds_from {path}: {len(times)} times; expected one or more, above 0"
+            f"synchrony.speeds_from {path}: {len(times)} times; expected one or more, above 0 and "
+            f"at most {LONGEST_S:g} seconds"
         )
     return times

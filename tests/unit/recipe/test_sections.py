@@ -350,6 +350,17 @@ def test_accepted(recipe: Recipe) -> None:
         ("synchrony.mode", "sometimes", "synchrony.mode is 'sometimes'; it must be one of"),
         ("synchrony.shares", "even", "synchrony.shares is 'even'; it must be one of 'equal'"),
         ("synchrony.shares_every", 0, "synchrony.shares_every is 0; it must be at least 1"),
+        ("synchrony.learners", 0, "synchrony.learners is 0; it must be 1 to 4096"),
+        ("synchrony.learners", 10**12, "synchrony.learners is 1000000000000; it must be 1 to 4096"),
+        ("synchrony.backup_workers", -1, "synchrony.backup_workers is -1; it must be 0 to 4095"),
+        ("synchrony.backup_workers", 4096, "synchrony.backup_workers is 4096; it must be 0 to 409"),
+        ("synchrony.max_staleness", -1, "synchrony.max_staleness is -1; it must be at least 0"),
+        ("synchrony.gradients_per_update", 0, "gradients_per_update is 0; it must be 1 to 4096"),
+        ("synchrony.warm_steps", -1, "synchrony.warm_steps is -1; it must be at least 0"),
+        ("synchrony.spread", 1e-200, "synchrony.spread is 1e-200; it must be 0.01 to 10"),
+        ("synchrony.spread", 1e20, "synchrony.spread is 1e+20; it must be 0.01 to 10"),
+        ("synchrony.slow_factor", 0.5, "synchrony.slow_factor is 0.5; it must be 1 to 1000"),
+        ("synchrony.slow_factor", 1e30, "synchrony.slow_factor is 1e+30; it must be 1 to 1000"),
     ],
 )
 def test_refused(name: str, value: object, words: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from firecaffe.errors import RecipeError
 from firecaffe.synchrony.clock import SimulatedClock
-from firecaffe.synchrony.config import SERVED, SynchronyConfig
+from firecaffe.synchrony.config import LIMITS, SERVED, SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, to_row
 from firecaffe.synchrony.leaves import Leaves
 from firecaffe.synchrony.ledger import Ledger
@@ -79,19 +79,33 @@ def test_gamma_has_the_mean_and_the_spread_that_were_asked_for() -> None:
     assert other(0, 0) != seconds(0, 0)
 
 
+def line(compute_s: str) -> str:
+    return f'{{"compute_s": {compute_s}}}\n'
+
+
 def test_measured_times_are_drawn_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
-    path.write_text('{"compute_s": 0.25}\n{"compute_s": 0.5}\n')
+    path.write_text(line("0.25") + line("0.5"))
     config = SynchronyConfig(speeds="measured", speeds_from=str(path))
     seconds = seconds_of(config, 3)
     assert {seconds(learner, 0) for learner in range(20)} == {0.25, 0.5}
-    for text in ("", "{}\n", "7\n", '{"compute_s": 0}\n', '{"compute_s": NaN}\n', "[" * 99999):
+    for text in ("", "{}\n", "7\n", *map(line, ("0", "NaN", "1e308")), "[" * 99999):
         path.write_text(text)
         with pytest.raises(RecipeError, match=r"synchrony\.speeds_from"):
             seconds_of(config, 3)
     path.unlink()
     with pytest.raises(RecipeError, match="No such file"):
         seconds_of(config, 3)
+
+
+@pytest.mark.parametrize("end", [0, 1], ids=["least", "most"])
+def test_speeds_at_their_limits(end: int) -> None:
+    """Times that can be added up, and written as JSON."""
+    for speeds, word in (("gamma", "spread"), ("one_slow", "slow_factor")):
+        words: dict[str, Any] = {"speeds": speeds, word: float(LIMITS[word][end])}
+        events = run(clock("asynchronous", learners=4, **words))
+        assert json.dumps(tally(events).row, allow_nan=False)
+        assert tally(events).time_s > 1
 
 
 @pytest.mark.parametrize("mode", SERVED)
