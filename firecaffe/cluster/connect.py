@@ -14,7 +14,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.addresses import LOOPBACK, join_place, listen_to_all, own_addresses
-from firecaffe.cluster.tree import links_of, most_links
+from firecaffe.cluster.tree import Shape, links_of, most_links, star_of
 from firecaffe.errors import LaunchError
 
 TOKEN_BYTES = 16
@@ -39,7 +39,13 @@ class Listener:
 
 
 def connect_ranks(
-    store: Store, rank: int, world_size: int, timeout_s: float, *, one_host: bool
+    store: Store,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    *,
+    one_host: bool,
+    shape: Shape = links_of,
 ) -> tuple[list[str], dict[int, socket.socket]]:
     """Connects this rank with the ranks that it is linked with. All ranks must call it. Returns the
     names of all ranks' hosts, by rank, and the connected sockets, by rank. store: of these ranks
@@ -54,13 +60,14 @@ def connect_ranks(
     """
     deadline = time.monotonic() + timeout_s
     token = secrets.token_bytes(TOKEN_BYTES)
-    with _listen(min(world_size, most_links()), one_host) as listener:
+    most = world_size if shape is star_of else most_links()
+    with _listen(min(world_size, most), one_host) as listener:
         port = listener.getsockname()[1]
         addresses = [LOOPBACK] if one_host else own_addresses(os.environ.get("MASTER_ADDR", ""))
         own = Listener(socket.gethostname(), addresses, port, token.hex())
         listeners = _share(store, own, rank, world_size, timedelta(seconds=timeout_s))
         hosts = host_names(listeners)
-        linked = links_of(rank, hosts).ranks
+        linked = shape(rank, hosts).ranks
         sockets: dict[int, socket.socket] = {}
         try:
             for other in linked:

@@ -5,9 +5,12 @@ of one host below their first. In each of the two trees a rank also has a link t
 and those right below the root have one to the next of them; so a rank of the tree may be gone, or
 silent, and news still go round it. (Between a host and the others stands its first rank alone.
 If that one is lost, each side sees it for itself.)
+
+Where rank 0 goes on without ranks that are lost, losses add up: of two lost ranks one above the
+other, all below them would be cut off. There, each rank has a link to rank 0, and no other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 FAN_OUT = 2
@@ -43,6 +46,17 @@ def links_of(rank: int, hosts: Sequence[str], fan_out: int = FAN_OUT) -> Links:
     firsts = [ranks[0] for ranks in by_host.values()]
     among = _in_tree(firsts.index(rank), firsts, fan_out)
     return Links(among.parent, among.children + below.children, among.beside + below.beside)
+
+
+def star_of(rank: int, hosts: Sequence[str]) -> Links:
+    """The links of one rank where all are linked with rank 0 alone. Rank 0 has one to each, as many
+    as the server of a training has to its workers anyway.
+    """
+    return Links(parent=0) if rank else Links(children=tuple(range(1, len(hosts))))
+
+
+Shape = Callable[[int, Sequence[str]], Links]
+"""(rank, hosts by rank) -> the rank's links: `links_of` or `star_of`."""
 
 
 def most_links(fan_out: int = FAN_OUT) -> int:

@@ -16,6 +16,11 @@ cannot while one call holds the interpreter's lock (`cluster.beside`).
 
 Who comes to a verdict, or fails by itself, tells its neighbours; these take it and pass it on: so
 all end with the same words. A lost rank cuts nobody off: its neighbours see for themselves.
+
+Rank 0 may go on without others (`tolerate`), as the server of a training does, if all are linked
+with it alone (`cluster.tree.star_of`). Then it hears of every loss, and nobody else hears of it but
+the lost rank, which ends if it is there after all.
+
 Sockets and not the launcher's store: they end with their process, and need no launcher. Nor the
 process group: its errors come late, name no rank, or never come.
 """
@@ -27,11 +32,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from firecaffe.cluster.calls import Calls
 from firecaffe.cluster.last_word import end_process, leave_report
 from firecaffe.cluster.message import BEAT, ECHO, FAULT, GOODBYE, PARTING, Message, Place, pack
 from firecaffe.cluster.neighbour import Neighbour
 from firecaffe.cluster.round_trips import RoundTrip, RoundTrips
-from firecaffe.cluster.tree import links_of
+from firecaffe.cluster.tree import Shape, links_of, star_of
 from firecaffe.cluster.verdict import SETTLE_S, Judge
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
@@ -46,6 +52,10 @@ WRITE_S = 2.0
 """Seconds for which a rank that leaves waits until the verdict is on the disk."""
 
 
+Tell = Callable[[Fault, bool], object]
+"""(what has happened to another rank, whether this rank goes on without it)."""
+
+
 class Watch:
     """This rank's eye on the others, from `Watch(...)` to `close`."""
 
@@ -57,16 +67,21 @@ class Watch:
         silent_s: float,
         place: Place,
         timeout_s: float = float("inf"),
+        shape: Shape = links_of,
     ) -> None:
-        """hosts: their names, by rank. sockets: to the ranks of `links_of`; see `cluster.connect`.
+        """hosts: their names, by rank. sockets: to the ranks of `shape`; see `cluster.connect`.
         place: this rank's. timeout_s: how long it may wait for others.
         """
         self.rank, self.hosts, self.place, self.timeout_s = rank, hosts, place, timeout_s
-        self._call: Callable[[Fault], object] = lambda _: None
+        self._tell: Tell = lambda *_: None
+        self._on_loss: Callable[[Fault], object] | None = None
+        self._losses: dict[int, Fault] = {}
+        self._calls: Calls | None = None
         now = time.monotonic()
         self._neighbours = {other: Neighbour(each, now) for other, each in sockets.items()}
         self._judge = Judge(rank, hosts, silent_s, place, self._neighbours)
-        links = links_of(rank, hosts)
+        self._is_star = shape is star_of
+        links = shape(rank, hosts)
         self._in_tree = {links.parent, *links.children} - {None}
         self._fault: Fault | None = None
         self._known = threading.Event()
@@ -88,12 +103,39 @@ class Watch:
 
     @property
     def fault(self) -> Fault | None:
-        """The verdict on another rank, as soon as there is one."""
+        """The verdict that ends this rank, as soon as there is one."""
         return self._fault
 
-    def when_lost(self, call: Callable[[Fault], object]) -> None:
-        """Lets `call` be called once, in a thread of its own, with the verdict on another rank."""
-        self._call = call
+    @property
+    def losses(self) -> dict[int, Fault]:
+        """What has happened to the ranks without which this one goes on."""
+        return dict(self._losses)
+
+    def when_lost(self, tell: Tell) -> None:
+        """Lets `tell` be called, in a thread of its own, with the verdict that ends this rank, and
+        with each loss that it tolerates.
+        """
+        self._tell = tell
+
+    def tolerate(self, call: Callable[[Fault], object]) -> None:
+        """Lets this rank, which is rank 0, go on without others that are lost from now on. A
+        verdict that there is already stands, and so does one on rank 0.
+
+        call: called once for each lost rank, one after the other, in a thread of its own, with what
+        has happened to it. A rank that was given up and is there after all ends with these words.
+
+        Raises: ValueError on another rank; or if the ranks are linked with each other, for they
+        would end each other then.
+        """
+        if self.rank != 0 or not self._is_star:
+            raise ValueError(
+                f"rank {self.rank} cannot go on without others; rank 0 can, if all are linked with "
+                "it alone (star_of)"
+            )
+        with self._lock:
+            if self._calls is None:
+                self._calls = Calls("losses")
+            self._on_loss = call
 
     def take_round_trips(self) -> list[RoundTrip]:
         """Takes the round trips since the last call."""
@@ -114,7 +156,7 @@ class Watch:
         timed_out: whether the group failed because its time was over; then all may still be there.
         """
         beat_s, silent_s = self._judge.beat_s, self._judge.silent_s
-        if not self._known.wait(2 * SETTLE_S):
+        if not self._known.wait(2 * SETTLE_S) and self._on_loss is None:
             behind = self._judge.behind(time.monotonic()) if timed_out else None
             if behind is not None:
                 self._decide(behind)
@@ -140,6 +182,8 @@ class Watch:
         self._thread.join()
         if self._writer is not None:
             self._writer.join(WRITE_S)
+        if self._calls is not None:
+            self._calls.close(WRITE_S)
         for each in self._neighbours.values():
             each.socket.close()
         self._wake.close()
@@ -179,6 +223,8 @@ class Watch:
         """Whether this rank has waited for longer than `timeout_s`. The process group may not say
         so: Gloo knows no time-out while it connects two ranks (its issue 520).
         """
+        if self._on_loss is not None:
+            return False  # who serves others waits for none of them
         # A group's own time is over first, for what it says tells of the operation.
         too_long_s = self.timeout_s + 2 * self._judge.beat_s
         return self.place.waits and now - self.place.waits_from_s > too_long_s
@@ -206,11 +252,12 @@ class Watch:
         elif message.kind == FAULT:
             with suppress(ValueError):
                 fault = Fault.parse(message.text.decode(errors="replace"))
-                of.has_left = True
+                # Who goes on without others hears of a rank from that rank alone.
+                of.has_left |= self._on_loss is None or fault.rank == rank
                 self._take(fault, message.text)
         elif message.kind in (GOODBYE, PARTING):
             of.has_left |= message.kind == GOODBYE
-            if not self._has_one_left:
+            if not self._has_one_left and self._on_loss is None:
                 self._has_one_left = True
                 self._send_to_all(PARTING)
 
@@ -225,17 +272,36 @@ class Watch:
         with self._lock:
             if self._is_taken:
                 return
-            self._is_taken = True
+            goes_on = self._on_loss is not None and fault.rank != self.rank
+            self._is_taken = not goes_on
+        if goes_on:
+            self._lose(fault, text)
+            return
         self._send_to_all(FAULT, text)
         self._is_told, self._fault = True, fault
         self._end_s = time.monotonic() + GRACE_S
         self._known.set()
         # It writes to a disk, which may be what has stalled.
-        self._writer = threading.Thread(target=self._call, args=(fault,), daemon=True)
+        self._writer = threading.Thread(target=self._tell, args=(fault, False), daemon=True)
         self._writer.start()
+
+    def _lose(self, fault: Fault, text: bytes) -> None:
+        """Goes on without a rank."""
+        of, call, calls = self._neighbours.get(fault.rank), self._on_loss, self._calls
+        assert call is not None
+        assert calls is not None
+        if of is None or fault.rank in self._losses:
+            return
+        self._losses[fault.rank] = fault
+        of.has_left, of.gone_s = True, None
+        of.send(pack(FAULT, self.place, text=text))
+        calls.put(lambda: call(fault))
+        calls.put(lambda: self._tell(fault, True))
 
     def _beat(self) -> None:
         for rank, each in self._neighbours.items():
+            if rank in self._losses:
+                continue  # what it was told last is to be the last that it reads
             is_of_tree = rank in self._in_tree
             behind = self._judge.furthest_behind(without=rank) if is_of_tree else None
             each.send(pack(BEAT, self.place, behind, time.monotonic_ns()))

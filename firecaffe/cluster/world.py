@@ -32,6 +32,7 @@ from firecaffe.cluster.groups import (
 from firecaffe.cluster.launched_by import check_both_said, take_over
 from firecaffe.cluster.memory import keep_freed_memory
 from firecaffe.cluster.message import Place
+from firecaffe.cluster.tree import Shape, links_of
 from firecaffe.cluster.watch import Watch
 from firecaffe.errors import LaunchError, PeerLostError
 
@@ -80,13 +81,17 @@ def is_launched(nnodes: str = "1") -> bool:
 
 @contextmanager
 def join(
-    device: str = "auto", timeout_s: float = TIMEOUT_S, silent_s: float = SILENT_S
+    device: str = "auto",
+    timeout_s: float = TIMEOUT_S,
+    silent_s: float = SILENT_S,
+    shape: Shape = links_of,
 ) -> Iterator[World]:
     """Joins the world that is there, else the one that the environment names, and leaves it at the
     end.
 
     timeout_s: how long a rank waits for the others. silent_s: after how long without a word a rank
-    is given up.
+    is given up. shape: the links over which ranks watch over each other; with `star_of` rank 0 can
+    go on without others.
 
     Raises: LaunchError if the environment is incomplete, a device is missing, or the ranks do
     not find each other in `timeout_s` seconds.
@@ -105,9 +110,9 @@ def join(
         with meeting(world_size):
             one_host = local_world_size == world_size
             hosts, sockets = connect_ranks(
-                groups.store, rank, world_size, timeout_s, one_host=one_host
+                groups.store, rank, world_size, timeout_s, one_host=one_host, shape=shape
             )
-        watch = Watch(rank, hosts, sockets, silent_s, place, timeout_s)
+        watch = Watch(rank, hosts, sockets, silent_s, place, timeout_s, shape)
         with closing(watch), pulse_beside(sockets.values(), silent_s):
             yield World(
                 rank,

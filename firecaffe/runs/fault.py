@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ NAME = "fault.json"
 
 UNKNOWN_NEXT = "this attempt ended"
 """What follows a fault as ranks know it; a launcher knows better."""
+
+GOES_ON = "the others go on"
+"""What follows the loss of a rank without which rank 0 goes on, as rank 0 knows it."""
 
 KIND_OF = {
     DataError: "data",
@@ -86,10 +89,11 @@ def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:
     try:
         with _alone_in(folder):
             earlier = _read(folder / NAME)
-            if earlier and is_same(earlier[0], fault):
+            known = next((row for row in _newest(earlier) if is_same(row, fault)), None)
+            if known is not None:
                 if fault.kind in TOGETHER:
                     return ""  # the first to say it said it
-                earlier = earlier[1:]
+                earlier.remove(known)
             row = {**fault.as_json(), "then": then, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             write_json(folder / NAME, {**row, "earlier": earlier})
     except (OSError, ValueError) as error:
@@ -123,12 +127,20 @@ def _step_under_way(folder: Path, rank: int) -> int:
 
 def is_same(row: dict[str, Any], fault: Fault) -> bool:
     """Whether both tell of one event: a rank's end may be known better later, its step too."""
-    if row.get("then") != UNKNOWN_NEXT:
+    if row.get("then") not in (UNKNOWN_NEXT, GOES_ON):
         return False  # a launcher has told it; what comes now is new
     step = row.get("step")
     is_of_all = fault.kind in TOGETHER and row.get("kind") == fault.kind
     is_of_it = is_of_all or row.get("rank") == fault.rank
     return is_of_it and isinstance(step, int) and abs(step - fault.step) <= 1
+
+
+def _newest(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The newest row. If the others go on, more ranks may have been lost since an earlier one."""
+    for row in rows:
+        yield row
+        if row.get("then") != GOES_ON:
+            return
 
 
 @contextmanager

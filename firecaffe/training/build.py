@@ -12,6 +12,7 @@ from torch import nn
 
 from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.last_word import LAUNCHED, tell_uncaught
+from firecaffe.cluster.tree import links_of, star_of
 from firecaffe.cluster.world import World, join
 from firecaffe.data.datasets import GIVEN
 from firecaffe.data.train_batches import BatchesAhead
@@ -112,16 +113,18 @@ def train(
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name=GIVEN))
     if task is not None:
         recipe = dataclasses.replace(recipe, task=TaskConfig(OWN))
-    exchange = recipe.exchange
+    exchange, synchrony = recipe.exchange, recipe.synchrony
+    # A server goes on without workers that are lost.
+    shape = star_of if synchrony.is_served and synchrony.clock == "real" else links_of
     with (
-        join(recipe.train.device, exchange.timeout_s, exchange.silent_s) as world,
+        join(recipe.train.device, exchange.timeout_s, exchange.silent_s, shape) as world,
         ExitStack() as resources,
         tell_faults(
             world
         ) as found,  # inside, so that others hear of it before anything is waited for
     ):
         check_workers(recipe.train, world.world_size, exchange.level)
-        check_served_workers(recipe.synchrony, world.world_size)
+        check_served_workers(synchrony, world.world_size)
         check_hosts(recipe, world)
         if world.attempt == 0:  # later there may be fewer
             check(plugins, world.world_size)

@@ -15,7 +15,7 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import FOLDER, World
 from firecaffe.errors import CheckpointError, FirecaffeError, MemoryFullError
 from firecaffe.faults import ANOTHER, TOGETHER, Fault
-from firecaffe.runs.fault import fault_of, known_in, write_fault
+from firecaffe.runs.fault import GOES_ON, UNKNOWN_NEXT, fault_of, known_in, write_fault
 from firecaffe.training.checkpoint import Checkpoint, load_newest
 from firecaffe.training.pass_on import pass_on
 
@@ -129,12 +129,12 @@ class FaultTeller:
         if self._world.watch is not None:
             self._world.watch.when_lost(self.write)
 
-    def write(self, fault: Fault) -> Fault:
+    def write(self, fault: Fault, goes_on: bool = False) -> Fault:
         """Writes a fault into the run folder, if there is one. The fault returned says if it could
-        not, and whether there is a checkpoint.
+        not, and whether there is a checkpoint. goes_on: whether this rank goes on all the same.
         """
-        fault = known_in(self._folder, fault)
-        problem = "" if self._folder is None else write_fault(self._folder, fault)
+        fault, then = known_in(self._folder, fault), GOES_ON if goes_on else UNKNOWN_NEXT
+        problem = "" if self._folder is None else write_fault(self._folder, fault, then)
         return dataclasses.replace(fault, detail=f"{fault.detail}; {problem}") if problem else fault
 
 

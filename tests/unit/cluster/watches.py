@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 
 from firecaffe.cluster.message import Place
-from firecaffe.cluster.tree import links_of
+from firecaffe.cluster.tree import Shape, links_of
 from firecaffe.cluster.watch import Watch
 from firecaffe.faults import Fault
 
@@ -23,11 +23,11 @@ def connect() -> tuple[socket.socket, socket.socket]:
     return near, far
 
 
-def linked(hosts: Sequence[str]) -> list[dict[int, socket.socket]]:
+def linked(hosts: Sequence[str], shape: Shape = links_of) -> list[dict[int, socket.socket]]:
     """Sockets by rank and by the rank at the other end."""
     sockets: list[dict[int, socket.socket]] = [{} for _ in hosts]
     for first in range(len(hosts)):
-        for second in links_of(first, hosts).ranks:
+        for second in shape(first, hosts).ranks:
             if first < second:
                 sockets[first][second], sockets[second][first] = connect()
     return sockets
@@ -40,12 +40,13 @@ def watches(
     silent_s: float = LONG_S,
     hosts: Sequence[str] = (),
     timeout_s: float = LONG_S,
+    shape: Shape = links_of,
 ) -> Iterator[tuple[list[Watch], list[dict[int, socket.socket]]]]:
     """Of all ranks, or of some; the others are sockets in the test's hands."""
     names = list(hosts) or [f"host{rank}" for rank in range(size)]
-    sockets = linked(names)
+    sockets = linked(names, shape)
     started = [
-        Watch(rank, names, sockets[rank], silent_s, Place(), timeout_s)
+        Watch(rank, names, sockets[rank], silent_s, Place(), timeout_s, shape)
         for rank in range(size)
         if watching is None or rank in watching
     ]
