@@ -96,10 +96,12 @@ def num_samples(inputs: Any, targets: Any) -> int:
     """Samples of a batch: the rows of the first tensor of its targets, or, if they have none, of
     its inputs.
     """
-    if isinstance(targets, Tensor):
-        return len(targets)
-    leaves = tree_leaves(targets) or tree_leaves(inputs)
-    return len(leaves[0])
+    for tree in (targets, inputs):
+        if isinstance(tree, Tensor):
+            return len(tree)
+        if leaves := tree_leaves(tree):
+            return len(leaves[0])
+    raise ValueError("a batch without tensors")
 
 
 def named_leaves(batch: Batch) -> list[tuple[str, Any]]:

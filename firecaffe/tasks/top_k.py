@@ -15,9 +15,10 @@ PLACES = 5
 def count_correct(outputs: Any, labels: Tensor) -> Tensor:
     """How many samples have their label first, and among the first five: float32, shape (2,)."""
     logits = prediction_of(outputs)
-    best = logits.topk(min(PLACES, logits.shape[1])).indices == labels[:, None]
-    by_place = best.sum(0, dtype=torch.float32)
-    return torch.stack([by_place[0], by_place.sum()])
+    places = min(PLACES, logits.shape[1])
+    best = logits.topk(places).indices == labels[:, None]
+    up_to_place = best.sum(0, dtype=torch.float32).cumsum(0)
+    return up_to_place[:: places - 1] if places > 1 else up_to_place.expand(2)
 
 
 def counted(place: int) -> Callable[[Any, Tensor], Tensor]:

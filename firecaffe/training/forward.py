@@ -1,5 +1,8 @@
 """The forward pass of one micro-batch: its loss, and what goes along with its gradients."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +37,10 @@ class Forward:
         """What the task counts of this worker's samples of the step so far. Whole numbers have the
         same sum in any order, so they do not go through the tree.
         """
-        self._dtype = AUTOCAST.get(config.autocast)
+        self._arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
+        if config.autocast in AUTOCAST:
+            dtype = AUTOCAST[config.autocast]
+            self._arithmetic = partial(torch.autocast, self.device.type, dtype)
 
     def begin_step(self) -> None:
         """Begins a step, all micro-batches of which start from the same buffers."""
@@ -54,7 +60,7 @@ class Forward:
             return None, self.empty_tail()
         mixed = self.mixing(inputs, targets, step, leaf)
         seed_random(self.config.seed, "dropout", step, leaf)
-        with torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not None):
+        with self._arithmetic():
             outputs = self._run(laid_out(mixed.inputs, self.config))
             loss = mixed.loss(self.task.loss, outputs)
         # A short micro-batch weighs less; a full one is not multiplied, which keeps it cheap.

@@ -63,8 +63,8 @@ class Outcome:
     metrics: Sequence[str]
     sums: Tensor
     """The loss, the metrics, and the votes to stop and to save."""
-    magnitudes: Tensor
-    """The largest magnitude in each parameter's gradient, shape (parameters,)."""
+    is_finite: Tensor
+    """Whether each parameter's gradient is finite: bool, shape (parameters,)."""
     norm: Tensor
     """The gradient's norm, if it is clipped; else 0."""
     names: Sequence[str]
@@ -96,9 +96,8 @@ class Outcome:
         loss = self.loss
         if math.isfinite(loss) and self.overflows:
             return ""
-        is_finite = self.magnitudes.isfinite().tolist()
-        if not all(is_finite):
-            layer = self.names[is_finite.index(False)]
+        if not bool(self.is_finite.all()):
+            layer = self.names[self.is_finite.tolist().index(False)]
             return (
                 f"the loss is {loss:.4g}; the first gradient in network order that is not finite "
                 f"is that of {layer}"

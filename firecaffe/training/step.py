@@ -84,7 +84,7 @@ class Stepper:
             weight=weight,
             metrics=self.forward.task.counted,
             sums=queue.to_host(torch.cat([totals.tail[0], totals.counts])),
-            magnitudes=queue.to_host(self.reducer.magnitudes()),
+            is_finite=queue.to_host(self.reducer.finite()),
             norm=queue.to_host(self._scale_gradients()),
             names=self.reducer.names,
             overflows=self.forward.scaler.is_enabled(),

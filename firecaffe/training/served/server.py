@@ -111,24 +111,23 @@ class Server:
     @torch.no_grad()
     def prepare(self, update: Update, weight_of: Callable[[Leaf], float]) -> tuple[Tensor, Tensor]:
         """Puts the mean gradient of an update into every `p.grad`. weight_of: of a leaf, 1 if it
-        is full. Returns the largest magnitude in each parameter's gradient, shape (parameters,),
+        is full. Returns whether each parameter's gradient is finite, bool, shape (parameters,),
         and the gradient's norm before it was clipped, 0 if it is not.
         """
         late = [self._corrected(update, work) for work in update.works]
         weight = sum(weight_of(work.leaf) for work in update.works)
-        magnitudes = []
+        finite = []
         for name, parameter in self.named.items():
             total = self._sum(update, [each.get(name) for each in late])
             parameter.grad = None if total is None else total.div_(weight)
-            largest = parameter.detach().new_zeros(1)
+            finite.append(torch.ones((), dtype=torch.bool, device=parameter.device))
             if total is not None and total.numel():
-                largest = total
-            low, high = torch.aminmax(largest)
-            magnitudes.append(torch.maximum(-low, high).double())
+                low, high = torch.aminmax(total)
+                finite[-1] = low.isfinite() & high.isfinite()
         norm = torch.zeros((), device=self.forward.device)
         if self.clip_gradients:
             norm = nn.utils.clip_grad_norm_(self.named.values(), self.clip_gradients, foreach=True)
-        return torch.stack(magnitudes), norm
+        return torch.stack(finite), norm
 
     @torch.no_grad()
     def apply(

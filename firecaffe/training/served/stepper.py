@@ -106,7 +106,7 @@ class ServedStepper:
             weight=window.samples / self.order.micro_batch_size,
             metrics=self.forward.task.counted,
             sums=torch.cat([window.loss, window.counts, votes]),
-            magnitudes=window.magnitudes,
+            is_finite=window.gradients_are_finite,
             norm=window.norm,
             names=list(self.server.named),
             overflows=False,
@@ -123,8 +123,7 @@ class ServedStepper:
         self, update: Update, rate: float, momentum: float | None, window: "_Window"
     ) -> None:
         weight_of = partial(_weight, self.order)
-        magnitudes, norm = self.server.prepare(update, weight_of)
-        window.take(magnitudes, norm)
+        window.take(*self.server.prepare(update, weight_of))
         if window.is_finite:
             self.server.apply(update, weight_of, rate, momentum)
 
@@ -171,7 +170,7 @@ class _Window:
     def __init__(self, counts: Tensor, parameters: int) -> None:
         self.loss, self.counts = counts.new_zeros(1), counts
         self.samples, self.micro_batches = 0, 0
-        self.magnitudes = torch.zeros(parameters, dtype=torch.float64, device=counts.device)
+        self.gradients_are_finite = torch.ones(parameters, dtype=torch.bool, device=counts.device)
         self.norm = counts.new_zeros(())
 
     def add(self, loss: Tensor, counts: Tensor, samples: int) -> None:
@@ -180,11 +179,11 @@ class _Window:
         self.samples += samples
         self.micro_batches += 1
 
-    def take(self, magnitudes: Tensor, norm: Tensor) -> None:
-        self.magnitudes = torch.maximum(self.magnitudes, magnitudes)
+    def take(self, finite: Tensor, norm: Tensor) -> None:
+        self.gradients_are_finite = self.gradients_are_finite & finite
         self.norm = torch.maximum(self.norm, norm)
 
     @property
     def is_finite(self) -> bool:
-        found = (self.loss, self.magnitudes, self.norm)
-        return all(bool(each.isfinite().all()) for each in found)
+        are_finite = (self.loss.isfinite(), self.gradients_are_finite, self.norm.isfinite())
+        return all(bool(each.all()) for each in are_finite)
