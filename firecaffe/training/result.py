@@ -123,13 +123,25 @@ class Result:
 
     @property
     def top1(self) -> float:
-        """The share of the test samples whose label came first."""
-        return self.metrics["top1"]
+        """The share of the test samples whose label came first.
+
+        Raises: AttributeError if the run has no such metric, as that of another task.
+        """
+        return self._metric("top1")
 
     @property
     def top5(self) -> float:
-        """The share of the test samples whose label was among the first five."""
-        return self.metrics["top5"]
+        """The share of the test samples whose label was among the first five.
+
+        Raises: AttributeError if the run has no such metric, as one of five classes or fewer.
+        """
+        return self._metric("top5")
+
+    def _metric(self, name: str) -> float:
+        if name not in self.metrics:
+            known = ", ".join(self.metrics) or "none"
+            raise AttributeError(f"this run has no {name}; its metrics are {known}")
+        return self.metrics[name]
 
     def as_row(self) -> dict[str, Any]:
         """The result as result.json has it: a name for each metric."""
