@@ -156,6 +156,11 @@ class TuneResult:
 def plan_search(asked: TuneRequest) -> Search:
     """Raises: RecipeError, before anything is started, if the search cannot be."""
     recipe = asked.recipe
+    if recipe.synchrony.is_served:
+        raise RecipeError(
+            f"synchrony.mode is {recipe.synchrony.mode}, whose updates are not of train."
+            "global_batch_size samples, by which a search chooses rates; tune takes every_step"
+        )
     data = check_data(recipe.data)
     large = with_batch(recipe, asked.global_batch_size, len(data.train))
     steps = total_steps(large, data)

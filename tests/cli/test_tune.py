@@ -29,6 +29,8 @@ device = "cpu"
 base_lr = 0.01
 """
 
+SERVED = ["--synchrony.mode", "stale", "--synchrony.clock", "simulated"]
+
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
@@ -123,6 +125,11 @@ def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
         (["--global-batch-size", "64", "--against", "nowhere"], 8, "no such run folder"),
         (["--global-batch-size", "64", "--seeds", "0"], 2, "--seeds is 0"),
         (["--global-batch-size", "64", "--budget", "0"], 2, "--budget is 0; it must be more than"),
+        (
+            ["--global-batch-size", "64", *SERVED],
+            2,
+            "synchrony.mode is stale, whose updates are not",
+        ),
         (["--global-batch-size", "64", "--solver.base_lr", "0"], 2, "solver.base_lr is 0"),
         (["--global-batch-size", "64", "--write", "no/x.toml"], 8, "there is no folder no"),
         (["--global-batch-size", "64", "--nproc-per-node", "2"], 2, "2 ranks but only 1"),
