@@ -7,6 +7,7 @@ from typing import Literal
 from firecaffe.errors import RecipeError
 
 EVERY_STEP, BACKUP, STALE, ASYNCHRONOUS = "every_step", "backup", "stale", "asynchronous"
+LOCAL = "local"
 
 EQUAL: Literal["equal"] = "equal"
 MEASURED: Literal["measured"] = "measured"
@@ -16,6 +17,7 @@ MODES = {
     BACKUP: "the first micro-batches of a step count, those of the slowest learners are dropped",
     STALE: "a server updates as gradients arrive; no learner gets far ahead of the slowest",
     ASYNCHRONOUS: "a server updates as gradients arrive",
+    LOCAL: "replicas train by themselves, and are averaged every so many steps",
 }
 """The modes of docs/synchrony.md, for people."""
 
@@ -30,6 +32,13 @@ LIMITS: dict[str, tuple[float, float]] = {
     "gradients_per_update": (1, 4096),
     "warm_steps": (0, inf),
     "spread": (0.01, 10),  # below, take constant; above, nearly all times are 0
+    "replicas": (1, 4096),
+    "local_steps": (1, inf),
+    "growth_coefficient": (0, inf),
+    "overlap_steps": (0, inf),
+    "outer_lr": (-1, inf),
+    "outer_momentum": (-1, 1),
+    "warm_epochs": (0, inf),
     "slow_factor": (1, 1000),  # a learner that is slower brings nothing in most trainings
 }
 """The least and the most of each number."""
@@ -40,7 +49,7 @@ class SynchronyConfig:
     """When workers exchange, and who computes what.
 
     Args:
-        mode: A row of docs/synchrony.md: every_step, backup, stale or asynchronous.
+        mode: A row of docs/synchrony.md: every_step, backup, stale, asynchronous or local.
         shares: How many micro-batches of a step each worker computes: equal, or measured, as many
             as it computes in the same time as the others. The result is the same.
         shares_every: The number of steps between two decisions about measured shares.
@@ -61,6 +70,21 @@ class SynchronyConfig:
         speeds_from: The file of a run's timings, RUN/timings/rank-R.jsonl (measured).
         spread: Standard deviation of the time, as a share of its mean (gamma).
         slow_factor: How many times as long the slow learner takes (one_slow).
+        replicas: Copies of the network that train by themselves (local), each on its share of the
+            micro-batches of every step. Workers share them out.
+        local_steps: Steps of a replica between two averages (local).
+        growth_coefficient: By the quadratic synchronization rule there are max(local_steps,
+            floor((growth_coefficient / rate)^2)) steps between two averages; 0: local_steps.
+        warm_epochs: Epochs at the beginning in which all micro-batches are added, as in every_step
+            (local).
+        warm_until_drop: The same until the first drop of the rate (local).
+        outer: What an average does to the weights (local): average (they become it), slowmo or
+            nesterov (a step towards it, with momentum).
+        outer_lr: The outer rate; -1: 1 with slowmo, 0.7 with nesterov.
+        outer_momentum: The outer momentum; -1: 0.5 with slowmo, 0.9 with nesterov.
+        inner_momentum: What becomes of the replicas' optimizer state at an average: keep (each goes
+            on with its own), zero (it is forgotten) or average (local).
+        overlap_steps: Steps that replicas take while their average is under way; 0: they wait.
     """
 
     mode: str = EVERY_STEP
@@ -79,6 +103,16 @@ class SynchronyConfig:
     speeds_from: str = ""
     spread: float = 0.1
     slow_factor: float = 2.0
+    replicas: int = 4
+    local_steps: int = 8
+    growth_coefficient: float = 0.0
+    warm_epochs: int = 0
+    warm_until_drop: bool = False
+    outer: Literal["average", "slowmo", "nesterov"] = "average"
+    outer_lr: float = -1.0
+    outer_momentum: float = -1.0
+    inner_momentum: Literal["keep", "zero", "average"] = "keep"
+    overlap_steps: int = 0
 
     @property
     def is_served(self) -> bool:

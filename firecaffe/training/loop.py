@@ -18,6 +18,8 @@ from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, checkpoint_name
 from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.finite import explained
+from firecaffe.training.local.stepper import LocalStepper
+from firecaffe.training.local.sums import LocalOutcome
 from firecaffe.training.outcome import Outcome, Votes
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, result_of
@@ -35,7 +37,7 @@ class Training:
     run: Run
     world: World
     data: Data
-    stepper: Stepper | ServedStepper
+    stepper: Stepper | ServedStepper | LocalStepper
     ahead: BatchesAhead
     """Where the stepper's batches come from."""
     balance: Balance | None
@@ -62,7 +64,7 @@ def train(t: Training, records: Records) -> Result:
     known, broken = list(t.doubts), [getattr(each, "skipped", {}) for each in t.data.parts.values()]
     sums = StepSums(t.first_step + 1, broken=broken)
     saved_s = time.monotonic()
-    queued: deque[Outcome] = deque()
+    queued: deque[Outcome | LocalOutcome] = deque()
 
     def vote() -> Votes:
         every_s = words.checkpoint.every_s
@@ -91,9 +93,9 @@ def train(t: Training, records: Records) -> Result:
         stop = stack.enter_context(StopRequest())
         checkpoints = t.folder / "checkpoints"
         stack.enter_context(explained(t.world, t.saver, checkpoints, run.learning_rate))
-        behind = 1 if t.stepper.reducer.queue.works_behind else 0
         last, validation = t.first_step, None
-        if last < run.steps and t.best.evaluated < last and _is_due(words.train.eval_every, last):
+        every = words.train.eval_every
+        if last < run.steps and t.best.evaluated < last and _is_due(run, every, last):
             # It was asked to stop before this evaluation.
             validation = _validate(t, last, records)
             if _is_new_best(t, last):
@@ -105,16 +107,19 @@ def train(t: Training, records: Records) -> Result:
             last = done
             t.world.place.step = done
             queued.append(t.stepper.run(step, run.learning_rate(step), vote))
-            votes = read(0 if _is_looked_at(run, done) else behind)
+            votes = read(0 if _is_looked_at(run, done) else t.stepper.behind)
             if words.run.digests:
                 records.digests(done, t.state.digest_each())
+            if not run.rounds.is_whole(done):
+                sums.add_time(done, time.perf_counter() - start)
+                continue
             validation = None
-            if done < run.steps and not votes.stop and _is_due(words.train.eval_every, done):
+            if done < run.steps and not votes.stop and _is_due(run, every, done):
                 begun = time.perf_counter()
                 validation = _validate(t, done, records)
                 start += time.perf_counter() - begun  # it is no part of the step
             is_end = done == run.steps or t.best.is_enough(words.train.stop_after)
-            is_due = _is_due(words.checkpoint.every, done) or _is_new_best(t, done)
+            is_due = _is_due(run, words.checkpoint.every, done) or _is_new_best(t, done)
             if not is_end and (is_due or votes.save or votes.stop):
                 read(0)  # what it votes for is done already
                 _save(t, done)
@@ -166,15 +171,18 @@ def train(t: Training, records: Records) -> Result:
     return result
 
 
-def _is_due(every: int, done: int) -> bool:
-    return bool(every) and done % every == 0
+def _is_due(run: Run, every: int, done: int) -> bool:
+    """Whether what is done every so many steps is to be done now. What is due within a round is
+    done when the state is whole again.
+    """
+    return bool(every) and done // every > run.rounds.last_whole(done) // every
 
 
 def _is_looked_at(run: Run, done: int) -> bool:
     """Whether somebody wants the state as it is after a step, with the losses so far."""
     words = run.recipe
-    is_due = _is_due(words.checkpoint.every, done) or _is_due(words.train.eval_every, done)
-    return done == run.steps or is_due or words.run.digests
+    is_due = any(_is_due(run, n, done) for n in (words.checkpoint.every, words.train.eval_every))
+    return run.rounds.is_whole(done) and (done == run.steps or is_due or words.run.digests)
 
 
 def _share_out(t: Training, shares: Shares, done: int) -> None:

@@ -68,6 +68,10 @@ class ServedStepper:
         return self.warm.ema
 
     @property
+    def behind(self) -> int:
+        return self.warm.behind
+
+    @property
     def order(self) -> SampleOrder:
         return self.batches.order
 
