@@ -11,7 +11,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import REFERENCES, without_folder
 from firecaffe.solvers.policy import OVER_THE_TRAINING
-from firecaffe.synchrony.config import EVERY_STEP, LOCAL
+from firecaffe.synchrony.config import EVERY_STEP
 
 _FREE_WORDS = (
     "data.path",
@@ -28,6 +28,7 @@ _FREE_WORDS = (
     "train.epochs",
     "synchrony.shares",
     "synchrony.shares_every",
+    "synchrony.in_flight",
 )
 
 
@@ -36,7 +37,7 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
 
     Workers, buckets, exchange, checkpoints and paths are not among them. A compressor is, and the
     planned number of steps, if the learning rate depends on it, or, with a server, who waits at the
-    end, or, with replicas, when they are averaged.
+    end.
     """
     sections = ("model", "data", "train", "solver", "task")
     words = {
@@ -47,13 +48,9 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     words["exchange.compressor"] = recipe.exchange.compressor
     if recipe.exchange.compressor != NO_COMPRESSOR:
         words["exchange.compressor_level"] = recipe.exchange.compressor_level
-    synchrony = recipe.synchrony
-    ends_matter = synchrony.is_served or (
-        synchrony.mode == LOCAL and (synchrony.overlap_steps or synchrony.growth_coefficient)
-    )
-    if recipe.solver.lr_policy in OVER_THE_TRAINING or ends_matter:
+    if recipe.solver.lr_policy in OVER_THE_TRAINING or recipe.synchrony.is_served:
         words["train.steps"] = steps
-    if synchrony.mode != EVERY_STEP:
+    if recipe.synchrony.mode != EVERY_STEP:
         words |= {
             name: value
             for name, value in flatten(recipe).items()
