@@ -27,6 +27,8 @@ from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import Forecast, by_workers, fastest, forecasts, is_own
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
 from firecaffe.plan.workload import Workload
+from firecaffe.recipe.sections import Recipe
+from firecaffe.synchrony.config import EVERY_STEP
 
 MOST_WORKERS = 1_000_000
 MICRO_BATCH_SIZE = 8
@@ -37,7 +39,7 @@ LEAST_BATCH_SIZE = 256
 def main(argv: list[str]) -> int:
     if make_parser().read(argv).positionals:
         recipe, options = parse_recipe(make_parser(has_recipe=True), argv)
-        works = {str(options.recipe): workload_of(recipe)}
+        works = {str(options.recipe): _work(recipe)}
         compressors = _compressors(options.compressors, recipe.exchange.compressor)
     else:
         options = make_parser().parse_args(argv)
@@ -78,6 +80,17 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _work(recipe: Recipe) -> Workload:
+    """Raises: RecipeError if what the recipe says has no forecast."""
+    mode = recipe.synchrony.mode
+    if mode != EVERY_STEP:
+        raise RecipeError(
+            f"synchrony.mode is {mode}, which has no forecast yet; plan prices synchrony.mode "
+            f"{EVERY_STEP} alone"
+        )
+    return workload_of(recipe)
+
+
 def _works(options: Namespace) -> dict[str, Workload]:
     """The workload of a network alone, or those of two recipes, by name."""
     model, compared = options.model, options.compare
@@ -90,7 +103,7 @@ def _works(options: Namespace) -> dict[str, Workload]:
                     f"--{word.replace('_', '-')} goes with --model; the recipes of --compare say "
                     f"theirs (train.{word})"
                 )
-        return {path: workload_of(read_recipe(Path(path))) for path in compared}
+        return {path: _work(read_recipe(Path(path))) for path in compared}
     global_batch_size, micro_batch_size = options.global_batch_size, options.micro_batch_size
     if micro_batch_size is None:
         micro_batch_size = MICRO_BATCH_SIZE

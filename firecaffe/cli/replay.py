@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from firecaffe.cli.launched import check_alone
 from firecaffe.cli.of_run import parse_run
 from firecaffe.cli.options.replay import make_parser
 from firecaffe.cluster.world import join
@@ -15,6 +16,7 @@ NEEDED = ("model", "data", "task")
 
 
 def main(argv: list[str]) -> int:
+    check_alone("replay")
     typed = parse_run(make_parser(), argv)
     check_named(typed.where, typed.recipe, NEEDED)
     folder = run_of(typed.where)

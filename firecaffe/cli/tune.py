@@ -104,9 +104,7 @@ def _line(trial: Trial) -> str:
     measure = trial.measure
     solver = trial.recipe.solver
     rate = f"{solver.type}, rate {solver.base_lr:.3g}, warm-up {solver.warmup_steps} steps"
-    if (
-        not trial.recipe.data.hold_out and not trial.ended_early
-    ):  # all training samples, and the test set at the end
+    if trial.is_of_verdict and not trial.ended_early:
         result = read_run_file(trial.folder, "result.json")
         steps, found = result["steps"], measure.shown(measure.value_in(result))
         return f"{trial.name}: {rate}: test {measure.words} {found} after {steps} steps"

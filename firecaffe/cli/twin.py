@@ -6,15 +6,21 @@ from pathlib import Path
 
 from firecaffe.cluster.hosts import Hosts, check_memory
 from firecaffe.cluster.launch import launch
+from firecaffe.errors import RecipeError
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.preflight import preflight
 
 
 def check_twins(recipe: Recipe, counts: Iterable[int]) -> None:
-    """Raises: what `preflight` raises for one of these numbers of workers. Twins have folders of
-    their own.
+    """Raises: what `preflight` raises for one of these numbers of workers; RecipeError if the bits
+    are those of events. Twins have folders of their own.
     """
+    if recipe.synchrony.is_served:
+        raise RecipeError(
+            f"synchrony.mode {recipe.synchrony.mode} has no twins of other numbers of workers: who "
+            "was early decides bits; train it, then firecaffe replay RUN compares"
+        )
     bare = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, folder=""))
     for workers in counts:
         preflight(bare, workers)

@@ -11,7 +11,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import REFERENCES, without_folder
 from firecaffe.solvers.policy import OVER_THE_TRAINING
-from firecaffe.synchrony.config import EVERY_STEP
+from firecaffe.synchrony.config import EVERY_STEP, LOCAL
 
 _FREE_WORDS = (
     "data.path",
@@ -28,7 +28,6 @@ _FREE_WORDS = (
     "train.epochs",
     "synchrony.shares",
     "synchrony.shares_every",
-    "synchrony.in_flight",
 )
 
 
@@ -37,7 +36,7 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
 
     Workers, buckets, exchange, checkpoints and paths are not among them. A compressor is, and the
     planned number of steps, if the learning rate depends on it, or, with a server, who waits at the
-    end.
+    end, or, with replicas, when they are averaged.
     """
     sections = ("model", "data", "train", "solver", "task")
     words = {
@@ -48,9 +47,13 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     words["exchange.compressor"] = recipe.exchange.compressor
     if recipe.exchange.compressor != NO_COMPRESSOR:
         words["exchange.compressor_level"] = recipe.exchange.compressor_level
-    if recipe.solver.lr_policy in OVER_THE_TRAINING or recipe.synchrony.is_served:
+    synchrony = recipe.synchrony
+    ends_matter = synchrony.is_served or (
+        synchrony.mode == LOCAL and (synchrony.overlap_steps or synchrony.growth_coefficient)
+    )
+    if recipe.solver.lr_policy in OVER_THE_TRAINING or ends_matter:
         words["train.steps"] = steps
-    if recipe.synchrony.mode != EVERY_STEP:
+    if synchrony.mode != EVERY_STEP:
         words |= {
             name: value
             for name, value in flatten(recipe).items()

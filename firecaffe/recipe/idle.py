@@ -9,7 +9,7 @@ from typing import Any
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import is_reference
-from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, SERVED, STALE
+from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, LOCAL, SERVED, STALE
 
 NOT_DEFAULT = ()
 """Stands for any value but the other word's default."""
@@ -52,20 +52,29 @@ COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "solver.decay_mult": ("solver.weight_decay", NOT_DEFAULT),
     "exchange.compressor_level": ("exchange.compressor", NOT_DEFAULT),
     "synchrony.shares": ("synchrony.mode", ("every_step",)),
-    "synchrony.in_flight": ("synchrony.mode", SERVED),
-    "synchrony.learners": ("synchrony.clock", ("simulated",)),
+    "synchrony.learners": ("synchrony.mode", SERVED),
     "synchrony.backup_workers": ("synchrony.mode", (BACKUP,)),
     "synchrony.max_staleness": ("synchrony.mode", (STALE,)),
     "synchrony.gradients_per_update": ("synchrony.mode", (ASYNCHRONOUS,)),
     "synchrony.staleness_rate": ("synchrony.mode", (STALE, ASYNCHRONOUS)),
     "synchrony.compensate": ("synchrony.mode", (STALE, ASYNCHRONOUS)),
     "synchrony.server_momentum": ("synchrony.mode", (STALE, ASYNCHRONOUS)),
-    "synchrony.warm_steps": ("synchrony.mode", SERVED),
+    "synchrony.warm_steps": ("synchrony.mode", (*SERVED, LOCAL)),
     "synchrony.clock": ("synchrony.mode", SERVED),
     "synchrony.speeds": ("synchrony.clock", ("simulated",)),
     "synchrony.speeds_from": ("synchrony.speeds", ("measured",)),
     "synchrony.spread": ("synchrony.speeds", ("gamma",)),
     "synchrony.slow_factor": ("synchrony.speeds", ("one_slow",)),
+    "synchrony.replicas": ("synchrony.mode", (LOCAL,)),
+    "synchrony.local_steps": ("synchrony.mode", (LOCAL,)),
+    "synchrony.growth_coefficient": ("synchrony.mode", (LOCAL,)),
+    "synchrony.warm_epochs": ("synchrony.mode", (LOCAL,)),
+    "synchrony.warm_until_drop": ("synchrony.mode", (LOCAL,)),
+    "synchrony.outer": ("synchrony.mode", (LOCAL,)),
+    "synchrony.outer_lr": ("synchrony.outer", ("slowmo", "nesterov")),
+    "synchrony.outer_momentum": ("synchrony.outer", ("slowmo", "nesterov")),
+    "synchrony.inner_momentum": ("synchrony.mode", (LOCAL,)),
+    "synchrony.overlap_steps": ("synchrony.mode", (LOCAL,)),
     "synchrony.shares_every": ("synchrony.shares", ("measured",)),
 }
 """A word, the other one that it depends on, and with which of its values it has an effect."""

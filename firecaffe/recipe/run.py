@@ -10,15 +10,19 @@ from functools import cached_property
 from typing import Any
 
 from firecaffe.data import Data, SampleOrder, drawing_of, shard_counts
+from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import Shares, equal_shares
 from firecaffe.exchange.route import Route, find_route
+from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.identity import identity
+from firecaffe.recipe.local import check_length
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import without_folder
-from firecaffe.solvers.policy import batch_scale, learning_rate, momentum
-from firecaffe.synchrony.config import MEASURED
+from firecaffe.solvers.policy import batch_scale, first_drop, learning_rate, momentum
+from firecaffe.synchrony.config import EVERY_STEP, LOCAL, MEASURED
+from firecaffe.synchrony.rounds import Rounds, plan_rounds
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,52 @@ class Run:
 
     @property
     def num_leaves(self) -> int:
-        """Micro-batches of a step."""
-        return self.recipe.train.num_micro_batches
+        """Leaves of the tree over all workers: the micro-batches of a step, or, if replicas train
+        by themselves, these.
+        """
+        words = self.recipe.synchrony
+        return words.replicas if words.mode == LOCAL else self.recipe.train.num_micro_batches
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """When replicas are averaged. In other modes all steps are synchronous.
+
+        Raises: RecipeError if the training is shorter than a round.
+        """
+        words = self.recipe.synchrony
+        if words.mode != LOCAL:
+            return Rounds(self.steps)
+        synchronous = words.warm_steps + words.warm_epochs * self.order.steps_per_epoch
+        if words.warm_until_drop:
+            drop = first_drop(self.recipe.solver, self.steps)
+            if drop is None:
+                raise RecipeError(
+                    "synchrony.warm_until_drop: the rate does not drop in the training's "
+                    f"{self.steps} steps; say warm_steps, or train longer"
+                )
+            synchronous = drop
+        check_length(words, synchronous, self.steps)
+        return plan_rounds(words, synchronous, self.steps, self.learning_rate)
+
+    @property
+    def synchronous(self) -> "Run":
+        """The run as its steps before the first round are. Gradients are not encoded in these: what
+        a codec keeps back of differences is not for them.
+        """
+        recipe = self.recipe
+        if recipe.synchrony.mode != LOCAL:
+            return self
+        exchange = replace(recipe.exchange, compressor=NO_COMPRESSOR, compressor_level=0)
+        every_step = replace(recipe.synchrony, mode=EVERY_STEP)
+        return replace(self, recipe=replace(recipe, exchange=exchange, synchrony=every_step))
+
+    def micro_batches(self, rank: int) -> list[int]:
+        """A rank's micro-batches of each step, in the order in which it computes them."""
+        words, share = self.recipe.synchrony, self.shares[rank]
+        if words.mode != LOCAL:
+            return self.route.order(self.num_leaves, share)
+        each = self.recipe.train.num_micro_batches // words.replicas
+        return list(range(share.start * each, share.stop * each))
 
     @cached_property
     def route(self) -> Route:

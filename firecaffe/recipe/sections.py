@@ -16,12 +16,13 @@ from firecaffe.recipe.config import (
     check_mixing,
     check_train,
 )
+from firecaffe.recipe.local import check_local
 from firecaffe.recipe.served import check_served
 from firecaffe.runs.folder import RunConfig
 from firecaffe.runs.loggers import check_loggers
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.policy import check_policy
-from firecaffe.synchrony.config import MEASURED, SynchronyConfig, check_synchrony
+from firecaffe.synchrony.config import LOCAL, MEASURED, SynchronyConfig, check_synchrony
 from firecaffe.tasks.config import TaskConfig
 from firecaffe.words import check_kinds
 
@@ -69,15 +70,18 @@ def check_recipe(recipe: Recipe) -> None:
     check_synchrony(recipe.synchrony)
     check_shares(recipe.synchrony, recipe.exchange)
     check_served(recipe.synchrony, recipe.train, recipe.solver, recipe.exchange)
+    check_local(recipe.synchrony, recipe.train, recipe.solver)
     if recipe.exchange.compressor != NO_COMPRESSOR and recipe.train.autocast == "float16":
         raise RecipeError(
             f"exchange.compressor {recipe.exchange.compressor} with train.autocast float16: the "
             "loss scale changes between steps, what a codec has kept back would not; use bfloat16"
         )
-    level, leaves = recipe.exchange.level, recipe.train.num_micro_batches
+    level, leaves, what = recipe.exchange.level, recipe.train.num_micro_batches, "micro-batches"
+    if recipe.synchrony.mode == LOCAL:
+        leaves, what = recipe.synchrony.replicas, "replicas"
     if level and num_nodes(leaves, level - 1) == 1:
         raise RecipeError(
-            f"exchange.compressor_level is {level}, but the tree over {leaves} micro-batches "
+            f"exchange.compressor_level is {level}, but the tree over {leaves} {what} "
             f"ends at level {(leaves - 1).bit_length()}"
         )
     check_loggers(recipe.run.loggers)

@@ -34,12 +34,7 @@ def shares_of(timings: Mapping[int, Sequence[Mapping[str, Any]]]) -> RankShares 
     if len(rows_of) < 2 or any(not row.get("micro_batches") for rows in rows_of for row in rows):
         return None
     counts = [int(rows[-1]["micro_batches"]) for rows in rows_of]
-    seconds = [
-        median(
-            (row["data_s"] + row["compute_s"]) / row["micro_batches"] for row in rows[1:] or rows
-        )
-        for rows in rows_of
-    ]
+    seconds = [median(map(_seconds, rows[1:] or rows)) for rows in rows_of]
     if min(seconds) <= 0:
         return None
     best = balanced_shares(sum(counts), seconds)

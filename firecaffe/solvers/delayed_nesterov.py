@@ -11,46 +11,40 @@ Source: Liu et al. 2024, "Asynchronous local-SGD training for language modeling"
 0).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import optim
+from torch import Tensor, optim
+
+from firecaffe.solvers.grouped import GroupedOptimizer, Groups
 
 
-class DelayedNesterov(optim.Optimizer):
+class DelayedNesterov(GroupedOptimizer):
     """The rate is that of one gradient."""
 
-    def __init__(
-        self, groups: Sequence[dict[str, Any]], lr: float, momentum: float, every: int
-    ) -> None:
+    def __init__(self, params: Groups, lr: float, momentum: float, every: int) -> None:
         """every: N."""
-        super().__init__(groups, {"lr": lr, "momentum": momentum, "every": every})
+        super().__init__(params, {"lr": lr, "momentum": momentum, "every": every})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Updates the parameters that have a gradient."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                gradient = parameter.grad
-                if group["weight_decay"]:
-                    gradient = gradient.add(parameter, alpha=group["weight_decay"])
-                state = self.state[parameter]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                    state["delayed"] = torch.zeros_like(parameter)
-                    state["updates"] = 0
-                state["updates"] += 1
-                state["delayed"].add_(gradient)
-                if state["updates"] >= group["every"]:
-                    momentum = state["momentum_buffer"]
-                    momentum.mul_(group["momentum"]).add_(state["delayed"])
-                    gradient = gradient.add(momentum, alpha=group["momentum"])
-                    state["delayed"].zero_()
-                    state["updates"] = 0
-                parameter.add_(gradient, alpha=-group["lr"])
+    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        for weight, gradient in zip(weights, gradients, strict=True):
+            moved = gradient
+            if group["weight_decay"]:
+                moved = moved.add(weight, alpha=group["weight_decay"])
+            state = self.state[weight]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(weight)
+                state["delayed"] = torch.zeros_like(weight)
+                state["updates"] = 0
+            state["updates"] += 1
+            state["delayed"].add_(moved)
+            if state["updates"] >= group["every"]:
+                momentum = state["momentum_buffer"]
+                momentum.mul_(group["momentum"]).add_(state["delayed"])
+                moved = moved.add(momentum, alpha=group["momentum"])
+                state["delayed"].zero_()
+                state["updates"] = 0
+            weight.add_(moved, alpha=-group["lr"])
 
 
 def set_delay(optimizer: optim.Optimizer, every: int) -> None:

@@ -139,6 +139,15 @@ def learning_rate(solver: SolverConfig, i: int, max_iter: int, scale: float = 1.
     return rate
 
 
+def first_drop(solver: SolverConfig, max_iter: int) -> int | None:
+    """The first update, after the warm-up, whose rate is lower than the one before; None if there
+    is none.
+    """
+    rates = [learning_rate(solver, i, max_iter) for i in range(max_iter)]
+    after = range(max(1, solver.warmup_steps), max_iter)
+    return next((i for i in after if rates[i] < rates[i - 1]), None)
+
+
 def momentum(solver: SolverConfig, i: int, max_iter: int) -> float | None:
     """The momentum of update i of max_iter, against the rate; None if the policy does not move it.
 

@@ -7,6 +7,7 @@ from typing import Literal
 from firecaffe.errors import RecipeError
 
 EVERY_STEP, BACKUP, STALE, ASYNCHRONOUS = "every_step", "backup", "stale", "asynchronous"
+LOCAL = "local"
 
 EQUAL: Literal["equal"] = "equal"
 MEASURED: Literal["measured"] = "measured"
@@ -16,6 +17,7 @@ MODES = {
     BACKUP: "the first micro-batches of a step count, those of the slowest learners are dropped",
     STALE: "a server updates as gradients arrive; no learner gets far ahead of the slowest",
     ASYNCHRONOUS: "a server updates as gradients arrive",
+    LOCAL: "replicas train by themselves, and are averaged every so many steps",
 }
 """The modes of docs/synchrony.md, for people."""
 
@@ -24,13 +26,19 @@ SERVED = (BACKUP, STALE, ASYNCHRONOUS)
 
 LIMITS: dict[str, tuple[float, float]] = {
     "shares_every": (1, inf),
-    "in_flight": (1, 4),
     "learners": (1, 4096),  # each may hold a version of the weights of its own
     "backup_workers": (0, 4095),
     "max_staleness": (0, inf),
     "gradients_per_update": (1, 4096),
     "warm_steps": (0, inf),
     "spread": (0.01, 10),  # below, take constant; above, nearly all times are 0
+    "replicas": (1, 4096),
+    "local_steps": (1, inf),
+    "growth_coefficient": (0, inf),
+    "overlap_steps": (0, inf),
+    "outer_lr": (-1, inf),
+    "outer_momentum": (-1, 1),
+    "warm_epochs": (0, inf),
     "slow_factor": (1, 1000),  # a learner that is slower brings nothing in most trainings
 }
 """The least and the most of each number."""
@@ -41,12 +49,10 @@ class SynchronyConfig:
     """When workers exchange, and who computes what.
 
     Args:
-        mode: A row of docs/synchrony.md: every_step, backup, stale or asynchronous.
+        mode: A row of docs/synchrony.md: every_step, backup, stale, asynchronous or local.
         shares: How many micro-batches of a step each worker computes: equal, or measured, as many
             as it computes in the same time as the others. The result is the same.
         shares_every: The number of steps between two decisions about measured shares.
-        in_flight: Micro-batches that a worker of the real clock has at once: with 2 one is computed
-            while another's weights or gradient travel, and gradients are later.
         learners: Workers of the simulated clock. Each takes one micro-batch at a time from a queue.
         backup_workers: Micro-batches of a step that are dropped: the last ones (backup).
         max_staleness: Micro-batches by which a learner may be ahead of the slowest (stale).
@@ -58,19 +64,32 @@ class SynchronyConfig:
         server_momentum: each (momentum in each update) or delayed_nesterov (once in as many updates
             as take a gradient of each learner).
         warm_steps: Steps at the beginning in which all micro-batches are added, as in every_step.
-        clock: real, or simulated: one process, in which learners take the time that `speeds` says
-            (in modes with a server).
+        clock: real, or simulated: one process, in which learners take the time that `speeds` says.
         speeds: The time of a learner's micro-batch: constant, gamma (random), one_slow (learner 0
             is slower) or measured (drawn from those of a run).
         speeds_from: The file of a run's timings, RUN/timings/rank-R.jsonl (measured).
         spread: Standard deviation of the time, as a share of its mean (gamma).
         slow_factor: How many times as long the slow learner takes (one_slow).
+        replicas: Copies of the network that train by themselves (local), each on its share of the
+            micro-batches of every step. Workers share them out.
+        local_steps: Steps of a replica between two averages (local).
+        growth_coefficient: By the quadratic synchronization rule there are max(local_steps,
+            floor((growth_coefficient / rate)^2)) steps between two averages; 0: local_steps.
+        warm_epochs: Epochs at the beginning in which all micro-batches are added, as in every_step
+            (local).
+        warm_until_drop: The same until the first drop of the rate (local).
+        outer: What an average does to the weights (local): average (they become it), slowmo or
+            nesterov (a step towards it, with momentum).
+        outer_lr: The outer rate; -1: 1 with slowmo, 0.7 with nesterov.
+        outer_momentum: The outer momentum; -1: 0.5 with slowmo, 0.9 with nesterov.
+        inner_momentum: What becomes of the replicas' optimizer state at an average: keep (each goes
+            on with its own), zero (it is forgotten) or average (local).
+        overlap_steps: Steps that replicas take while their average is under way; 0: they wait.
     """
 
     mode: str = EVERY_STEP
     shares: Literal["equal", "measured"] = EQUAL
     shares_every: int = 10
-    in_flight: int = 1
     learners: int = 4
     backup_workers: int = 1
     max_staleness: int = 4
@@ -84,15 +103,21 @@ class SynchronyConfig:
     speeds_from: str = ""
     spread: float = 0.1
     slow_factor: float = 2.0
+    replicas: int = 4
+    local_steps: int = 8
+    growth_coefficient: float = 0.0
+    warm_epochs: int = 0
+    warm_until_drop: bool = False
+    outer: Literal["average", "slowmo", "nesterov"] = "average"
+    outer_lr: float = -1.0
+    outer_momentum: float = -1.0
+    inner_momentum: Literal["keep", "zero", "average"] = "keep"
+    overlap_steps: int = 0
 
     @property
     def is_served(self) -> bool:
         """Whether a server decides on each gradient as it arrives."""
         return self.mode in SERVED
-
-    def num_learners(self, world_size: int) -> int:
-        """The number of learners at the beginning of a training by so many workers."""
-        return self.learners if self.clock == "simulated" else world_size * self.in_flight
 
 
 def check_synchrony(config: SynchronyConfig) -> None:
@@ -110,32 +135,24 @@ def check_synchrony(config: SynchronyConfig) -> None:
 
 
 def _check_served(config: SynchronyConfig) -> None:
-    if config.clock == "simulated":
-        if config.in_flight != 1:
-            raise RecipeError(
-                f"synchrony.in_flight is {config.in_flight} with clock simulated, whose learners "
-                "have one micro-batch each; leave it out, or raise synchrony.learners"
-            )
-        check_learners(config, config.learners, f"synchrony.learners, {config.learners}")
-    if (config.speeds == "measured") != bool(config.speeds_from):
+    if config.clock == "real":
         raise RecipeError(
-            f"synchrony.speeds is {config.speeds} and synchrony.speeds_from "
-            f"{config.speeds_from!r}; speeds = measured and its file come together"
+            f"synchrony.clock is real, which synchrony.mode {config.mode} does not have yet; "
+            "clock = simulated has it"
         )
-
-
-def check_learners(config: SynchronyConfig, learners: int, told: str) -> None:
-    """Checks a mode with a server against its number of learners. told: that number, for people.
-
-    Raises: RecipeError.
-    """
+    learners = config.learners
     if config.mode == BACKUP and config.backup_workers >= learners:
         raise RecipeError(
-            f"synchrony.backup_workers is {config.backup_workers}; it must be less than {told}, so "
-            "that some gradient counts"
+            f"synchrony.backup_workers is {config.backup_workers} of {learners} learners; it must "
+            "be less, so that some gradient counts"
         )
     if config.mode == ASYNCHRONOUS and config.gradients_per_update > learners:
         raise RecipeError(
             f"synchrony.gradients_per_update is {config.gradients_per_update}; it must be at most "
-            f"{told}"
+            f"synchrony.learners, {learners}"
+        )
+    if (config.speeds == "measured") != bool(config.speeds_from):
+        raise RecipeError(
+            f"synchrony.speeds is {config.speeds} and synchrony.speeds_from "
+            f"{config.speeds_from!r}; speeds = measured and its file come together"
         )

@@ -22,6 +22,7 @@ from firecaffe.plan.of_recipe import write_forecast
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.identity import to_toml, tuned_by
 from firecaffe.recipe.idle import idle_words
+from firecaffe.recipe.local import check_local_workers
 from firecaffe.recipe.paths import with_absolute_paths
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
@@ -44,6 +45,8 @@ from firecaffe.training.facts import describe_training, unrepeatable
 from firecaffe.training.frozen import frozen_of
 from firecaffe.training.given_task import OWN
 from firecaffe.training.learner import Learner, build_learner
+from firecaffe.training.local.make import local_stepper
+from firecaffe.training.local.stepper import LocalStepper
 from firecaffe.training.loop import Training
 from firecaffe.training.loop import train as run_training
 from firecaffe.training.parts import Parts, check_arguments, open_parts
@@ -59,7 +62,6 @@ from firecaffe.training.progress import say
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result
 from firecaffe.training.saver import Saver
-from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.stepper import ServedStepper
 from firecaffe.training.start import FaultTeller, Start, find_start, remember_folder, tell_faults
 from firecaffe.training.step import Stepper
@@ -126,6 +128,7 @@ def train(
     ):
         check_workers(recipe.train, world.world_size, exchange.level)
         check_served_workers(synchrony, world.world_size)
+        check_local_workers(synchrony, world.world_size, exchange.level)
         check_hosts(recipe, world)
         if world.attempt == 0:  # later there may be fewer
             check(plugins, world.world_size)
@@ -152,8 +155,7 @@ def _train_in(
     run = resolve(recipe, data, _ranks(world), described=described, hook=parts.hook_name)
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
-    learners = recipe.synchrony.num_learners(world.world_size)
-    learner = build_learner(run, parts, data, world, start.checkpoint, unlike, learners)
+    learner = build_learner(run, parts, data, world, start.checkpoint, unlike)
     # From here on faults have a place to be written to.
     about = about_of(parts, data)
     folder = _make_folder(world, run, start, about, learner.own_code)
@@ -168,9 +170,10 @@ def _train_in(
     frozen = frozen_of(network, recipe.model, learner.first_weights, is_resumed)
     notes += frozen.notes(recipe.model)
     notes += [f"warning: {doubt}" for doubt in learner.doubts]
-    served = learner.served
+    served, local = learner.served, learner.local
     # A network that was given as an object of Python may be the very one that is trained.
-    if world.is_first and parts.model is None and run.route.way != HOOK and served is None:
+    is_forecast = run.route.way != HOOK and served is None and local is None
+    if world.is_first and parts.model is None and is_forecast:
         ranks = world.world_size, world.local_world_size
         notes += write_forecast(folder, recipe, data, *ranks, world.device, run.route.algorithm)
     goes_on = start.folder is not None
@@ -180,7 +183,8 @@ def _train_in(
     kept = recipe.checkpoint.keep_last
     saver = Saver(folder / "checkpoints", kept, write, records.say)
     resources.enter_context(closing(saver))
-    leaves = run.route.order(run.num_leaves, run.shares[world.rank])
+    first = run.synchronous if start.step < run.rounds.synchronous else run
+    leaves = first.micro_batches(world.rank)
     late_doubts = None if "training" in unlike else learner.doubts
     last_ahead = run.steps if served is None else served.leaves.first_step
     ahead = BatchesAhead(learner.batches, leaves, start.step, last_ahead, late_doubts)
@@ -188,20 +192,18 @@ def _train_in(
     resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
     batches = around_batches(plugins, ahead, world)
     clip = recipe.solver.clip_gradients
-    stepper = Stepper(learner.forward, batches, learner.optimizer, reducer, leaves, clip)
+    sums = reducer
+    if local is not None and first is not run:
+        _, sums, _ = connect(first, learner, world, None, resources)
+    stepper = Stepper(learner.forward, batches, learner.optimizer, sums, leaves, clip)
     stepper.momentum, stepper.ema = run.momentum, learner.ema
-    steps: Stepper | ServedStepper = stepper
-    real: RealRanks | None = None
+    steps: Stepper | ServedStepper | LocalStepper = stepper
+    if local is not None:
+        steps = local_stepper(local, run, world, stepper, ahead, reducer, resources)
     if served is not None:
-        if world.is_first:
-            notes += served.open(folder, start.checkpoint)
+        notes += served.open(folder, start.checkpoint)
         resources.enter_context(closing(served))
-        in_any_order = around_batches(plugins, learner.batches, world)
-        steps = served.stepper(stepper, in_any_order)
-        if served.real is not None:
-            words, timeout_s = recipe.synchrony, recipe.exchange.timeout_s
-            made = world, served.real, learner.forward, learner.named, in_any_order
-            real = RealRanks(*made, words, timeout_s)
+        steps = served.stepper(stepper, around_batches(plugins, learner.batches, world))
     balance = _balance(run, world)
     training = Training(
         run=run,
@@ -217,7 +219,6 @@ def _train_in(
         first_step=start.step,
         probe=learner.probe.digest,
         doubts=learner.doubts,
-        real=real,
     )
     for note in notes:
         records.say(note)
@@ -240,7 +241,7 @@ def _train_in(
             "class_names": data.class_names,
             "samples_seen": run.order.samples_before(result.steps),
             "balance": balance and balance.as_dict(),
-            "synchrony": served and served.row,
+            "synchrony": served and served.clock.tally.row,
             "tuned": tuned_by(recipe),
             "resumed_from": start.resumed_from,
             "cost_of_determinism": learner.cost_of_determinism,

@@ -30,6 +30,7 @@ from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import wherever
 from firecaffe.runs.files import read_small, sync_file, sync_folder, write_atomically
+from firecaffe.synchrony.rounds import Rounds
 from firecaffe.training.stored import InMemory, Stored
 from firecaffe.training.tensor_file import TensorFile
 
@@ -251,6 +252,20 @@ def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int)
                 f"{word} is {asked!r} in the recipe, {saved!r} in the checkpoint; "
                 "it decides bits, so a run cannot go on with another"
             )
+
+
+def check_whole(checkpoint: Checkpoint, rounds: Rounds) -> None:
+    """Checks that a recipe's replicas may go on from a checkpoint.
+
+    Raises: CheckpointError if it would be within a round of theirs.
+    """
+    if checkpoint.step and not rounds.is_whole(checkpoint.step):
+        last = rounds.last_whole(checkpoint.step)
+        raise CheckpointError(
+            f"the checkpoint is at step {checkpoint.step}, the end of a training whose last round "
+            f"was cut short: a longer one averages its replicas after step {last} and then later; "
+            "resume an earlier checkpoint"
+        )
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Makes the reducer that sums a learner's gradients over all ranks, as the run says."""
+"""Makes the reducer that sums a learner's gradients, or its replicas, over all ranks."""
 
 from contextlib import ExitStack, closing
 
@@ -9,6 +9,7 @@ from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.combine import Hook
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
+from firecaffe.synchrony.config import LOCAL
 from firecaffe.training.learner import Learner
 from firecaffe.training.step import empty_counts
 from firecaffe.transport.auto import AutoChoice, choose_exchange
@@ -45,12 +46,16 @@ def connect(
         run = run.by(choice.algorithm)
     if hook is not None and world.group is None:
         resources.enter_context(group_of_one(world.device))
+    tail, counts = learner.forward.empty_tail(), empty_counts(learner.forward)
+    if run.recipe.synchrony.mode == LOCAL:
+        assert learner.local is not None
+        tail, counts = learner.local.examples(learner.forward)
     exchange = resources.enter_context(closing(Exchange(world, run.route, local)))
     reducer = GradientReducer(
         learner.named,
         learner.probe.ready_order,
-        learner.forward.empty_tail(),
-        empty_counts(learner.forward),
+        tail,
+        counts,
         run.num_leaves,
         exchange,
         words.bucket_bytes,

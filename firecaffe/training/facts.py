@@ -19,6 +19,7 @@ from firecaffe.gradients.probe import Probe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import source_digest
+from firecaffe.synchrony.config import LOCAL
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.state import State
 
@@ -115,13 +116,16 @@ def doubts_of(
 ) -> list[str]:
     """Reasons why other numbers of workers, or other machines, may not end in the same bits."""
     doubts = list(checkpoint.doubts) if checkpoint is not None else []
+    leaves = f"{recipe.train.num_micro_batches} micro-batches"
+    if recipe.synchrony.mode == LOCAL:
+        leaves = f"{recipe.synchrony.replicas} replicas"
     if not route.is_invariant:
         adds = f"exchange.algorithm {route.algorithm} does not add"
         if route.way == HOOK:
             adds = f"communication hook {route.hook} need not add"
         doubts.append(
             f"{adds} in the order of the micro-batch tree at {world.world_size} workers and "
-            f"{recipe.train.num_micro_batches} micro-batches"
+            f"{leaves}"
         )
     if probe.deviating_ranks:
         ranks = ", ".join(map(str, probe.deviating_ranks))

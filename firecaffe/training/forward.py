@@ -41,9 +41,13 @@ class Forward:
         if config.autocast in AUTOCAST:
             dtype = AUTOCAST[config.autocast]
             self._arithmetic = partial(torch.autocast, self.device.type, dtype)
+        self._first_leaf = 0
 
-    def begin_step(self) -> None:
-        """Begins a step, all micro-batches of which start from the same buffers."""
+    def begin_step(self, first_leaf: int = 0) -> None:
+        """Begins a step, all micro-batches of which start from the same buffers. first_leaf: the
+        number of the first of them.
+        """
+        self._first_leaf = first_leaf
         self.counts = self.no_counts()
         self.buffers.begin_step()
 
@@ -70,8 +74,9 @@ class Forward:
         with torch.no_grad():
             if self.task.counts is not None:
                 self.counts = self.counts + self.task.counts.count(outputs, mixed.counted)
+        place = leaf - self._first_leaf
         # A copy: the loss may be a view of what backward needs, and the tail is added to in place.
-        tail = [loss.detach().float().reshape(1).clone(), *self.buffers.take(leaf, weight)]
+        tail = [loss.detach().float().reshape(1).clone(), *self.buffers.take(place, weight)]
         return self.scaler.scale(loss), tail
 
     def no_counts(self) -> Tensor:

@@ -15,15 +15,17 @@ from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.models.weights import FirstWeights, file_digest, load_weights
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.synchrony.config import LOCAL
 from firecaffe.training.arithmetic import cost_of_determinism
 from firecaffe.training.best import Best
-from firecaffe.training.checkpoint import Checkpoint, check_identity
+from firecaffe.training.checkpoint import Checkpoint, check_identity, check_whole
 from firecaffe.training.checks import check_coded, check_outputs
 from firecaffe.training.ema import Ema
 from firecaffe.training.facts import doubt_of_data, doubt_of_weights, doubts_of, facts
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.forward import Forward
 from firecaffe.training.given_task import task_for
+from firecaffe.training.local.make import Local, make_local
 from firecaffe.training.mix import mixing_of
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parts import Parts, build_network
@@ -47,6 +49,8 @@ class Learner:
     """The moving average of the weights, if one is kept."""
     served: Served | None
     """What a mode of [synchrony] with a server has beside; None without one."""
+    local: Local | None
+    """What mode local has beside; None in others."""
     best: Best
     batches: Batches
     probe: Probe
@@ -75,10 +79,9 @@ def build_learner(
     world: World,
     checkpoint: Checkpoint | None,
     unlike: Sequence[str],
-    served_learners: int = 0,
 ) -> Learner:
     """Builds this rank's learner; every rank calls it. unlike: the parts of the data that are not
-    repeatable. served_learners: how many a server has at the beginning.
+    repeatable.
 
     Raises: RecipeError, AgreementError, CheckpointError.
     """
@@ -89,9 +92,7 @@ def build_learner(
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
     if recipe.exchange.codec:
         check_coded(recipe, named, parts.comm_hook is not None)
-    optimizer = make_optimizer(
-        named, recipe.solver, delayed_updates(recipe.synchrony, served_learners)
-    )
+    optimizer = make_optimizer(named, recipe.solver, delayed_updates(recipe.synchrony))
     state = state_of(world, model, optimizer)
     ema: Ema | None = None
     if recipe.train.ema_decay:
@@ -109,9 +110,13 @@ def build_learner(
     forward = Forward(model, task, recipe.train, mixing_of(recipe.data, recipe.train.seed))
     served: Served | None = None
     if recipe.synchrony.is_served:
-        served = make_served(run, forward, named, optimizer, ema, served_learners)
+        served = make_served(run, forward, named, optimizer, ema)
         state.pieces["server"] = served.memory
         state.numbers["synchrony"] = served
+    local: Local | None = None
+    if recipe.synchrony.mode == LOCAL:
+        local = make_local(run, world.rank, forward, named)
+        state.pieces |= local.pieces
     best = Best(task.measure)
     state.numbers |= {"scaler": forward.scaler, "best": best}
     # Before weights are read, so that its digest compares with the first run's.
@@ -125,6 +130,7 @@ def build_learner(
     first_weights = load_weights(model, weights, weights_sha256) if weights else None
     if checkpoint is not None:
         check_identity(checkpoint, dict(run.deciding), run.steps)
+        check_whole(checkpoint, run.rounds)
         state.load(checkpoint)
     doubts += doubts_of(recipe, world, run.route, probe, checkpoint)
     once = list(dict.fromkeys(doubts))
@@ -135,6 +141,7 @@ def build_learner(
         state=state,
         ema=ema,
         served=served,
+        local=local,
         best=best,
         batches=batches,
         probe=probe,

@@ -28,7 +28,7 @@ from firecaffe.models.freeze import freeze
 from firecaffe.models.network import check_made, make_network
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
-from firecaffe.synchrony.config import MEASURED
+from firecaffe.synchrony.config import EVERY_STEP, MEASURED
 from firecaffe.tasks import Loss, Task
 from firecaffe.training.arithmetic import seed_random
 from firecaffe.training.forward import lay_out
@@ -65,10 +65,10 @@ def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
             f"recipe is {shown(recipe)}; expected a firecaffe.Recipe(train=firecaffe.TrainConfig("
             "WORD=VALUE, …), …). A recipe file is trained by `firecaffe train FILE`"
         )
-    if parts.comm_hook is not None and recipe.synchrony.is_served:
+    if parts.comm_hook is not None and recipe.synchrony.mode != EVERY_STEP:
         raise RecipeError(
-            f"comm_hook with synchrony.mode {recipe.synchrony.mode}: a hook needs all workers of a "
-            "step together; leave it out, or train with every_step"
+            f"comm_hook with synchrony.mode {recipe.synchrony.mode}: a hook sums the gradients of "
+            "all workers of a step; leave it out, or train with every_step"
         )
     _check_model(parts.model)
     if parts.model is not None and recipe.model.args:

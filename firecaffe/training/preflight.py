@@ -11,12 +11,13 @@ from firecaffe.models.network import with_outline
 from firecaffe.models.weights import load_weights
 from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.config import check_workers
+from firecaffe.recipe.local import check_local_workers
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.recipe.served import check_served_workers
 from firecaffe.runs.loggers import check_libraries
 from firecaffe.solvers.optimizer import make_optimizer
-from firecaffe.training.checkpoint import check_identity, load_newest
+from firecaffe.training.checkpoint import check_identity, check_whole, load_newest
 from firecaffe.training.checks import check_input, check_rates, check_validation
 from firecaffe.training.compiled import check_compiler
 from firecaffe.training.facts import describe_training
@@ -36,11 +37,13 @@ def preflight(
     check_recipe(recipe)
     check_workers(recipe.train, world_size, recipe.exchange.level)
     check_served_workers(recipe.synchrony, world_size)
+    check_local_workers(recipe.synchrony, world_size, recipe.exchange.level)
     data = check_data(recipe.data)
     described = "" if resume is None else describe_training(recipe, data)
     run = resolve(recipe, data, Ranks(world_size), described=described)
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
+    run.rounds  # noqa: B018  raises if there is none
     _check_network(recipe, data.train, is_resumed=resume is not None)
     if recipe.train.device == "cuda" and not torch.cuda.is_available():
         raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
@@ -54,7 +57,9 @@ def preflight(
         is_cpu = recipe.train.device == "cpu" or not torch.cuda.is_available()
         check_compiler("cpu" if is_cpu else "cuda")
     if resume is not None:
-        check_identity(load_newest(resume)[0], dict(run.deciding), run.steps)
+        checkpoint = load_newest(resume)[0]
+        check_identity(checkpoint, dict(run.deciding), run.steps)
+        check_whole(checkpoint, run.rounds)
 
 
 def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from torch import nn
 
@@ -121,25 +121,27 @@ class Result:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != LIVE}
 
-    def as_message(self) -> dict[str, Any]:
-        """The result as JSON, for `of_message` of another process."""
-        return {**asdict(self), "folder": str(self.folder)}
-
-    @classmethod
-    def of_message(cls, row: dict[str, Any]) -> Self:
-        measure, costs = Measure(**row["measure"]), SaveCosts(**row["checkpoints"])
-        folder = Path(row["folder"])
-        return cls(**{**row, "measure": measure, "checkpoints": costs, "folder": folder})
-
     @property
     def top1(self) -> float:
-        """The share of the test samples whose label came first."""
-        return self.metrics["top1"]
+        """The share of the test samples whose label came first.
+
+        Raises: AttributeError if the run has no such metric, as that of another task.
+        """
+        return self._metric("top1")
 
     @property
     def top5(self) -> float:
-        """The share of the test samples whose label was among the first five."""
-        return self.metrics["top5"]
+        """The share of the test samples whose label was among the first five.
+
+        Raises: AttributeError if the run has no such metric, as one of five classes or fewer.
+        """
+        return self._metric("top5")
+
+    def _metric(self, name: str) -> float:
+        if name not in self.metrics:
+            known = ", ".join(self.metrics) or "none"
+            raise AttributeError(f"this run has no {name}; its metrics are {known}")
+        return self.metrics[name]
 
     def as_row(self) -> dict[str, Any]:
         """The result as result.json has it: a name for each metric."""

@@ -54,6 +54,11 @@ class Stepper:
     ema: Ema | None = None
     """The moving average of the weights, if one is kept."""
 
+    @property
+    def behind(self) -> int:
+        """The number of steps, the last ones, whose outcome is not there yet."""
+        return 1 if self.reducer.queue.works_behind else 0
+
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
         """Trains step `step`, counted from 0, and leaves every rank with the same weights.
 

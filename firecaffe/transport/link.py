@@ -36,8 +36,8 @@ class Link:
 
     @property
     def latency_s(self) -> float:
-        """α: half a round trip of 8 bytes, longer than the quickest tenth of them. What else the
-        processors do makes a round trip longer, never shorter.
+        """α: half a round trip of 8 bytes; of all samples, a tenth are quicker. The median would be
+        that of a busy host: what else its processors do makes a round trip longer, never shorter.
         """
         return sorted(self.latency_samples_s)[len(self.latency_samples_s) // 10]
 

@@ -4,8 +4,8 @@ Candidates are trained in rounds of as many as run side by side, and judged agai
 alone. So the search is a pure function of the recipe, the budget and the width: begun again after a
 fault, it asks for the same candidates and finds the runs that are there.
 
-Each candidate trains on what is left of the training set without a held-out part, and is judged on
-that part: no test image takes part in the choice.
+Each candidate trains on what is left of the training set without a held-out part, the recipe's own
+or a tenth, and is judged on that part: no test image takes part in the choice.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from firecaffe.tuning.candidates import Candidate, apply, rules
 from firecaffe.tuning.trial import Trial, TrialScore
 
 HELD_OUT = 0.1
-"""Share of the training samples that candidates are judged on."""
+"""Share of the training samples that candidates are judged on, if the recipe holds out none."""
 
 TESTS_OF_A_TRIAL = 8
 """Tests in the course of a candidate's training, at which it may be given up."""
@@ -93,12 +93,15 @@ class Search:
     """The metric that candidates are judged by."""
 
     def trial_recipe(self, candidate: Candidate) -> Recipe:
-        """A candidate's training, with tests on held-out samples on its way."""
+        """A candidate's training, with tests on held-out samples on its way, to the end: others are
+        compared with it at each.
+        """
         recipe = apply(self.recipe, candidate, self.steps)
+        eval_every = -(-self.steps // TESTS_OF_A_TRIAL)
         train = replace(
-            recipe.train, steps=self.steps, epochs=0, eval_every=-(-self.steps // TESTS_OF_A_TRIAL)
+            recipe.train, steps=self.steps, epochs=0, eval_every=eval_every, stop_after=0
         )
-        data = replace(recipe.data, hold_out=HELD_OUT, order="samples")
+        data = replace(recipe.data, hold_out=recipe.data.hold_out or HELD_OUT, order="samples")
         checkpoint = replace(recipe.checkpoint, every=0, every_s=0.0, keep_last=1)
         return replace(recipe, train=train, data=data, checkpoint=checkpoint)
 

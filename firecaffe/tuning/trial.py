@@ -52,6 +52,8 @@ class Trial:
     """The metric that it is judged by."""
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False
     """Asked after each evaluation but the last, with all so far: is it to be given up?"""
+    is_of_verdict: bool = False
+    """Whether its test samples count, and not its evaluations on the way."""
     ended_early: bool = field(default=False, init=False)
     told: list[TrialScore] = field(default_factory=list, init=False)
 

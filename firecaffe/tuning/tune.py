@@ -5,7 +5,7 @@ What a search leaves in its folder:
 search.json          what was asked; the same search is gone on with, another is refused
 candidate-NN/        a run folder each, with NN.toml and NN.log beside it
 before-seed-S/       the recipe as it was, where no finished runs of it were given
-after-NN-seed-S/     the best candidate, on all training samples
+after-NN-seed-S/     the best candidate, on all of the recipe's training samples
 tune.json            every candidate, the verdict, written last
 """
 
@@ -77,7 +77,7 @@ class SearchCost:
     before: int
     """The recipe as it is."""
     after: int
-    """The best on all training samples."""
+    """The best on all of the recipe's training samples."""
     if_passed_over: int
     """More, if finalists do not learn under every new seed."""
     samples: int
@@ -97,7 +97,7 @@ class SearchCost:
             "candidates": self.candidates,
             "the best under another seed": self.again,
             "the recipe as it is": self.before,
-            "the best on all samples": self.after,
+            "the best on all training samples": self.after,
         }
         said = (
             f"at most {self.trainings} trainings of {self.samples:,} samples, "
@@ -156,10 +156,10 @@ class TuneResult:
 def plan_search(asked: TuneRequest) -> Search:
     """Raises: RecipeError, before anything is started, if the search cannot be."""
     recipe = asked.recipe
-    if recipe.data.hold_out:
+    if recipe.synchrony.is_served:
         raise RecipeError(
-            f"data.hold_out is {recipe.data.hold_out:g}; a search holds out a part of its own, so "
-            "leave the word out"
+            f"synchrony.mode is {recipe.synchrony.mode}, whose updates are not of train."
+            "global_batch_size samples, by which a search chooses rates; tune takes every_step"
         )
     data = check_data(recipe.data)
     large = with_batch(recipe, asked.global_batch_size, len(data.train))
@@ -286,13 +286,15 @@ def _over_seeds(
     measure: Measure,
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False,
 ) -> list[Trial]:
-    """The recipe on all training samples, under seeds that the search has not seen."""
+    """The recipe on all of its training samples, under seeds that the search has not seen."""
     found = []
     first = recipe.train.seed + SEEDS_OF_FINALISTS + 1
     for seed in range(first, first + asked.seeds):
         train = replace(recipe.train, seed=seed)
         other = replace(recipe, train=train)
-        found.append(Trial(f"{name}-seed-{seed}", other, asked.folder, measure, end))
+        found.append(
+            Trial(f"{name}-seed-{seed}", other, asked.folder, measure, end, is_of_verdict=True)
+        )
     return found
 
 

@@ -142,6 +142,10 @@ def test_a_plan_starts_no_process_and_loads_nothing_that_trains() -> None:
         (["--compare", "a.toml", "b.toml", "--global-batch-size", "8"], "train.global_batch_size"),
         ([str(RECIPE), "--global-batch-size", "8"], "--train.global_batch_size"),
         ([str(RECIPE), "--exchange.compressor", "threshold"], "exchange.compressor is 'threshold'"),
+        (
+            [str(RECIPE), "--synchrony.mode", "backup", "--synchrony.clock", "simulated"],
+            "synchrony.mode is backup, which has no forecast",
+        ),
         (["--train.steps", "3", "--model", "lenet"], "--train.steps is a word of a recipe"),
         (["--model", "googlenet", "--exchanges", "smoke"], "no exchange 'smoke'"),
         (["--model", "googlenet", "--compressors", "zip"], "no 'zip'"),
@@ -175,6 +179,13 @@ def test_impossible_input_gets_one_line(words: list[str], said: str) -> None:
     (line,) = err.splitlines()
     assert line.startswith("firecaffe: ")
     assert said in line
+
+
+def test_a_recipe_of_a_mode_without_forecast_is_compared_with_none(tmp_path: Path) -> None:
+    served = tmp_path / "served.toml"
+    served.write_text('[synchrony]\nmode = "stale"\nclock = "simulated"\n')
+    code, _, err = plan("--compare", str(RECIPE), str(served))
+    assert (code, "synchrony.mode is stale, which has no" in err) == (2, True)
 
 
 def test_a_link_without_bandwidth_is_refused(tmp_path: Path) -> None:

@@ -64,3 +64,14 @@ def test_what_cannot_be_replayed(
     assert "No such file" in capsys.readouterr().err
     assert main(["replay", str(tmp_path / "none")]) == 8
     assert main(["replay"]) == 2
+
+
+def test_one_of_several_ranks_replays_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each rank would have replayed all of it."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["replay", str(run)]) == 6
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "replay computes in one process, and this one was started as rank 0 of 2" in line

@@ -1,12 +1,17 @@
 """`firecaffe tune` as a user types it, to the recipe that it writes; and what it refuses."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import firecaffe.cli
 from firecaffe.cli.parse import read_recipe
+from firecaffe.errors import RunError
+from firecaffe.tuning.trial import Trial, TrialScore
+from firecaffe.tuning.tune import TuneRequest
 from tests import typed
 
 RECIPE = """
@@ -23,6 +28,8 @@ device = "cpu"
 [solver]
 base_lr = 0.01
 """
+
+SERVED = ["--synchrony.mode", "stale", "--synchrony.clock", "simulated"]
 
 
 @pytest.fixture
@@ -83,6 +90,31 @@ def test_a_search_to_its_end_and_again(
     assert "search.json: holds no JSON object" in capsys.readouterr().err
 
 
+def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
+    recipe: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the recipe holds out itself."""
+
+    def planted(asked: TuneRequest, say: Callable[[Trial], None], _: object) -> NoReturn:
+        for name, is_of_verdict in (("candidate-01", False), ("before-seed-2", True)):
+            trial = Trial(name, asked.recipe, tmp_path, is_of_verdict=is_of_verdict)
+            trial.told.append(TrialScore(64, 0.25, is_finite=True))
+            trial.folder.mkdir()
+            (trial.folder / "result.json").write_text('{"steps": 64, "top1": 0.5}')
+            say(trial)
+        raise RunError("no more is asked of it")
+
+    monkeypatch.setattr("firecaffe.cli.tune.tune", planted)
+    words = ["--global-batch-size", "64", "--data.hold_out", "0.2"]
+    assert firecaffe.cli.main(["tune", str(recipe), *words]) == RunError.exit_code
+    candidate, before, _ = capsys.readouterr().err.splitlines()
+    assert candidate.endswith(": top-1 25.00% after 64 steps, done")
+    assert before.endswith(": test top-1 50.00% after 64 steps")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -93,7 +125,11 @@ def test_a_search_to_its_end_and_again(
         (["--global-batch-size", "64", "--against", "nowhere"], 8, "no such run folder"),
         (["--global-batch-size", "64", "--seeds", "0"], 2, "--seeds is 0"),
         (["--global-batch-size", "64", "--budget", "0"], 2, "--budget is 0; it must be more than"),
-        (["--global-batch-size", "64", "--data.hold_out", "0.2"], 2, "data.hold_out is 0.2"),
+        (
+            ["--global-batch-size", "64", *SERVED],
+            2,
+            "synchrony.mode is stale, whose updates are not",
+        ),
         (["--global-batch-size", "64", "--solver.base_lr", "0"], 2, "solver.base_lr is 0"),
         (["--global-batch-size", "64", "--write", "no/x.toml"], 8, "there is no folder no"),
         (["--global-batch-size", "64", "--nproc-per-node", "2"], 2, "2 ranks but only 1"),

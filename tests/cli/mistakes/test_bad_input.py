@@ -184,6 +184,15 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], recipe: Path, taken_por
     assert "in use" in line
 
 
+@pytest.mark.parametrize("command", ["verify", "demo"])
+def test_who_was_early_has_no_twins(
+    capsys: pytest.CaptureFixture[str], recipe: Path, command: str
+) -> None:
+    words = ["--synchrony.mode", "stale", "--synchrony.clock", "simulated"]
+    code, line = error_of(capsys, [command, str(recipe), *words])
+    assert (code, "stale has no twins" in line, "replay" in line) == (2, True, True)
+
+
 @pytest.mark.parametrize("numbers", ["1", "2,2", "1,x", "0,1", ""])
 def test_verify_wants_two_numbers(
     capsys: pytest.CaptureFixture[str], recipe: Path, numbers: str

@@ -127,7 +127,6 @@ OTHER = Recipe(
     ),
     synchrony=SynchronyConfig(
         shares_every=3,
-        in_flight=2,
         learners=5,
         backup_workers=2,
         max_staleness=3,
@@ -141,6 +140,16 @@ OTHER = Recipe(
         speeds_from="rank-0.jsonl",
         spread=0.5,
         slow_factor=3.0,
+        replicas=2,
+        local_steps=5,
+        growth_coefficient=0.02,
+        warm_epochs=2,
+        warm_until_drop=True,
+        outer="nesterov",
+        outer_lr=0.6,
+        outer_momentum=0.8,
+        inner_momentum="zero",
+        overlap_steps=1,
     ),
 )
 
@@ -189,47 +198,6 @@ def test_a_word_of_the_command_line_wins(tmp_path: Path) -> None:
     assert (recipe.train.steps, recipe.train.seed, recipe.solver.base_lr) == (8, 3, 0.2)
 
 
-@pytest.mark.parametrize(("word", "other"), [("steps", "epochs"), ("epochs", "steps")])
-def test_a_typed_length_takes_the_place_of_the_file_s(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, other: str
-) -> None:
-    """`--train.epochs 5` over a file with `steps` had no effect."""
-    path = tmp_path / "recipe.toml"
-    path.write_text(f"[train]\n{other} = 70\n")
-    train = parsed(path, f"--train.{word}", "5").train
-    assert (getattr(train, word), getattr(train, other)) == (5, 0)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert all(part in line for part in (f"train.{word} 5", f"train.{other} 70", str(path)))
-    assert getattr(parsed(path, f"--train.{word}", "0").train, other) == 70
-    assert getattr(parsed(path, f"--train.{other}", "6").train, other) == 6
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [
-        ("steps = 5\nepochs = 1", []),
-        ("", ["--train.steps", "5", "--train.epochs", "1"]),
-        ("steps = 5", ["--train.steps", "6", "--train.epochs", "1"]),
-    ],
-)
-def test_two_lengths_of_one_source_are_refused(
-    tmp_path: Path, text: str, options: list[str]
-) -> None:
-    path = tmp_path / "recipe.toml"
-    path.write_text(f"[train]\n{text}\n")
-    with pytest.raises(RecipeError, match=r"train\.steps is [56] and train\.epochs 1"):
-        parsed(path, *options)
-
-
-def test_no_length_is_one_epoch_unless_it_was_typed(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.toml"
-    path.write_text("[train]\nseed = 1\n")
-    assert parsed(path).train.num_steps(7) == 7
-    with pytest.raises(RecipeError, match=r"train\.epochs is 0; it must be at least 1"):
-        parsed(path, "--train.epochs", "0")
-
-
 # --- identity -------------------------------------------------------------------------------------
 
 FREE = {
@@ -263,13 +231,12 @@ FREE = {
     "synchrony.mode",
     "synchrony.shares",
     "synchrony.shares_every",
-    "synchrony.in_flight",
 }
 """What changes no bit of a training up to a given step."""
 
 
 OF_A_SERVER = {f"synchrony.{word.name}" for word in dataclasses.fields(SynchronyConfig)} - FREE
-"""What decides bits in a mode with a server alone."""
+"""What decides bits in a mode with a server, or with replicas, alone."""
 
 
 def test_every_word_is_free_or_decides() -> None:

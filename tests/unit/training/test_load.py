@@ -65,6 +65,17 @@ def test_a_result_has_the_network_the_folder_and_the_history(result: firecaffe.R
     assert {"folder", "model", "_live"}.isdisjoint(result.as_row())
 
 
+def test_a_metric_that_a_run_does_not_have_is_told_in_a_line(result: firecaffe.Result) -> None:
+    """One of five classes or fewer, and a regression."""
+    few = dataclasses.replace(result, metrics={"top1": 0.5})
+    regression = dataclasses.replace(result, metrics={"mse": 2.0})
+    assert few.top1 == 0.5
+    with pytest.raises(AttributeError, match=r"no top5; its metrics are top1$"):
+        print(few.top5)
+    with pytest.raises(AttributeError, match=r"no top1; its metrics are mse$"):
+        print(regression.top1)
+
+
 def test_a_result_from_another_process_loads_its_network(result: firecaffe.Result) -> None:
     data = pickle.dumps(result)
     there: firecaffe.Result = pickle.loads(data)

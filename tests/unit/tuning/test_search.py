@@ -222,6 +222,19 @@ def test_candidates_see_no_test_image(tmp_path: Path) -> None:
     assert {recipe.train.eval_every for recipe in recipes} == {STEPS // TESTS_OF_A_TRIAL}
 
 
+def test_candidates_are_judged_on_the_recipe_s_own_hold_out_and_to_their_end(
+    tmp_path: Path,
+) -> None:
+    """A candidate that stopped early would be compared at another step."""
+    plain = search(tmp_path)
+    data = replace(plain.recipe.data, hold_out=0.25)
+    train = replace(plain.recipe.train, eval_every=4, stop_after=3)
+    own = replace(plain, recipe=replace(plain.recipe, data=data, train=train))
+    trial = own.trial_recipe(own.rules()[0])
+    assert trial.data.hold_out == 0.25
+    assert (trial.train.stop_after, trial.train.eval_every) == (0, STEPS // TESTS_OF_A_TRIAL)
+
+
 def test_where_nothing_learns_there_is_no_best(tmp_path: Path) -> None:
     hopeless = replace(search(tmp_path, budget=1.0), recipe=at_rate(10.0))
     with pytest.raises(RecipeError, match=r"none of \d+ candidates came to its end"):

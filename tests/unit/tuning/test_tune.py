@@ -142,6 +142,18 @@ def test_the_best_is_confirmed_and_written(run: Callable[..., TuneResult], tmp_p
     )
 
 
+def test_a_recipe_that_holds_samples_out_keeps_them_on_both_sides(
+    run: Callable[..., TuneResult], tmp_path: Path
+) -> None:
+    recipe = asked(tmp_path / "search").recipe
+    tuned = run(rising, recipe=replace(recipe, data=replace(recipe.data, hold_out=0.2)))
+    assert tuned.recipe.data.hold_out == 0.2
+    folders = [*tuned.before, *tuned.after, tuned.best.folder]
+    kept = [read_recipe(folder / "recipe.toml").data.hold_out for folder in folders]
+    assert kept == [0.2] * 7
+    assert tuned.verdict.verdict == KEPT
+
+
 @pytest.mark.parametrize("comes_to", [0.1, nan])
 def test_one_that_does_not_learn_under_a_new_seed_is_passed_over(
     run: Callable[..., TuneResult], comes_to: float

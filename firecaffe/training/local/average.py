@@ -1,0 +1,81 @@
+"""The average of all replicas: their differences go through the exchange as gradients do.
+
+Replica r is leaf r of the tree. What it brings is x - x_r, x being the weights that all began with;
+beside it in the tail, the changes of its buffers, and the losses of its steps since the last
+average. So an average costs what a gradient of the same network does, by any exchange or codec, and
+its bits are the same on any number of workers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.totals import Totals
+from firecaffe.training.forward import Forward
+from firecaffe.training.local.moments import Moments
+from firecaffe.training.local.outer import Outer
+from firecaffe.training.local.replicas import Replicas, copy
+
+
+@dataclass
+class Average:
+    """Takes the average of the replicas, and applies it."""
+
+    reducer: GradientReducer
+    """Of the network's parameters, with the replicas as leaves."""
+    forward: Forward
+    replicas: Replicas
+    order: Sequence[int]
+    """This rank's replicas, in the order in which the reducer takes them."""
+    outer: Outer
+    moments: Moments
+    """Those that are averaged too."""
+    forgets: bool
+    """Whether replicas' optimizers begin anew after it."""
+
+    @torch.no_grad()
+    def begin(self, losses: dict[int, Tensor], counts: Tensor) -> None:
+        """Sends the differences on their way. losses: of each of this rank's replicas. counts: of
+        this rank.
+        """
+        by_number = {replica.number: replica for replica in self.replicas.own}
+        self.reducer.begin_step(self.reducer.num_leaves)
+        buffers = self.forward.buffers
+        buffers.begin_step()
+        for number in self.order:
+            replica = by_number[number]
+            for name, parameter in self.replicas.named.items():
+                parameter.grad = parameter - replica.weights[name]
+            copy(self.replicas.model.buffers(), replica.buffers.values())
+            changes = buffers.take(number, 1.0)
+            buffers.begin_micro_batch()
+            tail = [losses[number], *self.moments.of(replica), *changes]
+            if number != self.order[-1]:
+                self.reducer.add(number, None, tail)
+            else:
+                self.reducer.add_last(number, None, tail, counts)
+
+    def finish(self) -> Totals:
+        """Waits for the others' differences. The mean difference is in every `p.grad` then.
+
+        Raises: PeerLostError.
+        """
+        return self.reducer.finish_step()
+
+    @torch.no_grad()
+    def apply(self, totals: Totals, learning_rate: float) -> None:
+        """Updates the network at rest by what has come."""
+        count, first = self.reducer.num_leaves, 1 + len(self.moments.keys)
+        self.outer.step(learning_rate)
+        self.forward.buffers.begin_step()
+        self.forward.buffers.finish_step(totals.tail[first:], count)
+        means = [total / count for total in totals.tail[1:first]]
+        for replica in self.replicas.own:
+            self.moments.give(replica, means)
+        for parameter in self.replicas.named.values():
+            parameter.grad = None
+        if self.forgets:
+            self.replicas.forget()

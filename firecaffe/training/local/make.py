@@ -1,0 +1,103 @@
+"""Builds what local training has beside others: replicas, the outer optimizer, the steps."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import World
+from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.exchange.route import find_route
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.recipe.run import Run
+from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.solvers.optimizer_state import OptimizerTensors
+from firecaffe.synchrony.rounds import Rounds
+from firecaffe.training.forward import Forward
+from firecaffe.training.local.average import Average
+from firecaffe.training.local.moments import Moments, find_moments
+from firecaffe.training.local.outer import Outer
+from firecaffe.training.local.replicas import Replicas
+from firecaffe.training.local.stepper import LocalStepper
+from firecaffe.training.local.sums import LocalSums
+from firecaffe.training.piece import Piece
+from firecaffe.training.step import Stepper
+from firecaffe.transport.exchange import Exchange
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a training of replicas has beside others, before it is connected to other ranks."""
+
+    rounds: Rounds
+    replicas: Replicas
+    outer: Outer
+    sums: LocalSums
+    moments: Moments
+
+    @property
+    def pieces(self) -> dict[str, Piece]:
+        """The pieces of the state."""
+        outer = OptimizerTensors(self.replicas.model, self.outer.optimizer)
+        return {"outer": outer, "replica": self.replicas}
+
+    def examples(self, forward: Forward) -> tuple[list[Tensor], Tensor]:
+        """The tail of a replica, and the counts of a rank, in an average."""
+        tail = [self.sums.no_losses(), *self.moments.none(), *forward.buffers.no_changes()]
+        return tail, self.sums.no_counts()
+
+
+def make_local(run: Run, rank: int, forward: Forward, named: dict[str, nn.Parameter]) -> Local:
+    """Makes the replicas of a rank, all with the network's weights. Raises: RecipeError."""
+    words, solver = run.recipe.synchrony, run.recipe.solver
+    replicas = Replicas(
+        forward.model, named, run.shares[rank], lambda: make_optimizer(named, solver)
+    )
+    moments = Moments(named)
+    if words.inner_momentum == "average":
+        moments = find_moments(named, lambda copies: make_optimizer(copies, solver))
+    sums = LocalSums(run.rounds.longest, len(forward.task.counted), forward.device)
+    return Local(run.rounds, replicas, Outer(list(named.values()), words), sums, moments)
+
+
+def local_stepper(
+    local: Local,
+    run: Run,
+    world: World,
+    synchronous: Stepper,
+    ahead: BatchesAhead,
+    reducer: GradientReducer,
+    resources: ExitStack,
+) -> LocalStepper:
+    """Makes what runs the steps. synchronous: for those before the first round. reducer: of the
+    replicas of all ranks. resources: takes what has to be closed.
+    """
+    words, forward = run.recipe.synchrony, synchronous.forward
+    each = run.recipe.train.num_micro_batches // words.replicas
+    alone = Exchange(Group(0, 1, world.device), find_route("tree", each, 1))
+    own = GradientReducer(
+        local.replicas.named,
+        list(range(len(local.replicas.named))),
+        forward.empty_tail(),
+        forward.no_counts(),
+        each,
+        alone,
+        run.recipe.exchange.bucket_bytes,
+    )
+    resources.enter_context(own)
+    order = run.route.order(run.num_leaves, run.shares[world.rank])
+    forgets = words.inner_momentum == "zero"
+    average = Average(reducer, forward, local.replicas, order, local.outer, local.moments, forgets)
+    return LocalStepper(
+        synchronous=synchronous,
+        ahead=ahead,
+        world=world,
+        rounds=local.rounds,
+        replicas=local.replicas,
+        average=average,
+        own=own,
+        leaves=run.micro_batches(world.rank),
+        num_replicas=words.replicas,
+        sums=local.sums,
+    )

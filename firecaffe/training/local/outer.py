@@ -1,0 +1,52 @@
+"""Outer optimizers: what an average does to the weights x that the replicas began with.
+
+D is x minus the mean of the replicas' weights: the *outer gradient*. With a, the learning rate:
+
+    average     x = x - D                                      the replicas' mean
+    slowmo      u = b u + D / a;  x = x - r a u                0 < r, the outer rate, and b, its
+    nesterov    u = b u + D;      x = x - r (D + b u)          momentum
+
+Both become `average` with r = 1 and b = 0. All are torch's SGD on D.
+
+Source: Wang et al. 2020, "SlowMo: improving communication-efficient distributed SGD with slow
+momentum", algorithm 1; Douillard et al. 2023, "DiLoCo: distributed low-communication training of
+language models" (r = 0.7, b = 0.9).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn, optim
+
+from firecaffe.synchrony.config import SynchronyConfig
+
+USUAL = {"average": (1.0, 0.0), "slowmo": (1.0, 0.5), "nesterov": (0.7, 0.9)}
+"""The rate and the momentum of each, if the recipe says none."""
+
+
+class Outer:
+    """Updates weights whose `grad` is the outer gradient. Its momentum is `optimizer`'s state."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], words: SynchronyConfig) -> None:
+        rate, momentum = USUAL[words.outer]
+        self._is_slowmo = words.outer == "slowmo"
+        self._parameters = list(parameters)
+        if words.outer != "average":
+            rate = rate if words.outer_lr == -1 else words.outer_lr
+            momentum = momentum if words.outer_momentum == -1 else words.outer_momentum
+        nesterov = words.outer == "nesterov" and momentum > 0
+        self._rate = rate
+        self.optimizer = optim.SGD(
+            self._parameters, rate, momentum, nesterov=nesterov, foreach=True
+        )
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Updates the weights. learning_rate: the present one of the replicas."""
+        if self._is_slowmo:
+            gradients = [each.grad for each in self._parameters if each.grad is not None]
+            if learning_rate == 0:  # by which nothing has moved
+                return
+            torch._foreach_div_(gradients, learning_rate)
+            self.optimizer.param_groups[0]["lr"] = self._rate * learning_rate
+        self.optimizer.step()

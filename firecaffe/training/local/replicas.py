@@ -1,0 +1,171 @@
+"""The replicas of this rank: weights, buffers and an optimizer each; a piece of the state.
+
+There is one network. At rest it holds the average x of all replicas; a replica trains in it by
+lending it its tensors. In a checkpoint a replica is whole and by its number, so that any number of
+ranks goes on with it:
+
+    R/parameter/NAME, R/buffer/NAME   if replicas are apart; else all are as the average
+    R/optimizer/NAME/KEY              what its optimizer keeps
+    R/numbers                         what of that are no tensors: JSON, as bytes
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn, optim
+
+from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
+from firecaffe.training.stored import Stored, Under
+from firecaffe.training.weights import load_parts
+from firecaffe.transport.collect import HeldPart
+
+NUMBERS = "numbers"
+
+
+@dataclass
+class Replica:
+    """One copy of the network."""
+
+    number: int
+    weights: dict[str, Tensor]
+    """Those that are trained, by name."""
+    buffers: dict[str, Tensor]
+    optimizer: optim.Optimizer
+    compared: dict[str, Tensor] = field(default_factory=dict)
+    """Its weights when the average that is under way was taken."""
+
+    def take_buffers(self, model: nn.Module) -> None:
+        """Takes those of the network, in which it has trained."""
+        copy(self.buffers.values(), model.buffers())
+
+
+class Replicas:
+    """This rank's replicas; see `training.piece.Piece`."""
+
+    held_by_all = False
+    is_result = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        named: dict[str, nn.Parameter],
+        numbers: Sequence[int],
+        make: Callable[[], optim.Optimizer],
+    ) -> None:
+        """named: the parameters that are trained. make: an optimizer of these."""
+        self.model, self.named = model, named
+        self.is_apart = False
+        """Whether they have other weights than the average."""
+        self.own = [
+            Replica(
+                number,
+                {name: each.detach().clone() for name, each in named.items()},
+                {name: each.clone() for name, each in model.named_buffers()},
+                make(),
+            )
+            for number in numbers
+        ]
+
+    @torch.no_grad()
+    def join(self) -> None:
+        """Gives all replicas the average that the network holds."""
+        for replica in self.own:
+            copy(replica.weights.values(), self.named.values())
+            copy(replica.buffers.values(), self.model.buffers())
+        self.is_apart = False
+
+    def remember(self) -> None:
+        """Remembers the weights that are compared, for replicas that go on meanwhile."""
+        for replica in self.own:
+            replica.compared = {name: each.clone() for name, each in replica.weights.items()}
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Gives each replica the average that the network holds, and the way that it has gone
+        since it was compared. Its buffers go on: a variance might become negative so.
+        """
+        for replica in self.own:
+            weights = list(replica.weights.values())
+            torch._foreach_sub_(weights, list(replica.compared.values()))
+            torch._foreach_add_(weights, list(self.named.values()))
+            replica.compared = {}
+
+    def inherit(self, optimizer: optim.Optimizer) -> None:
+        """Gives all replicas what an optimizer keeps, and lets it forget it."""
+        for replica in self.own:
+            for group, of_other in zip(
+                replica.optimizer.param_groups, optimizer.param_groups, strict=True
+            ):
+                group |= {key: each for key, each in of_other.items() if key != "params"}
+            for parameter, kept in optimizer.state.items():
+                replica.optimizer.state[parameter] = deepcopy(kept)
+        optimizer.state.clear()
+
+    def forget(self) -> None:
+        """Lets the replicas' optimizers begin anew."""
+        for replica in self.own:
+            replica.optimizer.state.clear()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Gives the network back the average after a `with` block in which replicas train in it."""
+        average = [parameter.detach() for parameter in self.named.values()]
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        try:
+            yield
+        finally:
+            for parameter, tensor in zip(self.named.values(), average, strict=True):
+                parameter.data = tensor
+            copy(self.model.buffers(), buffers)
+
+    def lend(self, replica: Replica) -> None:
+        """Puts a replica into the network: of its weights the memory, of its buffers the values."""
+        for name, parameter in self.named.items():
+            parameter.data = replica.weights[name]
+        copy(self.model.buffers(), replica.buffers.values())
+
+    def parts(self) -> dict[str, HeldPart]:
+        found: dict[str, HeldPart] = {}
+        for replica in self.own:
+            tensors = dict[str, Tensor]()
+            if self.is_apart:
+                tensors |= {f"parameter/{name}": each for name, each in replica.weights.items()}
+                tensors |= {f"buffer/{name}": each for name, each in replica.buffers.items()}
+            kept = OptimizerTensors(self.model, replica.optimizer).parts()
+            tensors |= {f"optimizer/{name}": part.tensor for name, part in kept.items()}
+            numbers = OptimizerNumbers(self.model, replica.optimizer).state_dict()
+            if numbers:
+                text = bytearray(json.dumps(numbers).encode())
+                tensors[NUMBERS] = torch.frombuffer(text, dtype=torch.uint8)
+            found |= {
+                f"{replica.number}/{name}": HeldPart(each, order=replica.number)
+                for name, each in tensors.items()
+            }
+        return found
+
+    def load(self, stored: Stored) -> None:
+        """Raises: CheckpointError if a tensor is of another network."""
+        self.join()
+        for replica in self.own:
+            own = Under(stored, str(replica.number))
+            for kind, tensors in (("parameter", replica.weights), ("buffer", replica.buffers)):
+                found = Under(own, kind)
+                if len(found):
+                    self.is_apart = True
+                    load_parts({name: HeldPart(each) for name, each in tensors.items()}, found)
+            OptimizerTensors(self.model, replica.optimizer).load(Under(own, "optimizer"))
+            if NUMBERS in own:
+                numbers = json.loads(own[NUMBERS].numpy().tobytes())
+                OptimizerNumbers(self.model, replica.optimizer).load_state_dict(numbers)
+
+
+@torch.no_grad()
+def copy(into: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    """Copies each of some tensors into another."""
+    places = list(into)
+    if places:  # torch takes no empty list
+        torch._foreach_copy_(places, list(values))

@@ -1,0 +1,196 @@
+"""Steps of replicas that train by themselves, and the averages between them.
+
+A step is all micro-batches of the global batch, as ever. Replica r of R takes leaves
+[r M / R, (r + 1) M / R) of its M, adds their gradients by the tree over them, and makes an update
+of its own. A replica without samples, at the end of an epoch, makes none. Every rank hosts
+consecutive replicas and trains them one after the other in the same network.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.cluster.world import World
+from firecaffe.data import SampleOrder
+from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.totals import Totals
+from firecaffe.solvers.optimizer import set_rate
+from firecaffe.synchrony.rounds import Round, Rounds
+from firecaffe.training.ema import Ema
+from firecaffe.training.forward import Forward
+from firecaffe.training.local.average import Average
+from firecaffe.training.local.replicas import Replica, Replicas
+from firecaffe.training.local.sums import LocalOutcome, LocalSums
+from firecaffe.training.outcome import Outcome, Votes
+from firecaffe.training.step import Stepper, ballot
+from firecaffe.transport.queue import Mark
+
+
+@dataclass
+class UnderWay:
+    """An average that has been taken and is not applied."""
+
+    round: Round
+    sent: list[LocalOutcome]
+    """The steps whose sums go with it."""
+
+
+@dataclass
+class LocalStepper:
+    """Runs steps on this rank; the first ones as synchronous steps."""
+
+    synchronous: Stepper
+    ahead: BatchesAhead
+    """Where the batches come from."""
+    world: World
+    rounds: Rounds
+    replicas: Replicas
+    average: Average
+    own: GradientReducer
+    """Of one replica's micro-batches, on this rank alone."""
+    leaves: list[int]
+    """This rank's micro-batches of a local step."""
+    num_replicas: int
+    """Of all ranks."""
+    sums: LocalSums
+    _under_way: UnderWay | None = field(default=None, init=False)
+
+    @property
+    def forward(self) -> Forward:
+        return self.synchronous.forward
+
+    @property
+    def ema(self) -> Ema | None:
+        return None
+
+    @property
+    def behind(self) -> int:
+        """The number of steps, the last ones, whose outcome cannot be read without a message."""
+        sent = [] if self._under_way is None else self._under_way.sent
+        return len(sent) + len(self.sums.waiting)
+
+    def run(
+        self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes
+    ) -> Outcome | LocalOutcome:
+        """Trains step `step`, counted from 0. vote: asked before an average is taken.
+
+        Raises: PeerLostError; NotFiniteError on all ranks, before an average is applied.
+        """
+        if step < self.rounds.synchronous:
+            return self.synchronous.run(step, learning_rate, vote)
+        if step == self.rounds.synchronous:
+            self.replicas.inherit(self.synchronous.optimizer)
+            if self.ahead.leaves != self.leaves:
+                self.ahead.go_on(self.leaves, step)
+        if not self.replicas.is_apart:
+            self.replicas.join()
+            self.replicas.is_apart = True
+        outcome = self._train(step, learning_rate)
+        self.sums.waiting.append(outcome)
+        done, round_ = step + 1, self.rounds.of(step)
+        if self._under_way is not None and self._under_way.round.applied == done:
+            self._apply(self._under_way, outcome, learning_rate)
+        if round_.stop == done:
+            votes = ballot(vote(), self.forward.device)
+            numbers = {replica.number: replica for replica in self.replicas.own}
+            losses = {number: self.sums.losses(number) for number in numbers}
+            self.average.begin(losses, self.sums.counts(votes))
+            self._under_way = UnderWay(round_, self.sums.waiting)
+            self.sums.waiting = []
+            if round_.applied == done:
+                self._apply(self._under_way, outcome, learning_rate)
+            else:
+                self.replicas.remember()
+        outcome.end = self.own.queue.mark()
+        return outcome
+
+    def _train(self, step: int, learning_rate: float) -> LocalOutcome:
+        queue, order = self.own.queue, self._order
+        start, waits = queue.mark(), list[tuple[Mark, Mark]]()
+        losses: dict[int, Tensor] = {}
+        counts = self.sums.no_row()
+        with self.replicas.lent():
+            for replica in self.replicas.own:
+                self.replicas.lend(replica)
+                losses[replica.number], counted = self._update(replica, step, learning_rate, waits)
+                counts += counted
+                replica.take_buffers(self.replicas.model)
+        computed = queue.mark()
+        samples = order.samples_in_step(step)
+        return LocalOutcome(
+            step=step,
+            samples=samples,
+            weight=samples / order.micro_batch_size,
+            losses=losses,
+            counts=counts,
+            metrics=self.forward.task.counted,
+            totals=Totals((), counts, computed, computed, ()),
+            start=start,
+            end=computed,
+            waits=waits,
+            micro_batches=len(self.leaves),
+            replicas=self.num_replicas,
+            ask=partial(self.sums.sum_now, self.world),
+        )
+
+    def _update(
+        self, replica: Replica, step: int, learning_rate: float, waits: list[tuple[Mark, Mark]]
+    ) -> tuple[Tensor, Tensor]:
+        """Updates the replica that is in the network. Returns the sum of its losses, shape (1,),
+        and its counts, with 1 at the end if its gradient is not finite.
+        """
+        forward, own = self.forward, self.own
+        leaves = range(replica.number * own.num_leaves, (replica.number + 1) * own.num_leaves)
+        samples = samples_of(self._order, step, leaves)
+        weight = samples / self._order.micro_batch_size
+        own.begin_step(weight)
+        forward.begin_step(leaves[0])
+        for place, leaf in enumerate(leaves):
+            asked = own.queue.mark()
+            batch = self.synchronous.batches.train_batch(step, leaf)
+            waits.append((asked, own.queue.mark()))
+            loss, tail = forward(*batch, step, leaf)
+            if leaf != leaves[-1]:
+                own.add(place, loss, tail)
+            elif samples:
+                own.add_last(place, loss, tail, forward.counts)
+        if not samples:
+            return torch.zeros(1, device=forward.device), self.sums.no_row()
+        totals = own.finish_step()
+        is_finite = own.finite().all()
+        if self.synchronous.clip_gradients:
+            most, parameters = self.synchronous.clip_gradients, self.replicas.named.values()
+            is_finite &= nn.utils.clip_grad_norm_(parameters, most, foreach=True).isfinite()
+        set_rate(replica.optimizer, learning_rate, self.synchronous.momentum(step))
+        replica.optimizer.step()
+        forward.buffers.finish_step(totals.tail[1:], weight)
+        broken = (~is_finite).to(totals.tail[0].dtype).reshape(1)
+        return totals.tail[0].clone(), torch.cat([forward.counts, broken])
+
+    def _apply(self, under_way: UnderWay, outcome: LocalOutcome, learning_rate: float) -> None:
+        """Waits for an average and applies it. outcome: that of the present step."""
+        totals = self.average.finish()
+        outcome.totals = totals
+        self._under_way = None
+        self.sums.settle(under_way.sent, totals.tail[0].cpu(), totals.counts.cpu())
+        self.average.apply(totals, learning_rate)
+        if under_way.round.applied == under_way.round.stop:
+            self.replicas.is_apart = False
+        else:
+            self.replicas.follow()
+
+    @property
+    def _order(self) -> SampleOrder:
+        return self.ahead.order
+
+
+def samples_of(order: SampleOrder, step: int, leaves: range) -> int:
+    """Samples of some consecutive micro-batches of a step."""
+    there = order.samples_in_step(step)
+    ends = (min(there, leaf * order.micro_batch_size) for leaf in (leaves.start, leaves.stop))
+    first, last = ends
+    return last - first

@@ -1,0 +1,144 @@
+"""The sums over all workers of local steps: with the next average, or before it is wanted.
+
+Between averages nothing is exchanged. So what a step came to over all workers is told with the
+average that follows it; until then each rank has its own part.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import World
+from firecaffe.errors import NotFiniteError
+from firecaffe.exchange.leaves import tree_sum
+from firecaffe.gradients.totals import Totals
+from firecaffe.training.outcome import Outcome, StepResult
+from firecaffe.training.step import VOTES
+from firecaffe.transport.queue import Mark
+
+
+@dataclass
+class LocalOutcome:
+    """A local step: what this rank knows of it, and later what it came to over all."""
+
+    step: int
+    samples: int
+    """Of all replicas."""
+    weight: float
+    """The same, as a number of full micro-batches."""
+    losses: dict[int, Tensor]
+    """The sum of the losses of each of this rank's replicas, shape (1,)."""
+    counts: Tensor
+    """What the task counts, and the number of this rank's replicas whose gradient is not finite."""
+    metrics: Sequence[str]
+    totals: Totals
+    """Of which the times count."""
+    start: Mark
+    end: Mark
+    waits: Sequence[tuple[Mark, Mark]]
+    micro_batches: int
+    replicas: int
+    """Of all ranks."""
+    ask: Callable[[], None]
+    """Has all ranks sum what is not summed yet."""
+    whole: Outcome | None = None
+
+    def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
+        """See `Outcome.read`. All ranks read the same outcomes in the same order."""
+        if self.whole is None:
+            self.ask()
+        assert self.whole is not None
+        return self.whole.read(look)
+
+    def take(self, loss: Tensor, counts: Tensor, votes: Tensor) -> None:
+        """Takes the sums over all ranks. Raises: NotFiniteError, on all ranks."""
+        found, broken = counts[:-1], int(counts[-1])
+        self.whole = Outcome(
+            step=self.step,
+            samples=self.samples,
+            weight=self.weight,
+            metrics=self.metrics,
+            sums=torch.cat([loss.reshape(1), found, votes]),
+            is_finite=torch.ones(1, dtype=torch.bool),
+            norm=torch.zeros(()),
+            names=(),
+            overflows=False,
+            totals=self.totals,
+            start=self.start,
+            end=self.end,
+            waits=self.waits,
+            micro_batches=self.micro_batches,
+        )
+        if broken:
+            error = NotFiniteError(
+                f"the loss is {self.whole.loss:.4g}; the gradients of {broken} of "
+                f"{self.replicas} replicas are not finite"
+            )
+            error.step = self.step + 1
+            raise error
+        self.whole.check_finite()
+
+
+class LocalSums:
+    """The outcomes that wait for their sums, and their form in an average."""
+
+    def __init__(self, longest: int, counted: int, device: torch.device) -> None:
+        """longest: the steps of the longest round. counted: the numbers that the task counts."""
+        self._longest, self._row, self._device = longest, counted + 1, device
+        self.waiting: list[LocalOutcome] = []
+
+    def no_losses(self) -> Tensor:
+        """The losses of a replica in the steps of a round; none."""
+        return torch.zeros(self._longest, device=self._device)
+
+    def no_counts(self) -> Tensor:
+        """The counts of a rank in a round, a row each step, then its votes; none."""
+        return torch.zeros(self._longest * self._row + VOTES, device=self._device)
+
+    def no_row(self) -> Tensor:
+        """The counts of a rank in a step; none."""
+        return torch.zeros(self._row, device=self._device)
+
+    def losses(self, number: int) -> Tensor:
+        """Those of a replica of this rank, in the steps that wait."""
+        found = self.no_losses()
+        if self.waiting:
+            found[: len(self.waiting)] = torch.cat([each.losses[number] for each in self.waiting])
+        return found
+
+    def counts(self, votes: Tensor) -> Tensor:
+        """Those of this rank, with its votes."""
+        found = self.no_counts()
+        rows = [each.counts for each in self.waiting]
+        if rows:
+            found[: len(rows) * self._row] = torch.cat(rows)
+        found[-VOTES:] = votes
+        return found
+
+    def settle(self, sent: Sequence[LocalOutcome], losses: Tensor, counts: Tensor) -> None:
+        """Tells outcomes their sums. Raises: NotFiniteError, on all ranks."""
+        rows = counts[:-VOTES].reshape(self._longest, self._row)
+        for place, outcome in enumerate(sent):
+            # The votes belong to the round: they are told once.
+            votes = counts[-VOTES:] if place == len(sent) - 1 else torch.zeros(VOTES)
+            outcome.take(losses[place], rows[place], votes)
+
+    def sum_now(self, world: World) -> None:
+        """Sums what waits over all ranks, which all call it.
+
+        Raises: NotFiniteError, PeerLostError.
+        """
+        waiting, self.waiting = self.waiting, []
+        own = [
+            [[each.item() for _, each in sorted(step.losses.items())], step.counts.tolist()]
+            for step in waiting
+        ]
+        told = [json.loads(text) for text in gather_text(world, json.dumps(own))]
+        for outcome, *of_ranks in zip(waiting, *told, strict=True):
+            losses = [torch.tensor(each) for of_rank, _ in of_ranks for each in of_rank]
+            counts = torch.tensor([counted for _, counted in of_ranks]).sum(0)
+            outcome.take(tree_sum(losses, torch.add), counts, torch.zeros(VOTES))

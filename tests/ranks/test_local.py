@@ -1,0 +1,170 @@
+"""Replicas that train by themselves: workers change no bit, and the rules are those of others."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import firecaffe
+from firecaffe import (
+    CheckpointConfig,
+    DataConfig,
+    ExchangeConfig,
+    Recipe,
+    RunConfig,
+    SolverConfig,
+    SynchronyConfig,
+)
+from firecaffe.runs.record import read_json_lines
+from firecaffe.training.checkpoint import load_newest
+from tests.ranks.networks import Everything, small_data
+from tests.ranks.test_invariance import RECIPE as INVARIANT
+from tests.world import Ranks
+
+# 12 micro-batches of 4 over 100 samples, with BatchNorm, dropout and clipping. Steps 3, 6 and 9 end
+# an epoch with 4 samples, all of replica 0; and the last round is cut short.
+RECIPE = dataclasses.replace(
+    INVARIANT,
+    train=dataclasses.replace(INVARIANT.train, global_batch_size=48, steps=10),
+    synchrony=SynchronyConfig("local", replicas=4, local_steps=4),
+)
+
+WORDS: dict[str, dict[str, Any]] = {
+    "average": {},
+    "six replicas": {"replicas": 6},
+    "slowmo": {"outer": "slowmo", "inner_momentum": "zero"},
+    "nesterov": {"outer": "nesterov", "local_steps": 2},
+    "overlap": {"outer": "nesterov", "overlap_steps": 2, "local_steps": 3},
+    "synchronous first": {"warm_steps": 3, "local_steps": 2},
+    "averaged moments": {"inner_momentum": "average"},
+}
+
+
+def with_words(recipe: Recipe, words: dict[str, Any]) -> Recipe:
+    return dataclasses.replace(recipe, synchrony=dataclasses.replace(recipe.synchrony, **words))
+
+
+def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
+    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
+    return firecaffe.train(recipe, Everything, small_data(100), small_data(30, 1), resume=resume)
+
+
+def state(ranks: Ranks, world_size: int, recipe: Recipe, folder: Path) -> str:
+    results = ranks.shared(world_size, fit, recipe, str(folder))
+    assert len({(each.state_sha256, tuple(each.drifted_ranks)) for each in results}) == 1
+    return str(results[0].state_sha256)
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The states that one worker ends with, by the names of WORDS."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {
+        name: state(ranks, 1, with_words(RECIPE, words), folder / name)
+        for name, words in WORDS.items()
+    }
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_any_number_of_workers(
+    ranks: Ranks, alone: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    recipe = with_words(RECIPE, WORDS[name])
+    sizes = (2, 3) if recipe.synchrony.replicas == 6 else (2, 4)
+    found = [state(ranks, size, recipe, tmp_path / str(size)) for size in sizes]
+    assert found == [alone[name]] * 2
+
+
+def test_words_decide_bits(alone: dict[str, str]) -> None:
+    assert len(set(alone.values())) == len(WORDS)
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_resume_on_another_number_of_workers_changes_no_bit(
+    ranks: Ranks, alone: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    """From each checkpoint on the way: after averages, between them if they are under way, and
+    among the synchronous steps.
+    """
+    recipe = with_words(RECIPE, WORDS[name])
+    first, second = (2, 3) if recipe.synchrony.replicas == 6 else (4, 2)
+    often = dataclasses.replace(recipe, checkpoint=CheckpointConfig(every=1, keep_last=0))
+    assert state(ranks, first, often, tmp_path / "whole") == alone[name]
+    saved = sorted((tmp_path / "whole" / "checkpoints").glob("step-*"))
+    assert len(saved) > 2
+    for checkpoint in saved[:-1]:
+        folder = tmp_path / checkpoint.name
+        (result, *_) = ranks.shared(second, fit, recipe, str(folder), str(checkpoint))
+        assert result.state_sha256 == alone[name], checkpoint.name
+
+
+@pytest.mark.parametrize("compressor", ["int8", "top_k"])
+def test_codecs_encode_replicas_and_not_workers(
+    ranks: Ranks, compressor: str, tmp_path: Path
+) -> None:
+    """What they keep back is of replicas' differences; and goes along with a resume."""
+    exchange = dataclasses.replace(RECIPE.exchange, compressor=compressor)
+    recipe = dataclasses.replace(RECIPE, exchange=exchange)
+    recipe = with_words(recipe, WORDS["overlap"])
+    often = dataclasses.replace(recipe, checkpoint=CheckpointConfig(every=4))
+    found = [state(ranks, size, often, tmp_path / str(size)) for size in (1, 4)]
+    (saved, *_) = sorted((tmp_path / "4" / "checkpoints").glob("step-*"))
+    (result, *_) = ranks.shared(2, fit, recipe, str(tmp_path / "rest"), str(saved))
+    assert {*found, result.state_sha256} == {found[0]}
+
+
+@pytest.mark.parametrize("algorithm", ["halving_doubling", "sharded_parameter_server"])
+def test_any_exchange_in_tree_order(
+    ranks: Ranks, alone: dict[str, str], algorithm: str, tmp_path: Path
+) -> None:
+    exchange = ExchangeConfig(algorithm=algorithm, bucket_bytes=500, shared_memory=False)
+    recipe = dataclasses.replace(RECIPE, exchange=exchange)
+    assert state(ranks, 4, recipe, tmp_path / "run") == alone["average"]
+
+
+def test_with_one_step_a_round_it_is_synchronous_to_rounding(ranks: Ranks, tmp_path: Path) -> None:
+    """Plain SGD on as many workers as replicas; BatchNorm's statistics too."""
+    plain = dataclasses.replace(
+        RECIPE,
+        train=dataclasses.replace(RECIPE.train, steps=4),
+        data=DataConfig(hold_out=0.04),  # two whole steps an epoch
+        solver=SolverConfig(base_lr=0.1, momentum=0.0),
+    )
+    modes: dict[str, dict[str, Any]]
+    modes = {"local": {"local_steps": 1}, "every_step": {"mode": "every_step"}}
+    found = {}
+    for name, words in modes.items():
+        ranks.shared(4, fit, with_words(plain, words), str(tmp_path / name))
+        tensors = load_newest(tmp_path / name)[0].tensors
+        found[name] = {key: each for key, each in tensors.items() if key[:2] in ("pa", "bu")}
+    assert found["local"].keys() == found["every_step"].keys()
+    assert any("running_var" in key for key in found["local"])
+    for key, each in found["every_step"].items():
+        torch.testing.assert_close(found["local"][key], each, rtol=1e-5, atol=1e-6, msg=key)
+    start = Everything().conv.weight
+    assert not torch.equal(found["local"]["parameter/conv.weight"], start)
+
+
+def test_what_is_due_within_a_round_is_done_at_its_end(ranks: Ranks, tmp_path: Path) -> None:
+    """And every step has its row."""
+    recipe = dataclasses.replace(
+        RECIPE,
+        train=dataclasses.replace(RECIPE.train, eval_every=3),
+        data=DataConfig(hold_out=0.1),
+        checkpoint=CheckpointConfig(every=2, keep_last=0),
+    )
+    rows = {}
+    for name, words in {"waits": {}, "overlap": {"overlap_steps": 1}}.items():
+        folder = tmp_path / name
+        ranks.shared(2, fit, with_words(recipe, words), str(folder))
+        rows[name] = read_json_lines(folder / "metrics.jsonl")
+        whole = [4, 8, 10] if name == "waits" else [5, 9, 10]
+        of_kind = {
+            kind: [row["step"] for row in rows[name] if row["kind"] == kind]
+            for kind in ("train", "validation")
+        }
+        assert of_kind == {"train": list(range(1, 11)), "validation": whole}
+        saved = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+        assert [int(path[5:]) for path in saved] == whole

@@ -1,0 +1,81 @@
+"""What mode local refuses: words that contradict, and workers that cannot share out replicas."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from firecaffe import Recipe, SolverConfig, SynchronyConfig, TrainConfig
+from firecaffe.errors import RecipeError
+from firecaffe.recipe.local import check_local_workers
+from firecaffe.recipe.sections import check_recipe
+from tests.unit.recipe.test_sections import changed
+
+LOCAL = Recipe(
+    train=TrainConfig(global_batch_size=96, micro_batch_size=8, steps=100),
+    synchrony=SynchronyConfig("local", replicas=4, local_steps=8),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ({"synchrony.replicas": 5}, "replicas is 5 of 12 micro-batches a step"),
+        ({"synchrony.replicas": 0}, "synchrony.replicas is 0; it must be 1 to 4096"),
+        ({"synchrony.local_steps": 101}, "local_steps is 101, but the training has 100 steps"),
+        (
+            {"synchrony.warm_steps": 93},
+            "local_steps is 8 after 93 synchronous steps, but the training has 100",
+        ),
+        ({"synchrony.shares": "measured"}, "shares measured with synchrony.mode local"),
+        ({"train.autocast": "float16"}, "autocast float16 with synchrony.mode local"),
+        ({"train.ema_decay": 0.9}, "ema_decay 0.9 with synchrony.mode local"),
+        ({"synchrony.overlap_steps": 8}, "overlap_steps is 8 with synchrony.local_steps 8"),
+        (
+            {"synchrony.overlap_steps": 1, "synchrony.inner_momentum": "average"},
+            "inner_momentum average with overlap_steps 1",
+        ),
+        ({"synchrony.outer_lr": 0.0}, "outer_lr is 0; it must be above 0, or -1"),
+        ({"synchrony.outer_lr": float("nan")}, "synchrony.outer_lr is nan"),
+        ({"synchrony.outer_momentum": -0.5}, "outer_momentum is -0.5; it must be from 0"),
+        ({"synchrony.outer_momentum": 1.0}, "outer_momentum is 1; it must be from 0"),
+        (
+            {"synchrony.warm_steps": 3, "synchrony.warm_epochs": 1},
+            "synchrony.warm_steps 3 and warm_epochs 1: one of them",
+        ),
+        (
+            {"synchrony.warm_until_drop": True},
+            "warm_until_drop with solver.lr_policy fixed, whose rate does not drop",
+        ),
+        (
+            {"exchange.compressor": "int8", "exchange.compressor_level": 3},
+            "the tree over 4 replicas ends at level 2",
+        ),
+    ],
+)
+def test_refused(words: dict[str, Any], line: str) -> None:
+    recipe = LOCAL
+    check_recipe(recipe)
+    for word, value in words.items():
+        recipe = changed(recipe, word, value)
+    with pytest.raises(RecipeError, match=re.escape(line)):
+        check_recipe(recipe)
+
+
+def test_workers_share_out_replicas() -> None:
+    six = replace(LOCAL.synchrony, replicas=6)
+    for workers in (1, 2, 3, 6):
+        check_local_workers(six, workers)
+    with pytest.raises(RecipeError, match=r"replicas is 6 on 4 workers.*one of 1, 2, 3, 6"):
+        check_local_workers(six, 4)
+    check_local_workers(six, 3, level=1)
+    with pytest.raises(RecipeError, match="6 ranks but only 3 sums of 2 replicas to encode"):
+        check_local_workers(six, 6, level=1)
+    check_local_workers(SynchronyConfig(), 5)
+
+
+def test_a_rate_that_drops_may_say_when_replicas_part() -> None:
+    drops = SolverConfig(lr_policy="multistep", gamma=0.1, stepvalue=[50])
+    recipe = changed(replace(LOCAL, solver=drops), "synchrony.warm_until_drop", True)
+    check_recipe(recipe)
