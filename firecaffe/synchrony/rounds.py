@@ -51,6 +51,10 @@ class Rounds:
         """The number of steps of the longest round; 0 if there is none."""
         return max((each.steps for each in self._rounds), default=0)
 
+    def averages(self, done: int) -> int:
+        """The number of averages that are applied after so many steps."""
+        return bisect_right(self._applied, done)
+
     def of(self, step: int) -> Round:
         """The round of a step, counted from 0. Raises: ValueError if it is synchronous."""
         place = bisect_right(self._firsts, step) - 1

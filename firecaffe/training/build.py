@@ -241,7 +241,7 @@ def _train_in(
             "class_names": data.class_names,
             "samples_seen": run.order.samples_before(result.steps),
             "balance": balance and balance.as_dict(),
-            "synchrony": served and served.clock.tally.row,
+            "synchrony": (served and served.clock.tally.row) or (local and local.row(result.steps)),
             "tuned": tuned_by(recipe),
             "resumed_from": start.resumed_from,
             "cost_of_determinism": learner.cost_of_determinism,

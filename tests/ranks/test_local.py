@@ -1,8 +1,10 @@
 """Replicas that train by themselves: workers change no bit, and the rules are those of others."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,6 +21,9 @@ from firecaffe import (
 )
 from firecaffe.runs.record import read_json_lines
 from firecaffe.training.checkpoint import load_newest
+from firecaffe.training.local.average import Average
+from firecaffe.training.local.stepper import LocalStepper
+from firecaffe.training.local.sums import LocalOutcome
 from tests.ranks.networks import Everything, small_data
 from tests.ranks.test_invariance import RECIPE as INVARIANT
 from tests.world import Ranks
@@ -168,3 +173,52 @@ def test_what_is_due_within_a_round_is_done_at_its_end(ranks: Ranks, tmp_path: P
         assert of_kind == {"train": list(range(1, 11)), "validation": whole}
         saved = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
         assert [int(path[5:]) for path in saved] == whole
+
+
+def test_an_average_costs_what_a_gradient_does(ranks: Ranks, tmp_path: Path) -> None:
+    """So a step costs an Hth of it, but for the losses of a round."""
+    modes: dict[str, dict[str, Any]]
+    modes = {"local": {"local_steps": 5}, "all": {"mode": "every_step"}}
+    sent = {}
+    recipe = dataclasses.replace(
+        RECIPE,
+        train=dataclasses.replace(RECIPE.train, global_batch_size=64),
+        exchange=ExchangeConfig("tree", shared_memory=False),
+    )
+    for name, words in modes.items():
+        results = ranks.shared(4, fit, with_words(recipe, words), str(tmp_path / name))
+        sent[name] = [each or 0.0 for each in results[0].sent_bytes_per_step_by_rank]
+    for local, every_step in zip(sent["local"], sent["all"], strict=True):
+        assert local == pytest.approx(every_step / 5, rel=0.2)
+
+
+def fit_while_held(recipe: Recipe, folder: str, pipe: str) -> str:
+    """Rank 1 brings its first differences once rank 0 has begun the step after."""
+    begin, train = Average.begin, LocalStepper._train
+
+    def held(average: Average, *sums: Any) -> None:
+        if os.environ["RANK"] == "1" and Path(pipe).exists():
+            Path(pipe).read_text()
+            Path(pipe).unlink()
+        begin(average, *sums)
+
+    def told(stepper: LocalStepper, step: int, rate: float) -> LocalOutcome:
+        if os.environ["RANK"] == "0" and step == recipe.synchrony.local_steps:
+            Path(pipe).write_text("")
+        return train(stepper, step, rate)
+
+    with patch.object(Average, "begin", held), patch.object(LocalStepper, "_train", told):
+        return str(fit(recipe, folder).state_sha256)
+
+
+def test_replicas_go_on_while_their_average_is_under_way(
+    ranks: Ranks, alone: dict[str, str], tmp_path: Path
+) -> None:
+    """If they did not, rank 0 would wait for rank 1 and it for rank 0, until the time is over."""
+    recipe = with_words(RECIPE, WORDS["overlap"])
+    exchange = dataclasses.replace(recipe.exchange, timeout_s=60)
+    recipe = dataclasses.replace(recipe, exchange=exchange)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found = ranks.run(2, fit_while_held, recipe, str(tmp_path / "run"), str(pipe))
+    assert found == [alone["overlap"]] * 2

@@ -36,6 +36,17 @@ class Local:
     sums: LocalSums
     moments: Moments
 
+    num_replicas: int
+    """Of all ranks."""
+
+    def row(self, steps: int) -> dict[str, int]:
+        """What the record of a training of so many steps says of it."""
+        return {
+            "replicas": self.num_replicas,
+            "synchronous_steps": min(steps, self.rounds.synchronous),
+            "averages": self.rounds.averages(steps),
+        }
+
     @property
     def pieces(self) -> dict[str, Piece]:
         """The pieces of the state."""
@@ -58,7 +69,9 @@ def make_local(run: Run, rank: int, forward: Forward, named: dict[str, nn.Parame
     if words.inner_momentum == "average":
         moments = find_moments(named, lambda copies: make_optimizer(copies, solver))
     sums = LocalSums(run.rounds.longest, len(forward.task.counted), forward.device)
-    return Local(run.rounds, replicas, Outer(list(named.values()), words), sums, moments)
+    return Local(
+        run.rounds, replicas, Outer(list(named.values()), words), sums, moments, words.replicas
+    )
 
 
 def local_stepper(
@@ -98,6 +111,6 @@ def local_stepper(
         average=average,
         own=own,
         leaves=run.micro_batches(world.rank),
-        num_replicas=words.replicas,
+        num_replicas=local.num_replicas,
         sums=local.sums,
     )

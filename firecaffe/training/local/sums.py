@@ -45,24 +45,36 @@ class LocalOutcome:
     """Of all ranks."""
     ask: Callable[[], None]
     """Has all ranks sum what is not summed yet."""
-    whole: Outcome | None = None
+    sums: Tensor | None = None
+    """Over all ranks: see `Outcome.sums`."""
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
         """See `Outcome.read`. All ranks read the same outcomes in the same order."""
-        if self.whole is None:
+        if self.sums is None:
             self.ask()
-        assert self.whole is not None
-        return self.whole.read(look)
+        return self._outcome().read(look)
 
     def take(self, loss: Tensor, counts: Tensor, votes: Tensor) -> None:
         """Takes the sums over all ranks. Raises: NotFiniteError, on all ranks."""
-        found, broken = counts[:-1], int(counts[-1])
-        self.whole = Outcome(
+        self.sums = torch.cat([loss.reshape(1), counts[:-1], votes])
+        outcome, broken = self._outcome(), int(counts[-1])
+        if broken:
+            error = NotFiniteError(
+                f"the loss is {outcome.loss:.4g}; the gradients of {broken} of {self.replicas} "
+                "replicas are not finite"
+            )
+            error.step = self.step + 1
+            raise error
+        outcome.check_finite()
+
+    def _outcome(self) -> Outcome:
+        assert self.sums is not None
+        return Outcome(
             step=self.step,
             samples=self.samples,
             weight=self.weight,
             metrics=self.metrics,
-            sums=torch.cat([loss.reshape(1), found, votes]),
+            sums=self.sums,
             is_finite=torch.ones(1, dtype=torch.bool),
             norm=torch.zeros(()),
             names=(),
@@ -73,14 +85,6 @@ class LocalOutcome:
             waits=self.waits,
             micro_batches=self.micro_batches,
         )
-        if broken:
-            error = NotFiniteError(
-                f"the loss is {self.whole.loss:.4g}; the gradients of {broken} of "
-                f"{self.replicas} replicas are not finite"
-            )
-            error.step = self.step + 1
-            raise error
-        self.whole.check_finite()
 
 
 class LocalSums:
