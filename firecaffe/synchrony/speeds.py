@@ -6,6 +6,8 @@ Nothing is drawn from a generator with a state, so a resumed run needs none.
 import json
 import random
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from firecaffe.errors import RecipeError
@@ -19,6 +21,9 @@ SLOW = 0
 
 MOST_MEASURED = 1_000_000
 """Times of a file that are read at most."""
+
+LONGEST_LINE = 100_000
+"""Of that file, in characters: a file without line ends is read no further."""
 
 LONGEST_S = 1e6
 """What a micro-batch may have taken at most; a clock adds these up."""
@@ -51,14 +56,15 @@ def measured(path: Path) -> list[float]:
     """The times of a run's timings, `compute_s` of each line. Raises: RecipeError."""
     try:
         with open(path, encoding="utf-8") as file:
-            rows = [json.loads(line) for line, _ in zip(file, range(MOST_MEASURED), strict=False)]
+            lines = iter(partial(file.readline, LONGEST_LINE), "")
+            rows = [json.loads(line) for line in islice(lines, MOST_MEASURED)]
         times = [float(row["compute_s"]) for row in rows]
     except OSError as error:
         raise RecipeError(f"synchrony.speeds_from {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise RecipeError(
             f"synchrony.speeds_from {path}: no timings of a run, which have compute_s on each line "
-            f"({error!r:.80})"
+            f"({type(error).__name__}: {error!s:.80})"
         ) from error
     if not times or not all(0 < time <= LONGEST_S for time in times):
         raise RecipeError(

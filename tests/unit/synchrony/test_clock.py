@@ -98,6 +98,24 @@ def test_measured_times_are_drawn_from_the_file(tmp_path: Path) -> None:
         seconds_of(config, 3)
 
 
+def test_what_is_no_file_of_times_is_told_in_one_line_of_text(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    config = SynchronyConfig(speeds="measured", speeds_from=str(path))
+    for data in (b"\x0eR\rA\xda\xde", b'{"compute_s": ' + b"9" * 400 + b"}\n", b"\0" * 200):
+        path.write_bytes(data)
+        with pytest.raises(RecipeError, match="no timings of a run") as caught:
+            seconds_of(config, 3)
+        assert str(caught.value).isprintable()
+        assert "\\x" not in str(caught.value)
+
+
+def test_a_file_without_line_ends_is_read_no_further() -> None:
+    """It may have no end either."""
+    config = SynchronyConfig(speeds="measured", speeds_from="/dev/zero")
+    with pytest.raises(RecipeError, match="no timings of a run"):
+        seconds_of(config, 3)
+
+
 @pytest.mark.parametrize("end", [0, 1], ids=["least", "most"])
 def test_speeds_at_their_limits(end: int) -> None:
     """Times that can be added up, and written as JSON."""
