@@ -8,7 +8,8 @@
 Run alone it trains on one worker; under torchrun on as many as there are ranks; and
 `firecaffe.launch(function, nproc_per_node=4)` runs a function on workers of this host. In a
 training script of your own, `firecaffe.parallelize(model)` stands in for DistributedDataParallel,
-and `firecaffe.attach(model, optimizer, folder)` records where its time goes.
+`firecaffe.local(model, optimizer, every=8)` averages replicas that train by themselves, and
+`firecaffe.attach(model, optimizer, folder)` records where its time goes.
 """
 
 from importlib import import_module
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from firecaffe.script.attach import attach
     from firecaffe.script.hook import comm_hook
     from firecaffe.script.launch import launch
+    from firecaffe.script.local import local
     from firecaffe.script.parallelize import parallelize
     from firecaffe.solvers.config import SolverConfig
     from firecaffe.synchrony.config import SynchronyConfig
@@ -54,6 +56,7 @@ _PLACES = {
     "from_torch": "data",
     "launch": "script.launch",
     "load": "training.load",
+    "local": "script.local",
     "parallelize": "script.parallelize",
     "train": "training.build",
 }
@@ -80,6 +83,7 @@ __all__ = [
     "from_torch",
     "launch",
     "load",
+    "local",
     "parallelize",
     "train",
 ]

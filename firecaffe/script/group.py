@@ -5,6 +5,7 @@ import platform
 import sys
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
@@ -80,6 +81,15 @@ def meet(
         local_rank=world.rank % size,
         local_world_size=size,
     ), per_host
+
+
+def leave(world: Group) -> None:
+    """Lets go of the group that `meet` has made, unless its name would be missed."""
+    # The names of subgroups go by how many groups a process has: one less on a rank that is early,
+    # and the next would not find each other.
+    if dist.is_initialized() and world.world_size == dist.get_world_size():
+        with suppress(ValueError):  # destroyed already
+            dist.destroy_process_group(world.exchange_group)
 
 
 def timeout_of(group: ProcessGroup, device: torch.device) -> timedelta:

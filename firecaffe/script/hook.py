@@ -10,12 +10,10 @@ looks at every bucket, for DDP would make any error of a future an unreadable on
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
@@ -23,18 +21,13 @@ from torch.futures import Future
 
 from firecaffe.cluster.agree import agree
 from firecaffe.cluster.group import Group
-from firecaffe.errors import RecipeError
-from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
-from firecaffe.exchange.choose import AUTO
-from firecaffe.exchange.route import find_route
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.threads import begin_thread
-from firecaffe.script.group import meet, timeout_of
+from firecaffe.script.exchange import open_exchange
+from firecaffe.script.group import leave, meet
 from firecaffe.script.rank_mean import Bucket, RankMean
 from firecaffe.script.words import check_words
-from firecaffe.transport.auto import AutoChoice, choose_exchange
-from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.local import meet_local_ranks
+from firecaffe.transport.auto import AutoChoice
 from firecaffe.transport.worker import Worker
 
 BUCKET_BYTES = 25 * 1024 * 1024
@@ -99,27 +92,12 @@ class HookState:
         world, per_host = meet(self._process_group, device, self.timeout_s)
         agree(world, {"exchange": self.exchange, "compressor": self.compressor})
         if world.exchange_group is not None:
-            _check_hosts(self.exchange, world, per_host)
-            local = None
-            if device.type == "cpu":
-                # The processes' own sockets, which keep to the time of the group's.
-                patience = timeout_of(world.exchange_group, device)
-                local = meet_local_ranks(world, patience.total_seconds())
-            route_by = partial(
-                find_route,
-                num_leaves=None,  # each rank has a vector
-                world_size=world.world_size,
-                ranks_per_host=world.local_world_size,
-                shared_memory=local is not None,
-                codec=self.compressor if self.compressor != NO_COMPRESSOR else "",
+            # Each rank has a vector.
+            exchange, self.choice = open_exchange(
+                world, per_host, self.exchange, self.compressor, sizes_bytes, None
             )
-            if self.exchange == AUTO:
-                self.choice = choose_exchange(world, sizes_bytes, route_by("tree"))
-                route = route_by(self.choice.algorithm)
-            else:
-                route = route_by(self.exchange)
             torch.get_num_threads()  # fixes this thread's number, before the other sets its own
-            self._mean = RankMean(Exchange(world, route, local), self.compressor)
+            self._mean = RankMean(exchange, self.compressor)
             self._worker = Worker("exchange", partial(begin_thread, device))
             if device.type == "cuda":
                 self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -207,21 +185,6 @@ def bucket_sizes(num_bytes: int, largest: int = BUCKET_BYTES) -> list[int]:
     return [largest] * whole + [rest] * (rest > 0)
 
 
-def _check_hosts(exchange: str, world: Group, per_host: Sequence[int]) -> None:
-    """Raises: RecipeError if an exchange does not fit the ranks of the hosts."""
-    if exchange in (NATIVE, AUTO):
-        return
-    if parse_hierarchical(exchange) is not None and len(set(per_host)) > 1:
-        found = ", ".join(map(str, per_host))
-        raise RecipeError(
-            f"exchange: {exchange} needs as many ranks on each host; there are {found}"
-        )
-    try:
-        find_schedule(exchange, world.local_world_size)(world.world_size, 1)
-    except ValueError as error:
-        raise RecipeError(f"exchange: {error}") from None
-
-
 def _close(worker: Worker, mean: RankMean, world: Group) -> None:
     """Ends the thread and its process group; leaves both if a bucket waits for a lost rank."""
     worker.close(wait=False)
@@ -229,8 +192,4 @@ def _close(worker: Worker, mean: RankMean, world: Group) -> None:
         worker.thread.join(PATIENCE_S)
     if not worker.thread.is_alive():
         mean.close()
-        # The names of subgroups go by how many groups a process has: one less on a rank that is
-        # early, and the next would not find each other.
-        if dist.is_initialized() and world.world_size == dist.get_world_size():
-            with suppress(ValueError):  # destroyed already
-                dist.destroy_process_group(world.exchange_group)
+        leave(world)

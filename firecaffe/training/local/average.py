@@ -14,9 +14,9 @@ from torch import Tensor
 
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.totals import Totals
+from firecaffe.solvers.outer import Outer
 from firecaffe.training.forward import Forward
 from firecaffe.training.local.moments import Moments
-from firecaffe.training.local.outer import Outer
 from firecaffe.training.local.replicas import Replicas, copy
 
 

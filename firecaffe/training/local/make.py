@@ -13,11 +13,11 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.solvers.optimizer_state import OptimizerTensors
+from firecaffe.solvers.outer import Outer
 from firecaffe.synchrony.rounds import Rounds
 from firecaffe.training.forward import Forward
 from firecaffe.training.local.average import Average
 from firecaffe.training.local.moments import Moments, find_moments
-from firecaffe.training.local.outer import Outer
 from firecaffe.training.local.replicas import Replicas
 from firecaffe.training.local.stepper import LocalStepper
 from firecaffe.training.local.sums import LocalSums
@@ -69,9 +69,10 @@ def make_local(run: Run, rank: int, forward: Forward, named: dict[str, nn.Parame
     if words.inner_momentum == "average":
         moments = find_moments(named, lambda copies: make_optimizer(copies, solver))
     sums = LocalSums(run.rounds.longest, len(forward.task.counted), forward.device)
-    return Local(
-        run.rounds, replicas, Outer(list(named.values()), words), sums, moments, words.replicas
-    )
+    rate = None if words.outer_lr == -1 else words.outer_lr
+    momentum = None if words.outer_momentum == -1 else words.outer_momentum
+    outer = Outer(list(named.values()), words.outer, rate, momentum)
+    return Local(run.rounds, replicas, outer, sums, moments, words.replicas)
 
 
 def local_stepper(

@@ -18,26 +18,31 @@ from collections.abc import Sequence
 import torch
 from torch import nn, optim
 
-from firecaffe.synchrony.config import SynchronyConfig
-
 USUAL = {"average": (1.0, 0.0), "slowmo": (1.0, 0.5), "nesterov": (0.7, 0.9)}
-"""The rate and the momentum of each, if the recipe says none."""
+"""The outer optimizers, with the rate and the momentum that each has if none is said."""
 
 
 class Outer:
     """Updates weights whose `grad` is the outer gradient. Its momentum is `optimizer`'s state."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], words: SynchronyConfig) -> None:
-        rate, momentum = USUAL[words.outer]
-        self._is_slowmo = words.outer == "slowmo"
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        kind: str,
+        rate: float | None = None,
+        momentum: float | None = None,
+    ) -> None:
+        """kind: one of USUAL. rate, momentum: None for its usual one. `average` has no other."""
+        usual_rate, usual_momentum = USUAL[kind]
+        if kind == "average":
+            rate = momentum = None
+        self._rate = usual_rate if rate is None else rate
+        momentum = usual_momentum if momentum is None else momentum
+        self._is_slowmo = kind == "slowmo"
         self._parameters = list(parameters)
-        if words.outer != "average":
-            rate = rate if words.outer_lr == -1 else words.outer_lr
-            momentum = momentum if words.outer_momentum == -1 else words.outer_momentum
-        nesterov = words.outer == "nesterov" and momentum > 0
-        self._rate = rate
+        nesterov = kind == "nesterov" and momentum > 0
         self.optimizer = optim.SGD(
-            self._parameters, rate, momentum, nesterov=nesterov, foreach=True
+            self._parameters, self._rate, momentum, nesterov=nesterov, foreach=True
         )
 
     @torch.no_grad()
@@ -45,7 +50,9 @@ class Outer:
         """Updates the weights. learning_rate: the present one of the replicas."""
         if self._is_slowmo:
             gradients = [each.grad for each in self._parameters if each.grad is not None]
-            if learning_rate == 0:  # by which nothing has moved
+            if learning_rate == 0:  # a momentum per rate has no value
+                for each in self._parameters:
+                    each.sub_(each.grad)  # type: ignore[arg-type]
                 return
             torch._foreach_div_(gradients, learning_rate)
             self.optimizer.param_groups[0]["lr"] = self._rate * learning_rate

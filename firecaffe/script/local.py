@@ -1,0 +1,247 @@
+"""Local SGD in a training loop of one's own: the network is averaged every so many steps.
+
+    import firecaffe
+    firecaffe.local(model, optimizer, every=8, outer="nesterov")
+
+Each rank is one replica. It trains by itself, on its own batches; after each `every`-th call of the
+optimizer's `step` the differences to the weights that all began with go through an exchange of
+ours, as gradients do, and the outer optimizer moves all ranks' weights by their mean.
+"""
+
+import json
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch import distributed as dist
+from torch.distributed import ProcessGroup
+from torch.nn.parallel.distributed import DistributedDataParallel
+
+from firecaffe.cluster.agree import agree, take_from_first
+from firecaffe.cluster.group import Group
+from firecaffe.exchange.route import find_route
+from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.script.exchange import open_exchange
+from firecaffe.script.group import join_launched_world, leave, meet
+from firecaffe.script.hook import BUCKET_BYTES, bucket_sizes
+from firecaffe.script.rank_mean import check_encodable
+from firecaffe.script.words import ArgumentError, NothingToTrainError, check_words
+from firecaffe.solvers.outer import USUAL, Outer
+from firecaffe.transport.exchange import Exchange
+
+INNER = ("keep", "zero")
+
+
+class LocalTraining:
+    """Averages the ranks' networks after every so many steps, until `detach`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        every: int,
+        outer: Outer,
+        reducer: GradientReducer,
+        named: dict[str, nn.Parameter],
+        buffers: BufferChanges,
+        forgets: bool,
+    ) -> None:
+        """named: the parameters of the outer optimizer and of the reducer, equal to the network's
+        trained ones. buffers: the network's. forgets: whether the optimizer begins anew after an
+        average.
+        """
+        self.every = every
+        self.steps = 0
+        """Steps since the last average."""
+        self._optimizer, self._outer, self._reducer = optimizer, outer, reducer
+        self._named, self._forgets = named, forgets
+        trained = dict(model.named_parameters())
+        self._pairs = [(named[name], trained[name]) for name in named]
+        self._buffers = buffers
+        self._buffers.begin_step()
+        self._hook = optimizer.register_step_post_hook(self._after_step)
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Averages now, if there were steps since the last time: at the end of the training, before
+        an evaluation, or before the weights are saved. All ranks have to call it.
+
+        Raises: PeerLostError.
+        """
+        if not self.steps:
+            return
+        reducer, rank = self._reducer, self._reducer.exchange.world.rank
+        reducer.begin_step(reducer.num_leaves)
+        for start, weight in self._pairs:
+            start.grad = start - weight
+        reducer.add_last(rank, None, self._buffers.take(rank, 1.0), _no_counts(reducer))
+        totals = reducer.finish_step()
+        self._outer.step(self._optimizer.param_groups[0]["lr"])
+        for start, weight in self._pairs:
+            weight.copy_(start)
+            start.grad = None
+        self._buffers.finish_step(totals.tail, reducer.num_leaves)
+        self._buffers.begin_step()
+        if self._forgets:
+            self._optimizer.state.clear()
+        self.steps = 0
+
+    def detach(self) -> None:
+        """Averages no more."""
+        self._hook.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be saved beside the network and its optimizer. Between two averages it is,
+        as these are, that of a rank; after an average it is the same on all.
+        """
+        start = {name: each.detach().clone() for name, each in self._named.items()}
+        return {"steps": self.steps, "start": start, "outer": self._outer.optimizer.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` has given."""
+        self.steps = int(state["steps"])
+        for name, each in self._named.items():
+            each.copy_(state["start"][name])
+        self._outer.optimizer.load_state_dict(state["outer"])
+
+    def _after_step(self, *_: Any) -> None:
+        self.steps += 1
+        if self.steps >= self.every:
+            self.average()
+
+
+def local(
+    model: nn.Module,
+    optimizer: optim.Optimizer,
+    *,
+    every: int = 8,
+    outer: str = "average",
+    outer_lr: float | None = None,
+    outer_momentum: float | None = None,
+    inner_momentum: str = "keep",
+    exchange: str = "tree",
+    compressor: str = NO_COMPRESSOR,
+    timeout_s: float | None = None,
+    process_group: ProcessGroup | None = None,
+) -> LocalTraining:
+    """Lets the ranks of a script train by themselves, and averages their networks every so many
+    steps of the optimizer.
+
+    Joins the launcher's world if `torch.distributed` is not initialized yet, as `parallelize` does,
+    and gives all ranks the weights and buffers of the first. The rest of the loop stays as it is;
+    ranks have to take equally many steps. Called after some steps with DistributedDataParallel, on
+    the network inside it, it is post-local SGD.
+
+    Args:
+        model: The network itself, on its device, not in DDP.
+        optimizer: The one of its parameters.
+        every: Steps between two averages.
+        outer: What an average does to the weights: average (they become it), slowmo or nesterov.
+        outer_lr: The outer rate; by default 1 with slowmo, 0.7 with nesterov.
+        outer_momentum: The outer momentum; by default 0.5 with slowmo, 0.9 with nesterov.
+        inner_momentum: What becomes of the optimizer's state at an average: keep or zero.
+        exchange: As for `parallelize`.
+        compressor: As for `parallelize`, applied to the differences.
+        timeout_s: As for `parallelize`.
+        process_group: The ranks that are averaged; by default all.
+
+    Raises: RecipeError if the words cannot be, or there is nothing to train; LaunchError if the
+    ranks do not find each other; AgreementError if they were given different words or networks.
+    From `optimizer.step()`: PeerLostError if another rank went away.
+
+    Source: as docs/synchrony_local.md has them.
+    """
+    check_words(exchange, compressor, timeout_s)
+    _check(every, outer, outer_lr, outer_momentum, inner_momentum)
+    trained = _trained(model, compressor)
+    device = next(iter(trained.values())).device
+    if not dist.is_initialized():
+        join_launched_world(device, timeout_s)
+    world, per_host = meet(process_group, device, timeout_s)
+    words = (every, outer, outer_lr, outer_momentum, inner_momentum, exchange, compressor)
+    shapes = {name: [str(each.dtype), *each.shape] for name, each in trained.items()}
+    agree(world, {"the words of local": str(words), "the model": json.dumps(shapes)})
+    take_from_first(world, [each.detach() for each in (*model.parameters(), *model.buffers())])
+    named = {name: nn.Parameter(each.detach().clone()) for name, each in trained.items()}
+    if world.exchange_group is None:
+        opened = Exchange(world, find_route("tree", 1, 1))
+    else:
+        sizes = bucket_sizes(sum(each.nbytes for each in trained.values()))
+        size = world.world_size
+        opened, _ = open_exchange(world, per_host, exchange, compressor, sizes, size)
+    buffers = BufferChanges(model)
+    reducer = GradientReducer(
+        named,
+        range(len(named)),
+        buffers.no_changes(),
+        torch.zeros(0, device=device),
+        world.world_size,
+        opened,
+        BUCKET_BYTES,
+    )
+    made = Outer(list(named.values()), outer, outer_lr, outer_momentum)
+    training = LocalTraining(
+        model, optimizer, every, made, reducer, named, buffers, inner_momentum == "zero"
+    )
+    weakref.finalize(training, _close, reducer, world)
+    return training
+
+
+def _check(
+    every: int,
+    outer: str,
+    outer_lr: float | None,
+    outer_momentum: float | None,
+    inner_momentum: str,
+) -> None:
+    if every < 1:
+        raise ArgumentError(f"every is {every}; it must be at least 1")
+    if outer not in USUAL:
+        raise ArgumentError(f"outer is {outer!r}; it must be one of {', '.join(USUAL)}")
+    if outer_lr is not None and not 0 < outer_lr < float("inf"):
+        raise ArgumentError(f"outer_lr is {outer_lr}; it must be above 0")
+    if outer_momentum is not None and not 0 <= outer_momentum < 1:
+        raise ArgumentError(
+            f"outer_momentum is {outer_momentum}; it must be from 0 up to, not including, 1"
+        )
+    if outer == "average" and not outer_lr is outer_momentum is None:
+        raise ArgumentError("outer average has no outer_lr or outer_momentum; leave them out")
+    if inner_momentum not in INNER:
+        raise ArgumentError(
+            f"inner_momentum is {inner_momentum!r}; it must be one of {', '.join(INNER)}"
+        )
+
+
+def _trained(model: nn.Module, compressor: str) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name. Raises: RecipeError if they cannot be averaged."""
+    if isinstance(model, DistributedDataParallel):
+        raise ArgumentError(
+            "model is in DistributedDataParallel, which sums the gradients of every step; give the "
+            "network itself, model.module"
+        )
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    if not trained:
+        raise NothingToTrainError("the model has no parameter to train")
+    devices = sorted({str(each.device) for each in trained.values()})
+    if len(devices) > 1:
+        raise ArgumentError(
+            f"the parameters are on {', '.join(devices)}; local takes those of one device"
+        )
+    for each in trained.values():
+        check_encodable(compressor, each.dtype)
+    return trained
+
+
+def _no_counts(reducer: GradientReducer) -> Tensor:
+    return torch.zeros(0, device=reducer.exchange.world.device)
+
+
+def _close(reducer: GradientReducer, world: Group) -> None:
+    """Ends the threads and their process group."""
+    reducer.close(wait=False)
+    if world.exchange_group is not None:
+        leave(world)

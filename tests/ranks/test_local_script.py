@@ -1,0 +1,237 @@
+"""`firecaffe.local` in a loop of one's own, against torch's averager and loops written out."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+
+import firecaffe
+from firecaffe.cluster.world import join
+from firecaffe.errors import AgreementError, RecipeError
+from tests.world import Ranks
+
+RANKS, EVERY, STEPS, RATE = 3, 3, 8, 0.2
+
+
+class Net(nn.Module):
+    def __init__(self, start: int = 0) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(5, 7), nn.BatchNorm1d(7)
+        self.head = nn.Linear(7, 3)
+        generator = torch.Generator().manual_seed(start)
+        with torch.no_grad():
+            for each in (*self.first.parameters(), *self.head.parameters()):
+                each.copy_(torch.randn(each.shape, generator=generator))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.norm(self.first(inputs)).tanh())
+        return outputs
+
+
+def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(6, 5, generator=torch.Generator().manual_seed(100 * step + rank))
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step_of(net: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
+    inputs, labels = batch(step, rank)
+    optimizer.zero_grad()
+    torch.autograd.backward(F.cross_entropy(net(inputs), labels))
+    optimizer.step()
+
+
+def tensors(net: nn.Module) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in net.state_dict().items()}
+
+
+def fit(words: dict[str, Any], steps: int = STEPS, start: int = 0) -> dict[str, Tensor]:
+    """What a rank ends with. start: of ranks but the first, which others take over."""
+    with join("cpu") as world:
+        net = Net(start * world.rank)
+        optimizer = torch.optim.SGD(net.parameters(), RATE, 0.9)
+        replicas = firecaffe.local(net, optimizer, every=EVERY, process_group=world.group, **words)
+        for step in range(steps):
+            step_of(net, optimizer, step, world.rank)
+        replicas.average()
+        replicas.detach()
+        return tensors(net)
+
+
+def fit_by_torch() -> dict[str, Tensor]:
+    with join("cpu") as world:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), RATE, 0.9)
+        averager = PeriodicModelAverager(EVERY, EVERY - 1, world.group)
+        for step in range(2 * EVERY):
+            step_of(net, optimizer, step, world.rank)
+            averager.average_parameters(net.parameters())
+        return tensors(net)
+
+
+def test_weights_are_those_of_torchs_averager(ranks: Ranks) -> None:
+    """BatchNorm's statistics are averaged beside, which torch leaves to each rank."""
+    expected = ranks.shared(RANKS, fit_by_torch)
+    found = ranks.shared(RANKS, fit, {}, 2 * EVERY, 7)
+    weights = [name for name, _ in Net().named_parameters()]
+    for of_rank in found:
+        for name in weights:
+            torch.testing.assert_close(of_rank[name], expected[0][name], rtol=1e-4, atol=1e-5)
+        assert all(torch.equal(of_rank[name], found[0][name]) for name in of_rank)
+    assert found[0]["norm.num_batches_tracked"] == 2 * EVERY
+    assert not torch.allclose(expected[0]["norm.running_mean"], expected[1]["norm.running_mean"])
+
+
+def written_out(outer: str, rate: float, momentum: float, zero: bool) -> dict[str, Tensor]:
+    """The same in one process; the last average comes after fewer steps."""
+    nets = [Net() for _ in range(RANKS)]
+    optimizers = [torch.optim.SGD(net.parameters(), RATE, 0.9) for net in nets]
+    names = [name for name, _ in Net().named_parameters()]
+    start = {name: each.detach().clone() for name, each in Net().named_parameters()}
+    slow = {name: torch.zeros_like(each) for name, each in start.items()}
+    for step in range(STEPS):
+        for rank, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            step_of(net, optimizer, step, rank)
+        if (step + 1) % EVERY and step + 1 < STEPS:
+            continue
+        for name in names:
+            each = [net.get_parameter(name).detach() for net in nets]
+            difference = start[name] - torch.stack(each).mean(0)
+            moved = difference if outer == "nesterov" else difference / RATE
+            slow[name] = momentum * slow[name] + moved
+            if outer == "nesterov":
+                start[name] = start[name] - rate * (difference + momentum * slow[name])
+            else:
+                start[name] = start[name] - rate * RATE * slow[name]
+            for weight in each:
+                weight.copy_(start[name])
+        for optimizer in optimizers if zero else ():
+            optimizer.state.clear()
+    return start
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ({"outer": "nesterov"}, ("nesterov", 0.7, 0.9, False)),
+        (
+            {"outer": "slowmo", "outer_momentum": 0.4, "inner_momentum": "zero"},
+            ("slowmo", 1.0, 0.4, True),
+        ),
+    ],
+    ids=["nesterov", "slowmo"],
+)
+def test_outer_optimizers(
+    ranks: Ranks, words: dict[str, Any], rule: tuple[str, float, float, bool]
+) -> None:
+    found = ranks.shared(RANKS, fit, words)
+    for name, each in written_out(*rule).items():
+        torch.testing.assert_close(found[0][name], each, rtol=1e-4, atol=1e-5)
+
+
+def fit_each(many: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
+    return [fit(words) for words in many]
+
+
+def test_any_exchange_and_codec(ranks: Ranks) -> None:
+    """The tree's order gives the same bits; a codec gives about the same weights on all ranks."""
+    many = [{}, {"exchange": "halving_doubling"}, {"exchange": "auto"}, {"compressor": "bfloat16"}]
+    for tree, other, chosen, coded in ranks.shared(2, fit_each, many):
+        for name, each in tree.items():
+            assert torch.equal(other[name], each)
+            assert torch.equal(chosen[name], each)
+            torch.testing.assert_close(coded[name], each, rtol=0.1, atol=0.05)
+        assert not torch.equal(coded["first.weight"], tree["first.weight"])
+
+
+def go_on(words: dict[str, Any]) -> None:
+    """A loop that is left within a round goes on to the same bits."""
+    whole = fit(words)
+    with join("cpu") as world:
+        saved: list[dict[str, Any]] = []
+        for begin, end in ((0, 4), (4, STEPS)):
+            net = Net()
+            optimizer = torch.optim.SGD(net.parameters(), RATE, 0.9)
+            group = world.group
+            replicas = firecaffe.local(net, optimizer, every=EVERY, process_group=group, **words)
+            # After `local`, which gives all ranks the first one's weights.
+            if saved:
+                net.load_state_dict(saved[0])
+                optimizer.load_state_dict(saved[1])
+                replicas.load_state_dict(saved[2])
+            for step in range(begin, end):
+                step_of(net, optimizer, step, world.rank)
+            saved = [tensors(net), optimizer.state_dict(), replicas.state_dict()]
+        replicas.average()
+        for name, weight in net.named_parameters():
+            assert torch.equal(weight, whole[name]), name
+        torch.testing.assert_close(tensors(net), whole)
+
+
+def test_a_loop_goes_on_within_a_round(ranks: Ranks) -> None:
+    ranks.shared(2, go_on, {"outer": "nesterov"})
+
+
+def test_one_rank_alone(ranks: Ranks) -> None:
+    """Its average is the weights themselves; an outer optimizer holds it back all the same."""
+    (plain,) = ranks.shared(1, fit, {})
+    (held,) = ranks.shared(1, fit, {"outer": "nesterov"})
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), RATE, 0.9)
+    for step in range(STEPS):
+        step_of(net, optimizer, step, 0)
+    torch.testing.assert_close(plain, tensors(net), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(held["first.weight"], plain["first.weight"], atol=0.01)
+
+
+def refusals() -> list[str]:
+    """What is said of words that cannot be, and of ranks that were given others."""
+    said = []
+    rank = int(os.environ["RANK"])
+    with join("cpu") as world:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), RATE)
+        wrong: list[tuple[nn.Module, dict[str, Any]]] = [
+            (net, {"every": 0}),
+            (net, {"outer": "adam"}),
+            (net, {"outer": "nesterov", "outer_lr": 0.0}),
+            (net, {"outer": "nesterov", "outer_momentum": 1.0}),
+            (net, {"outer_lr": 0.5}),
+            (net, {"inner_momentum": "average"}),
+            (net, {"exchange": "star"}),
+            (nn.ReLU(), {}),
+            (DistributedDataParallel(Net(), process_group=world.group), {}),
+            (net, {"every": 2 + rank}),
+            (nn.Linear(2, 2 + rank), {}),
+        ]
+        for model, words in wrong:
+            try:
+                firecaffe.local(model, optimizer, process_group=world.group, **words)
+            except (RecipeError, AgreementError) as error:
+                said.append(str(error))
+    return said
+
+
+def test_what_cannot_be_is_refused(ranks: Ranks) -> None:
+    first, second = ranks.shared(2, refusals)
+    assert first == second
+    expected = [
+        "every is 0; it must be at least 1",
+        "outer is 'adam'; it must be one of average, slowmo, nesterov",
+        "outer_lr is 0.0; it must be above 0",
+        "outer_momentum is 1.0; it must be from 0",
+        "outer average has no outer_lr",
+        "inner_momentum is 'average'; it must be one of keep, zero",
+        "exchange: no exchange 'star'",
+        "no parameter to train",
+        "give the network itself, model.module",
+        "differs from the others in the words of local",
+        "differs from the others in the model",
+    ]
+    assert len(first) == len(expected)
+    for line, part in zip(first, expected, strict=True):
+        assert part in line
