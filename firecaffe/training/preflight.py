@@ -43,7 +43,7 @@ def preflight(
     run = resolve(recipe, data, Ranks(world_size), described=described)
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
-    run.rounds  # noqa: B018  raises if there is none
+    rounds = run.rounds  # raises if the training is shorter than one
     _check_network(recipe, data.train, is_resumed=resume is not None)
     if recipe.train.device == "cuda" and not torch.cuda.is_available():
         raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
@@ -59,7 +59,7 @@ def preflight(
     if resume is not None:
         checkpoint = load_newest(resume)[0]
         check_identity(checkpoint, dict(run.deciding), run.steps)
-        check_whole(checkpoint, run.rounds)
+        check_whole(checkpoint, rounds)
 
 
 def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import firecaffe
 from firecaffe import (
@@ -41,7 +42,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "six replicas": {"replicas": 6},
     "slowmo": {"outer": "slowmo", "inner_momentum": "zero"},
     "nesterov": {"outer": "nesterov", "local_steps": 2},
-    "overlap": {"outer": "nesterov", "overlap_steps": 2, "local_steps": 3},
+    "overlap": {"outer": "nesterov", "overlap_steps": 2, "local_steps": 3, "replicas": 12},
     "synchronous first": {"warm_steps": 3, "local_steps": 2},
     "averaged moments": {"inner_momentum": "average"},
 }
@@ -103,6 +104,30 @@ def test_a_resume_on_another_number_of_workers_changes_no_bit(
         folder = tmp_path / checkpoint.name
         (result, *_) = ranks.shared(second, fit, recipe, str(folder), str(checkpoint))
         assert result.state_sha256 == alone[name], checkpoint.name
+
+
+def test_numbers_of_optimizers_go_along(ranks: Ranks, tmp_path: Path) -> None:
+    """Caffe's momentum is scaled by the rate of the update before, which is no tensor."""
+    solver = SolverConfig(
+        momentum_form="caffe", momentum_correction=True, lr_policy="exp", gamma=0.7
+    )
+    recipe = dataclasses.replace(RECIPE, solver=solver, checkpoint=CheckpointConfig(every=4))
+    whole = state(ranks, 1, recipe, tmp_path / "whole")
+    (saved, *_) = sorted((tmp_path / "whole" / "checkpoints").glob("step-*"))
+    (result, *_) = ranks.shared(2, fit, recipe, str(tmp_path / "rest"), str(saved))
+    assert result.state_sha256 == whole
+
+
+def test_replicas_count_their_own_batches(ranks: Ranks, tmp_path: Path) -> None:
+    """Replica 0 alone has samples in the third step; what is evaluated counts as it does."""
+    recipe = with_words(RECIPE, {"overlap_steps": 1})
+    recipe = dataclasses.replace(recipe, checkpoint=CheckpointConfig(every=1, keep_last=0))
+    ranks.shared(2, fit, recipe, str(tmp_path / "run"))
+    saved = load_newest(tmp_path / "run" / "checkpoints" / "step-00000005")[0]
+    of_replicas = load_file(saved.piece_files["replica"])
+    name = "buffer/norm.num_batches_tracked"
+    assert [int(of_replicas[f"{number}/{name}"]) for number in range(4)] == [5, 4, 4, 4]
+    assert saved.tensors[name] == 4  # the average was taken a step before
 
 
 @pytest.mark.parametrize("compressor", ["int8", "top_k"])

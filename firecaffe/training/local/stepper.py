@@ -58,6 +58,8 @@ class LocalStepper:
     """Of all ranks."""
     sums: LocalSums
     _under_way: UnderWay | None = field(default=None, init=False)
+    _have_parted: bool = field(default=False, init=False)
+    """Whether the last step was one of replicas."""
 
     @property
     def forward(self) -> Forward:
@@ -70,6 +72,8 @@ class LocalStepper:
     @property
     def behind(self) -> int:
         """The number of steps, the last ones, whose outcome cannot be read without a message."""
+        if not self._have_parted:
+            return self.synchronous.behind
         sent = [] if self._under_way is None else self._under_way.sent
         return len(sent) + len(self.sums.waiting)
 
@@ -82,6 +86,7 @@ class LocalStepper:
         """
         if step < self.rounds.synchronous:
             return self.synchronous.run(step, learning_rate, vote)
+        self._have_parted = True
         if step == self.rounds.synchronous:
             self.replicas.inherit(self.synchronous.optimizer)
             if self.ahead.leaves != self.leaves:

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from firecaffe import Recipe, SolverConfig, SynchronyConfig, TrainConfig
+from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.local import check_local_workers
+from firecaffe.recipe.run import Ranks, Run
 from firecaffe.recipe.sections import check_recipe
+from firecaffe.synchrony.rounds import Rounds
 from tests.unit.recipe.test_sections import changed
 
 LOCAL = Recipe(
@@ -75,7 +78,31 @@ def test_workers_share_out_replicas() -> None:
     check_local_workers(SynchronyConfig(), 5)
 
 
-def test_a_rate_that_drops_may_say_when_replicas_part() -> None:
-    drops = SolverConfig(lr_policy="multistep", gamma=0.1, stepvalue=[50])
-    recipe = changed(replace(LOCAL, solver=drops), "synchrony.warm_until_drop", True)
+def rounds(words: dict[str, Any], solver: SolverConfig | None = None) -> Rounds:
+    recipe = replace(LOCAL, solver=solver or SolverConfig())
+    for word, value in words.items():
+        recipe = changed(recipe, f"synchrony.{word}", value)
     check_recipe(recipe)
+    order = SampleOrder(0, 960, 96, 8)  # ten steps an epoch
+    return Run(recipe, Ranks(), order, {}, "tree").rounds
+
+
+def test_when_replicas_part() -> None:
+    drops = SolverConfig(lr_policy="multistep", gamma=0.1, stepvalue=[40, 60], warmup_steps=5)
+    assert rounds({}).synchronous == 0
+    assert rounds({"warm_steps": 7}).synchronous == 7
+    assert rounds({"warm_epochs": 2}).synchronous == 20
+    assert rounds({"warm_until_drop": True}, drops).synchronous == 40
+    assert rounds({"warm_steps": 7}).of(7).stop == 15
+    late = replace(drops, stepvalue=[100])
+    with pytest.raises(RecipeError, match="the rate does not drop in the training's 100 steps"):
+        rounds({"warm_until_drop": True}, late)
+    with pytest.raises(RecipeError, match="local_steps is 8 after 100 synchronous steps"):
+        rounds({"warm_epochs": 10})
+
+
+def test_the_quadratic_rule_follows_the_policy() -> None:
+    drops = SolverConfig(base_lr=0.2, lr_policy="multistep", gamma=0.5, stepvalue=[24])
+    found = rounds({"growth_coefficient": 1.23}, drops)
+    assert found.of(0).steps == 37  # (1.23 / 0.2)^2 = 37.8
+    assert found.of(37).steps == 63  # (1.23 / 0.1)^2 = 151, of which 63 are left
