@@ -101,8 +101,7 @@ class LocalStepper:
             self._apply(self._under_way, outcome, learning_rate)
         if round_.stop == done:
             votes = ballot(vote(), self.forward.device)
-            numbers = {replica.number: replica for replica in self.replicas.own}
-            losses = {number: self.sums.losses(number) for number in numbers}
+            losses = {each.number: self.sums.losses(each.number) for each in self.replicas.own}
             self.average.begin(losses, self.sums.counts(votes))
             self._under_way = UnderWay(round_, self.sums.waiting)
             self.sums.waiting = []

@@ -193,6 +193,26 @@ def test_who_was_early_has_no_twins(
     assert (code, "stale has no twins" in line, "replay" in line) == (2, True, True)
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "expected"),
+    [
+        ("train", ["--nproc-per-node", "3"], "replicas is 4 on 3 workers"),
+        ("verify", ["--nproc-per-node", "1,3"], "replicas is 4 on 3 workers"),
+        ("train", ["--synchrony.warm_epochs", "99"], "synchronous steps, but the training has"),
+    ],
+)
+def test_replicas_that_cannot_be(
+    capsys: pytest.CaptureFixture[str],
+    recipe: Path,
+    command: str,
+    words: list[str],
+    expected: str,
+) -> None:
+    local = ["--synchrony.mode", "local", "--synchrony.local_steps", "1"]
+    code, line = error_of(capsys, [command, str(recipe), *local, *words])
+    assert (code, expected in line) == (2, True)
+
+
 @pytest.mark.parametrize("numbers", ["1", "2,2", "1,x", "0,1", ""])
 def test_verify_wants_two_numbers(
     capsys: pytest.CaptureFixture[str], recipe: Path, numbers: str
