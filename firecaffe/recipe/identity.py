@@ -28,6 +28,7 @@ _FREE_WORDS = (
     "train.epochs",
     "synchrony.shares",
     "synchrony.shares_every",
+    "synchrony.in_flight",
 )
 
 

@@ -4,7 +4,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, SynchronyConfig
+from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, SynchronyConfig, check_learners
 
 
 def check_served(
@@ -51,9 +51,18 @@ def check_served(
 
 
 def check_served_workers(words: SynchronyConfig, world_size: int) -> None:
-    """Raises: RecipeError if there are several workers of a simulated clock."""
-    if words.is_served and world_size > 1:
+    """Raises: RecipeError if there are several workers of a simulated clock, or too few of a real
+    one.
+    """
+    if not words.is_served:
+        return
+    if words.clock == "real":
+        count = words.num_learners(world_size)
+        of = "1 worker" if world_size == 1 else f"{world_size} workers"
+        each = f" with synchrony.in_flight {words.in_flight}" if words.in_flight > 1 else ""
+        check_learners(words, count, f"{count}, the learners of {of}{each}")
+    elif world_size > 1:
         raise RecipeError(
             f"synchrony.clock simulated on {world_size} workers; it is one process, whose learners "
-            "are synchrony.learners: use --nproc-per-node 1"
+            "are synchrony.learners: use --nproc-per-node 1, or clock = real"
         )

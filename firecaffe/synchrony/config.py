@@ -26,6 +26,7 @@ SERVED = (BACKUP, STALE, ASYNCHRONOUS)
 
 LIMITS: dict[str, tuple[float, float]] = {
     "shares_every": (1, inf),
+    "in_flight": (1, 4),
     "learners": (1, 4096),  # each may hold a version of the weights of its own
     "backup_workers": (0, 4095),
     "max_staleness": (0, inf),
@@ -53,6 +54,8 @@ class SynchronyConfig:
         shares: How many micro-batches of a step each worker computes: equal, or measured, as many
             as it computes in the same time as the others. The result is the same.
         shares_every: The number of steps between two decisions about measured shares.
+        in_flight: Micro-batches that a worker of the real clock has at once: with 2 one is computed
+            while another's weights or gradient travel, and gradients are later.
         learners: Workers of the simulated clock. Each takes one micro-batch at a time from a queue.
         backup_workers: Micro-batches of a step that are dropped: the last ones (backup).
         max_staleness: Micro-batches by which a learner may be ahead of the slowest (stale).
@@ -64,7 +67,8 @@ class SynchronyConfig:
         server_momentum: each (momentum in each update) or delayed_nesterov (once in as many updates
             as take a gradient of each learner).
         warm_steps: Steps at the beginning in which all micro-batches are added, as in every_step.
-        clock: real, or simulated: one process, in which learners take the time that `speeds` says.
+        clock: real, or simulated: one process, in which learners take the time that `speeds` says
+            (in modes with a server).
         speeds: The time of a learner's micro-batch: constant, gamma (random), one_slow (learner 0
             is slower) or measured (drawn from those of a run).
         speeds_from: The file of a run's timings, RUN/timings/rank-R.jsonl (measured).
@@ -90,6 +94,7 @@ class SynchronyConfig:
     mode: str = EVERY_STEP
     shares: Literal["equal", "measured"] = EQUAL
     shares_every: int = 10
+    in_flight: int = 1
     learners: int = 4
     backup_workers: int = 1
     max_staleness: int = 4
@@ -119,6 +124,10 @@ class SynchronyConfig:
         """Whether a server decides on each gradient as it arrives."""
         return self.mode in SERVED
 
+    def num_learners(self, world_size: int) -> int:
+        """The number of learners at the beginning of a training by so many workers."""
+        return self.learners if self.clock == "simulated" else world_size * self.in_flight
+
 
 def check_synchrony(config: SynchronyConfig) -> None:
     """Checks the section. Raises: RecipeError if a word, or two together, are not possible."""
@@ -135,24 +144,32 @@ def check_synchrony(config: SynchronyConfig) -> None:
 
 
 def _check_served(config: SynchronyConfig) -> None:
-    if config.clock == "real":
-        raise RecipeError(
-            f"synchrony.clock is real, which synchrony.mode {config.mode} does not have yet; "
-            "clock = simulated has it"
-        )
-    learners = config.learners
-    if config.mode == BACKUP and config.backup_workers >= learners:
-        raise RecipeError(
-            f"synchrony.backup_workers is {config.backup_workers} of {learners} learners; it must "
-            "be less, so that some gradient counts"
-        )
-    if config.mode == ASYNCHRONOUS and config.gradients_per_update > learners:
-        raise RecipeError(
-            f"synchrony.gradients_per_update is {config.gradients_per_update}; it must be at most "
-            f"synchrony.learners, {learners}"
-        )
+    if config.clock == "simulated":
+        if config.in_flight != 1:
+            raise RecipeError(
+                f"synchrony.in_flight is {config.in_flight} with clock simulated, whose learners "
+                "have one micro-batch each; leave it out, or raise synchrony.learners"
+            )
+        check_learners(config, config.learners, f"synchrony.learners, {config.learners}")
     if (config.speeds == "measured") != bool(config.speeds_from):
         raise RecipeError(
             f"synchrony.speeds is {config.speeds} and synchrony.speeds_from "
             f"{config.speeds_from!r}; speeds = measured and its file come together"
+        )
+
+
+def check_learners(config: SynchronyConfig, learners: int, told: str) -> None:
+    """Checks a mode with a server against its number of learners. told: that number, for people.
+
+    Raises: RecipeError.
+    """
+    if config.mode == BACKUP and config.backup_workers >= learners:
+        raise RecipeError(
+            f"synchrony.backup_workers is {config.backup_workers}; it must be less than {told}, so "
+            "that some gradient counts"
+        )
+    if config.mode == ASYNCHRONOUS and config.gradients_per_update > learners:
+        raise RecipeError(
+            f"synchrony.gradients_per_update is {config.gradients_per_update}; it must be at most "
+            f"{told}"
         )

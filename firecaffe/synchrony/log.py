@@ -43,9 +43,11 @@ class Lines:
         self.count, self.check = state["lines"], state["check"]
 
 
-def head(first_version: int) -> dict[str, Any]:
-    """The row of the first line. first_version: of the weights before the first event."""
-    return {"event": "begin", "format": 1, "version": first_version}
+def head(first_version: int, learners: int) -> dict[str, Any]:
+    """The row of the first line. first_version: of the weights before the first event. learners: as
+    many are there then, numbered from 0.
+    """
+    return {"event": "begin", "format": 2, "version": first_version, "learners": learners}
 
 
 class LogReader:
@@ -59,9 +61,12 @@ class LogReader:
             self.number, first = next(self._rows)
         except StopIteration:
             raise RunError(f"{path} line 1: is not there; the log is empty") from None
-        if first != head(first.get("version", -1)) or not isinstance(first["version"], int):
+        numbers = [first.get(word, -1) for word in ("version", "learners")]
+        if not all(type(n) is int and n >= 0 for n in numbers) or first != head(*numbers):
             raise RunError(f"{path} line 1: is not the beginning of a log")
-        self._ledger = Ledger(first["version"])
+        version, self.learners = numbers
+        """The number of learners that are there at the beginning."""
+        self._ledger = Ledger(version)
 
     @property
     def version(self) -> int:

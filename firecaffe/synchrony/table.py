@@ -9,16 +9,20 @@ from firecaffe.synchrony.leaves import LeafQueue, Leaves
 from firecaffe.synchrony.policy import Policy
 from firecaffe.synchrony.stale import Stale
 
-SYNCHRONY: dict[str, Callable[[LeafQueue, SynchronyConfig], Policy]] = {
-    BACKUP: lambda queue, c: Backup(queue, c.learners, queue.leaves.first_step, c.backup_workers),
-    STALE: lambda queue, c: Stale(queue, c.learners, queue.leaves.first_step, c.max_staleness),
-    ASYNCHRONOUS: lambda queue, c: Asynchronous(
-        queue, c.learners, queue.leaves.first_step, c.gradients_per_update
+SYNCHRONY: dict[str, Callable[[LeafQueue, SynchronyConfig, int], Policy]] = {
+    BACKUP: lambda queue, c, learners: Backup(
+        queue, learners, queue.leaves.first_step, c.backup_workers
+    ),
+    STALE: lambda queue, c, learners: Stale(
+        queue, learners, queue.leaves.first_step, c.max_staleness
+    ),
+    ASYNCHRONOUS: lambda queue, c, learners: Asynchronous(
+        queue, learners, queue.leaves.first_step, c.gradients_per_update
     ),
 }
 """By `synchrony.mode`. The version counts all updates, those of the warm steps too."""
 
 
-def make_policy(config: SynchronyConfig, leaves: Leaves) -> Policy:
-    """The policy of a mode with a server, at its start."""
-    return SYNCHRONY[config.mode](LeafQueue(leaves), config)
+def make_policy(config: SynchronyConfig, leaves: Leaves, learners: int) -> Policy:
+    """The policy of a mode with a server, at its start, for so many learners."""
+    return SYNCHRONY[config.mode](LeafQueue(leaves), config, learners)

@@ -62,6 +62,7 @@ from firecaffe.training.progress import say
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result
 from firecaffe.training.saver import Saver
+from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.stepper import ServedStepper
 from firecaffe.training.start import FaultTeller, Start, find_start, remember_folder, tell_faults
 from firecaffe.training.step import Stepper
@@ -155,7 +156,8 @@ def _train_in(
     run = resolve(recipe, data, _ranks(world), described=described, hook=parts.hook_name)
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
-    learner = build_learner(run, parts, data, world, start.checkpoint, unlike)
+    learners = recipe.synchrony.num_learners(world.world_size)
+    learner = build_learner(run, parts, data, world, start.checkpoint, unlike, learners)
     # From here on faults have a place to be written to.
     about = about_of(parts, data)
     folder = _make_folder(world, run, start, about, learner.own_code)
@@ -200,10 +202,17 @@ def _train_in(
     steps: Stepper | ServedStepper | LocalStepper = stepper
     if local is not None:
         steps = local_stepper(local, run, world, stepper, ahead, reducer, resources)
+    real: RealRanks | None = None
     if served is not None:
-        notes += served.open(folder, start.checkpoint)
+        if world.is_first:
+            notes += served.open(folder, start.checkpoint)
         resources.enter_context(closing(served))
-        steps = served.stepper(stepper, around_batches(plugins, learner.batches, world))
+        in_any_order = around_batches(plugins, learner.batches, world)
+        steps = served.stepper(stepper, in_any_order)
+        if served.real is not None:
+            words, timeout_s = recipe.synchrony, recipe.exchange.timeout_s
+            made = world, served.real, learner.forward, learner.named, in_any_order
+            real = RealRanks(*made, words, timeout_s)
     balance = _balance(run, world)
     training = Training(
         run=run,
@@ -219,6 +228,7 @@ def _train_in(
         first_step=start.step,
         probe=learner.probe.digest,
         doubts=learner.doubts,
+        real=real,
     )
     for note in notes:
         records.say(note)
@@ -241,7 +251,7 @@ def _train_in(
             "class_names": data.class_names,
             "samples_seen": run.order.samples_before(result.steps),
             "balance": balance and balance.as_dict(),
-            "synchrony": (served and served.clock.tally.row) or (local and local.row(result.steps)),
+            "synchrony": (served and served.row) or (local and local.row(result.steps)),
             "tuned": tuned_by(recipe),
             "resumed_from": start.resumed_from,
             "cost_of_determinism": learner.cost_of_determinism,

@@ -79,9 +79,10 @@ def build_learner(
     world: World,
     checkpoint: Checkpoint | None,
     unlike: Sequence[str],
+    served_learners: int = 0,
 ) -> Learner:
     """Builds this rank's learner; every rank calls it. unlike: the parts of the data that are not
-    repeatable.
+    repeatable. served_learners: how many a server has at the beginning.
 
     Raises: RecipeError, AgreementError, CheckpointError.
     """
@@ -92,7 +93,9 @@ def build_learner(
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
     if recipe.exchange.codec:
         check_coded(recipe, named, parts.comm_hook is not None)
-    optimizer = make_optimizer(named, recipe.solver, delayed_updates(recipe.synchrony))
+    optimizer = make_optimizer(
+        named, recipe.solver, delayed_updates(recipe.synchrony, served_learners)
+    )
     state = state_of(world, model, optimizer)
     ema: Ema | None = None
     if recipe.train.ema_decay:
@@ -110,7 +113,7 @@ def build_learner(
     forward = Forward(model, task, recipe.train, mixing_of(recipe.data, recipe.train.seed))
     served: Served | None = None
     if recipe.synchrony.is_served:
-        served = make_served(run, forward, named, optimizer, ema)
+        served = make_served(run, forward, named, optimizer, ema, served_learners)
         state.pieces["server"] = served.memory
         state.numbers["synchrony"] = served
     local: Local | None = None

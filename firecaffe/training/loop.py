@@ -2,8 +2,8 @@
 
 import time
 from collections import deque
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from firecaffe.cluster.agree import gather_text
@@ -24,6 +24,7 @@ from firecaffe.training.outcome import Outcome, Votes
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, result_of
 from firecaffe.training.saver import Saver
+from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.stepper import ServedStepper
 from firecaffe.training.state import State
 from firecaffe.training.step import Stepper
@@ -52,6 +53,8 @@ class Training:
     """The digest of what this machine computes for the probe's micro-batch."""
     doubts: list[str]
     """Reasons why other numbers of workers may not end in the same bits; more may come."""
+    real: RealRanks | None = None
+    """What the ranks do after the warm steps under the real clock of a mode with a server."""
 
 
 def train(t: Training, records: Records) -> Result:
@@ -60,115 +63,174 @@ def train(t: Training, records: Records) -> Result:
     Raises: PreemptedError if the run was asked to stop, LauncherLostError if its launcher is
     gone; its checkpoint is saved then. NotFiniteError on all ranks.
     """
-    run, words = t.run, t.run.recipe
-    known, broken = list(t.doubts), [getattr(each, "skipped", {}) for each in t.data.parts.values()]
-    sums = StepSums(t.first_step + 1, broken=broken)
-    saved_s = time.monotonic()
-    queued: deque[Outcome | LocalOutcome] = deque()
+    with StopRequest() as stop:
+        loop = _Loop(t, records, stop)
+        loop.begin()
+        if t.real is None:
+            loop.run(t.run.steps)
+            return loop.end()
+        loop.run(min(t.real.first_step, t.run.steps))
+        if loop.is_over:
+            return loop.end()
+        assert isinstance(t.stepper, ServedStepper)
+        t.stepper.reducer.close()  # nobody waits for all others from here on
+        if not t.world.is_first:
+            return _work(t, t.real, stop)
+        with t.real.serving(records.say):
+            loop.t = replace(t, world=t.real.alone())
+            t.state.world = loop.t.world
+            loop.run(t.run.steps)
+            result = loop.end()
+            t.real.end(result.as_message())
+        return result
 
-    def vote() -> Votes:
-        every_s = words.checkpoint.every_s
-        is_due = every_s and time.monotonic() - saved_s >= every_s
-        return Votes(stop=bool(stop.reason), save=bool(is_due) and t.world.is_first)
 
-    def read(left: int) -> Votes:
+def _work(t: Training, real: RealRanks, stop: StopRequest) -> Result:
+    """Computes for rank 0 until that has the result."""
+    result = Result.of_message(real.work(lambda: stop.reason))
+    result.hold(t.stepper.forward.model)
+    return result
+
+
+class _Loop:
+    """The steps of a training, and what they come to."""
+
+    def __init__(self, t: Training, records: Records, stop: StopRequest) -> None:
+        self.t, self._records, self._stop = t, records, stop
+        self._known = list(t.doubts)
+        broken = [getattr(each, "skipped", {}) for each in t.data.parts.values()]
+        self._sums = StepSums(t.first_step + 1, broken=broken)
+        self._saved_s = time.monotonic()
+        self._queued: deque[Outcome | LocalOutcome] = deque()
+        self._last = t.first_step
+        self._validation: Evaluation | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no step left to do."""
+        t = self.t
+        return self._last >= t.run.steps or t.best.is_enough(t.run.recipe.train.stop_after)
+
+    def begin(self) -> None:
+        """Does the evaluation that is due, if the run was asked to stop before it."""
+        t, last = self.t, self._last
+        is_due = _is_due(t.run, t.run.recipe.train.eval_every, last)
+        if last < t.run.steps and t.best.evaluated < last and is_due:
+            with self._explained():
+                self._validation = _validate(t, last, self._records)
+                if _is_new_best(t, last):
+                    _save(t, last)
+
+    def run(self, until: int) -> None:
+        """Trains up to step `until`, or to an early end.
+
+        Raises: PreemptedError, LauncherLostError, NotFiniteError.
+        """
+        with self._explained():
+            while self._last < until and not self.is_over:
+                self._step(self._last)
+
+    def _step(self, step: int) -> None:
+        t, run, words = self.t, self.t.run, self.t.run.recipe
+        start, done = time.perf_counter(), step + 1
+        self._last = done
+        t.world.place.step = done
+        self._queued.append(t.stepper.run(step, run.learning_rate(step), self._vote))
+        votes = self._read(0 if _is_looked_at(run, done) else t.stepper.behind)
+        if words.run.digests:
+            self._records.digests(done, t.state.digest_each())
+        if not run.rounds.is_whole(done):
+            self._sums.add_time(done, time.perf_counter() - start)
+            return
+        self._validation = None
+        if done < run.steps and not votes.stop and _is_due(run, words.train.eval_every, done):
+            begun = time.perf_counter()
+            self._validation = _validate(t, done, self._records)
+            start += time.perf_counter() - begun  # it is no part of the step
+        is_due = _is_due(run, words.checkpoint.every, done) or _is_new_best(t, done)
+        if not self.is_over and (is_due or votes.save or votes.stop):
+            self._read(0)  # what it votes for is done already
+            _save(t, done)
+            self._saved_s = time.monotonic()
+        if t.balance is not None and done < run.steps and t.balance.is_due(done):
+            self._read(0)  # steps that had these shares
+            if said := t.balance.decide(done):
+                _share_out(t, t.balance.shares, done)
+                self._records.say(said)
+        self._sums.add_time(done, time.perf_counter() - start)
+        if done < run.steps and votes.stop:
+            reason = self._stop.reason  # before others may be asked to end
+            _finish_saving(t)
+            raise _stopped(reason, done, t.folder)
+
+    def _vote(self) -> Votes:
+        every_s = self.t.run.recipe.checkpoint.every_s
+        is_due = every_s and time.monotonic() - self._saved_s >= every_s
+        real = self.t.real
+        is_asked = bool(self._stop.reason) or (real is not None and real.is_asked_to_stop)
+        return Votes(stop=is_asked, save=bool(is_due) and self.t.world.is_first)
+
+    def _read(self, left: int) -> Votes:
         """Reads the outcomes of the queued steps, except the last `left`."""
-        votes = Votes()
-        while len(queued) > left:
-            result = queued.popleft().read(look)
+        t, votes = self.t, Votes()
+        while len(self._queued) > left:
+            result = self._queued.popleft().read(self._look)
             done = result.timings.step
             t.state.losses.add(result.loss)
-            sums.add(result)
+            self._sums.add(result)
             if t.balance is not None:
                 t.balance.add(result)
-            records.step(done, run.learning_rate(done - 1), result)
+            self._records.step(done, t.run.learning_rate(done - 1), result)
             votes = Votes(votes.stop or result.votes.stop, votes.save or result.votes.save)
         return votes
 
-    def look() -> None:
-        if t.world.watch is not None:
-            t.world.watch.check()
+    def _look(self) -> None:
+        if self.t.world.watch is not None:
+            self.t.world.watch.check()
 
-    with ExitStack() as stack:
-        stop = stack.enter_context(StopRequest())
-        checkpoints = t.folder / "checkpoints"
-        stack.enter_context(explained(t.world, t.saver, checkpoints, run.learning_rate))
-        last, validation = t.first_step, None
-        every = words.train.eval_every
-        if last < run.steps and t.best.evaluated < last and _is_due(run, every, last):
-            # It was asked to stop before this evaluation.
-            validation = _validate(t, last, records)
-            if _is_new_best(t, last):
-                _save(t, last)
-        for step in range(t.first_step, run.steps):
-            if t.best.is_enough(words.train.stop_after):
-                break
-            start, done = time.perf_counter(), step + 1
-            last = done
-            t.world.place.step = done
-            queued.append(t.stepper.run(step, run.learning_rate(step), vote))
-            votes = read(0 if _is_looked_at(run, done) else t.stepper.behind)
-            if words.run.digests:
-                records.digests(done, t.state.digest_each())
-            if not run.rounds.is_whole(done):
-                sums.add_time(done, time.perf_counter() - start)
-                continue
-            validation = None
-            if done < run.steps and not votes.stop and _is_due(run, every, done):
-                begun = time.perf_counter()
-                validation = _validate(t, done, records)
-                start += time.perf_counter() - begun  # it is no part of the step
-            is_end = done == run.steps or t.best.is_enough(words.train.stop_after)
-            is_due = _is_due(run, words.checkpoint.every, done) or _is_new_best(t, done)
-            if not is_end and (is_due or votes.save or votes.stop):
-                read(0)  # what it votes for is done already
-                _save(t, done)
-                saved_s = time.monotonic()
-            if t.balance is not None and done < run.steps and t.balance.is_due(done):
-                read(0)  # steps that had these shares
-                if said := t.balance.decide(done):
-                    _share_out(t, t.balance.shares, done)
-                    records.say(said)
-            sums.add_time(done, time.perf_counter() - start)
-            if done < run.steps and votes.stop:
-                reason = stop.reason  # before others may be asked to end
-                _finish_saving(t)
-                raise _stopped(reason, done, t.folder)
-        if t.first_step < last:
-            _save(t, last)  # before the evaluation, which may fail
-        if validation is None:
-            validation = _validate(t, last, records)
-            if t.first_step < last and _is_new_best(t, last):
-                t.best.checkpoint = _path(t, last)
-                t.saver.mark_best(last)
-        stopped_early = t.best.is_enough(words.train.stop_after)
-        if stopped_early:
-            records.say(_no_better(t.best, last))
-        test = _evaluate(t, t.data.test, "test", last, records)
-        _finish_saving(t)
-    if words.checkpoint.every or words.checkpoint.every_s:
-        records.say(t.saver.costs.line)
-    costs = t.saver.costs
-    result = result_of(
-        t.world,
-        t.state,
-        sums,
-        last,
-        costs,
-        t.doubts,
-        t.stepper.forward.task.measure,
-        validation,
-        test,
-        t.best,
-        stopped_early,
-        t.folder,
-    )
-    if t.stepper.ema is not None:
-        t.stepper.ema.exchange()
-    result.hold(t.stepper.forward.model)
-    for line in result.lines(known):
-        records.say(line)
-    return result
+    def end(self) -> Result:
+        """Saves, evaluates, and puts the result together."""
+        t, words, last, records = self.t, self.t.run.recipe, self._last, self._records
+        with self._explained():
+            if t.first_step < last:
+                _save(t, last)  # before the evaluation, which may fail
+            if self._validation is None:
+                self._validation = _validate(t, last, records)
+                if t.first_step < last and _is_new_best(t, last):
+                    t.best.checkpoint = _path(t, last)
+                    t.saver.mark_best(last)
+            stopped_early = t.best.is_enough(words.train.stop_after)
+            if stopped_early:
+                records.say(_no_better(t.best, last))
+            test = _evaluate(t, t.data.test, "test", last, records)
+            _finish_saving(t)
+        costs = t.saver.costs
+        if words.checkpoint.every or words.checkpoint.every_s:
+            records.say(costs.line)
+        result = result_of(
+            t.world,
+            t.state,
+            self._sums,
+            last,
+            costs,
+            t.doubts,
+            t.stepper.forward.task.measure,
+            self._validation,
+            test,
+            t.best,
+            stopped_early,
+            t.folder,
+        )
+        if t.stepper.ema is not None:
+            t.stepper.ema.exchange()
+        result.hold(t.stepper.forward.model)
+        for line in result.lines(self._known):
+            records.say(line)
+        return result
+
+    def _explained(self) -> AbstractContextManager[None]:
+        t = self.t
+        return explained(t.world, t.saver, t.folder / "checkpoints", t.run.learning_rate)
 
 
 def _is_due(run: Run, every: int, done: int) -> bool:
@@ -263,7 +325,8 @@ def _validate(t: Training, done: int, records: Records) -> Evaluation | None:
 def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Records) -> Evaluation:
     forward, words = t.stepper.forward, t.run.recipe
     averaged = nullcontext() if t.stepper.ema is None else t.stepper.ema.in_place()
-    with averaged:
+    alone = nullcontext() if t.real is None else t.real.turn
+    with averaged, alone:
         found = evaluate(forward.model, forward.task, dataset, words.data, words.train, t.world)
     records.evaluation(split, done, found)
     return found

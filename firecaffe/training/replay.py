@@ -85,7 +85,7 @@ def replay(
     last = _of_result(folder).step if checkpoint is None else checkpoint.step
     with ExitStack() as resources:
         run = resolve(recipe, data, Ranks(), described=described)
-        learner = build_learner(run, parts, data, world, None, ())
+        learner = build_learner(run, parts, data, world, None, (), log.learners)
         run, reducer, _ = connect(run, learner, world, None, resources)
         served = learner.served
         assert served is not None

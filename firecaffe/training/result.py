@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
@@ -120,6 +120,16 @@ class Result:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != LIVE}
+
+    def as_message(self) -> dict[str, Any]:
+        """The result as JSON, for `of_message` of another process."""
+        return {**asdict(self), "folder": str(self.folder)}
+
+    @classmethod
+    def of_message(cls, row: dict[str, Any]) -> Self:
+        measure, costs = Measure(**row["measure"]), SaveCosts(**row["checkpoints"])
+        folder = Path(row["folder"])
+        return cls(**{**row, "measure": measure, "checkpoints": costs, "folder": folder})
 
     @property
     def top1(self) -> float:

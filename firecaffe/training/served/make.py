@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn, optim
 
@@ -16,8 +17,10 @@ from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.piece import Numbers, NumbersOfParts
+from firecaffe.training.served.compute import Contributions
 from firecaffe.training.served.memory import ServerMemory
-from firecaffe.training.served.server import Server
+from firecaffe.training.served.real_clock import RealClock
+from firecaffe.training.served.server import Computed, Server
 from firecaffe.training.served.source import LoggedClock, Source
 from firecaffe.training.served.stepper import Progress, ServedStepper
 from firecaffe.training.step import Stepper, TrainBatches
@@ -29,6 +32,8 @@ class Served(NumbersOfParts):
 
     server: Server
     clock: LoggedClock
+    real: RealClock | None
+    """The clock that is logged, if it is a real one."""
     leaves: Leaves
     progress: Progress
 
@@ -43,9 +48,20 @@ class Served(NumbersOfParts):
     def stepper(
         self, warm: Stepper, batches: TrainBatches, source: Source | None = None
     ) -> ServedStepper:
-        """What runs the steps. source: of the events, instead of the clock."""
+        """What runs the steps. batches: asked for leaves in any order. source: of the events,
+        instead of the clock; then all gradients are computed here.
+        """
+        brought: Contributions = Computed(self.server, batches)
+        if source is None and self.real is not None:
+            brought = self.real
         events = self.clock if source is None else source
-        return ServedStepper(warm, batches, self.server, events, self.leaves, self.progress)
+        return ServedStepper(warm, self.server, events, brought, self.leaves, self.progress)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What the events have come to, as result.json has it."""
+        measured = {} if self.real is None else self.real.row
+        return {**self.clock.tally.row, **measured}
 
     def close(self) -> None:
         self.clock.close()
@@ -61,8 +77,11 @@ def make_served(
     named: dict[str, nn.Parameter],
     optimizer: optim.Optimizer,
     ema: Ema | None,
+    learners: int,
 ) -> Served:
-    """Raises: RecipeError if the training is no longer than its warm steps, or the file of measured
+    """learners: those that are there at the beginning.
+
+    Raises: RecipeError if the training is no longer than its warm steps, or the file of measured
     speeds cannot be read.
     """
     words, train = run.recipe.synchrony, run.recipe.train
@@ -74,9 +93,12 @@ def make_served(
     leaves = leaves_of(run.order, words.warm_steps, run.steps)
     memory = ServerMemory(forward.model, named, squares=words.compensate == "delay")
     clip = run.recipe.solver.clip_gradients
-    server = Server(forward, named, optimizer, memory, words, clip, ema)
-    clock = SimulatedClock(make_policy(words, leaves), seconds_of(words, train.seed))
-    return Served(server, LoggedClock(clock, leaves.first_step), leaves, Progress())
+    server = Server(forward, named, optimizer, memory, words, set(range(learners)), clip, ema)
+    policy = make_policy(words, leaves, learners)
+    real = RealClock(policy, memory) if words.clock == "real" else None
+    clock = real or SimulatedClock(policy, seconds_of(words, train.seed))
+    logged = LoggedClock(clock, leaves.first_step, learners)
+    return Served(server, logged, real, leaves, Progress())
 
 
 def leaves_of(order: SampleOrder, first_step: int, last_step: int) -> Leaves:

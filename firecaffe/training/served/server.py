@@ -1,10 +1,12 @@
 """The server: holds the weights, and executes events on tensors, in one process.
 
-It computes a gradient when its event comes, at the weights and buffers of the version that the
-learner had pulled; so what is dropped is never computed. An update adds its gradients by the tree
-in the order of their leaves, as a synchronous step does, and divides them by their samples.
+An update adds its gradients by the tree in the order of their leaves, as a synchronous step does,
+and divides them by their samples. The gradients come from workers, or are computed here when their
+event comes, at the weights and buffers of the version that the learner had pulled; so what is
+dropped is never computed here.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from firecaffe.data import Batch
 from firecaffe.exchange.leaves import tree_sum
 from firecaffe.solvers.optimizer import set_rate
 from firecaffe.synchrony.config import SynchronyConfig
@@ -22,6 +23,7 @@ from firecaffe.synchrony.leaves import Leaf
 from firecaffe.synchrony.policy import Update, Work, row_of, work_of
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
+from firecaffe.training.served.compute import Contribution, compute
 from firecaffe.training.served.memory import Gradient, ServerMemory
 from firecaffe.training.served.rules import (
     MeanStep,
@@ -30,6 +32,7 @@ from firecaffe.training.served.rules import (
     distance,
     staleness_scale,
 )
+from firecaffe.training.step import TrainBatches
 
 
 @dataclass
@@ -41,33 +44,21 @@ class Server:
     optimizer: optim.Optimizer
     memory: ServerMemory
     words: SynchronyConfig
+    learners: set[int]
+    """Those that are there."""
     clip_gradients: float = 0.0
     ema: Ema | None = None
     mean_step: MeanStep = field(default_factory=MeanStep)
     _works: dict[Leaf, Work] = field(default_factory=dict)
     """The works under way, and those whose gradients wait."""
 
-    def compute(self, work: Work, batch: Batch) -> Gradient:
-        """Computes the gradient of a work and keeps it until it is applied. The counts of its
-        samples are the forward's.
-        """
-        with self._at(self.memory.versions[work.version]):
-            self.forward.begin_step()
-            loss, tail = self.forward(*batch, *work.leaf)
-            assert loss is not None  # leaves without samples are not handed out
-            for parameter in self.named.values():
-                parameter.grad = None  # of the update before
-            torch.autograd.backward(loss)
-            tensors = {n: p.grad for n, p in self.named.items() if p.grad is not None}
-            for parameter in self.named.values():
-                parameter.grad = None
-        gradient = Gradient(tensors, tail)
+    def keep(self, work: Work, gradient: Gradient) -> None:
+        """Keeps the gradient of a work until it is applied."""
         self.memory.gradients[work.leaf] = gradient
-        return gradient
 
     def take(self, event: Event) -> None:
         """Keeps what an event needs later, and lets go of what nobody needs any more. Called after
-        what the event asks for was computed.
+        what the event asks for was done.
         """
         match event:
             case Pull():
@@ -82,18 +73,20 @@ class Server:
                         self._works.pop(leaf, None)
                         self.memory.gradients.pop(leaf, None)
             case Lose():
+                self.learners.discard(event.learner)
                 gone = (each for each in self._works.values() if each.learner == event.learner)
                 for work in [each for each in gone if each.leaf not in self.memory.gradients]:
                     del self._works[work.leaf]
             case Join():
-                return
+                self.learners.add(event.learner)
         self.memory.release({work.version for work in self._works.values()})
 
     @contextmanager
-    def _at(self, version: dict[str, Tensor]) -> Iterator[None]:
+    def at(self, number: int) -> Iterator[None]:
         """The network at a version, for a `with` block: the memory of the parameters is exchanged,
         and the buffers, which are few, are copied.
         """
+        version = self.memory.versions[number]
         model = self.forward.model
         mine = {name: parameter.detach() for name, parameter in self.named.items()}
         buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
@@ -184,12 +177,31 @@ class Server:
 
     def state_dict(self) -> dict[str, Any]:
         works = [row_of(work) for _, work in sorted(self._works.items())]
-        return {"works": works, "mean_step": self.mean_step.state_dict()}
+        learners = sorted(self.learners)
+        return {"works": works, "learners": learners, "mean_step": self.mean_step.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         works = [work_of(row) for row in state["works"]]
         self._works = {work.leaf: work for work in works}
+        self.learners = set(state["learners"])
         self.mean_step.load_state_dict(state["mean_step"])
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Computes each gradient when it is asked for: what a simulated clock and a replay need."""
+
+    server: Server
+    batches: TrainBatches
+    """Asked for leaves in any order."""
+
+    def of(self, work: Work) -> Contribution:
+        start = time.perf_counter()
+        batch = self.batches.train_batch(*work.leaf)
+        fetched = time.perf_counter()
+        with self.server.at(work.version):
+            found = compute(self.server.forward, self.server.named, work.leaf, batch)
+        return Contribution(*found, fetched - start, time.perf_counter() - fetched)
 
 
 def _copy(model: nn.Module, values: dict[str, Tensor]) -> None:

@@ -1,10 +1,9 @@
-"""Where the events of a training come from: a simulated clock that is logged, or a log."""
+"""Where the events of a training come from: a clock that is logged, or a log."""
 
 from pathlib import Path
 from typing import Protocol
 
 from firecaffe.runs.files import GrowingFile, write_atomically
-from firecaffe.synchrony.clock import SimulatedClock
 from firecaffe.synchrony.events import Event
 from firecaffe.synchrony.log import EVENTS, Lines, head
 from firecaffe.synchrony.tally import Tally
@@ -18,11 +17,16 @@ class Source(Protocol):
     def next(self) -> Event: ...
 
 
-class LoggedClock(NumbersOfParts):
-    """A simulated clock whose events are written as they come. The state is JSON."""
+class Clock(Source, Numbers, Protocol):
+    """Brings events about. The state is JSON."""
 
-    def __init__(self, clock: SimulatedClock, first_version: int) -> None:
-        self._clock, self._first_version = clock, first_version
+
+class LoggedClock(NumbersOfParts):
+    """A clock whose events are written as they come. The state is JSON."""
+
+    def __init__(self, clock: Clock, first_version: int, learners: int) -> None:
+        """first_version: of the weights before the first event. learners: at the beginning."""
+        self._clock, self._head = clock, head(first_version, learners)
         self._lines, self.tally = Lines(), Tally()
         self._file: GrowingFile | None = None
 
@@ -43,7 +47,7 @@ class LoggedClock(NumbersOfParts):
             path.unlink(missing_ok=True)  # an attempt that has saved nothing
         self._file = GrowingFile(path, goes_on=path.exists())
         if not self._lines.count:
-            self._file.write(self._lines.line(head(self._first_version)))
+            self._file.write(self._lines.line(self._head))
         return notes
 
     def next(self) -> Event:

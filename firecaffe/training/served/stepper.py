@@ -5,7 +5,7 @@ be of later steps. So the learning rate follows the samples that are done, and r
 and checkpoints stay what they are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,10 +23,12 @@ from firecaffe.synchrony.leaves import Leaf, Leaves
 from firecaffe.synchrony.policy import Update
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
-from firecaffe.training.outcome import Outcome, Votes
+from firecaffe.training.outcome import Outcome, Timings, Votes
+from firecaffe.training.served.compute import Contribution, Contributions
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.source import Source
-from firecaffe.training.step import Stepper, TrainBatches, ballot
+from firecaffe.training.step import Stepper, ballot
+from firecaffe.transport.queue import Mark
 
 
 @dataclass
@@ -48,10 +50,10 @@ class ServedStepper:
     """Runs steps of a training with a server; the first ones as synchronous steps."""
 
     warm: Stepper
-    batches: TrainBatches
-    """Asked for leaves in any order."""
     server: Server
     source: Source
+    contributions: Contributions
+    """The gradients of the events."""
     plan: Leaves
     progress: Progress
 
@@ -73,38 +75,37 @@ class ServedStepper:
 
     @property
     def order(self) -> SampleOrder:
-        return self.batches.order
+        return self.warm.batches.order
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
         """Trains step `step`, counted from 0. Raises: NotFiniteError, before the update."""
         is_warm = step < self.plan.first_step
-        set_delay(self.server.optimizer, 1 if is_warm else delayed_updates(self.server.words))
+        delay = delayed_updates(self.server.words, len(self.server.learners))
+        set_delay(self.server.optimizer, 1 if is_warm else delay)
         if is_warm:
             return self.warm.run(step, learning_rate, vote)
         queue, momentum = self.reducer.queue, self.warm.momentum(step)
         start = queue.mark()
         window = _Window(self.forward.no_counts(), len(self.server.named))
-        waits = []
         until = self.plan.before(step + 1)
         while self.progress.done < until:
             event = self.source.next()
             if isinstance(event, Push):
                 if event.counts:
-                    asked = queue.mark()
-                    batch = self.batches.train_batch(*event.work.leaf)
-                    waits.append((asked, queue.mark()))
-                    gradient = self.server.compute(event.work, batch)
-                    leaf = event.work.leaf
-                    window.add(gradient.tail[0], self.forward.counts, self._samples(leaf))
+                    brought = self.contributions.of(event.work)
+                    self.server.keep(event.work, brought.gradient)
+                    window.add(brought, self._samples(event.work.leaf))
                 if event.update is not None:
+                    begun = queue.mark()
                     self._update(event.update, learning_rate, momentum, window)
+                    window.updates.append((begun, queue.mark()))
                 self.progress.done += _done_by(event)
                 if not window.is_finite:
                     break
             self.server.take(event)
         end = queue.mark()
         votes = ballot(vote(), self.forward.device)
-        outcome = Outcome(
+        outcome = ServerOutcome(
             step=step,
             samples=window.samples,
             weight=window.samples / self.order.micro_batch_size,
@@ -117,8 +118,11 @@ class ServedStepper:
             totals=Totals((), window.counts, end, end, ()),
             start=start,
             end=end,
-            waits=waits,
+            waits=(),
             micro_batches=window.micro_batches,
+            data_s=window.data_s,
+            compute_s=window.compute_s,
+            updates=window.updates,
         )
         self._check(outcome)
         return outcome
@@ -139,9 +143,9 @@ class ServedStepper:
         try:
             outcome.check_finite()
         except NotFiniteError as error:
-            words = self.server.words
+            words, count = self.server.words, len(self.server.learners)
             told = NotFiniteError(
-                f"{error}; gradients of {words.learners} learners come late, in synchrony.mode "
+                f"{error}; gradients of {count} learners come late, in synchrony.mode "
                 f"{words.mode}, with solver.momentum in each update: try a lower rate or momentum, "
                 "synchrony.staleness_rate inverse, server_momentum delayed_nesterov, or warm_steps"
             )
@@ -153,13 +157,13 @@ def _done_by(event: Push) -> int:
     return int(event.counts) + (len(event.update.dropped) if event.update else 0)
 
 
-def delayed_updates(words: SynchronyConfig) -> int:
-    """The updates that take a gradient of each learner, over which momentum is delayed; 0 if it is
-    not.
+def delayed_updates(words: SynchronyConfig, learners: int) -> int:
+    """The updates that take a gradient of each of so many learners, over which momentum is delayed;
+    0 if it is not.
     """
     if not words.is_served or words.mode == BACKUP or words.server_momentum == "each":
         return 0
-    return max(1, words.learners // words.gradients_per_update)
+    return max(1, learners // words.gradients_per_update)
 
 
 def _weight(order: SampleOrder, leaf: Leaf) -> float:
@@ -168,20 +172,50 @@ def _weight(order: SampleOrder, leaf: Leaf) -> float:
     return min(size, order.samples_in_step(leaf.step) - leaf.place * size) / size
 
 
+@dataclass(frozen=True)
+class ServerOutcome(Outcome):
+    """The outcome of a server's step. Of its times, `data_s` and `compute_s` are those of rank 0's
+    own learner; if that is a thread beside, they and `update_s` may overlap. Nobody waits for an
+    exchange.
+    """
+
+    data_s: float
+    compute_s: float
+    updates: Sequence[tuple[Mark, Mark]]
+    """Marks before and after each update."""
+
+    def _timings(self) -> Timings:
+        return Timings(
+            step=self.step + 1,
+            data_s=self.data_s,
+            compute_s=self.compute_s,
+            exposed_communication_s=0.0,
+            exchange_s=0.0,
+            update_s=sum(end.seconds_after(begin) for begin, end in self.updates),
+            step_s=self.end.seconds_after(self.start),
+            micro_batches=self.micro_batches,
+        )
+
+
 class _Window:
     """The sums over the leaves and updates of a step."""
 
     def __init__(self, counts: Tensor, parameters: int) -> None:
         self.loss, self.counts = counts.new_zeros(1), counts
         self.samples, self.micro_batches = 0, 0
+        self.data_s, self.compute_s = 0.0, 0.0
+        self.updates: list[tuple[Mark, Mark]] = []
         self.gradients_are_finite = torch.ones(parameters, dtype=torch.bool, device=counts.device)
         self.norm = counts.new_zeros(())
 
-    def add(self, loss: Tensor, counts: Tensor, samples: int) -> None:
-        self.loss = self.loss + loss
-        self.counts = self.counts + counts
+    def add(self, brought: Contribution, samples: int) -> None:
+        self.loss = self.loss + brought.gradient.tail[0]
+        self.counts = self.counts + brought.counts
         self.samples += samples
-        self.micro_batches += 1
+        if brought.is_own:
+            self.micro_batches += 1
+            self.data_s += brought.data_s
+            self.compute_s += brought.compute_s
 
     def take(self, finite: Tensor, norm: Tensor) -> None:
         self.gradients_are_finite = self.gradients_are_finite & finite

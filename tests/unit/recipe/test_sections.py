@@ -127,6 +127,7 @@ OTHER = Recipe(
     ),
     synchrony=SynchronyConfig(
         shares_every=3,
+        in_flight=2,
         learners=5,
         backup_workers=2,
         max_staleness=3,
@@ -231,6 +232,7 @@ FREE = {
     "synchrony.mode",
     "synchrony.shares",
     "synchrony.shares_every",
+    "synchrony.in_flight",
 }
 """What changes no bit of a training up to a given step."""
 

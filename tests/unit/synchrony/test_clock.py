@@ -22,7 +22,7 @@ LEAVES = Leaves(0, 30, 10, per_step=8, per_epoch=80)
 
 def clock(mode: str, **words: Any) -> SimulatedClock:
     config = SynchronyConfig(mode, clock="simulated", **words)
-    return SimulatedClock(make_policy(config, LEAVES), seconds_of(config, 7))
+    return SimulatedClock(make_policy(config, LEAVES, config.learners), seconds_of(config, 7))
 
 
 def run(made: SimulatedClock) -> list[Event]:

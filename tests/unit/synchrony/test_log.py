@@ -21,7 +21,7 @@ def some_events(name: str = "asynchronous") -> list[Event]:
 
 def write(path: Path, events: list[Event]) -> None:
     lines = Lines()
-    path.write_bytes(b"".join([lines.line(head(2)), *map(lines.event, events)]))
+    path.write_bytes(b"".join([lines.line(head(2, 3)), *map(lines.event, events)]))
 
 
 def read(path: Path, count: int) -> list[Event]:

@@ -32,7 +32,7 @@ seeds = st.integers(0, 2**32)
 def test_every_mode_with_a_server_has_a_policy() -> None:
     assert tuple(SYNCHRONY) == SERVED
     for mode in SYNCHRONY:
-        assert make_policy(SynchronyConfig(mode), LEAVES).version == LEAVES.first_step
+        assert make_policy(SynchronyConfig(mode), LEAVES, 3).version == LEAVES.first_step
 
 
 @pytest.mark.parametrize("name", POLICIES)

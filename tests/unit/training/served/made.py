@@ -20,7 +20,7 @@ from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.make import leaves_of
 from firecaffe.training.served.memory import ServerMemory
-from firecaffe.training.served.server import Server
+from firecaffe.training.served.server import Computed, Server
 from firecaffe.training.served.stepper import Progress, ServedStepper
 from firecaffe.training.step import Stepper, TrainBatches, empty_counts
 from firecaffe.transport.exchange import Exchange
@@ -86,10 +86,11 @@ class Made:
 
     def served(self, words: SynchronyConfig, events: Iterable[Event], steps: int) -> ServedStepper:
         memory = ServerMemory(self.net, self.named, squares=words.compensate == "delay")
-        server = Server(self.forward, self.named, self.optimizer, memory, words)
+        learners = set(range(words.learners))
+        server = Server(self.forward, self.named, self.optimizer, memory, words, learners)
         plan = leaves_of(self.order, 0, steps)
-        source = Events(iter(events))
-        return ServedStepper(self.stepper, self.batches, server, source, plan, Progress())
+        source, computed = Events(iter(events)), Computed(server, self.batches)
+        return ServedStepper(self.stepper, server, source, computed, plan, Progress())
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, buffers and what the optimizer keeps."""

@@ -20,7 +20,7 @@ def some_events() -> list[Event]:
 
 def write(path: Path) -> bytes:
     lines = Lines()
-    path.write_bytes(b"".join([lines.line(head(2)), *map(lines.event, some_events())]))
+    path.write_bytes(b"".join([lines.line(head(2, 3)), *map(lines.event, some_events())]))
     return path.read_bytes()
 
 
@@ -28,7 +28,7 @@ def test_a_log_is_gone_on_with_after_some_lines(tmp_path: Path) -> None:
     path, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     write(path)
     lines = Lines()
-    for row in [lines.line(head(2)), *map(lines.event, some_events()[:7])]:
+    for row in [lines.line(head(2, 3)), *map(lines.event, some_events()[:7])]:
         assert row
     assert keep_lines(path, other, lines.count)
     with open(other, "ab") as file:

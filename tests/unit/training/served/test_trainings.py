@@ -130,9 +130,21 @@ def test_events_that_are_gone_are_told_of(
     ("line", "words"),
     [
         (r"synchrony\.mode is 'later'; it must be one of every_step, backup", {"mode": "later"}),
-        (r"synchrony\.clock is real, which .* not have yet", {"clock": "real"}),
+        (r"synchrony\.in_flight is 2 with clock simulated", {"in_flight": 2}),
+        (r"synchrony\.in_flight is 5; it must be 1 to 4", {"clock": "real", "in_flight": 5}),
+        (
+            r"backup_workers is 1; it must be less than 1, the learners of 1 worker,",
+            {"mode": "backup", "clock": "real"},
+        ),
+        (
+            r"gradients_per_update is 3; it must be at most 2, .* with synchrony\.in_flight 2",
+            {"gradients_per_update": 3, "clock": "real", "in_flight": 2},
+        ),
         (r"synchrony\.learners is 0", {"learners": 0}),
-        (r"backup_workers is 5 of 5 learners", {"mode": "backup", "backup_workers": 5}),
+        (
+            r"backup_workers is 5; it must be less than synchrony\.learners, 5",
+            {"mode": "backup", "backup_workers": 5},
+        ),
         (
             r"backup_workers is 8 of 8 micro-batches",
             {"mode": "backup", "backup_workers": 8, "learners": 9},

@@ -1,0 +1,96 @@
+"""The gradient of a work: computed here, at the weights that its learner had pulled."""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.data import Batch
+from firecaffe.synchrony.leaves import Leaf
+from firecaffe.synchrony.policy import Work
+from firecaffe.training.forward import Forward
+from firecaffe.training.served.memory import Gradient
+from firecaffe.training.step import TrainBatches
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a learner brings."""
+
+    gradient: Gradient
+    counts: Tensor
+    """What the task counts of the leaf's samples."""
+    data_s: float
+    """Seconds for which the learner waited for the leaf's samples."""
+    compute_s: float
+    """Seconds for which it then computed."""
+    is_own: bool = True
+    """Whether it was this rank that computed."""
+
+
+class Contributions(Protocol):
+    """Where the gradients of works come from."""
+
+    def of(self, work: Work) -> Contribution:
+        """That of a work which was just brought, and counts."""
+
+
+def compute(
+    forward: Forward, named: Mapping[str, nn.Parameter], leaf: Leaf, batch: Batch
+) -> tuple[Gradient, Tensor]:
+    """The gradient of a leaf at the present weights and buffers, and what the task counts of it."""
+    forward.begin_step()
+    loss, tail = forward(*batch, *leaf)
+    assert loss is not None  # leaves without samples are not handed out
+    for parameter in named.values():
+        parameter.grad = None
+    torch.autograd.backward(loss)
+    tensors = {name: p.grad for name, p in named.items() if p.grad is not None}
+    for parameter in named.values():
+        parameter.grad = None
+    if forward.device.type == "cuda":
+        torch.cuda.synchronize(forward.device)  # it is used by other threads, and timed
+    return Gradient(tensors, tail), forward.counts
+
+
+class Workbench:
+    """A network of its own on which a rank's learners compute, one at a time."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        named: Mapping[str, nn.Parameter],
+        batches: TrainBatches,
+        turn: threading.Lock,
+    ) -> None:
+        """turn: held by whoever computes. Dropout, and a data set of the user's, draw from
+        generators that all threads share.
+        """
+        self.forward, self.named, self._batches, self._turn = forward, named, batches, turn
+
+    def compute(self, leaf: Leaf, weights: Mapping[str, Tensor]) -> Contribution:
+        """Computes a leaf at the weights and buffers of a version, on any device, in any thread."""
+        device = self.forward.device
+        torch.set_num_threads(self.forward.config.threads)  # each thread has a number of its own
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        with self._turn:
+            start = time.perf_counter()
+            batch = self._batches.train_batch(*leaf)
+            fetched = time.perf_counter()
+            self.load(weights)
+            gradient, counts = compute(self.forward, self.named, leaf, batch)
+            return Contribution(gradient, counts, fetched - start, time.perf_counter() - fetched)
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copies the weights and buffers of a version into the network."""
+        self.forward.buffers.begin_micro_batch()  # a module may have put others in places
+        for name, parameter in self.named.items():
+            parameter.copy_(weights[name])
+        for name, buffer in self.forward.model.named_buffers():
+            buffer.copy_(weights[name])

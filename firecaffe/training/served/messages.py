@@ -1,0 +1,132 @@
+"""What goes over the lane between a server and a learner of another rank.
+
+server   HEAD: WORK, leaf, whether weights follow     then the weights, if they are new there
+learner  the contribution: times, a vote, what was used, gradient, tail, counts
+...
+server   HEAD: END, the length of a text              then the text and the last weights
+learner  HEAD, that it has them
+"""
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.synchrony.leaves import Leaf
+from firecaffe.training.forward import Forward
+from firecaffe.training.served.compute import Contribution
+from firecaffe.training.served.memory import Gradient
+from firecaffe.training.served.parcel import Parcel
+from firecaffe.transport.lane import Lane
+
+WORK, END = range(2)
+"""The kinds of messages."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Numbers that begin a message."""
+
+    kind: int
+    step: int = 0
+    place: int = 0
+    has_weights: int = 0
+    """1 if weights follow."""
+    length: int = 0
+    """Bytes of a text that follows."""
+
+    @property
+    def leaf(self) -> Leaf:
+        return Leaf(self.step, self.place)
+
+
+class Messages:
+    """Messages over one lane; both ends make it alike."""
+
+    def __init__(self, lane: Lane, forward: Forward, named: Mapping[str, nn.Parameter]) -> None:
+        self.lane = lane
+        self._named = named
+        buffers = dict(forward.model.named_buffers())
+        self.weights = Parcel({**named, **buffers})
+        self._head = Parcel({"": torch.zeros(5, dtype=torch.int64)})
+        gradients = {f"gradient/{name}": each for name, each in named.items()}
+        tails = {f"tail/{i}": each for i, each in enumerate(forward.empty_tail())}
+        beside = {
+            "is_used": torch.zeros(len(named), dtype=torch.uint8),
+            "seconds": torch.zeros(2, dtype=torch.float64),
+            "votes": torch.zeros(1, dtype=torch.uint8),
+            "counts": forward.no_counts(),
+        }
+        self._brought = Parcel({**gradients, **tails, **beside})
+        self._tails = list(tails)
+        self._device = forward.device
+
+    def send_head(self, head: Head) -> None:
+        self._head.views[""].copy_(torch.tensor(astuple(head)))
+        self.lane.send(self._head.data)
+
+    def receive_head(self) -> Head:
+        self.lane.receive(self._head.data)
+        return Head(*self._head.views[""].tolist())
+
+    def send_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        self.weights.fill(tensors)
+        self.lane.send(self.weights.data)
+
+    def receive_weights(self) -> None:
+        """Receives into `weights`."""
+        self.lane.receive(self.weights.data)
+
+    def send_contribution(self, brought: Contribution, asks_to_stop: bool) -> None:
+        """asks_to_stop: whether the sender's process was asked to."""
+        tensors = brought.gradient.tensors
+        views = self._brought.views
+        self._brought.fill({f"gradient/{name}": each for name, each in tensors.items()})
+        self._brought.fill(dict(zip(self._tails, brought.gradient.tail, strict=True)))
+        views["counts"].copy_(brought.counts)
+        views["is_used"].copy_(torch.tensor([name in tensors for name in self._named]))
+        seconds = [brought.data_s, brought.compute_s]
+        views["seconds"].copy_(torch.tensor(seconds, dtype=torch.float64))
+        views["votes"].fill_(asks_to_stop)
+        self.lane.send(self._brought.data)
+
+    def receive_contribution(self) -> tuple[Contribution, bool]:
+        """A contribution in memory of its own, and whether its sender was asked to stop."""
+        self.lane.receive(self._brought.data)
+        views = self._brought.views
+        is_used = views["is_used"].tolist()
+        # In the memory layout of the weights, as backward leaves them: a sum may depend on it.
+        tensors = {
+            name: torch.empty_like(each, requires_grad=False).copy_(views[f"gradient/{name}"])
+            for (name, each), used in zip(self._named.items(), is_used, strict=True)
+            if used
+        }
+        tail = [self._own(views[name]) for name in self._tails]
+        data_s, compute_s = views["seconds"].tolist()
+        gradient = Gradient(tensors, tail)
+        brought = Contribution(gradient, self._own(views["counts"]), data_s, compute_s, False)
+        return brought, bool(views["votes"].item())
+
+    def _own(self, view: Tensor) -> Tensor:
+        return view.to(self._device, copy=True)
+
+    def send_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
+        """Ends the lane, once the other end has it all."""
+        data = text.encode()
+        self.send_head(Head(END, has_weights=bool(weights), length=len(data)))
+        if data:
+            self.lane.send(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        if weights:
+            self.send_weights(weights)
+        self.receive_head()
+
+    def receive_end(self, head: Head) -> str:
+        """The text; the weights are in `weights`."""
+        data = torch.zeros(head.length, dtype=torch.uint8)
+        if head.length:
+            self.lane.receive(data)
+        if head.has_weights:
+            self.receive_weights()
+        self.send_head(head)
+        return data.numpy().tobytes().decode()

@@ -1,0 +1,137 @@
+"""Modes with a server on real workers: they learn, and one worker gets their bits from the log."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import firecaffe
+from firecaffe import (
+    CheckpointConfig,
+    Recipe,
+    Result,
+    RunConfig,
+    SolverConfig,
+    SynchronyConfig,
+    TrainConfig,
+)
+from firecaffe.cluster.world import World
+from firecaffe.recipe.of_run import recipe_of
+from firecaffe.synchrony.config import SERVED
+from firecaffe.training.parts import Parts
+from firecaffe.training.replay import Replayed, replay
+from tests.ranks.networks import Everything, small_data
+from tests.unit.training.served.test_trainings import data, network
+from tests.world import Ranks
+
+MODES: dict[str, dict[str, Any]] = {
+    "backup": {"mode": "backup", "backup_workers": 1},
+    "stale": {"mode": "stale", "max_staleness": 2, "warm_steps": 2},
+    "asynchronous": {"mode": "asynchronous", "staleness_rate": "inverse"},
+    "softsync": {"mode": "asynchronous", "gradients_per_update": 2, "compensate": "delay"},
+    "nesterov": {"mode": "asynchronous", "server_momentum": "delayed_nesterov", "in_flight": 2},
+}
+assert {words["mode"] for words in MODES.values()} == set(SERVED)
+
+ALONE = World(0, 1, torch.device("cpu"))
+SAMPLES = 100
+
+
+def recipe(folder: Path, words: dict[str, Any], steps: int = 8, eval_every: int = 5) -> Recipe:
+    return Recipe(
+        train=TrainConfig(24, 4, steps=steps, seed=3, eval_batch_size=7, eval_every=eval_every),
+        solver=SolverConfig(base_lr=0.05, momentum=0.5, weight_decay=1e-4),
+        checkpoint=CheckpointConfig(every=3, keep_last=0),
+        run=RunConfig(folder=str(folder), tensorboard=False),
+        synchrony=SynchronyConfig(**words),
+    )
+
+
+def fit(made: Recipe, resume: str | None = None) -> Result:
+    sets = small_data(SAMPLES), small_data(30, 1)
+    return firecaffe.train(made, Everything, *sets, resume=resume, validation_set=small_data(20, 2))
+
+
+def fit_and_digest(made: Recipe, resume: str | None = None) -> tuple[Result, list[float]]:
+    """What `train` returns on this rank, and its network's outputs."""
+    result = fit(made, resume)
+    with torch.no_grad():
+        return result, result.model(small_data(5, 3).inputs).flatten().tolist()
+
+
+def replayed(folder: Path) -> Replayed:
+    parts = Parts(
+        Everything,
+        train=small_data(SAMPLES),
+        test=small_data(30, 1),
+        validation=small_data(20, 2),
+    )
+    return replay(folder, recipe_of(folder), ALONE, None, parts)
+
+
+def synchrony(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "result.json").read_text())["synchrony"])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", MODES)
+def test_a_replay_gives_the_same_bits(
+    ranks: Ranks, name: str, world_size: int, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    (result, outputs), *others = ranks.shared(world_size, fit_and_digest, recipe(run, MODES[name]))
+    for other, its_outputs in others:
+        assert dataclasses.asdict(other) == dataclasses.asdict(result)
+        assert its_outputs == outputs
+    found = replayed(run)
+    assert found.is_same
+    assert found.found.state == result.state_sha256
+    row = synchrony(run)
+    learners = world_size * MODES[name].get("in_flight", 1)
+    assert len(row["pulled_bytes_by_learner"]) == learners
+    # An epoch is 25 micro-batches in 5 steps; warm steps have theirs.
+    warm = 6 * MODES[name].get("warm_steps", 0)
+    assert row["gradients"] + row["dropped"] == 25 + 18 - warm
+
+
+def fit_corners(made: Recipe) -> Result:
+    """Four classes of points around corners, and a network that can tell them apart."""
+    return firecaffe.train(made, network, data(300, 0), data(100, 1))
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_it_learns(ranks: Ranks, name: str, tmp_path: Path) -> None:
+    """The loss falls from guessing's, 1.39."""
+    made = recipe(tmp_path / "run", MODES[name], steps=50, eval_every=0)
+    made = dataclasses.replace(made, checkpoint=CheckpointConfig())
+    (result, *_) = ranks.shared(2, fit_corners, made)
+    losses = [row["loss"] for row in result.history if row["kind"] == "train"]
+    assert losses[0] > 0.95  # of five updates
+    assert sum(losses[-10:]) / 10 < 0.75  # BatchNorm over four samples is noise
+    assert result.top1 > 0.9
+
+
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize(("first", "second"), [(3, 2), (1, 3)])
+def test_a_resume_on_other_workers_is_replayed(
+    ranks: Ranks, name: str, first: int, second: int, tmp_path: Path
+) -> None:
+    words = MODES[name]
+    if first == 1 and words.get("backup_workers", words.get("gradients_per_update", 1)) > 0:
+        words = {**words, "in_flight": 2}
+    start, run = tmp_path / "start", tmp_path / "run"
+    ranks.shared(first, fit, recipe(start, words))
+    checkpoint = start / "checkpoints" / "step-00000003"
+    made = recipe(run, words)
+    (result, *_) = ranks.shared(second, fit, made, str(checkpoint))
+    found = replayed(run)
+    assert found.is_same
+    assert found.found.state == result.state_sha256
+    row = synchrony(run)
+    assert row["lost_learners"] == first * words.get("in_flight", 1)
+    # The resumed part counts on.
+    warm = 6 * words.get("warm_steps", 0)
+    assert row["gradients"] + row["dropped"] == 25 + 18 - warm
