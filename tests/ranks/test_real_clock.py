@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ import torch
 import firecaffe
 from firecaffe import (
     CheckpointConfig,
+    ExchangeConfig,
     Recipe,
     Result,
     RunConfig,
@@ -19,6 +23,7 @@ from firecaffe import (
     TrainConfig,
 )
 from firecaffe.cluster.world import World
+from firecaffe.data import Batch, Batches
 from firecaffe.recipe.of_run import recipe_of
 from firecaffe.synchrony.config import SERVED
 from firecaffe.training.parts import Parts
@@ -135,3 +140,52 @@ def test_a_resume_on_other_workers_is_replayed(
     # The resumed part counts on.
     warm = 6 * words.get("warm_steps", 0)
     assert row["gradients"] + row["dropped"] == 25 + 18 - warm
+
+
+def fit_until_lost(made: Recipe, number: int) -> Result:
+    """The last rank gets a signal when it has taken its third micro-batch."""
+    taken = 0
+
+    def take(batches: Batches, step: int, leaf: int) -> Batch:
+        nonlocal taken
+        taken += 1
+        if taken == 3 and int(os.environ["RANK"]) + 1 == int(os.environ["WORLD_SIZE"]):
+            os.kill(os.getpid(), number)
+        return take_now(batches, step, leaf)
+
+    take_now = Batches.train_batch
+    with patch.object(Batches, "train_batch", take):
+        return fit(made)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+@pytest.mark.parametrize("name", ["backup", "stale", "nesterov"])
+def test_a_lost_worker_ends_nobody(
+    ranks: Ranks, name: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = {word: value for word, value in MODES[name].items() if word != "warm_steps"}
+    made = recipe(run, words)
+    made = dataclasses.replace(made, exchange=ExchangeConfig(silent_s=2.0))
+    result, other, _ = ranks.run(3, fit_until_lost, made, number, lost={2})
+    assert dataclasses.asdict(other) == dataclasses.asdict(result)
+    row = synchrony(run)
+    # A step with a backup waits for no frozen worker, so the training may end before it is found.
+    fewest = 0 if name == "backup" else words.get("in_flight", 1)
+    assert fewest <= row["lost_learners"] <= words.get("in_flight", 1)
+    # Each sample of the training came once.
+    assert row["gradients"] + row["dropped"] == 25 + 18
+    found = replayed(run)
+    assert found.is_same
+    assert found.found.state == result.state_sha256
+
+
+def test_rank_0_goes_on_alone(ranks: Ranks, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = recipe(run, MODES["softsync"])
+    result, _ = ranks.run(2, fit_until_lost, made, signal.SIGKILL, lost={1})
+    row = synchrony(run)
+    assert (row["lost_learners"], row["gradients"]) == (1, 25 + 18)
+    found = replayed(run)
+    assert found.is_same
+    assert found.found.state == result.state_sha256

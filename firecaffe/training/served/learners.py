@@ -35,13 +35,21 @@ class Gone:
 
 
 @dataclass(frozen=True)
+class LostRank:
+    """A rank is given up, with all its learners."""
+
+    rank: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Failed:
     """An error in this process, which ends the run."""
 
     error: BaseException
 
 
-Arrivals = SimpleQueue[Arrival | Gone | Failed]
+Arrivals = SimpleQueue[Arrival | Gone | LostRank | Failed]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from firecaffe.errors import LauncherLostError, NotFiniteError, PeerLostError, P
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.compute import Workbench
-from firecaffe.training.served.learners import Learner, OwnLearner, RemoteLearner
+from firecaffe.training.served.learners import Learner, LostRank, OwnLearner, RemoteLearner
 from firecaffe.training.served.messages import Messages
 from firecaffe.training.served.real_clock import RealClock
 from firecaffe.training.served.worker import work
@@ -107,6 +107,9 @@ class RealRanks:
                 else:
                     messages = self._messages(rank, place)
                     learners.append(RemoteLearner(number, rank, arrivals, messages))
+            if self._world.watch is not None:
+                lost = arrivals.put
+                self._world.watch.tolerate(lambda fault: lost(LostRank(fault.rank, fault.event)))
             self._clock.start(learners, self._look, say)
             yield
         except TOGETHER as error:
@@ -129,6 +132,8 @@ class RealRanks:
         for each in self._clock.learners.values():
             while not each.join(LOOK_S):
                 self._look()
+                if self._world.watch is not None and each.rank in self._world.watch.losses:
+                    each.cut()
 
     def _messages(self, rank: int, place: int) -> Messages:
         """The lane of a rank's learner; each end calls it."""

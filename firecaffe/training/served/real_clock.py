@@ -14,7 +14,7 @@ from firecaffe.cluster.agree import LOOK_S
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.policy import Policy, Work
 from firecaffe.training.served.compute import Contribution
-from firecaffe.training.served.learners import Arrival, Arrivals, Failed, Gone, Learner
+from firecaffe.training.served.learners import Arrival, Arrivals, Failed, Gone, Learner, LostRank
 from firecaffe.training.served.memory import ServerMemory
 
 
@@ -108,6 +108,10 @@ class RealClock:
                 raise arrived.error
             case Gone():
                 self._lose(arrived.learner, arrived.why)
+            case LostRank():
+                for learner in [*self.learners.values()]:
+                    if learner.rank == arrived.rank:
+                        self._lose(learner, arrived.why)
             case Arrival() if self.learners.get(arrived.work.learner) is arrived.learner:
                 counts = self.policy.contribute(arrived.work)
                 self._asking.append(arrived.work.learner)
@@ -119,6 +123,7 @@ class RealClock:
         if self.learners.get(learner.number) is not learner:
             return
         del self.learners[learner.number]
+        learner.cut()
         self._due.append(learner.number)
         self._say(f"rank {learner.rank} is lost, and its micro-batches go to others: {why}")
 
