@@ -17,6 +17,7 @@ from firecaffe.cli.console import make_console
 from firecaffe.cli.network import network_of
 from firecaffe.cli.options.plan import USAGE, make_parser
 from firecaffe.cli.parse import parse_recipe, read_recipe
+from firecaffe.cli.plan_modes import Modes
 from firecaffe.cli.plan_plot import SUFFIXES, plot
 from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
@@ -27,8 +28,7 @@ from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import Forecast, by_workers, fastest, forecasts, is_own
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
 from firecaffe.plan.workload import Workload
-from firecaffe.recipe.sections import Recipe
-from firecaffe.synchrony.config import EVERY_STEP
+from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 
 MOST_WORKERS = 1_000_000
 MICRO_BATCH_SIZE = 8
@@ -39,7 +39,7 @@ LEAST_BATCH_SIZE = 256
 def main(argv: list[str]) -> int:
     if make_parser().read(argv).positionals:
         recipe, options = parse_recipe(make_parser(has_recipe=True), argv)
-        works = {str(options.recipe): _work(recipe)}
+        works = {str(options.recipe): (workload_of(recipe), recipe.synchrony)}
         compressors = _compressors(options.compressors, recipe.exchange.compressor)
     else:
         options = make_parser().parse_args(argv)
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     names = re.split(r",(?![^(]*\))", options.exchanges)
     exchanges = None if names == ["all"] else names
     plans = []
-    for name, work in works.items():
+    for name, (work, words) in works.items():
         for cluster in clusters:
             workers = _workers(options.workers, work, cluster)
             try:
@@ -66,9 +66,11 @@ def main(argv: list[str]) -> int:
                 raise RecipeError(f"--exchanges: {error}") from error
             if not any(row.fits for row in rows):
                 raise RecipeError(_does_not_fit(work, cluster, rows))
-            plans.append((name, work, cluster, rows))
+            has_modes = options.modes or words.mode != EVERY_STEP
+            modes = Modes(work, cluster, rows, words) if has_modes else None
+            plans.append((name, work, cluster, rows, modes))
     if options.plot:
-        plot(Path(options.plot), [(f"{n} on {c.name}", rows) for n, _, c, rows in plans])
+        plot(Path(options.plot), [(f"{n} on {c.name}", rows) for n, _, c, rows, _ in plans])
     if options.json:
         print(json.dumps([_as_dict(*plan) for plan in plans], indent=2))
         return 0
@@ -80,19 +82,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _work(recipe: Recipe) -> Workload:
-    """Raises: RecipeError if what the recipe says has no forecast."""
-    mode = recipe.synchrony.mode
-    if mode != EVERY_STEP:
-        raise RecipeError(
-            f"synchrony.mode is {mode}, which has no forecast yet; plan prices synchrony.mode "
-            f"{EVERY_STEP} alone"
-        )
-    return workload_of(recipe)
-
-
-def _works(options: Namespace) -> dict[str, Workload]:
-    """The workload of a network alone, or those of two recipes, by name."""
+def _works(options: Namespace) -> dict[str, tuple[Workload, SynchronyConfig]]:
+    """The workload of a network alone, or those of two recipes, by name; with [synchrony]."""
     model, compared = options.model, options.compare
     if bool(model) == bool(compared):
         raise RecipeError(f"give a recipe, --model or --compare; usage: firecaffe plan {USAGE}")
@@ -103,7 +94,8 @@ def _works(options: Namespace) -> dict[str, Workload]:
                     f"--{word.replace('_', '-')} goes with --model; the recipes of --compare say "
                     f"theirs (train.{word})"
                 )
-        return {path: _work(read_recipe(Path(path))) for path in compared}
+        recipes = {path: read_recipe(Path(path)) for path in compared}
+        return {path: (workload_of(each), each.synchrony) for path, each in recipes.items()}
     global_batch_size, micro_batch_size = options.global_batch_size, options.micro_batch_size
     if micro_batch_size is None:
         micro_batch_size = MICRO_BATCH_SIZE
@@ -117,7 +109,7 @@ def _works(options: Namespace) -> dict[str, Workload]:
             f"of {micro_batch_size} for at most as many workers"
         )
     work = workload_of_model(*network_of(options), global_batch_size, micro_batch_size)
-    return {model: replace(work, assumption=said)}
+    return {model: (replace(work, assumption=said), SynchronyConfig())}
 
 
 def _learn(
@@ -188,7 +180,11 @@ def _does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
 
 
 def _as_dict(
-    name: str, work: Workload, cluster: Cluster, rows: Sequence[Forecast]
+    name: str,
+    work: Workload,
+    cluster: Cluster,
+    rows: Sequence[Forecast],
+    modes: Modes | None,
 ) -> dict[str, Any]:
     return {
         "workload": name,
@@ -200,6 +196,7 @@ def _as_dict(
         "assumption": "; ".join(_assumptions(work, cluster, rows)),
         "rows": [row.as_dict() for row in rows],
         "advice": paragraph(work, cluster, rows),
+        "modes": modes and modes.as_dicts(),
     }
 
 
@@ -209,6 +206,7 @@ def _show(
     work: Workload,
     cluster: Cluster,
     rows: Sequence[Forecast],
+    modes: Modes | None,
     is_long: bool,
 ) -> None:
     console.print(
@@ -238,6 +236,8 @@ def _show(
     if best.hours is not None or best.hours_to_accuracy is not None:
         console.print(_totals(best), markup=False, soft_wrap=True)
     console.print()
+    if modes is not None:
+        modes.show(console)
 
 
 def _assumptions(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> list[str]:

@@ -1,26 +1,52 @@
 """The simulated clock: learners that take as long as `speeds` says, in one process.
 
-A heap holds when each learner will be done. Pulling and pushing take no time. Whoever has to wait
-asks again after each event, those that wait longest first. Equal recipes have equal events.
+A work goes through stages, one after the other: its weights are pulled, it is computed, its
+gradient is pushed, the server takes it. Each stage has something that serves one work at a time,
+who comes first first: the server's port out, the worker's processor, the server's port in, the
+server. Whoever has to wait for the policy asks again after each event, those that wait longest
+first. Equal recipes have equal events.
 """
 
 import heapq
+from dataclasses import dataclass
 from typing import Any
 
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.policy import Policy, Work, row_of, work_of
 from firecaffe.synchrony.speeds import Seconds
 
+COMPUTE, LAST_STAGE = 1, 3
+"""Of the stages 0 (pull), 1 (compute), 2 (push) and 3 (the server takes it)."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a work costs beside computing, in the unit of the speeds, and who computes."""
+
+    pull: float = 0.0
+    """Time of a pull over the server's port."""
+    push: float = 0.0
+    """Time of a push over it."""
+    take: float = 0.0
+    """The server's time for a gradient."""
+    workers: int = 0
+    """Learner n is of worker n mod this, which computes one work at a time; worker 0 has the server
+    in it, and sends nothing. 0: each learner is a worker by itself."""
+
 
 class SimulatedClock:
     """Brings events about. The state is JSON; the policy's goes with it."""
 
-    def __init__(self, policy: Policy, seconds: Seconds) -> None:
-        self.policy, self._seconds = policy, seconds
+    def __init__(self, policy: Policy, seconds: Seconds, costs: Costs | None = None) -> None:
+        """costs: of a work beside computing; None: it has none."""
+        self.policy, self._seconds, self._costs = policy, seconds, costs or Costs()
         self.time_s = 0.0
         self._asking = sorted(policy.learners)
         self._counts = dict.fromkeys(self._asking, 0)
-        self._done_at: list[tuple[float, int]] = []
+        self._ends: list[tuple[float, int, int]] = []
+        """A heap of (when a stage ends, learner, stage)."""
+        self._free_at: dict[str, float] = {}
+        """When what serves one work at a time is free again."""
         self._works: dict[int, Work] = {}
 
     def next(self) -> Event:
@@ -29,23 +55,45 @@ class SimulatedClock:
             work = self.policy.begin(learner)
             if work is not None:
                 self._asking.remove(learner)
-                took = self._seconds(learner, self._counts[learner])
-                self._counts[learner] += 1
                 self._works[learner] = work
-                heapq.heappush(self._done_at, (self.time_s + took, learner))
+                self._enter(0, learner, self.time_s)
                 return Pull(self.time_s, work)
-        self.time_s, learner = heapq.heappop(self._done_at)
+        while True:
+            end_s, learner, stage = heapq.heappop(self._ends)
+            if stage == LAST_STAGE:
+                break
+            self._enter(stage + 1, learner, end_s)
+        self.time_s = end_s
         work = self._works.pop(learner)
         counts = self.policy.contribute(work)
         self._asking.append(learner)
         return Push(self.time_s, work, counts, self.policy.commit())
+
+    def _enter(self, stage: int, learner: int, time_s: float) -> None:
+        """A learner's work comes to a stage."""
+        costs = self._costs
+        worker = learner % costs.workers if costs.workers else learner
+        if stage == COMPUTE:
+            took = self._seconds(learner, self._counts[learner])
+            self._counts[learner] += 1
+            served_by = f"worker {worker}"
+        else:
+            took = (costs.pull, 0.0, costs.push, costs.take)[stage]
+            served_by = ("port out", "", "port in", "server")[stage]
+            if costs.workers and worker == 0 and stage != LAST_STAGE:
+                took = 0.0
+        if took:
+            time_s = max(time_s, self._free_at.get(served_by, 0.0)) + took
+            self._free_at[served_by] = time_s
+        heapq.heappush(self._ends, (time_s, learner, stage))
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "time_s": self.time_s,
             "asking": list(self._asking),
             "counts": [list(each) for each in self._counts.items()],
-            "done_at": [list(each) for each in sorted(self._done_at)],
+            "ends": [list(each) for each in sorted(self._ends)],
+            "free_at": dict(self._free_at),
             "works": [row_of(work) for work in self._works.values()],
             "policy": self.policy.state_dict(),
         }
@@ -54,6 +102,7 @@ class SimulatedClock:
         self.time_s = state["time_s"]
         self._asking = list(state["asking"])
         self._counts = dict(map(tuple, state["counts"]))
-        self._done_at = [tuple(each) for each in state["done_at"]]  # sorted, which is a heap
+        self._ends = [tuple(each) for each in state["ends"]]  # sorted, which is a heap
+        self._free_at = dict(state["free_at"])
         self._works = {row[0]: work_of(row) for row in state["works"]}
         self.policy.load_state_dict(state["policy"])

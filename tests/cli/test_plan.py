@@ -142,10 +142,6 @@ def test_a_plan_starts_no_process_and_loads_nothing_that_trains() -> None:
         (["--compare", "a.toml", "b.toml", "--global-batch-size", "8"], "train.global_batch_size"),
         ([str(RECIPE), "--global-batch-size", "8"], "--train.global_batch_size"),
         ([str(RECIPE), "--exchange.compressor", "threshold"], "exchange.compressor is 'threshold'"),
-        (
-            [str(RECIPE), "--synchrony.mode", "backup", "--synchrony.clock", "simulated"],
-            "synchrony.mode is backup, which has no forecast",
-        ),
         (["--train.steps", "3", "--model", "lenet"], "--train.steps is a word of a recipe"),
         (["--model", "googlenet", "--exchanges", "smoke"], "no exchange 'smoke'"),
         (["--model", "googlenet", "--compressors", "zip"], "no 'zip'"),
@@ -181,11 +177,20 @@ def test_impossible_input_gets_one_line(words: list[str], said: str) -> None:
     assert said in line
 
 
-def test_a_recipe_of_a_mode_without_forecast_is_compared_with_none(tmp_path: Path) -> None:
+def test_modes_are_planned_where_they_are_asked_for_and_where_a_recipe_has_one(
+    tmp_path: Path,
+) -> None:
+    (found,) = planned(str(RECIPE), "--workers", "1,4", "--modes")
+    words = [each["words"] for each in found["modes"]]
+    assert words[0] == "every_step"
+    assert {each["workers"] for each in found["modes"]} == {4}
     served = tmp_path / "served.toml"
     served.write_text('[synchrony]\nmode = "stale"\nclock = "simulated"\n')
-    code, _, err = plan("--compare", str(RECIPE), str(served))
-    assert (code, "synchrony.mode is stale, which has no" in err) == (2, True)
+    plain, late = planned("--compare", str(RECIPE), str(served), "--workers", "2")
+    assert plain["modes"] is None
+    assert "stale, s = 4" in [each["words"] for each in late["modes"]]
+    shown = firecaffe("plan", str(served), "--workers", "2")
+    assert "stale, s = 4" in shown.stdout
 
 
 def test_a_link_without_bandwidth_is_refused(tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ def make_parser(has_recipe: bool = False) -> Parser:
         metavar="A,B",
         help="all, or names with commas, none for float32; else the recipe's",
     )
+    add(
+        "--modes",
+        action="store_true",
+        help="what other modes of [synchrony] would make of the rate, too",
+    )
     add("--all", action="store_true", help="every exchange, not the three fastest and the recipe's")
     add(
         "--runs",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.synchrony.clock import SimulatedClock
+from firecaffe.synchrony.clock import Costs, SimulatedClock
 from firecaffe.synchrony.config import LIMITS, SERVED, SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, to_row
 from firecaffe.synchrony.leaves import Leaves
@@ -20,9 +20,10 @@ from firecaffe.synchrony.tally import Tally
 LEAVES = Leaves(0, 30, 10, per_step=8, per_epoch=80)
 
 
-def clock(mode: str, **words: Any) -> SimulatedClock:
+def clock(mode: str, costs: Costs | None = None, **words: Any) -> SimulatedClock:
     config = SynchronyConfig(mode, clock="simulated", **words)
-    return SimulatedClock(make_policy(config, LEAVES, config.learners), seconds_of(config, 7))
+    policy = make_policy(config, LEAVES, config.learners)
+    return SimulatedClock(policy, seconds_of(config, 7), costs)
 
 
 def run(made: SimulatedClock) -> list[Event]:
@@ -66,6 +67,29 @@ def test_one_slow_learner_holds_up_who_waits_for_it() -> None:
     assert backup.dropped == 30
     # 7 of 8 leaves, by three learners who do not wait for the fourth.
     assert backup.time_s == pytest.approx(30 * 3, abs=3)
+
+
+def test_a_port_serves_one_pull_at_a_time() -> None:
+    """Five workers, one with the server in it: it computes a leaf in the time of a pull, the others
+    share the port, so that one of them is done in that time, too.
+    """
+    costs = Costs(pull=1.0, push=0.25, workers=5)
+    found = tally(run(clock("asynchronous", costs, learners=5)))
+    assert found.time_s == pytest.approx(240 / 2, abs=3)
+
+
+def test_a_server_takes_one_gradient_at_a_time() -> None:
+    found = tally(run(clock("asynchronous", Costs(take=0.5), learners=8)))
+    assert found.time_s == pytest.approx(240 * 0.5, abs=2)
+
+
+@pytest.mark.parametrize(("in_flight", "a_leaf"), [(1, 1.5), (2, 1.0)])
+def test_a_second_micro_batch_hides_pull_and_push(in_flight: int, a_leaf: float) -> None:
+    """Two workers, the first beside the server; two learners of one worker compute in turns."""
+    costs = Costs(pull=0.25, push=0.25, workers=2)
+    found = tally(run(clock("asynchronous", costs, learners=2 * in_flight)))
+    rate = 1 + 1 / a_leaf
+    assert found.time_s == pytest.approx(240 / rate, abs=3)
 
 
 def test_gamma_has_the_mean_and_the_spread_that_were_asked_for() -> None:

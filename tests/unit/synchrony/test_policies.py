@@ -156,6 +156,7 @@ STATES: dict[str, dict[str, object]] = {
         },
         "step": 3,
         "arrived": [],
+        "turns": [],
     },
     "stale": {
         "desk": {

@@ -1,0 +1,75 @@
+"""The table of `firecaffe plan --modes`: what each mode of synchrony makes of the rate."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from firecaffe.plan.cluster import Cluster
+from firecaffe.plan.forecast import Forecast, fastest
+from firecaffe.plan.modes import Mode, hidden_s, modes_of
+from firecaffe.plan.workload import Workload
+from firecaffe.synchrony.config import SynchronyConfig
+
+HEADERS = ("step", "samples/s", "gain", "staleness", "given up", "idle", "MB a step")
+
+
+class Modes:
+    """The modes on the largest planned number of workers, by its fastest exchange."""
+
+    def __init__(
+        self, work: Workload, cluster: Cluster, rows: Sequence[Forecast], words: SynchronyConfig
+    ) -> None:
+        self.row = fastest(rows)[-1]
+        self.words = words
+        self.rows: list[Mode] = modes_of(work, cluster, self.row, words)
+        self._hidden_s = hidden_s(work, cluster)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [{"workers": self.row.workers, **asdict(each)} for each in self.rows]
+
+    def show(self, console: Console) -> None:
+        table = Table(box=SIMPLE_HEAD)
+        table.add_column(f"mode, on {self.row.workers} workers", no_wrap=True)
+        for header in HEADERS:
+            table.add_column(header, justify="right", no_wrap=True)
+        for each in self.rows:
+            table.add_row(
+                each.words,
+                f"{each.step_s * 1e3:.3g} ms",
+                f"{each.images_per_s:,.0f}",
+                f"{each.gain:.2f}",
+                f"{each.staleness:.2f}",
+                f"{each.dropped:.1%}",
+                f"{each.idle:.0%}",
+                f"{each.bytes_per_step / 1e6:,.1f}",
+            )
+        console.print(table)
+        console.print(self.paragraph(), markup=False, soft_wrap=True)
+        console.print()
+
+    def paragraph(self) -> str:
+        """What to make of it, in plain words."""
+        said = ["All rows are rates; what late gradients cost in accuracy, no plan knows."]
+        same = [each for each in self.rows[1:] if each.words.startswith("every_step")]
+        if same and same[0].gain >= 1.02:
+            said.append(
+                f"Measured shares bring {same[0].gain - 1:+.0%} samples/s to the same bits "
+                "(synchrony.shares measured)."
+            )
+        best = max(self.rows, key=lambda each: each.gain)
+        if best.gain < 1.02:
+            said.append("No mode brings 2 %: stay with every_step.")
+        elif best not in same:
+            said.append(f"The fastest is {best.words}: {best.gain:.2f} times equal shares.")
+        saved_s = self.row.exchange_s * (1 - 1 / self.words.local_steps)
+        pays = "more than" if saved_s > self._hidden_s else "less than"
+        if self.row.workers > 1:
+            said.append(
+                f"Local steps save {saved_s * 1e3:.3g} ms of exchange a step, {pays} the "
+                f"{self._hidden_s * 1e3:.3g} ms of backward that can hide it."
+            )
+        return " ".join(said)

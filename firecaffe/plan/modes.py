@@ -1,0 +1,203 @@
+"""What each mode of synchrony makes of a training's rate, if workers are not equally fast.
+
+All modes are given the same workers: worker w takes the same time for its n-th micro-batch in each
+of them, drawn from the recipe's speeds. The modes with a server are run by their own policies under
+the simulated clock, with the cluster's prices: weights and gradients go through the server's port,
+one after the other, and each update takes the server's time. The synchronous ones wait for the
+slowest worker of each step, or of each round of local steps.
+
+A forecast of rates alone: what late gradients cost in accuracy is in no formula here.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import ceil
+
+from firecaffe.exchange.leaves import Shares, equal_shares
+from firecaffe.plan.cluster import Cluster
+from firecaffe.plan.compute import data_s, micro_batch, update_s
+from firecaffe.plan.forecast import Forecast
+from firecaffe.plan.network import Network
+from firecaffe.plan.workload import Workload
+from firecaffe.synchrony.clock import Costs, SimulatedClock
+from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyConfig
+from firecaffe.synchrony.events import Event, Pull, Push
+from firecaffe.synchrony.leaves import Leaves
+from firecaffe.synchrony.shares import balanced_shares
+from firecaffe.synchrony.speeds import Seconds, seconds_of
+from firecaffe.synchrony.table import make_policy
+from firecaffe.synchrony.tally import Tally
+
+STEPS = 200
+"""Steps that are simulated, at most."""
+
+MOST_WORKS = 50_000
+"""Micro-batches that are simulated, at most."""
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One mode's row."""
+
+    words: str
+    """The mode, and its number."""
+    step_s: float
+    """Seconds in which as many samples are done as a step has."""
+    images_per_s: float
+    gain: float
+    """Times the rate of every_step with equal shares."""
+    staleness: float = 0.0
+    """Updates that a gradient is late by, the mean."""
+    dropped: float = 0.0
+    """The share of samples that are given up."""
+    idle: float = 0.0
+    """The share of a worker's time in which it does not compute, the mean over workers."""
+    bytes_per_step: float = 0.0
+    """What goes into the server and out of it; of the other modes the gradients of one worker."""
+
+
+def modes_of(
+    workload: Workload, cluster: Cluster, row: Forecast, words: SynchronyConfig
+) -> list[Mode]:
+    """The modes on as many workers as a forecast of the synchronous step has, at the numbers that
+    the recipe gives them. Raises: RecipeError if the file of its measured speeds cannot be read.
+    """
+    return list(_Workers(workload, cluster, row, words).modes())
+
+
+def hidden_s(workload: Workload, cluster: Cluster) -> float:
+    """Seconds of the last micro-batch's backward, beside which gradients travel."""
+    return sum(micro_batch(workload, cluster.device, workload.micro_batch_size).backward_s)
+
+
+class _Workers:
+    """The workers of a forecast, and what all modes take from it."""
+
+    def __init__(
+        self, workload: Workload, cluster: Cluster, row: Forecast, words: SynchronyConfig
+    ) -> None:
+        self.workload, self.row, self.size = workload, row, row.workers
+        self.leaves = workload.num_micro_batches
+        device = cluster.device
+        self.leaf_s = micro_batch(workload, device, workload.micro_batch_size).compute_s
+        self.leaf_s += data_s(workload, device)
+        self.update_s = update_s(workload, device)
+        if words.speeds == "constant" and device.jitter > 0:
+            words = replace(words, speeds="gamma", spread=device.jitter)
+        self.words = replace(words, clock="real")
+        self.took = self._scaled(seconds_of(self.words, SEED))
+        self.steps = max(1, min(STEPS, MOST_WORKS // self.leaves))
+        network = Network(cluster.links, self.size)
+        outermost = network.links[network.level(0, self.size - 1)]
+        sent_s = outermost.latency_s + workload.parameter_bytes / outermost.bandwidth_bytes_per_s
+        self.sent_s = sent_s if self.size > 1 else 0.0
+
+    def _scaled(self, seconds: Seconds) -> Seconds:
+        """Times in seconds. A learner's are those of its worker."""
+        unit = 1.0 if self.words.speeds == "measured" else self.leaf_s
+        return lambda learner, count: unit * seconds(learner % self.size, count)
+
+    def modes(self) -> Iterator[Mode]:
+        base = self._synchronous("every_step", equal_shares(self.leaves, self.size))
+        yield base
+        if self.size > 1:
+            means_s = [self._mean_s(rank) for rank in range(self.size)]
+            shares = balanced_shares(self.leaves, means_s)
+            yield self._synchronous("every_step, measured shares", shares, base)
+        learners = self.words.num_learners(self.size)
+        backups, most = self.words.backup_workers, self.words.max_staleness
+        if backups < min(learners, self.leaves):
+            yield self._served(BACKUP, f"backup, {learners - backups} + {backups}", base)
+        yield self._served(STALE, f"stale, s = {most}", base)
+        yield self._served(ASYNCHRONOUS, "asynchronous", base)
+        if self.size > 1:
+            yield self._local(base)
+
+    def _mean_s(self, rank: int) -> float:
+        count = self.steps * self.leaves // self.size
+        return sum(self.took(rank, each) for each in range(count)) / count
+
+    def _synchronous(self, words: str, shares: Shares, base: Mode | None = None) -> Mode:
+        """Each step waits for its slowest worker."""
+        slowest_s, computed_s = self._rounds(shares, 1)
+        step_s = slowest_s + self.row.exposed_communication_s + self.row.update_s
+        return self._mode(words, base, step_s, computed_s, self.workload.parameter_bytes)
+
+    def _local(self, base: Mode) -> Mode:
+        """Each round waits for its slowest worker, and for what of the exchange is not over when
+        the average is to be applied.
+        """
+        steps, beside = self.words.local_steps, self.words.overlap_steps
+        slowest_s, computed_s = self._rounds(equal_shares(self.leaves, self.size), steps)
+        own_s = slowest_s + self.row.update_s * ceil(self.words.replicas / self.size)
+        waits_s = max(0.0, self.row.exchange_s - beside * own_s)
+        words = f"local, H = {steps}" + f", {beside} steps beside" * bool(beside)
+        sent = self.workload.parameter_bytes / steps
+        return self._mode(words, base, own_s + waits_s / steps, computed_s, sent)
+
+    def _rounds(self, shares: Shares, steps: int) -> tuple[float, float]:
+        """Rounds of so many steps, at whose ends all wait for the slowest: seconds of a step, and
+        what of them a worker computes, the mean.
+        """
+        counts = [0] * self.size
+        slowest_s, computed_s = 0.0, 0.0
+        rounds = max(1, self.steps // steps)
+        for _ in range(rounds):
+            own_s = []
+            for rank, share in enumerate(shares):
+                works = len(share) * steps
+                own_s.append(sum(self.took(rank, counts[rank] + n) for n in range(works)))
+                counts[rank] += works
+            slowest_s += max(own_s) / rounds / steps
+            computed_s += sum(own_s) / self.size / rounds / steps
+        return slowest_s, computed_s
+
+    def _served(self, name: str, words: str, base: Mode) -> Mode:
+        """A policy, by its events."""
+        config = replace(self.words, mode=name)
+        plan = Leaves(0, self.steps, self.steps, self.leaves, self.leaves * self.steps)
+        policy = make_policy(config, plan, config.num_learners(self.size))
+        per_update = config.gradients_per_update if name == ASYNCHRONOUS else 1
+        per_update = self.leaves - config.backup_workers if name == BACKUP else per_update
+        costs = Costs(self.sent_s, self.sent_s, self.update_s / per_update, self.size)
+        computed: list[float] = []
+
+        def seconds(learner: int, count: int) -> float:
+            computed.append(self.took(learner, count))
+            return computed[-1]
+
+        clock, tally, sent = SimulatedClock(policy, seconds, costs), Tally(), 0
+        for event in _events(clock):
+            tally.take(event)
+            sent += isinstance(event, Pull | Push) and event.work.learner % self.size != 0
+        computed_s = sum(computed) / self.size / self.steps
+        moved = sent * self.workload.parameter_bytes / self.steps
+        step_s = tally.time_s / self.steps
+        late = tally.mean_staleness
+        dropped = tally.dropped / (self.steps * self.leaves)
+        return self._mode(words, base, step_s, computed_s, moved, late, dropped)
+
+    def _mode(
+        self,
+        words: str,
+        base: Mode | None,
+        step_s: float,
+        computed_s: float,
+        moved: float,
+        staleness: float = 0.0,
+        dropped: float = 0.0,
+    ) -> Mode:
+        """computed_s: of a worker in the time of a step, the mean."""
+        rate = (1 - dropped) * self.workload.global_batch_size / step_s
+        gain = 1.0 if base is None else rate / base.images_per_s
+        idle = max(0.0, 1 - computed_s / step_s)
+        return Mode(words, step_s, rate, gain, staleness, dropped, idle, moved)
+
+
+def _events(clock: SimulatedClock) -> Iterator[Event]:
+    with suppress(IndexError):  # all leaves are done
+        while True:
+            yield clock.next()
