@@ -1,10 +1,12 @@
 """Steps that are timed alone, of networks that do not train all of their parameters."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
-from firecaffe import Recipe
+from firecaffe import Recipe, SolverConfig
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.measure import step as measured_step
 from firecaffe.models import build_model
@@ -16,6 +18,12 @@ def frozen_below(*arguments: object) -> nn.Module:
     first = next(network.children())
     first.requires_grad_(False)
     return network
+
+
+def test_a_rate_at_which_training_would_diverge_is_no_matter() -> None:
+    recipe = dataclasses.replace(Recipe(), solver=SolverConfig(base_lr=1000.0))
+    timed = measured_step.time_steps(recipe, torch.device("cpu"), 2, 0.0, micro_batches=1)
+    assert len(timed.compute_s) == measured_step.FEWEST_STEPS
 
 
 def test_the_ready_order_is_of_the_parameters_that_are_trained(
