@@ -14,7 +14,7 @@ from firecaffe import ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfi
 from firecaffe.data import DataConfig
 from firecaffe.data.generated import generate
 from firecaffe.errors import PeerLostError
-from firecaffe.training import build, connect, learner
+from firecaffe.training import beginning, build, connect, learner, steps
 from tests.world import Ranks
 
 STAGES = {
@@ -22,16 +22,16 @@ STAGES = {
     "open_parts": build,
     "build_network": learner,
     "run_probe": learner,
-    "_make_folder": build,
+    "make_folder": build,
     "meet_local_ranks": connect,
     "Exchange": connect,
     "GradientReducer": connect,
-    "rate_notes": build,
+    "rate_notes": beginning,
     "write_forecast": build,
     "Records": build,
     "Saver": build,
-    "BatchesAhead": build,
-    "around_batches": build,
+    "BatchesAhead": steps,
+    "around_batches": steps,
     "Training": build,
     "run_training": build,
     "write_json": build,

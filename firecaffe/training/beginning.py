@@ -1,0 +1,101 @@
+"""What a training begins with: its folder, and what people are told of it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from firecaffe.cluster.agree import text_of_first
+from firecaffe.cluster.world import World
+from firecaffe.data import Data
+from firecaffe.recipe.identity import to_toml, tuned_by
+from firecaffe.recipe.idle import idle_words
+from firecaffe.recipe.paths import with_absolute_paths
+from firecaffe.recipe.run import Run
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.environment import describe_environment
+from firecaffe.runs.files import write_atomically, write_json
+from firecaffe.runs.folder import continue_run_folder, create_run_folder
+from firecaffe.solvers.policy import rate_notes
+from firecaffe.training.about import About, write_about
+from firecaffe.training.frozen import Frozen
+from firecaffe.training.learner import Learner
+from firecaffe.training.plugins import Plugin, names
+from firecaffe.training.progress import say
+from firecaffe.training.start import Start, remember_folder
+from firecaffe.transport.auto import AutoChoice
+
+
+def make_folder(
+    world: World, run: Run, start: Start, about: About, own_code: Mapping[str, str]
+) -> Path:
+    """Makes the run's folder on rank 0, or takes an earlier attempt's back to the start; tells all
+    ranks, and the launcher for a next attempt.
+    """
+    folder = Path()
+    if world.is_first:
+        if start.folder is None:
+            folder = create_run_folder(run.recipe.run, run.title)
+        else:
+            folder = start.folder
+            continue_run_folder(folder, start.step)
+        write_atomically(folder / "recipe.toml", to_toml(with_absolute_paths(run.recipe)))
+        hosts = [world.host] if world.watch is None else list(dict.fromkeys(world.watch.hosts))
+        environment = {**describe_environment(), "hosts": hosts, "own_code": own_code}
+        write_json(folder / "environment.json", environment)
+        write_about(folder, about)
+        remember_folder(world, start, folder.resolve())
+    return Path(text_of_first(world, str(folder.resolve())))
+
+
+def notes_of(
+    run: Run,
+    data: Data,
+    learner: Learner,
+    frozen: Frozen,
+    choice: AutoChoice | None,
+    start: Start,
+    plugins: Sequence[Plugin],
+) -> list[str]:
+    """Lines for people. choice: the exchange's, if `auto` has chosen it."""
+    model = run.recipe.model
+    said = [data.description, *data.notes, *_notes(run), *start.notes]
+    if choice is not None:
+        said.insert(1, f"exchange: {choice.reason}")
+    said += [f"plug-in: {name}" for name in names(plugins)]
+    said += _weights_notes(run.recipe, learner)
+    said += frozen.notes(model)
+    return said + [f"warning: {doubt}" for doubt in learner.doubts]
+
+
+def _notes(run: Run) -> list[str]:
+    """Notes for the user about the recipe's words."""
+    recipe = run.recipe
+    notes = rate_notes(recipe.solver, recipe.train.global_batch_size, run.steps)
+    notes += idle_words(recipe).values()
+    if recipe.train.ema_decay:
+        notes.append(
+            f"evaluations take the moving average, train.ema_decay {recipe.train.ema_decay:g}"
+        )
+    if recipe.run.tuned and not tuned_by(recipe):
+        notes.append("run.tuned is left out: its search has ended in another recipe")
+    return notes
+
+
+def _weights_notes(recipe: Recipe, learner: Learner) -> list[str]:
+    """What became of the file of the first weights."""
+    if learner.first_weights is not None:
+        warned = [f"warning: {why}; an older checkpoint is taken" for why in learner.damaged]
+        return [*warned, learner.first_weights.line]
+    weights = recipe.model.weights
+    return [f"model.weights {weights} is not read: the run is resumed"] if weights else []
+
+
+def say_where(world: World, run: Run, folder: Path) -> None:
+    """On each other host, where the run is told of and recorded: with its first rank, on the first.
+    The run.folder of that host counts, whatever is said on this one.
+    """
+    hosts = [world.host] if world.watch is None else world.watch.hosts
+    if hosts[0] != world.host and hosts.index(world.host) == world.rank:
+        say(
+            f"{run.title}  rank {world.rank} of {world.world_size}; rank 0 on {hosts[0]} tells how "
+            f"it goes, and the run folder is {folder} there"
+        )
