@@ -71,7 +71,8 @@ take turns; a run's rate is by the clock from its 7th step on, with all decision
 {speed_rows}
 
 Measured shares came to {shares} micro-batches in the last run. All {runs} runs ended in the bits of
-one worker, {digest}.
+one worker, {digest}. Half the processors would be worth 1.75. A host does its part of the exchange
+with the same processors, so that the slow one is further behind than that: its share tells how far.
 
 ## What shares of any size cost on the network
 
