@@ -24,6 +24,7 @@ from firecaffe import (
 )
 from firecaffe.cluster.world import World
 from firecaffe.data import Batch, Batches
+from firecaffe.errors import FirecaffeError
 from firecaffe.recipe.of_run import recipe_of
 from firecaffe.synchrony.config import SERVED
 from firecaffe.training.parts import Parts
@@ -189,3 +190,31 @@ def test_rank_0_goes_on_alone(ranks: Ranks, tmp_path: Path) -> None:
     found = replayed(run)
     assert found.is_same
     assert found.found.state == result.state_sha256
+
+
+def end_of(made: Recipe, number: int = 0) -> tuple[str, bool, str]:
+    """What `train` raises: its kind, whether it goes along with another rank's, and its words."""
+    try:
+        fit_until_lost(made, number)
+    except FirecaffeError as error:
+        return type(error).__name__, error.goes_along, str(error)
+    return "", False, ""
+
+
+def test_numbers_that_are_not_finite_end_all(ranks: Ranks, tmp_path: Path) -> None:
+    made = recipe(tmp_path / "run", MODES["asynchronous"])
+    made = dataclasses.replace(made, solver=SolverConfig(base_lr=1e30))
+    (kind, goes_along, line), other = ranks.run(2, end_of, made)
+    assert (kind, goes_along) == ("NotFiniteError", False)
+    assert "gradients of 2 learners come late" in line
+    assert other == (kind, True, line)
+
+
+def test_a_worker_that_is_asked_to_stop_stops_all(ranks: Ranks, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = recipe(run, MODES["nesterov"], steps=1000, eval_every=0)
+    (kind, goes_along, line), other = ranks.run(2, end_of, made, signal.SIGTERM)
+    assert (kind, goes_along) == ("PreemptedError", True)
+    assert "another rank was asked to" in line
+    assert other == (kind, False, line)
+    assert replayed(run).is_same

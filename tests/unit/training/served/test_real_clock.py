@@ -1,0 +1,132 @@
+"""The real clock with learners that bring what they are told to, in any order."""
+
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe.synchrony.asynchronous import Asynchronous
+from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
+from firecaffe.synchrony.leaves import LeafQueue
+from firecaffe.synchrony.ledger import Ledger
+from firecaffe.synchrony.policy import Work
+from firecaffe.training.served.compute import Contribution
+from firecaffe.training.served.learners import Arrival, Arrivals, Failed, Learner, LostRank
+from firecaffe.training.served.memory import Gradient, ServerMemory
+from firecaffe.training.served.parcel import Parcel
+from firecaffe.training.served.real_clock import RealClock
+from tests.unit.synchrony.drive import LEAVES, all_leaves
+
+BROUGHT = Contribution(Gradient({}, []), torch.zeros(0), 0.25, 0.5)
+
+
+class Told(Learner):
+    """One that is done when the test says so; a rank for each two."""
+
+    def __init__(self, number: int, arrivals: Arrivals) -> None:
+        self.works: list[Work] = []
+        super().__init__(number, number // 2, arrivals)
+
+    def begin(self, work: Work, weights: Mapping[str, Tensor]) -> None:
+        assert weights
+        self.works.append(work)
+
+    def bring(self) -> None:
+        self._arrivals.put(Arrival(self, self.works[-1], BROUGHT))
+
+    def _do(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
+        raise AssertionError
+
+    def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
+        pass
+
+
+def clock_of(learners: int) -> tuple[RealClock, list[Told]]:
+    net = nn.Linear(2, 2)
+    memory = ServerMemory(net, dict(net.named_parameters()), squares=False)
+    clock = RealClock(Asynchronous(LeafQueue(LEAVES), learners, LEAVES.first_step), memory)
+    return clock, [Told(number, clock.arrivals) for number in range(learners)]
+
+
+def finish(
+    clock: RealClock, learners: list[Told], seed: int, lost: int | None = None
+) -> list[Event]:
+    """The events to the end, in which learners are done in a random order. lost: a rank that is
+    given up in the middle.
+    """
+    random, events = Random(seed), list[Event]()
+    clock.start(learners)
+    working: dict[int, Told] = {}
+    brought = counted = losing = 0
+    while counted < len(all_leaves(LEAVES)):
+        if brought == counted and lost is not None and counted >= 4:
+            clock.arrivals.put(LostRank(lost, "gone"))
+            lost, losing = None, 2
+        # Who has no work gets some before anybody is done.
+        has_idle = len(working) < len(clock.learners) and clock.policy.queue.first is not None  # type: ignore[attr-defined]
+        if brought == counted and not has_idle and not losing:
+            working.pop(random.choice(sorted(working))).bring()
+            brought += 1
+        event = clock.next()
+        if isinstance(event, Pull):
+            working[event.work.learner] = learners[event.work.learner]
+        if isinstance(event, Lose):
+            losing -= 1
+            working.pop(event.learner, None)
+        counted += isinstance(event, Push) and event.counts
+        events.append(event)
+    return events
+
+
+@pytest.mark.parametrize("lost", [None, 1])
+def test_each_leaf_counts_once(lost: int | None) -> None:
+    clock, learners = clock_of(4)
+    events = finish(clock, learners, 5, lost)
+    ledger = Ledger(LEAVES.first_step)
+    for event in events:
+        ledger.take(event)
+    counted = [each.work.leaf for each in events if isinstance(each, Push) and each.counts]
+    assert sorted(counted) == sorted(all_leaves(LEAVES))
+    gone = [each.learner for each in events if isinstance(each, Lose)]
+    assert gone == ([] if lost is None else [2, 3])
+    assert set(clock.learners) == {0, 1, 2, 3} - set(gone)
+
+
+def test_who_goes_on_from_a_state_loses_all_who_were_there() -> None:
+    clock, learners = clock_of(3)
+    clock.start(learners)
+    pulled = [clock.next() for _ in range(3)]
+    second, others = clock_of(2)
+    second.load_state_dict(clock.state_dict())
+    second.start(others)
+    events = [second.next() for _ in range(7)]
+    assert [type(each) for each in events] == [Lose] * 3 + [Join] * 2 + [Pull] * 2
+    first = [each.work.leaf for each in (*pulled, *events) if isinstance(each, Pull)]
+    assert first[3:] == first[:2]  # what was under way comes first
+    assert events[0].time_s >= clock.time_s
+
+
+def test_an_error_of_this_process_ends_it() -> None:
+    clock, learners = clock_of(1)
+    clock.start(learners)
+    clock.next()
+    clock.arrivals.put(Failed(MemoryError("full")))
+    with pytest.raises(MemoryError, match="full"):
+        clock.next()
+
+
+def test_a_parcel_brings_tensors_of_any_type() -> None:
+    tensors = {
+        "weight": torch.randn(3, 4, 5, 5).contiguous(memory_format=torch.channels_last),
+        "scalar": torch.tensor(7),
+        "half": torch.randn(3).bfloat16(),
+        "none": torch.zeros(0),
+        "flags": torch.tensor([True, False, True]),
+    }
+    sent, received = Parcel(tensors), Parcel(tensors)
+    sent.fill(tensors)
+    received.data.copy_(sent.data)
+    assert tensors.keys() == received.views.keys()
+    assert all(torch.equal(received.views[name], each) for name, each in tensors.items())
