@@ -57,7 +57,10 @@ def _cells(found: list[float], form: str) -> str:
 
 PAGE = """# Measured shares
 
-`python -m benchmarks.measured_shares` on {cores} cores of a shared {cpu}, torch {torch}: 4 emulated
+    python -m benchmarks.measured_shares speed --out SPEED.jsonl
+    python -m benchmarks.measured_shares exchange --out EXCHANGE.jsonl
+
+On {cores} cores of a shared {cpu}, torch {torch}: 4 emulated
 hosts, one rank each.
 
 ## Images/s if one host has half the processors
