@@ -1,4 +1,4 @@
-"""Builds a training from a recipe and a world: the only file that knows all parts."""
+"""Builds a training from a recipe and a world, and runs it."""
 
 import dataclasses
 import os
@@ -155,8 +155,8 @@ def _train_in(
     frozen = frozen_of(network, recipe.model, learner.first_weights, is_resumed)
     notes = notes_of(run, data, learner, frozen, choice, start, plugins)
     served = learner.served
-    # A network that was given as an object of Python may be the very one that is trained.
     is_forecast = run.route.way != HOOK and served is None and learner.local is None
+    # A network that was given as an object of Python may be the very one that is trained.
     if world.is_first and parts.model is None and is_forecast:
         ranks = world.world_size, world.local_world_size
         notes += write_forecast(folder, recipe, data, *ranks, world.device, run.route.algorithm)

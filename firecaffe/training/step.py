@@ -62,8 +62,10 @@ class Stepper:
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
         """Trains step `step`, counted from 0, and leaves every rank with the same weights.
 
-        vote: asked before the last backward. Raises: PeerLostError; NotFiniteError on all ranks,
-        whose weights are those of before the step then (on a GPU, the outcome raises it).
+        vote: asked before the last backward.
+
+        Raises: PeerLostError. NotFiniteError on all ranks, which keep the weights from before the
+        step; on a GPU the outcome raises it when it is read.
         """
         queue, start = self.reducer.queue, self.reducer.queue.mark()
         samples = self.batches.order.samples_in_step(step)
@@ -82,6 +84,8 @@ class Stepper:
                 counts = torch.cat([self.forward.counts, ballot(vote(), self.forward.device)])
                 self.reducer.add_last(leaf, loss, tail, counts)
         totals = self.reducer.finish_step()
+        is_finite = queue.to_host(self.reducer.finite())  # before the norm may scale it
+        norm = queue.to_host(self._scale_gradients())
         outcome = partial(
             Outcome,
             step=step,
@@ -89,8 +93,8 @@ class Stepper:
             weight=weight,
             metrics=self.forward.task.counted,
             sums=queue.to_host(torch.cat([totals.tail[0], totals.counts])),
-            is_finite=queue.to_host(self.reducer.finite()),
-            norm=queue.to_host(self._scale_gradients()),
+            is_finite=is_finite,
+            norm=norm,
             names=self.reducer.names,
             overflows=self.forward.scaler.is_enabled(),
             totals=totals,
