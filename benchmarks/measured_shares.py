@@ -75,7 +75,7 @@ def run(given: argparse.Namespace) -> None:
         conditions = {**cluster.conditions(), "cpu": cpu_name(), "torch": torch.__version__}
         conditions |= {"commit": commit()[:12], "cores": os.cpu_count() or 1}
         raw_lines.append(given.out, {"kind": "conditions", **conditions})
-        plugins = {PLUGINS: "benchmarks.measured_shares_speed"} if is_speed else {}
+        plugins = {PLUGINS: "benchmarks.step_starts"} if is_speed else {}
         cluster.run(command, timeout_s=3600.0, environment=plugins)
 
 

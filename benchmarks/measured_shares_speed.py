@@ -1,8 +1,7 @@
 """The training of `benchmarks.measured_shares speed`: on one worker, and as a rank of four."""
 
 import json
-import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -12,8 +11,9 @@ import torch.distributed as dist
 
 import firecaffe
 from benchmarks import raw_lines
-from firecaffe.cluster.world import World
-from firecaffe.data import Batch, SampleOrder, TensorDataset
+from benchmarks.from_first import from_first
+from benchmarks.step_starts import STARTS
+from firecaffe.data import TensorDataset
 from firecaffe.data.generated import generate
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.config import ModelConfig
@@ -22,8 +22,6 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.synchrony.config import SynchronyConfig
-from firecaffe.training.plugins import Plugin
-from firecaffe.training.step import TrainBatches
 
 HOSTS = 4
 RATE = 200_000_000
@@ -74,58 +72,23 @@ def alone() -> str:
         return train("equal", Path(folder) / "run").state_sha256
 
 
-STARTS: list[float] = []
-"""When each step of the training under way has begun, on this rank."""
-
-
-@dataclass
-class Timed:
-    """Batches that note when a step asks for its first."""
-
-    batches: TrainBatches
-    last: int = -1
-
-    @property
-    def order(self) -> SampleOrder:
-        return self.batches.order
-
-    def train_batch(self, step: int, leaf: int) -> Batch:
-        if step != self.last:
-            self.last = step
-            STARTS.append(time.perf_counter())
-        return self.batches.train_batch(step, leaf)
-
-
-class Clock(Plugin):
-    def around_batches(self, batches: TrainBatches, world: World) -> TrainBatches:
-        STARTS.clear()
-        return Timed(batches)
-
-
-def plugin() -> Clock:
-    return Clock()
-
-
 def rank_program(rounds: int, digest: str, out: Path) -> None:
     """Trains with equal and measured shares in turns; rank 0 writes a row for each run.
 
     Raises: SystemExit if a run does not end in the bits of one worker.
     """
-    # This module under the name by which it is the plug-in.
-    from benchmarks import measured_shares_speed as timed
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     kinds: tuple[Literal["equal", "measured"], ...] = ("equal", "measured")
     with TemporaryDirectory() as place:
-        folder = Path(_from_first(place))
+        folder = Path(from_first(place))
         for number in range(rounds):
             for shares in kinds if number % 2 == 0 else kinds[::-1]:
                 result = train(shares, folder / f"{number}-{shares}")
                 if result.state_sha256 != digest:
                     raise SystemExit(f"{shares} shares end in other bits than one worker")
                 if dist.get_rank() == 0:
-                    raw_lines.append(out, _row(shares, number, result, timed.STARTS))
+                    raw_lines.append(out, _row(shares, number, result, STARTS))
     dist.destroy_process_group()
 
 
@@ -147,9 +110,3 @@ def _row(
         "changes": balance["changes"] if balance else [],
         "state_sha256": result.state_sha256,
     }
-
-
-def _from_first(text: str) -> str:
-    said = [text]
-    dist.broadcast_object_list(said, src=0)
-    return said[0]

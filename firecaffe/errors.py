@@ -193,6 +193,14 @@ class NotFiniteError(FirecaffeError):
     """The step whose numbers they are, counted from 1; 0 if it is the one under way."""
 
 
+class DivergedError(FirecaffeError):
+    """The loss has stayed far above its start. All ranks end together."""
+
+    exit_code = 19
+    step = 0
+    """The last step whose loss is known, counted from 1."""
+
+
 class PreemptedError(FirecaffeError):
     """The run was asked to stop, and has saved where it stands."""
 

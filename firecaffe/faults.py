@@ -46,13 +46,18 @@ KINDS = {
         "at the first step look at the data and the loss; later take a lower solver.base_lr, a "
         "longer solver.warmup_steps, or solver.clip_gradients",
     ),
+    "diverged": Kind(
+        19,
+        "met, as all ranks did, a loss that stays far above its start",
+        "take a lower solver.base_lr, a longer solver.warmup_steps, or what the line says",
+    ),
     "preempted": Kind(75, "was asked to stop", RESUME),
 }
 
 SAVED = ("preempted", "launcher_killed")
 """Told in their own words, which say where the checkpoint is."""
 
-TOGETHER = (*SAVED, "not_finite")
+TOGETHER = (*SAVED, "not_finite", "diverged")
 """What ranks agree on at the end of a step: it happens to all, so none need be told."""
 
 ITSELF = "itself"
@@ -60,6 +65,9 @@ ITSELF = "itself"
 
 ANOTHER = "another rank"
 """Who has seen a fault with which a rank only goes along."""
+
+GOES_ON = "the others go on"
+"""What follows the loss of a rank without which rank 0 goes on."""
 
 MOST_TEXT = 2000
 """Characters of a text that came from elsewhere."""

@@ -5,10 +5,15 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from benchmarks.namespaces import ClusterUnavailableError
 from benchmarks.virtual_cluster import VirtualCluster
 from tests.world import Ranks
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("firecaffe", deadline=None)
+settings.load_profile("firecaffe")
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from firecaffe.cli.cluster_file import cluster_to_write, write_cluster
 from firecaffe.cli.console import make_console
+from firecaffe.cli.launched import check_alone
 from firecaffe.cli.network import network_of
 from firecaffe.cli.options.bench_step import USAGE, make_parser
 from firecaffe.cli.parse import parse_recipe
@@ -43,6 +44,7 @@ MOST_SECONDS = 3600
 
 
 def main(argv: list[str]) -> int:
+    check_alone("bench step")
     if make_parser().read(argv).positionals:
         recipe, options = parse_recipe(make_parser(has_recipe=True), argv)
     else:

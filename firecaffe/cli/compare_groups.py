@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 from statistics import median
 from typing import Any
@@ -19,6 +19,7 @@ from firecaffe.runs.groups import GroupRow, letters
 from firecaffe.runs.measure import Measure, in_words
 from firecaffe.runs.statistics import MOST_RUNS, UNDECIDED, Difference, Mean, Ratio
 from firecaffe.runs.words import of_difference, of_mean
+from firecaffe.synchrony.config import EVERY_STEP
 
 MOST_OTHERS = 2
 """Metrics beside the one that runs are judged by, that a table has room for."""
@@ -28,7 +29,34 @@ def headers(rows: Sequence[GroupRow]) -> list[str]:
     """Those of a table; the metrics are the first row's."""
     metrics = [rows[0].measure.words, *map(in_words, _others(rows[0]))]
     known = ["hardware", "net", "epochs", "batch", "initial\nlr", "time", "speedup"]
-    return [*known, *metrics, "seeds"]
+    return [*known, *metrics, "seeds", *_of_modes(rows)]
+
+
+def _of_modes(rows: Sequence[GroupRow]) -> dict[str, Callable[[GroupRow], str]]:
+    """The columns of modes of synchrony, and their cells; none if all are every_step."""
+    if all(row.mode == EVERY_STEP for row in rows):
+        return {}
+    found: dict[str, Callable[[GroupRow], str]] = {
+        "mode": lambda row: row.mode,
+        "test loss": lambda row: _plain(row.test_loss),
+    }
+    if any(row.staleness is not None for row in rows):
+        found["staleness"] = lambda row: _plain(row.staleness)
+    if any(row.given_up for row in rows):
+        found["given up"] = lambda row: f"{row.given_up:.1%}"
+    if any(row.sent_bytes for row in rows):
+        found["sent"] = lambda row: _bytes(row.sent_bytes)
+    return found
+
+
+def _plain(mean: Mean | None) -> str:
+    if mean is None:
+        return "-"
+    return f"{mean.value:.4g}" + (f" ± {mean.half:.2g}" if isfinite(mean.half) else "")
+
+
+def _bytes(count: float | None) -> str:
+    return "-" if count is None else f"{count / 1e6:,.4g} MB"
 
 
 def _others(first: GroupRow) -> list[str]:
@@ -60,7 +88,7 @@ def render_groups(
         name = title if header == "time" else header
         table.add_column(name, justify="left" if header in ("", "hardware", "net") else "right")
     for letter, row in zip(letters(len(rows)), rows, strict=True):
-        table.add_row(letter, *cells(row, rows[0]))
+        table.add_row(letter, *cells(row, rows))
     differ = [
         f"{word}: {', '.join(f'{a} {b}' for a, b in zip(letters(len(rows)), each, strict=True))}"
         for word, each in shown_words(words).items()
@@ -84,9 +112,9 @@ def _word(value: Any) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
-def cells(row: GroupRow, first: GroupRow) -> list[str]:
-    """A row of the table, as the first one's `headers` name it."""
-    has_failed = bool(row.failure)
+def cells(row: GroupRow, rows: Sequence[GroupRow]) -> list[str]:
+    """A row of the table, as `headers` of all rows name it."""
+    first, has_failed = rows[0], bool(row.failure)
     own = of_mean(row.value, row.measure, has_failed) if row.measure == first.measure else "-"
     speedup = "-" if row.speedup is None else ratio(row.speedup)
     return [
@@ -105,6 +133,7 @@ def cells(row: GroupRow, first: GroupRow) -> list[str]:
             for name in _others(first)
         ),
         str(row.seeds),
+        *(cell(row) for cell in _of_modes(rows).values()),
     ]
 
 

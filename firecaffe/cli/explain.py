@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from firecaffe.cli.console import make_console
+from firecaffe.cli.explain_served import show_served
+from firecaffe.cli.explain_words import ms, sentence
 from firecaffe.cli.options.explain import make_parser
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.runs.explain import PARTS, Explanation, Slow, explain, explain_rows, read_rows
+from firecaffe.runs.explain import PARTS, Explanation, explain, explain_rows, read_rows
+from firecaffe.runs.explain_local import is_local, local_lines
+from firecaffe.runs.explain_served import ServedExplanation, explain_served
 from firecaffe.runs.fault import NAME
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.kineto import is_trace, read_trace
 from firecaffe.runs.score import Score, causes, measured_parts, score
-from firecaffe.runs.shares import shares_line
+from firecaffe.runs.score_mode import ModeScore, score_mode
+from firecaffe.runs.shares import RankShares, shares_line, shares_of
 
 HEADERS = {
     "data_s": "data",
@@ -35,23 +41,62 @@ def main(argv: list[str]) -> int:
     if len(paths) > 1:
         raise RecipeError(f"explain takes one run folder, or traces; found {len(paths)} paths")
     folder = paths[0]
-    explanation = explain(folder)
-    scored = score(folder, read_rows(folder, "rank-*.jsonl"), explanation)
+    timings = read_rows(folder, "rank-*.jsonl")
+    in_rounds = is_local(folder)
+    explained = explain_served(folder, timings) or explain(folder, in_rounds)
+    scored: Score | ModeScore | None = score_mode(folder, timings)
+    if scored is None and isinstance(explained, Explanation):
+        scored = score(folder, timings, explained)
     if options.json:
-        words = dataclasses.asdict(explanation)
+        words = dataclasses.asdict(explained)
         words["score"] = None if scored is None else dataclasses.asdict(scored)
         print(json.dumps(words, indent=2))
         return 0
     console = make_console()
-    console.print(_table(explanation))
-    if scored is not None:
+    if isinstance(explained, Explanation):
+        console.print(_table(explained))
+        said = [*(local_lines(folder, timings) if in_rounds else []), *lines(explained)]
+    else:
+        said = show_served(console, explained)
+    said += _advice(folder, explained, shares_of(timings) if in_rounds else None)
+    if isinstance(scored, Score):
         console.print(_parts(scored))
-    for line in [*lines(explanation), *(scored.lines if scored is not None else [])]:
-        console.print(line, markup=False, soft_wrap=True)
-    if (folder / NAME).is_file():
-        fault = read_run_file(folder, NAME)
-        console.print(f"fault: {fault.get('line')} ({fault.get('then')})", markup=False)
+    _say(console, [*said, *(scored.lines if scored is not None else []), *_fault(folder)])
     return 0
+
+
+MOST_IDLE = 0.2
+"""Share of the time that ranks idle with a server: if they do more, other modes are planned."""
+
+
+def _advice(
+    folder: Path, explained: Explanation | ServedExplanation, shares: RankShares | None
+) -> list[str]:
+    """What another mode would bring, where a rank is slow or many idle. shares: of a local run."""
+    is_worth_it = any(slow.cause == "computes" for slow in explained.slow)
+    seconds = shares.seconds if shares is not None else []
+    if isinstance(explained, ServedExplanation):
+        idle = [rank.idle or 0.0 for rank in explained.ranks]
+        is_worth_it |= sum(idle) > MOST_IDLE * len(idle)
+        seconds = [rank.seconds for rank in explained.ranks]
+    if not is_worth_it or not seconds:
+        return []
+    from firecaffe.cli.explain_advice import advice  # which loads torch
+
+    return advice(folder, seconds)
+
+
+def _say(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _fault(folder: Path) -> list[str]:
+    """The last fault, if there was one."""
+    if not (folder / NAME).is_file():
+        return []
+    fault = read_run_file(folder, NAME)
+    return [f"fault: {fault.get('line')} ({fault.get('then')})"]
 
 
 def _explain_traces(paths: Sequence[Path], as_json: bool) -> int:
@@ -69,14 +114,13 @@ def _explain_traces(paths: Sequence[Path], as_json: bool) -> int:
         return 0
     console = make_console()
     console.print(_table(explanation))
-    for line in [*lines(explanation), *causes(parts)]:
-        console.print(line, markup=False, soft_wrap=True)
+    _say(console, [*lines(explanation), *causes(parts)])
     return 0
 
 
 def lines(explanation: Explanation) -> list[str]:
     """What is to be said of the table, one thing a line."""
-    said = [_sentence(slow) for slow in explanation.slow]
+    said = [sentence(slow) for slow in explanation.slow]
     if not said and not explanation.not_tested:
         said.append("no rank is shown to be slow: none beyond the noise")
     if explanation.shares is not None:
@@ -85,26 +129,14 @@ def lines(explanation: Explanation) -> list[str]:
     return [*said, *(f"not tested: {reason}" for reason in explanation.not_tested)]
 
 
-def _sentence(slow: Slow) -> str:
-    what = (
-        "computes longer than the others: its own part of a step takes"
-        if slow.cause == "computes"
-        else "has a slow link: round trips with it take"
-    )
-    return (
-        f"rank {slow.rank} {what} {_ms(slow.own_s)}, against {_ms(slow.others_s)} "
-        f"({slow.factor:.2f} times; p = {slow.p_value:.2g}, n = {slow.samples})"
-    )
-
-
 def _table(explanation: Explanation) -> Table:
     table = Table(box=SIMPLE_HEAD)
     for header in ("rank", "steps", "step", *HEADERS.values(), "rest"):
         table.add_column(header, justify="right")
     for rank in explanation.ranks:
-        shares = [f"{_ms(rank.parts_s[p])} {rank.parts_s[p] / rank.step_s:4.0%}" for p in PARTS]
+        shares = [f"{ms(rank.parts_s[p])} {rank.parts_s[p] / rank.step_s:4.0%}" for p in PARTS]
         table.add_row(
-            str(rank.rank), str(rank.steps), _ms(rank.step_s), *shares, _ms(max(0.0, rank.rest_s))
+            str(rank.rank), str(rank.steps), ms(rank.step_s), *shares, ms(max(0.0, rank.rest_s))
         )
     return table
 
@@ -115,12 +147,8 @@ def _parts(scored: Score) -> Table:
     for header in ("part of a step", "forecast", "low - high", "measured", "difference"):
         table.add_column(header, justify="right", no_wrap=True)
     for part in (*scored.parts, scored.step):
-        band = f"{part.low_s * 1e3:,.1f} - {_ms(part.high_s)}"
+        band = f"{part.low_s * 1e3:,.1f} - {ms(part.high_s)}"
         gap = f"{(part.measured_s - part.forecast_s) * 1e3:+,.1f} ms"
         name = part.name.removesuffix("_s").replace("exchange", "exposed exchange")
-        table.add_row(name, _ms(part.forecast_s), band, _ms(part.measured_s), gap)
+        table.add_row(name, ms(part.forecast_s), band, ms(part.measured_s), gap)
     return table
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms"

@@ -193,7 +193,7 @@ def _as_dict(
         "global_batch_size": work.global_batch_size,
         "micro_batch_size": work.micro_batch_size,
         "parameter_bytes": work.parameter_bytes,
-        "assumption": "; ".join(_assumptions(work, cluster, rows)),
+        "assumption": "; ".join(_assumptions(work, cluster, rows, modes)),
         "rows": [row.as_dict() for row in rows],
         "advice": paragraph(work, cluster, rows),
         "modes": modes and modes.as_dicts(),
@@ -215,7 +215,7 @@ def _show(
         f"{cluster.name} ({cluster.about})",
         markup=False,
     )
-    for each in _assumptions(work, cluster, rows):
+    for each in _assumptions(work, cluster, rows, modes):
         console.print(f"note: {each}", markup=False, soft_wrap=True)
     table = Table(box=SIMPLE_HEAD)
     table.add_column("workers", justify="right", no_wrap=True)
@@ -240,7 +240,9 @@ def _show(
         modes.show(console)
 
 
-def _assumptions(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> list[str]:
+def _assumptions(
+    work: Workload, cluster: Cluster, rows: Sequence[Forecast], modes: Modes | None
+) -> list[str]:
     """What the plan takes for granted without being told."""
     said = [work.assumption] if work.assumption else []
     measured = cluster.measured_devices
@@ -248,6 +250,11 @@ def _assumptions(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> 
         said.append(
             f"{cluster.name} was measured on {measured} workers; more of them are forecast as if "
             "there were further hosts like these"
+        )
+    if modes is not None and modes.words.mode != EVERY_STEP:
+        said.append(
+            f"the table and its hours are those of synchrony.mode {EVERY_STEP}; what "
+            f"{modes.words.mode} makes of the rate is in the table of modes"
         )
     return said
 

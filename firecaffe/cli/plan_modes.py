@@ -33,7 +33,8 @@ class Modes:
 
     def show(self, console: Console) -> None:
         table = Table(box=SIMPLE_HEAD)
-        table.add_column(f"mode, on {self.row.workers} workers", no_wrap=True)
+        workers = "1 worker" if self.row.workers == 1 else f"{self.row.workers} workers"
+        table.add_column(f"mode, on {workers}", no_wrap=True)
         for header in HEADERS:
             table.add_column(header, justify="right", no_wrap=True)
         for each in self.rows:

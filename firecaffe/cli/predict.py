@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from firecaffe.cli.launched import check_alone
 from firecaffe.cli.of_run import parse_run
 from firecaffe.cli.options.predict import make_parser
 from firecaffe.cli.written import check_target
@@ -27,6 +28,7 @@ MOST_CLASSES = 256
 
 
 def main(argv: list[str]) -> int:
+    check_alone("predict")
     typed = parse_run(make_parser(), argv, takes_files=True)
     options, recipe = typed.options, typed.recipe
     if options.top < 1:

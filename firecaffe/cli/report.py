@@ -28,7 +28,7 @@ def page(
     words = shown_words(differing(groups))
     return environment.from_string(template).render(
         headers=names,
-        rows=[[letter, *cells(row, rows[0])] for letter, row in zip(called, rows, strict=True)],
+        rows=[[letter, *cells(row, rows)] for letter, row in zip(called, rows, strict=True)],
         verdicts=verdicts(rows),
         pictures=pictures(line_names(called, words), groups),
         words=words,

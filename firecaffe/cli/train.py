@@ -1,9 +1,10 @@
 """`firecaffe train RECIPE.toml`: train, on N local ranks or in the world that torchrun made."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from firecaffe.cli.launched import check_launched
+from firecaffe.cli.launched import OF_OUR_LAUNCHER, check_alone, check_launched
 from firecaffe.cli.options.train import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cluster.hosts import Hosts, parse_nodes
@@ -14,9 +15,12 @@ from firecaffe.recipe.identity import to_toml
 from firecaffe.runs.fault import settle_fault
 from firecaffe.solvers.policy import rate_notes
 from firecaffe.training.build import train
+from firecaffe.training.join import join_run
 from firecaffe.training.plugins import check, load_plugins
 from firecaffe.training.preflight import preflight
 from firecaffe.training.progress import say
+
+STARTING = ("--nproc-per-node", "--resume")
 
 
 def main(argv: list[str]) -> int:
@@ -26,6 +30,11 @@ def main(argv: list[str]) -> int:
         for note in rate_notes(recipe.solver, recipe.train.global_batch_size, recipe.train.steps):
             print(f"# {note}")
         print(to_toml(recipe), end="")
+        return 0
+    if options.join:
+        check_alone("train --join")
+        _check_joins_alone(parser.read(argv).options)
+        say(f"the run has ended after step {join_run(recipe, options.join).steps}")
         return 0
     resume = Path(options.resume) if options.resume else None
     if is_launched(options.nnodes):
@@ -59,3 +68,13 @@ def main(argv: list[str]) -> int:
     for folder in folders:
         say(f"run folder: {folder}")
     return 0
+
+
+def _check_joins_alone(typed: Iterable[str]) -> None:
+    """Raises: RecipeError if --join comes with words of a run that is started."""
+    others = {option.partition("=")[0] for option in typed} & {*OF_OUR_LAUNCHER, *STARTING}
+    if others:
+        raise RecipeError(
+            f"{min(others)} with --join, which starts one worker for a run that is there; leave "
+            "one of them out"
+        )

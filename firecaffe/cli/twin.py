@@ -19,7 +19,7 @@ def check_twins(recipe: Recipe, counts: Iterable[int]) -> None:
     if recipe.synchrony.is_served:
         raise RecipeError(
             f"synchrony.mode {recipe.synchrony.mode} has no twins of other numbers of workers: who "
-            "was early decides bits; train it, then firecaffe replay RUN compares"
+            "was early decides bits; train it, then firecaffe replay RUN, or verify RUN, compares"
         )
     bare = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, folder=""))
     for workers in counts:

@@ -1,4 +1,7 @@
-"""`firecaffe verify RECIPE.toml --nproc-per-node 1,2,4`: are the twins the same bits?"""
+"""`firecaffe verify RECIPE.toml --nproc-per-node 1,2,4`: are the twins the same bits?
+
+`firecaffe verify RUN` is in `cli.verify_run`.
+"""
 
 import dataclasses
 import tempfile
@@ -7,6 +10,7 @@ from pathlib import Path
 from firecaffe.cli.options.verify import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.twin import check_twins, train_twin
+from firecaffe.cli.verify_run import main as verify_run
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.runs.differ import first_difference
 from firecaffe.runs.folder import read_run_file
@@ -14,6 +18,8 @@ from firecaffe.runs.folder import read_run_file
 
 def main(argv: list[str]) -> int:
     parser = make_parser()
+    if any(Path(each).is_dir() for each in parser.read(argv).positionals):
+        return verify_run(argv)
     recipe, options = parse_recipe(parser, argv)
     workers = _numbers(options.nproc_per_node)
     if options.steps < 1:

@@ -1,13 +1,15 @@
 """torch's elastic agent, which also says what has happened to its ranks.
 
 It starts this host's ranks, restarts them together with those of other hosts, and gives each start
-a name of its own. Four things it does otherwise than its base:
+a name of its own. Five things it does otherwise than its base:
 
 - It knows who ended first, and tells a fault before it restarts.
 - A rank that has nothing left to finish is not waited for: a stopped one is killed at once, the
   survivors of a failure have `SURVIVORS_S` seconds. But ranks that were asked to stop, because a
   host leaves or comes, have `STOP_S`: they end their step and save where they are.
 - What a restart cannot mend (a wrong recipe, damaged data) is not restarted.
+- A rank that rank 0 goes on without is let go (`cluster.let_go`). A host that has no other rank
+  waits for the others' end.
 - It asks the store of the launchers aside, so that it is never deaf to signals.
 """
 
@@ -16,9 +18,10 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import psutil
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     WorkerGroup,
@@ -26,20 +29,23 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.api import (
+    LogsSpecs,
+    SignalException,
+    SubprocessContext,
+)
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster.addresses import join_place
-from firecaffe.cluster.aside import Aside
+from firecaffe.cluster.aside import Aside, PatientRendezvous
 from firecaffe.cluster.groups import ATTEMPT
+from firecaffe.cluster.host_ends import HostEnds
 from firecaffe.cluster.hosts import PATIENCE_S, SAY_EVERY_S
+from firecaffe.cluster.joining import ATTEMPTS
+from firecaffe.cluster.let_go import TOGETHER, LetGo, Seen, fault_in
+from firecaffe.cluster.losses import LossReader
 from firecaffe.cluster.world import LASTING
-from firecaffe.errors import (
-    LauncherLostError,
-    LaunchError,
-    NotFiniteError,
-    PreemptedError,
-)
+from firecaffe.errors import LaunchError, PreemptedError
 from firecaffe.faults import ANOTHER, Fault
 
 SURVIVORS_S = 5.0
@@ -55,9 +61,6 @@ HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
 """Exit codes of errors that a restart would meet again; see errors.py. LaunchError counts only at
 the first start: later its reason may be a rank that was lost meanwhile."""
 
-TOGETHER = {each.exit_code for each in (PreemptedError, LauncherLostError, NotFiniteError)}
-"""Exit codes of ranks that have stopped together: nobody has to be ended, nothing is restarted."""
-
 
 class Told(Protocol):
     """The listener that hears from the agent what happens to its ranks."""
@@ -66,6 +69,9 @@ class Told(Protocol):
         """Hears what has failed before a restart. number: of the restart, from 1; None if it does
         not count, for the ranks have stopped because a host leaves.
         """
+
+    def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
+        """Hears that the run goes on without a rank of this host; see `cluster.let_go.OnLoss`."""
 
     def on_joined(self) -> None:
         """Hears that a host waits to be let in, for which the ranks start again."""
@@ -83,9 +89,13 @@ class FaultAgent(LocalElasticAgent):
     def __init__(
         self, spec: WorkerSpec, logs: LogsSpecs, told: Told, aside: Aside, *, is_elastic: bool
     ) -> None:
-        """is_elastic: whether other hosts may leave, and this one goes on without them."""
+        """spec: with a PatientRendezvous. is_elastic: whether other hosts may leave, and this one
+        goes on without them.
+        """
         super().__init__(spec, logs)
         self.told, self.aside, self.is_elastic = told, aside, is_elastic
+        self._let_go: LetGo | None = None
+        self._ends: HostEnds | None = None
         self.ended_by_us: set[int] = set()
         """Global ranks that ended because the agent wanted it."""
         self._is_left = False
@@ -104,20 +114,26 @@ class FaultAgent(LocalElasticAgent):
         try:
             meet = super()._rendezvous
             self.aside.run(lambda: meet(worker_group), MEETING_S)
-            self.aside.run(lambda: self._name_attempt(worker_group), MEETING_S)
+            self.aside.run(lambda: self._begin_attempt(worker_group), MEETING_S)
         finally:
             met.set()
             teller.join()
 
-    def _name_attempt(self, worker_group: WorkerGroup) -> None:
+    def _begin_attempt(self, worker_group: WorkerGroup) -> None:
         """Gives this start of all hosts' ranks its number."""
         store = worker_group.store
         assert store is not None  # after the rendezvous
         lasting = store.underlying_store
         os.environ[LASTING] = join_place(lasting.host, lasting.port)
         if worker_group.group_rank == 0:
-            store.set("firecaffe/attempt", str(lasting.add("firecaffe/attempts", 1) - 1))
+            store.set("firecaffe/attempt", str(lasting.add(ATTEMPTS, 1) - 1))
         os.environ[ATTEMPT] = store.get("firecaffe/attempt").decode()
+        rendezvous, attempt = worker_group.spec.rdzv_handler, int(os.environ[ATTEMPT])
+        assert isinstance(rendezvous, PatientRendezvous)
+        losses = LossReader(lasting, attempt)
+        self._let_go = LetGo(losses, self.aside, self.told.on_loss, self._kill)
+        here = worker_group.group_rank
+        self._ends = HostEnds(lasting, attempt, here, rendezvous.hosts_there)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ended_by_us.clear()
@@ -129,6 +145,10 @@ class FaultAgent(LocalElasticAgent):
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if not self._let_lost_go(worker_group):
+            return RunResult(WorkerState.HEALTHY)
+        if len(self.let_go) == len(worker_group.workers):
+            return self._without_ranks(worker_group)
         codes = self._exit_codes() - {None, 0}
         if codes and codes <= TOGETHER:
             self._end_ranks(None, STOP_S)  # the others are on their way
@@ -156,10 +176,51 @@ class FaultAgent(LocalElasticAgent):
             self.told.on_joined()
         super()._restart_workers(worker_group)
 
+    def _let_lost_go(self, worker_group: WorkerGroup) -> bool:
+        """Lets go of this host's ranks that rank 0 goes on without. Returns whether it is known of
+        those that have ended which were needed.
+        """
+        assert self._let_go is not None
+        running, context = self._running(), cast(SubprocessContext, self._pcontext)
+        seen = {}
+        for each in worker_group.workers:
+            # What is known is what their starter knows: a process that is on its way out runs.
+            has_ended = context.subprocess_handlers[each.local_rank].proc.poll() is not None
+            process = running.get(each.local_rank)
+            is_stopped = process is not None and _status(process) == psutil.STATUS_STOPPED
+            failure = self._failures().get(each.global_rank) if has_ended else None
+            seen[each.global_rank] = Seen(has_ended, is_stopped, failure)
+        left = {rank: each for rank, each in seen.items() if rank not in self.let_go}
+        is_known = self._let_go.look(left)
+        # Their end is none that the base is to see.
+        let = {each.local_rank for each in worker_group.workers if each.global_rank in self.let_go}
+        context._running_local_ranks -= let
+        return is_known
+
+    def _without_ranks(self, worker_group: WorkerGroup) -> RunResult:
+        """The state of a host that has let go of all its ranks: it ends with that of rank 0."""
+        ends = self._ends
+        assert ends is not None
+        try:
+            if self.aside.run(lambda: ends.is_done(0), MEETING_S):
+                ranks = (each.global_rank for each in worker_group.workers)
+                return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(ranks))
+            if self.aside.run(lambda: ends.is_there(0), MEETING_S):
+                return RunResult(WorkerState.HEALTHY)
+        except (TimeoutError, DistError, RuntimeError):
+            pass  # the store is gone, and the run with it
+        self._remaining_restarts = 0
+        self._result = RunResult(WorkerState.FAILED, failures=self._failures())
+        return self._result
+
     def _exit_barrier(self) -> None:
+        assert self._let_go is not None
+        assert self._ends is not None
+        self._let_go.tell_rest()
         self.told.on_done()
-        with suppress(TimeoutError):  # the ranks have succeeded all the same
-            self.aside.run(super()._exit_barrier, MEETING_S)
+        # If the store is gone, the ranks have succeeded all the same.
+        with suppress(TimeoutError, DistError, RuntimeError):
+            self.aside.run(self._ends.leave, MEETING_S)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._end_ranks(death_sig, STOP_S)
@@ -170,10 +231,20 @@ class FaultAgent(LocalElasticAgent):
         """The failures of the last attempt that failed; empty if none has."""
         return dict(self._result.failures)
 
+    @property
+    def let_go(self) -> set[int]:
+        """The ranks of this host that the run goes on without."""
+        return set() if self._let_go is None else self._let_go.ranks
+
     def failures(self) -> dict[int, ProcessFailure]:
         """The failures of the ranks that have ended, by global rank, if a signal has ended the
-        agent.
+        agent. Those that were let go are none.
         """
+        failures = self._failures()
+        return {rank: each for rank, each in failures.items() if rank not in self.let_go}
+
+    def _failures(self) -> dict[int, ProcessFailure]:
+        """The failures of all ranks that have ended, by global rank."""
         context = self._pcontext
         found = {}
         for worker in self._worker_group.workers:
@@ -209,6 +280,11 @@ class FaultAgent(LocalElasticAgent):
             raise
         _send(running, signal.SIGKILL)
 
+    def _kill(self, rank: int) -> None:
+        """Kills a rank of this host."""
+        local = {each.global_rank: each.local_rank for each in self._worker_group.workers}[rank]
+        _send({local: self._processes[local]}, signal.SIGKILL)
+
     def _running(self) -> dict[int, psutil.Process]:
         """The processes that run, by local rank. Waiting for one would take its exit code from its
         starter.
@@ -221,17 +297,22 @@ class FaultAgent(LocalElasticAgent):
         }
 
     def _exit_codes(self) -> set[int | None]:
-        """The exit codes of this host's ranks; None for those that run."""
+        """The exit codes of this host's ranks; None for those that run, and for no rank that was
+        let go.
+        """
         handlers = getattr(self._pcontext, "subprocess_handlers", {})
-        return {handler.proc.poll() for handler in handlers.values()}
+        counted = [
+            each for each in self._worker_group.workers if each.global_rank not in self.let_go
+        ]
+        return {handlers[each.local_rank].proc.poll() for each in counted}
 
 
 def _is_asked_elsewhere(failure: ProcessFailure) -> bool:
     """Whether a rank has stopped because one of another host was asked to."""
-    message = failure.error_file_data.get("message")
-    if failure.exitcode != PreemptedError.exit_code or not isinstance(message, dict):
-        return False
-    return Fault.parse(message["extraInfo"]["fault"]).seen == ANOTHER
+    fault = fault_in(failure)
+    return (
+        failure.exitcode == PreemptedError.exit_code and fault is not None and fault.seen == ANOTHER
+    )
 
 
 def _status(process: psutil.Process) -> str | None:

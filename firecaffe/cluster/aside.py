@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from typing import Any, Self, TypeVar
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class PatientRendezvous(RendezvousHandler):
     they know by themselves who is lost.
     """
 
-    def __init__(self, inner: RendezvousHandler, aside: Aside) -> None:
+    def __init__(self, inner: DynamicRendezvousHandler, aside: Aside) -> None:
         self.inner, self.aside = inner, aside
         self._asked: Future[int] | None = None
         """The question how many hosts wait, if it is not answered yet."""
@@ -88,6 +89,11 @@ class PatientRendezvous(RendezvousHandler):
             return 0
         answer, self._asked = self._asked, None
         return answer.result() if answer.exception() is None else 0  # the store is gone
+
+    def hosts_there(self) -> set[int]:
+        """The numbers of the hosts that take part and were heard of lately; to be called aside."""
+        self.inner.is_closed()  # which asks the store for the state
+        return set(self.inner._state_holder.state.participants.values())
 
     def shutdown(self) -> bool:
         """Closes the rendezvous for all; False if the store does not answer."""
@@ -106,7 +112,7 @@ class PatientRendezvous(RendezvousHandler):
 
     def set_closed(self) -> None:
         """See base class; to be called aside."""
-        self.inner.set_closed()  # type: ignore[no-untyped-call]
+        self.inner.set_closed()
 
     def get_backend(self) -> str:
         """See base class."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Self
 
 from torch._C._distributed_c10d import Store
 
@@ -37,6 +38,11 @@ class Listener:
     token: str
     """The secret, in hex digits."""
 
+    @classmethod
+    def of(cls, listening: socket.socket, token: bytes, one_host: bool) -> Self:
+        addresses = [LOOPBACK] if one_host else own_addresses(os.environ.get("MASTER_ADDR", ""))
+        return cls(socket.gethostname(), addresses, listening.getsockname()[1], token.hex())
+
 
 def connect_ranks(
     store: Store,
@@ -61,10 +67,8 @@ def connect_ranks(
     deadline = time.monotonic() + timeout_s
     token = secrets.token_bytes(TOKEN_BYTES)
     most = world_size if shape is star_of else most_links()
-    with _listen(min(world_size, most), one_host) as listener:
-        port = listener.getsockname()[1]
-        addresses = [LOOPBACK] if one_host else own_addresses(os.environ.get("MASTER_ADDR", ""))
-        own = Listener(socket.gethostname(), addresses, port, token.hex())
+    with listen(min(world_size, most), one_host) as listener:
+        own = Listener.of(listener, token, one_host)
         listeners = _share(store, own, rank, world_size, timedelta(seconds=timeout_s))
         hosts = host_names(listeners)
         linked = shape(rank, hosts).ranks
@@ -72,7 +76,7 @@ def connect_ranks(
         try:
             for other in linked:
                 if other < rank:
-                    sockets[other] = _call(listeners[other], rank, other, deadline)
+                    sockets[other] = call(listeners[other], rank, other, deadline)
             _answer(listener, token, sockets, {other for other in linked if other > rank}, deadline)
         except BaseException:
             for each in sockets.values():
@@ -106,13 +110,15 @@ def host_names(listeners: Sequence[Listener]) -> list[str]:
     return [name if unique else f"{name}/{address}" for name, address in found]
 
 
-def _listen(backlog: int, one_host: bool) -> socket.socket:
+def listen(backlog: int, one_host: bool) -> socket.socket:
+    """A socket at which other ranks call: of this host alone, or of all."""
     if one_host:
         return socket.create_server((LOOPBACK, 0), backlog=backlog)
     return listen_to_all(backlog)
 
 
-def _call(listener: Listener, rank: int, other: int, deadline: float) -> socket.socket:
+def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.socket:
+    """Calls another rank. Raises: LaunchError if it cannot be reached."""
     port, reasons = listener.port, []
     for address in _in_turn(listener.addresses):
         left_s = deadline - time.monotonic()
@@ -134,6 +140,13 @@ def _call(listener: Listener, rank: int, other: int, deadline: float) -> socket.
 def _in_turn(addresses: Sequence[str]) -> list[str]:
     """All addresses, and all a second time: a listener's queue may have been full."""
     return [*addresses, *addresses]
+
+
+def accept(listener: socket.socket, token: bytes, rank: int, deadline: float) -> socket.socket:
+    """Waits for the call of a rank. Raises: LaunchError if it does not come."""
+    sockets: dict[int, socket.socket] = {}
+    _answer(listener, token, sockets, {rank}, deadline)
+    return sockets[rank]
 
 
 def _answer(

@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from torch.distributed import DistError
@@ -34,6 +35,7 @@ from firecaffe.cluster.hosts import (
     wait_for_endpoint,
 )
 from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.cluster.let_go import fault_in
 from firecaffe.cluster.world import FOLDER
 from firecaffe.errors import (
     CheckpointError,
@@ -41,7 +43,7 @@ from firecaffe.errors import (
     LaunchError,
     PreemptedError,
 )
-from firecaffe.faults import ANOTHER, Fault
+from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, Fault
 
 ENDED = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
 """Exit codes of ranks that had stopped already when a signal ended them."""
@@ -211,6 +213,19 @@ class _Launch:
         told = self._told(result.failures, then, goes_on=True)
         say(f"{told}; {then}\n{told.traceback}".rstrip())
 
+    def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
+        told, own = fault, ""
+        if failure is not None:  # it knows better than rank 0 how it has ended
+            words = failure.exitcode, _message(failure)
+            told = self._fault(rank, failure) or _other(rank, *words)
+            told = replace(told, step=told.step if fault is None else fault.step)
+            own = _own_traceback(failure)
+        assert told is not None
+        self.killed_before = _kills_for_memory()
+        folders = self._folders()
+        told = self.settle(folders[-1] if folders else None, told, GOES_ON)
+        say(f"{told.event}; {GOES_ON}\n{own}".rstrip())
+
     def on_joined(self) -> None:
         """Says why the ranks stop and start again."""
         say("a host comes; the ranks save where they are and go on with those of it")
@@ -276,10 +291,8 @@ class _Launch:
 
     def _fault(self, rank: int, failure: ProcessFailure) -> Fault | None:
         """The fault that a rank has told, or that its exit code shows; None for a plain error."""
-        message = failure.error_file_data.get("message")  # a text where no report was left
-        if isinstance(message, dict):
-            text = message["extraInfo"].get("fault")
-            return None if text is None else Fault.parse(text)
+        if isinstance(failure.error_file_data.get("message"), dict):
+            return fault_in(failure)
         host = socket.gethostname()
         if failure.exitcode >= 0:
             detail = f"ended with code {failure.exitcode}"
@@ -334,6 +347,11 @@ def _meeting_place(hosts: Hosts, address: str) -> DynamicRendezvousHandler:
         else:
             assert isinstance(handler, DynamicRendezvousHandler)
             return handler
+
+
+def _other(rank: int, exit_code: int, message: str) -> Fault:
+    """What a rank's error comes to that is explained in one line."""
+    return Fault("other", rank, socket.gethostname(), 0, ITSELF, message, exit_code)
 
 
 def _message(failure: ProcessFailure) -> str:

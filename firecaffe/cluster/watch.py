@@ -31,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from queue import SimpleQueue
 
 from firecaffe.cluster.calls import Calls
 from firecaffe.cluster.last_word import end_process, leave_report
@@ -72,14 +73,17 @@ class Watch:
         """hosts: their names, by rank. sockets: to the ranks of `shape`; see `cluster.connect`.
         place: this rank's. timeout_s: how long it may wait for others.
         """
-        self.rank, self.hosts, self.place, self.timeout_s = rank, hosts, place, timeout_s
+        self.rank, self.place, self.timeout_s = rank, place, timeout_s
+        self.hosts = list(hosts)
+        """The names of the ranks' hosts, by rank."""
         self._tell: Tell = lambda *_: None
         self._on_loss: Callable[[Fault], object] | None = None
         self._losses: dict[int, Fault] = {}
         self._calls: Calls | None = None
         now = time.monotonic()
         self._neighbours = {other: Neighbour(each, now) for other, each in sockets.items()}
-        self._judge = Judge(rank, hosts, silent_s, place, self._neighbours)
+        self._judge = Judge(rank, self.hosts, silent_s, place, self._neighbours)
+        self._comers: SimpleQueue[tuple[int, socket.socket, threading.Event]] = SimpleQueue()
         self._is_star = shape is star_of
         links = shape(rank, hosts)
         self._in_tree = {links.parent, *links.children} - {None}
@@ -136,6 +140,17 @@ class Watch:
             if self._calls is None:
                 self._calls = Calls("losses")
             self._on_loss = call
+
+    def welcome(self, host: str, to_it: socket.socket) -> None:
+        """Watches over one more rank, which comes after all others. host: its host's name. to_it: a
+        socket to it.
+        """
+        rank, is_there = len(self.hosts), threading.Event()
+        self.hosts.append(host)
+        to_it.setblocking(False)
+        self._comers.put((rank, to_it, is_there))
+        self._wake.send(b"x")
+        is_there.wait(GRACE_S)
 
     def take_round_trips(self) -> list[RoundTrip]:
         """Takes the round trips since the last call."""
@@ -198,6 +213,9 @@ class Watch:
             for key, _ in events:
                 if key.data is not None:
                     self._read(key.data, now)
+                else:
+                    self._wake_end.recv(1)
+                    self._let_in(now)
             if now - looked_s > self._judge.silent_s / 2:
                 # This process has been asleep; who sleeps does not judge who was silent.
                 for each in self._neighbours.values():
@@ -218,6 +236,15 @@ class Watch:
                 assert self._fault is not None
                 leave_report(self._fault.line, self._fault)
                 end_process(self._fault.exit_code)
+
+    def _let_in(self, now: float) -> None:
+        """Takes up who has come. In the watch's own thread, which goes through all neighbours."""
+        while not self._comers.empty():
+            rank, to_it, is_there = self._comers.get()
+            self._neighbours[rank] = Neighbour(to_it, now)
+            self._in_tree.add(rank)
+            self._selector.register(to_it, selectors.EVENT_READ, rank)
+            is_there.set()
 
     def _waits_too_long(self, now: float) -> bool:
         """Whether this rank has waited for longer than `timeout_s`. The process group may not say
@@ -308,5 +335,6 @@ class Watch:
 
     def _send_to_all(self, kind: int, text: bytes = b"") -> None:
         message = pack(kind, self.place, text=text)
-        for each in self._neighbours.values():
+        # A copy: others may call this while the watch's own thread takes up who has come.
+        for each in list(self._neighbours.values()):
             each.send(message)

@@ -184,11 +184,19 @@ def _is_of_group(error: Exception) -> bool:
     return isinstance(error, (DistError, PeerLostError)) or of_gloo is not None
 
 
-def lasting_store() -> Store | None:
-    """The store that outlives the ranks, of our launcher or torchrun's agent; None without one."""
+def lasting_place() -> str | None:
+    """HOST:PORT of the store that outlives the ranks, of our launcher or torchrun's agent; None
+    without one.
+    """
     place = os.environ.get(LASTING)
     if place is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         place = join_place(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
+    return place
+
+
+def lasting_store() -> Store | None:
+    """That store; None without one."""
+    place = lasting_place()
     if place is None:
         return None
     try:

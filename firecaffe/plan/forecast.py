@@ -126,10 +126,7 @@ def forecast(
     cost = _Cost(workload, cluster, exchange, compressor)
     step = cost.step(world_size)
     alone_s = cost.step(1).step_s
-    compute_error = min(MOST_ERROR, error_of(workload, cluster.device))
-    network = Network(cluster.links, world_size)
-    link_error = network.links[network.level(0, world_size - 1)].error
-    exchange_error = min(MOST_ERROR, link_error * (1 if compressor == NO_COMPRESSOR else 2))
+    compute_error, exchange_error = errors_of(workload, cluster, world_size, compressor)
     read_error = cluster.storage.error if cluster.storage else 0.0
     low = cost.step(world_size, 1 - compute_error, 1 - exchange_error, 1 - read_error)
     high = cost.step(world_size, 1 + compute_error, 1 + exchange_error, 1 + read_error)
@@ -173,6 +170,19 @@ def forecast(
         hours_to_accuracy=to_accuracy,
         usd=_usd(cluster, hosts, costly_hours, kwh),
         kwh=kwh,
+    )
+
+
+def errors_of(
+    workload: Workload, cluster: Cluster, world_size: int, compressor: str = NO_COMPRESSOR
+) -> tuple[float, float]:
+    """How far off the times of computing, and of exchanges, may be, as a share of them."""
+    network = Network(cluster.links, world_size)
+    link_error = network.links[network.level(0, world_size - 1)].error
+    exchange_error = link_error * (1 if compressor == NO_COMPRESSOR else 2)
+    return (
+        min(MOST_ERROR, error_of(workload, cluster.device)),
+        min(MOST_ERROR, exchange_error),
     )
 
 

@@ -112,6 +112,10 @@ def _read(folder: Path, read_recipe: Callable[[Path], Recipe]) -> FinishedRun:
     computed = [[row["compute_s"] for row in rows[1:]] for rows in timings.values()]
     scatter = [relative_spread(each) for each in computed if len(each) > 1]
     found = read_run_file(folder, FORECAST)
+    if "mode" in found:
+        raise RunError(
+            f"{folder}: is of synchrony.mode {found['mode']}; a plan learns from runs of every_step"
+        )
     try:
         words = str(found["exchange"]), str(found["compressor"])
     except KeyError as error:

@@ -3,13 +3,14 @@
 All modes are given the same workers: worker w takes the same time for its n-th micro-batch in each
 of them, drawn from the recipe's speeds. The modes with a server are run by their own policies under
 the simulated clock, with the cluster's prices: weights and gradients go through the server's port,
-one after the other, and each update takes the server's time. The synchronous ones wait for the
+one after the other, or by parts through all workers' ports, and each update takes the server's
+time. The synchronous ones wait for the
 slowest worker of each step, or of each round of local steps.
 
 A forecast of rates alone: what late gradients cost in accuracy is in no formula here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
@@ -21,7 +22,14 @@ from firecaffe.plan.forecast import Forecast
 from firecaffe.plan.network import Network
 from firecaffe.plan.workload import Workload
 from firecaffe.synchrony.clock import Costs, SimulatedClock
-from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyConfig
+from firecaffe.synchrony.config import (
+    ASYNCHRONOUS,
+    BACKUP,
+    NO_LOCK,
+    SHARDED,
+    STALE,
+    SynchronyConfig,
+)
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.leaves import Leaves
 from firecaffe.synchrony.shares import balanced_shares
@@ -34,6 +42,9 @@ STEPS = 200
 
 MOST_WORKS = 50_000
 """Micro-batches that are simulated, at most."""
+
+MOST_OWN_WORKS = 5_000
+"""The same for a run that is to begin, whose ranks wait for it."""
 
 SEED = 0
 
@@ -56,7 +67,8 @@ class Mode:
     idle: float = 0.0
     """The share of a worker's time in which it does not compute, the mean over workers."""
     bytes_per_step: float = 0.0
-    """What goes into the server and out of it; of the other modes the gradients of one worker."""
+    """What goes to the server, or its parts, and from there; of the other modes the gradients of
+    one worker."""
 
 
 def modes_of(
@@ -68,6 +80,45 @@ def modes_of(
     return list(_Workers(workload, cluster, row, words).modes())
 
 
+def own_mode(
+    workload: Workload,
+    cluster: Cluster,
+    row: Forecast,
+    words: SynchronyConfig,
+    compute: float = 1.0,
+    exchange: float = 1.0,
+) -> Mode:
+    """The mode of the recipe alone, which is not every_step. Its gain is not told.
+
+    compute, exchange: factors on what is taken for them.
+    """
+    workers = _Workers(workload, cluster, row, words, compute, exchange)
+    workers.steps = max(1, min(STEPS, MOST_OWN_WORKS // workers.leaves))
+    return workers.own()
+
+
+def alternatives(
+    workload: Workload,
+    cluster: Cluster,
+    row: Forecast,
+    words: SynchronyConfig,
+    seconds: Sequence[float],
+) -> list[Mode]:
+    """The mode of the recipe, which is not every_step; then it with two micro-batches in flight, if
+    it has one, and all other modes. Gains are over the recipe's.
+
+    seconds: what each worker takes for a micro-batch.
+    """
+    workers = _Workers(workload, cluster, row, words, seconds=seconds)
+    own = workers.own()
+    others = [each for each in workers.modes() if each.words != own.words]
+    if words.is_served and words.in_flight == 1:
+        twice = replace(words, in_flight=2)
+        found = _Workers(workload, cluster, row, twice, seconds=seconds).own()
+        others.insert(0, replace(found, words=f"{own.words} with in_flight 2"))
+    return [replace(each, gain=each.images_per_s / own.images_per_s) for each in (own, *others)]
+
+
 def hidden_s(workload: Workload, cluster: Cluster) -> float:
     """Seconds of the last micro-batch's backward, beside which gradients travel."""
     return sum(micro_batch(workload, cluster.device, workload.micro_batch_size).backward_s)
@@ -77,23 +128,34 @@ class _Workers:
     """The workers of a forecast, and what all modes take from it."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, row: Forecast, words: SynchronyConfig
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        row: Forecast,
+        words: SynchronyConfig,
+        compute: float = 1.0,
+        exchange: float = 1.0,
+        seconds: Sequence[float] | None = None,
     ) -> None:
+        """seconds: what each takes for a micro-batch, if that was measured."""
         self.workload, self.row, self.size = workload, row, row.workers
         self.leaves = workload.num_micro_batches
         device = cluster.device
-        self.leaf_s = micro_batch(workload, device, workload.micro_batch_size).compute_s
-        self.leaf_s += data_s(workload, device)
-        self.update_s = update_s(workload, device)
+        own_s = micro_batch(workload, device, workload.micro_batch_size).compute_s
+        self.leaf_s = compute * (own_s + data_s(workload, device))
+        self.update_s = compute * update_s(workload, device)
+        self.exchange_s = exchange * row.exchange_s
         if words.speeds == "constant" and device.jitter > 0:
             words = replace(words, speeds="gamma", spread=device.jitter)
         self.words = replace(words, clock="real")
         self.took = self._scaled(seconds_of(self.words, SEED))
+        if seconds is not None:
+            self.took = lambda learner, _: seconds[learner % self.size]
         self.steps = max(1, min(STEPS, MOST_WORKS // self.leaves))
         network = Network(cluster.links, self.size)
         outermost = network.links[network.level(0, self.size - 1)]
         sent_s = outermost.latency_s + workload.parameter_bytes / outermost.bandwidth_bytes_per_s
-        self.sent_s = sent_s if self.size > 1 else 0.0
+        self.sent_s = exchange * sent_s if self.size > 1 else 0.0
 
     def _scaled(self, seconds: Seconds) -> Seconds:
         """Times in seconds. A learner's are those of its worker."""
@@ -107,14 +169,28 @@ class _Workers:
             means_s = [self._mean_s(rank) for rank in range(self.size)]
             shares = balanced_shares(self.leaves, means_s)
             yield self._synchronous("every_step, measured shares", shares, base)
-        learners = self.words.num_learners(self.size)
-        backups, most = self.words.backup_workers, self.words.max_staleness
-        if backups < min(learners, self.leaves):
-            yield self._served(BACKUP, f"backup, {learners - backups} + {backups}", base)
-        yield self._served(STALE, f"stale, s = {most}", base)
-        yield self._served(ASYNCHRONOUS, "asynchronous", base)
+        if self.words.backup_workers < min(self.words.num_learners(self.size), self.leaves):
+            yield self._served(BACKUP, base)
+        yield self._served(STALE, base)
+        yield self._served(ASYNCHRONOUS, base)
         if self.size > 1:
             yield self._local(base)
+
+    def own(self) -> Mode:
+        return self._served(self.words.mode) if self.words.is_served else self._local()
+
+    def _words(self, name: str) -> str:
+        """A mode with a server, its number, and who holds the weights if it is not rank 0."""
+        words, found = self.words, name
+        if name == BACKUP:
+            backups = words.backup_workers
+            again = ", again" if words.dropped == "again" else ""
+            found = f"backup, {words.num_learners(self.size) - backups} + {backups}{again}"
+        elif name == STALE:
+            found = f"stale, s = {words.max_staleness}"
+        if name == ASYNCHRONOUS and words.lock == NO_LOCK:
+            return f"{found}, no lock"
+        return found + ", sharded" * (words.server == SHARDED and self.size > 1)
 
     def _mean_s(self, rank: int) -> float:
         count = self.steps * self.leaves // self.size
@@ -126,17 +202,28 @@ class _Workers:
         step_s = slowest_s + self.row.exposed_communication_s + self.row.update_s
         return self._mode(words, base, step_s, computed_s, self.workload.parameter_bytes)
 
-    def _local(self, base: Mode) -> Mode:
+    def _local(self, base: Mode | None = None) -> Mode:
         """Each round waits for its slowest worker, and for what of the exchange is not over when
         the average is to be applied.
         """
         steps, beside = self.words.local_steps, self.words.overlap_steps
-        slowest_s, computed_s = self._rounds(equal_shares(self.leaves, self.size), steps)
-        own_s = slowest_s + self.row.update_s * ceil(self.words.replicas / self.size)
-        waits_s = max(0.0, self.row.exchange_s - beside * own_s)
+        slowest_s, computed_s = self._rounds(self._hosted(), steps)
+        own_s = slowest_s + self.update_s * ceil(self.words.replicas / self.size)
+        waits_s = max(0.0, self.exchange_s - beside * own_s)
         words = f"local, H = {steps}" + f", {beside} steps beside" * bool(beside)
         sent = self.workload.parameter_bytes / steps
         return self._mode(words, base, own_s + waits_s / steps, computed_s, sent)
+
+    def _hosted(self) -> Shares:
+        """The micro-batches of each worker's replicas; equal ones if these do not fit, as in a
+        recipe of another mode.
+        """
+        replicas = self.words.replicas
+        if replicas < self.size or self.leaves % replicas:
+            return equal_shares(self.leaves, self.size)
+        each = self.leaves // replicas
+        hosted = equal_shares(replicas, self.size)
+        return tuple(range(share.start * each, share.stop * each) for share in hosted)
 
     def _rounds(self, shares: Shares, steps: int) -> tuple[float, float]:
         """Rounds of so many steps, at whose ends all wait for the slowest: seconds of a step, and
@@ -155,30 +242,38 @@ class _Workers:
             computed_s += sum(own_s) / self.size / rounds / steps
         return slowest_s, computed_s
 
-    def _served(self, name: str, words: str, base: Mode) -> Mode:
+    def _served(self, name: str, base: Mode | None = None) -> Mode:
         """A policy, by its events."""
         config = replace(self.words, mode=name)
         plan = Leaves(0, self.steps, self.steps, self.leaves, self.leaves * self.steps)
         policy = make_policy(config, plan, config.num_learners(self.size))
         per_update = config.gradients_per_update if name == ASYNCHRONOUS else 1
         per_update = self.leaves - config.backup_workers if name == BACKUP else per_update
-        costs = Costs(self.sent_s, self.sent_s, self.update_s / per_update, self.size)
+        is_sharded = config.server == SHARDED and self.size > 1
+        take_s = self.update_s / per_update
+        costs = Costs(self.sent_s, self.sent_s, take_s, self.size, is_sharded)
+        own_update_s = 0.0
+        if config.is_lockless:  # each worker makes its updates, and nothing travels
+            costs, own_update_s = Costs(workers=self.size), self.update_s
         computed: list[float] = []
 
         def seconds(learner: int, count: int) -> float:
-            computed.append(self.took(learner, count))
+            computed.append(self.took(learner, count) + own_update_s)
             return computed[-1]
 
         clock, tally, sent = SimulatedClock(policy, seconds, costs), Tally(), 0
         for event in _events(clock):
             tally.take(event)
-            sent += isinstance(event, Pull | Push) and event.work.learner % self.size != 0
+            if isinstance(event, Pull | Push):
+                sent += is_sharded or event.work.learner % self.size != 0
         computed_s = sum(computed) / self.size / self.steps
-        moved = sent * self.workload.parameter_bytes / self.steps
+        # A learner has its own part of a server in parts.
+        part = (self.size - 1) / self.size if is_sharded else float(not config.is_lockless)
+        moved = sent * part * self.workload.parameter_bytes / self.steps
         step_s = tally.time_s / self.steps
         late = tally.mean_staleness
         dropped = tally.dropped / (self.steps * self.leaves)
-        return self._mode(words, base, step_s, computed_s, moved, late, dropped)
+        return self._mode(self._words(name), base, step_s, computed_s, moved, late, dropped)
 
     def _mode(
         self,

@@ -31,7 +31,8 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
-from firecaffe.plan.forecast import forecast
+from firecaffe.plan.forecast import Forecast, forecast
+from firecaffe.plan.of_mode import forecast_mode, line_of
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import IMAGENET_CHW, Workload, images_of, input_of, layers_of
 from firecaffe.recipe.config import check_batch
@@ -40,7 +41,8 @@ from firecaffe.reference import is_reference
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import FORECAST
 from firecaffe.solvers.optimizer import make_optimizer
-from firecaffe.synchrony.config import MEASURED
+from firecaffe.synchrony.config import EVERY_STEP, MEASURED
+from firecaffe.synchrony.rounds import Rounds
 
 JPEG_BYTES = 110_000.0
 """Size of a photo of ImageNet's training set, on average: 138 GB for 1.28 million."""
@@ -245,11 +247,17 @@ def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
 
 
 def forecast_run(
-    recipe: Recipe, data: Data | None, world_size: int, gpu: str, algorithm: str
+    recipe: Recipe,
+    data: Data | None,
+    world_size: int,
+    gpu: str,
+    algorithm: str,
+    rounds: Rounds | None = None,
 ) -> dict[str, Any] | None:
     """What the planner expects of a run, for its folder; None if it cannot price it.
 
-    data: if it is open. algorithm: the exchange; what `auto` has chosen.
+    data: if it is open. algorithm: the exchange; what `auto` has chosen. rounds: when replicas are
+    averaged, in mode local.
 
     Raises: RecipeError if the cluster is none.
     """
@@ -260,21 +268,36 @@ def forecast_run(
     try:
         workload = workload_of(recipe, data)
         row = forecast(workload, cluster, world_size, algorithm, compressor)
+        if recipe.synchrony.mode != EVERY_STEP:
+            words = recipe.synchrony
+            own = forecast_mode(workload, cluster, row, words, rounds or Rounds(0))
+            return own | _of_cluster(cluster, recipe, workload, row)
     except (FirecaffeError, ValueError):  # a run goes on without what cannot be foreseen of it
         return None
     alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)
     return {
         **row.as_dict(),
+        "stragglers_s": row.compute_s - alone_s,
+        **_of_cluster(cluster, recipe, workload, row),
+    }
+
+
+def _of_cluster(
+    cluster: Cluster, recipe: Recipe, workload: Workload, row: Forecast
+) -> dict[str, Any]:
+    """What a forecast was made with."""
+    return {
         "cluster": cluster.name,
         "cluster_file": recipe.run.cluster,
         "about": cluster.about,
-        "stragglers_s": row.compute_s - alone_s,
         "is_without_data": workload.assumption == UNCOUNTED and not row.data_s,
     }
 
 
 def _no_forecast(recipe: Recipe, gpu: str, world_size: int, is_several: bool) -> str:
     """Why the run's cluster says nothing of so many workers; empty if it does."""
+    if recipe.synchrony.is_served and recipe.synchrony.clock == "simulated":
+        return "under the simulated clock one process does what learners would"
     if is_several and not gpu and not recipe.run.cluster:
         return "several hosts, and no run.cluster; firecaffe check measures one"
     cluster = cluster_for(recipe, gpu)
@@ -297,8 +320,10 @@ def write_forecast(
     local_world_size: int,
     device: torch.device,
     algorithm: str,
+    rounds: Rounds | None = None,
 ) -> list[str]:
-    """Keeps the forecast with the run; what is to be said of it, in lines.
+    """Keeps the forecast with the run; what is to be said of it, in lines. rounds: when replicas
+    are averaged, in mode local.
 
     The shipped cluster without GPUs is one host; of what links several, nothing is known.
 
@@ -308,11 +333,15 @@ def write_forecast(
     is_several = local_world_size < world_size
     if why := _no_forecast(recipe, name, world_size, is_several):
         return [f"no forecast: {why}"]
-    found = forecast_run(recipe, data, world_size, name, algorithm)
+    found = forecast_run(recipe, data, world_size, name, algorithm, rounds)
     if found is None:
         return []
     write_json(folder / FORECAST, found)
+    line = line_of(found) if "mode" in found else _line(found)
+    return [line + ("; without the time that the data take" if found["is_without_data"] else "")]
+
+
+def _line(found: dict[str, Any]) -> str:
     low, high = found["step_low_s"] * 1e3, found["step_high_s"] * 1e3
     said = f"{found['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g})"
-    line = f"forecast: {said}, {found['images_per_s']:,.4g} samples/s on {found['cluster']}"
-    return [line + ("; without the time that the data take" if found["is_without_data"] else "")]
+    return f"forecast: {said}, {found['images_per_s']:,.4g} samples/s on {found['cluster']}"

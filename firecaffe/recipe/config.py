@@ -34,6 +34,8 @@ class TrainConfig:
         ema_decay: Keep a moving average of the weights with this decay, as 0.999, and evaluate it
             instead of them. 0: none.
         ema_warmup: Begin with a smaller decay, so that the average soon forgets the first weights.
+        batch_norm_samples: Before evaluations, estimate BatchNorm's statistics from so many
+            training samples, with the weights of the moment. 0: take the running ones.
         eval_batch_size: Samples of one evaluation batch on one worker.
     """
 
@@ -52,6 +54,7 @@ class TrainConfig:
     stop_after: int = 0
     ema_decay: float = 0.0
     ema_warmup: bool = False
+    batch_norm_samples: int = 0
     eval_batch_size: int = 250
 
     @property
@@ -101,6 +104,11 @@ def check_train(config: TrainConfig) -> None:
     if not 0 <= config.ema_decay < 1:
         raise RecipeError(
             f"train.ema_decay is {config.ema_decay}; it must be from 0 up to, not including, 1"
+        )
+    if config.batch_norm_samples and config.batch_norm_samples < config.micro_batch_size:
+        raise RecipeError(
+            f"train.batch_norm_samples is {config.batch_norm_samples}; it must be 0, or at least "
+            f"train.micro_batch_size, {config.micro_batch_size}: whole micro-batches are taken"
         )
     if config.steps and config.epochs:
         raise RecipeError(

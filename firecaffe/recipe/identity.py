@@ -29,6 +29,7 @@ _FREE_WORDS = (
     "synchrony.shares",
     "synchrony.shares_every",
     "synchrony.in_flight",
+    "synchrony.server",
 )
 
 

@@ -78,9 +78,11 @@ def check_length(words: SynchronyConfig, synchronous: int, steps: int) -> None:
     """
     if synchronous + words.local_steps > steps:
         before = f" after {synchronous} synchronous steps" if synchronous else ""
+        left = steps - synchronous
+        right = f"it must be at most {left}" if left > 0 else "fewer steps may be synchronous"
         raise RecipeError(
             f"synchrony.local_steps is {words.local_steps}{before}, but the training has {steps} "
-            "steps; it must be at least as long as that"
+            f"steps; {right}"
         )
 
 
@@ -88,11 +90,10 @@ def check_local_workers(words: SynchronyConfig, world_size: int, level: int = 0)
     """Raises: RecipeError if workers cannot share out the replicas. level: of a compressor."""
     if words.mode != LOCAL:
         return
-    if words.replicas % world_size:
-        possible = [n for n in range(1, words.replicas + 1) if words.replicas % n == 0]
+    if world_size > words.replicas:
         raise RecipeError(
-            f"synchrony.replicas is {words.replicas} on {world_size} workers; each hosts as many, "
-            f"so their number must be one of {', '.join(map(str, possible))}"
+            f"synchrony.replicas is {words.replicas} on {world_size} workers; each hosts one at "
+            f"least, so there may be 1 to {words.replicas} workers"
         )
     nodes = num_nodes(words.replicas, level)
     if world_size > nodes:

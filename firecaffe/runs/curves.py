@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from firecaffe.errors import RunError
 from firecaffe.runs.compare import Run
+from firecaffe.runs.mode import sent_per_step
 from firecaffe.runs.record import read_json_lines
 
 MOST_POINTS = 150
@@ -24,7 +25,9 @@ class Point:
     """
     samples: int
     sent_bytes: float | None
-    """Bytes of gradients that all ranks together have sent; None if nobody knows."""
+    """Bytes of gradients that all ranks together have sent, of a server weights too; None if nobody
+    knows.
+    """
     value: float | None
     """The loss or the accuracy; None if it was no number."""
 
@@ -42,8 +45,7 @@ class Curves:
 def curves_of(run: Run) -> Curves:
     """Raises: RunError if the run's metrics cannot be read."""
     path = run.folder / "metrics.jsonl"
-    by_rank = run.result.get("sent_bytes_per_step_by_rank", [None])
-    sent = None if None in by_rank else sum(by_rank)
+    sent = sent_per_step(run)
     stride = -(-int(run.result["steps"]) // MOST_POINTS) or 1
     loss: list[Point] = []
     name = run.measure.name

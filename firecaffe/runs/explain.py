@@ -14,12 +14,12 @@ Source: Wilcoxon 1945; Mann and Whitney 1947; Holm 1979.
 import dataclasses
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, log2
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scipy.stats import mannwhitneyu, wilcoxon
 
@@ -45,6 +45,8 @@ FEWEST_TRIPS = 3
 """Round trips of such a block."""
 
 
+Step = TypeVar("Step")
+
 Rows = Mapping[int, Sequence[Mapping[str, Any]]]
 """A file's rows, by rank."""
 
@@ -54,7 +56,9 @@ Pairs = list[tuple[tuple[int, int], float]]
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Medians over a rank's steps, in seconds. The first step, which warms up, is left out."""
+    """Medians over a rank's steps, in seconds. The first step, which warms up, is left out. Of
+    replicas, which wait in the last step of a round alone, means.
+    """
 
     rank: int
     steps: int
@@ -98,20 +102,23 @@ class Explanation:
     """Who computed how many micro-batches, if the timings tell."""
 
 
-def explain(folder: Path) -> Explanation:
-    """Reads the timings of a run, finished or not.
+def explain(folder: Path, in_rounds: bool = False) -> Explanation:
+    """Reads the timings of a run, finished or not. in_rounds: whether ranks wait for each other at
+    the end of rounds alone, and have shares that nobody may change.
 
     Raises: RunError if there are none.
     """
     timings = read_rows(folder, "rank-*.jsonl")
     if not timings or not any(timings.values()):
         raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
-    return explain_rows(timings, read_rows(folder, "round-trips-*.jsonl"), folder)
+    found = explain_rows(timings, read_rows(folder, "round-trips-*.jsonl"), folder, in_rounds)
+    return dataclasses.replace(found, shares=None) if in_rounds else found
 
 
-def explain_rows(timings: Rows, trips: Rows, where: object) -> Explanation:
+def explain_rows(timings: Rows, trips: Rows, where: object, in_rounds: bool = False) -> Explanation:
     """The same of rows that were read elsewhere; where: for errors. Raises: RunError."""
-    ranks = [_times(rank, rows) for rank, rows in timings.items() if rows]
+    middle = statistics.fmean if in_rounds else statistics.median
+    ranks = [_times(rank, rows, middle) for rank, rows in timings.items() if rows]
     try:
         found, not_tested = _slow_computers(timings)
         links, why = _slow_links(trips)
@@ -135,14 +142,18 @@ def read_rows(folder: Path, pattern: str) -> dict[int, list[dict[str, Any]]]:
     return dict(sorted(found.items()))
 
 
-def _times(rank: int, rows: Sequence[Mapping[str, Any]]) -> RankTimes:
+def _times(
+    rank: int,
+    rows: Sequence[Mapping[str, Any]],
+    middle: Callable[[Iterable[float]], float] = statistics.median,
+) -> RankTimes:
     counted = rows[1:] or rows
     try:
         return RankTimes(
             rank,
             len(rows),
-            statistics.median(row["step_s"] for row in counted),
-            {part: statistics.median(row[part] for row in counted) for part in PARTS},
+            middle(row["step_s"] for row in counted),
+            {part: middle(row[part] for row in counted) for part in PARTS},
         )
     except (KeyError, TypeError) as error:
         raise RunError(f"the timings of rank {rank} lack {error}") from error
@@ -156,35 +167,54 @@ def _slow_computers(timings: Rows) -> tuple[list[Slow], list[str]]:
         # Others belong to hosts that have left.
         if rows and rows[-1]["step"] >= last - 1
     }
-    if len(own) < 2:
-        return [], ["one rank: there is no other to compare it with"]
     steps = sorted(set.intersection(*(set(by_step) for by_step in own.values())))
-    count = BLOCKS + ceil(log2(len(own)))
+    blocks, notes = in_blocks(steps, len(own))
+    if notes:
+        return [], notes
+    medians = {
+        rank: [statistics.median(by_step[step] for step in block) for block in blocks]
+        for rank, by_step in own.items()
+    }
+    return slow_by_blocks(medians), []
+
+
+def in_blocks(steps: Sequence[Step], ranks: int) -> tuple[list[Sequence[Step]], list[str]]:
+    """The parts of a run by which so many ranks are compared; and why they cannot be, in words."""
+    if ranks < 2:
+        return [], ["one rank: there is no other to compare it with"]
+    count = num_blocks(ranks)
     if len(steps) < count * FEWEST_STEPS:
         return [], [
             f"{len(steps)} steps are too few to tell a slow rank from noise; "
             f"it takes {count * FEWEST_STEPS}"
         ]
     bounds = [len(steps) * i // count for i in range(count + 1)]
-    blocks = [steps[start:stop] for start, stop in pairwise(bounds)]
-    medians = {
-        rank: [statistics.median(by_step[step] for step in block) for block in blocks]
-        for rank, by_step in own.items()
-    }
+    return [steps[start:stop] for start, stop in pairwise(bounds)], []
+
+
+def num_blocks(ranks: int) -> int:
+    """The number of blocks of steps by which so many ranks are compared."""
+    return BLOCKS + ceil(log2(ranks))
+
+
+def slow_by_blocks(seconds: Mapping[int, Sequence[float]]) -> list[Slow]:
+    """The ranks that compute longer than the others. seconds: of each rank, its own in each of the
+    same blocks of steps.
+    """
     p_values, values = {}, {}
-    for rank, of_rank in medians.items():
+    for rank, of_rank in seconds.items():
         others = [
-            statistics.median(each[i] for other, each in medians.items() if other != rank)
-            for i in range(len(blocks))
+            statistics.median(each[i] for other, each in seconds.items() if other != rank)
+            for i in range(len(of_rank))
         ]
         gaps = [a - b for a, b in zip(of_rank, others, strict=True)]
         p_values[rank] = float(wilcoxon(gaps, alternative="greater").pvalue) if any(gaps) else 1.0
         values[rank] = statistics.median(of_rank), statistics.median(others)
     return [
-        Slow(rank, "computes", *values[rank], p_value, len(blocks))
+        Slow(rank, "computes", *values[rank], p_value, len(seconds[rank]))
         for rank, p_value in holm(p_values).items()
         if p_value < ALPHA
-    ], []
+    ]
 
 
 def _slow_links(trips: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[Slow], list[str]]:

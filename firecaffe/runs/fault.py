@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from firecaffe.errors import (
     CheckpointError,
     DataError,
+    DivergedError,
     FirecaffeError,
     LauncherLostError,
     MemoryFullError,
@@ -22,7 +24,7 @@ from firecaffe.errors import (
     PeerLostError,
     PreemptedError,
 )
-from firecaffe.faults import ANOTHER, ITSELF, TOGETHER, Fault
+from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, TOGETHER, Fault
 from firecaffe.runs.files import read_small, write_json
 from firecaffe.runs.record import read_json_lines
 
@@ -31,8 +33,10 @@ NAME = "fault.json"
 UNKNOWN_NEXT = "this attempt ended"
 """What follows a fault as ranks know it; a launcher knows better."""
 
-GOES_ON = "the others go on"
-"""What follows the loss of a rank without which rank 0 goes on, as rank 0 knows it."""
+TIME = "%Y-%m-%dT%H:%M:%S%z"
+
+ONE_EVENT_S = 60.0
+"""Seconds in which rank 0 and a launcher both tell of a lost rank."""
 
 KIND_OF = {
     DataError: "data",
@@ -42,6 +46,7 @@ KIND_OF = {
     torch.OutOfMemoryError: "out_of_memory",
     LauncherLostError: "launcher_killed",
     NotFiniteError: "not_finite",
+    DivergedError: "diverged",
     PreemptedError: "preempted",
 }
 
@@ -62,7 +67,7 @@ def fault_of(error: Exception, rank: int, host: str, step: int) -> Fault | None:
     kind = kind_of(error)
     if kind == "exception" and isinstance(error, FirecaffeError):
         return Fault("other", rank, host, step, ITSELF, str(error), error.exit_code)
-    if isinstance(error, NotFiniteError) and error.step:
+    if isinstance(error, NotFiniteError | DivergedError) and error.step:
         step = error.step  # on a GPU the one under way is a later one
     name = f"{type(error).__name__}: " if kind == "exception" else ""
     goes_along = isinstance(error, FirecaffeError) and error.goes_along
@@ -93,8 +98,12 @@ def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:
             if known is not None:
                 if fault.kind in TOGETHER:
                     return ""  # the first to say it said it
+                if fault.kind == "gone" and known["kind"] != "gone":
+                    return ""  # who saw a connection close knows no more
+                if known["then"] == GOES_ON:
+                    fault = dataclasses.replace(fault, step=max(fault.step, known["step"]))
                 earlier.remove(known)
-            row = {**fault.as_json(), "then": then, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            row = {**fault.as_json(), "then": then, "time": time.strftime(TIME)}
             write_json(folder / NAME, {**row, "earlier": earlier})
     except (OSError, ValueError) as error:
         return f"{folder / NAME} could not be written: {getattr(error, 'strerror', None) or error}"
@@ -127,12 +136,22 @@ def _step_under_way(folder: Path, rank: int) -> int:
 
 def is_same(row: dict[str, Any], fault: Fault) -> bool:
     """Whether both tell of one event: a rank's end may be known better later, its step too."""
-    if row.get("then") not in (UNKNOWN_NEXT, GOES_ON):
+    step, is_of_rank = row.get("step"), row.get("rank") == fault.rank
+    if not isinstance(step, int) or row.get("then") not in (UNKNOWN_NEXT, GOES_ON):
         return False  # a launcher has told it; what comes now is new
-    step = row.get("step")
+    if row["then"] == GOES_ON:
+        return is_of_rank and _age_s(row) < ONE_EVENT_S  # steps go on meanwhile
     is_of_all = fault.kind in TOGETHER and row.get("kind") == fault.kind
-    is_of_it = is_of_all or row.get("rank") == fault.rank
-    return is_of_it and isinstance(step, int) and abs(step - fault.step) <= 1
+    return (is_of_all or is_of_rank) and abs(step - fault.step) <= 1
+
+
+def _age_s(row: dict[str, Any]) -> float:
+    """Seconds since a row was written."""
+    try:
+        written = datetime.strptime(row["time"], TIME)
+        return abs((datetime.now(UTC) - written).total_seconds())
+    except (KeyError, TypeError, ValueError):
+        return float("inf")
 
 
 def _newest(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import threading
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ MOST_BYTES = 16_000_000
 
 
 class GrowingFile:
-    """Bytes at the end of a file, in it as soon as they are written.
+    """Bytes at the end of a file, in it as soon as they are written, by any thread.
 
     If the disk is full they wait until there is room, for what goes on does not end for that.
     """
@@ -22,16 +23,18 @@ class GrowingFile:
         """goes_on: whether the file is there, and what it holds stays."""
         self._file = FileIO(path, "a" if goes_on else "x")
         self._waiting = b""
+        self._turn = threading.Lock()
 
     def write(self, data: bytes) -> None:
-        self._waiting += data
-        try:
-            while self._waiting:
-                written = self._file.write(self._waiting)
-                self._waiting = self._waiting[written:]
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
+        with self._turn:
+            self._waiting += data
+            try:
+                while self._waiting:
+                    written = self._file.write(self._waiting)
+                    self._waiting = self._waiting[written:]
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
 
     def close(self) -> None:
         self._file.close()

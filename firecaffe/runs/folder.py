@@ -8,6 +8,7 @@ timings/round-trips-R.jsonl   of the beats by which ranks watch over each other
 tensorboard/       the same curves as TensorBoard events
 checkpoints/       see train.checkpoint
 events.jsonl       of a mode with a server: see synchrony.log
+weights.jsonl      the digest of the weights at each evaluation and checkpoint
 digests.jsonl      digests of all tensors after each step, where asked for
 forecast.json      what the planner expected of this run, where it could
 fault.json         what has happened to a rank, where something has; see runs.fault
@@ -26,6 +27,7 @@ from firecaffe.runs.files import read_small, write_atomically
 from firecaffe.runs.record import read_json_lines
 
 FORECAST = "forecast.json"
+METRICS, WEIGHTS, DIGESTS = "metrics.jsonl", "weights.jsonl", "digests.jsonl"
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def continue_run_folder(folder: Path, step: int) -> None:
 
     Raises: RunError if they cannot be read or written.
     """
-    records = [folder / "metrics.jsonl", folder / "digests.jsonl"]
+    records = [folder / name for name in (METRICS, WEIGHTS, DIGESTS)]
     try:
         for path in [*records, *(folder / "timings").glob("*.jsonl")]:
             if path.is_file():

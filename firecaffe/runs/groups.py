@@ -15,6 +15,14 @@ from firecaffe.runs.compare import OWN_CODE, Run, differing_words, names, other_
 from firecaffe.runs.curves import time_to
 from firecaffe.runs.learned import failure
 from firecaffe.runs.measure import Measure, other_metrics
+from firecaffe.runs.mode import (
+    given_up,
+    is_simulated,
+    mode_of,
+    sent_per_step,
+    staleness_of,
+    trained_samples,
+)
 from firecaffe.runs.statistics import (
     BAND,
     DIFFERENT,
@@ -81,6 +89,16 @@ class GroupRow:
     """The other metrics of all its runs, by name."""
     shares: list[str]
     """Those of `others` that are shares of 1."""
+    mode: str
+    """Its mode of synchrony, with its number."""
+    test_loss: Mean | None
+    """None if it was no number in one of its runs."""
+    staleness: Mean | None
+    """The mean staleness of its runs' gradients; None without a server."""
+    given_up: float
+    """The share of the samples that were dropped, the mean."""
+    sent_bytes: float | None
+    """What all ranks together have sent in the training, the mean; None if nobody knows."""
     failure: str
     """Which of its runs learned nothing; empty if all did, or if their records do not say."""
     against: Difference | None
@@ -232,9 +250,26 @@ def _row(
             if all(isinstance(run.result.get(each.name), int | float) for run in results)
         },
         shares=[each.name for each in others if each.is_share],
+        mode=mode_of(group.first),
+        test_loss=_mean([run.result.get("test_loss") for run in results]),
+        staleness=_mean([staleness_of(run) for run in results]),
+        given_up=fmean(given_up(run) / max(1, samples_seen(run)) for run in results),
+        sent_bytes=_sent(group.runs),
         failure=_failure(group),
         against=against,
     )
+
+
+def _mean(values: Sequence[float | None]) -> Mean | None:
+    """None if one is not known: a mean of the others would flatter."""
+    known = [float(each) for each in values if each is not None]
+    return mean_of(known) if len(known) == len(values) else None
+
+
+def _sent(runs: Sequence[Run]) -> float | None:
+    found = [(sent_per_step(run), run.result["steps"]) for run in runs]
+    known = [each * steps for each, steps in found if each is not None]
+    return fmean(known) if len(known) == len(found) else None
 
 
 def _failure(group: Group) -> str:
@@ -264,8 +299,11 @@ def _why_no_speedup(
     groups: Sequence[Group], times: Sequence[Sequence[float]], place: int, target: float | None
 ) -> str:
     for each in dict.fromkeys((place, 0)):
+        name = letters(len(groups))[each]
         if _failure(groups[each]):
-            return f"{letters(len(groups))[each]} has failed"
+            return f"{name} has failed"
+        if is_simulated(groups[each].first):
+            return f"{name} ran under the simulated clock, in one process"
         if not times[each]:
             name = groups[each].names[0]
             if target is None:
@@ -293,7 +331,7 @@ def _times(group: Group, target: float | None) -> list[float]:
     rates = [run.result["images_per_s"] for run in group.runs]
     if not all(rates):
         return []
-    return [samples_seen(run) / rate for run, rate in zip(group.runs, rates, strict=True)]
+    return [trained_samples(run) / rate for run, rate in zip(group.runs, rates, strict=True)]
 
 
 def _unequal(baseline: Group, group: Group, target: float | None) -> list[str]:

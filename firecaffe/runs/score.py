@@ -94,10 +94,14 @@ def measured_parts(timings: Rows) -> dict[str, float]:
 
 
 def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None:
-    """None if the run has no forecast. Raises: RunError if it is damaged."""
+    """None if the run has no forecast, or one of another mode than every_step, which is scored in
+    `runs.score_mode`. Raises: RunError if it is damaged.
+    """
     if not (folder / FORECAST).is_file():
         return None
     forecast = read_run_file(folder, FORECAST)
+    if "mode" in forecast:
+        return None
     measured = measured_parts(timings)
     try:
         parts = [_part(name, forecast, measured[name]) for name in ADVICE]
@@ -129,16 +133,21 @@ def _part(name: str, forecast: Mapping[str, Any], measured_s: float) -> StepPart
     return StepPart(name, said, low, high, measured_s)
 
 
-def _lines(
-    cluster: str, step: StepPart, parts: Sequence[StepPart], explanation: Explanation
-) -> list[str]:
+def step_line(cluster: str, step: StepPart) -> str:
+    """The score of the step's time, in words."""
     error = step.forecast_s / step.measured_s - 1
     inside = "outside" if step.is_outside else "inside"
-    lines = [
+    return (
         f"forecast for {cluster}: {_ms(step.forecast_s)} a step ({_ms(step.low_s)} to "
         f"{_ms(step.high_s)}); measured {_ms(step.measured_s)}, {inside} the band, the forecast "
         f"{abs(error):.0%} {'long' if error > 0 else 'short'}"
-    ]
+    )
+
+
+def _lines(
+    cluster: str, step: StepPart, parts: Sequence[StepPart], explanation: Explanation
+) -> list[str]:
+    lines = [step_line(cluster, step)]
     for part in parts:
         gap_s = max(part.low_s - part.measured_s, part.measured_s - part.high_s)
         if part.name in ("rest_s", "stragglers_s") or gap_s <= LEAST_MISS * step.measured_s:

@@ -90,14 +90,20 @@ MAY_CYCLE = ("sgd", "nesterov", "adam", "adamw", "lars", "lamb")
 
 
 def make_optimizer(
-    named: Mapping[str, nn.Parameter], config: SolverConfig, delayed: int = 0
+    named: Mapping[str, nn.Parameter],
+    config: SolverConfig,
+    delayed: int = 0,
+    runs: Mapping[str, nn.Parameter] | None = None,
 ) -> optim.Optimizer:
     """The solver's optimizer. All of ours use torch's `foreach` form: the form changes bits.
-    delayed: the updates over which Nesterov's momentum is delayed; 0: it is in each one.
+    delayed: the updates over which Nesterov's momentum is delayed; 0: it is in each one. runs: runs
+    of the elements of some parameters, by name, which are updated instead of these.
 
     Raises: RecipeError, OwnCodeError for an optimizer of the user's own.
     """
     groups = groups_of(named, config)
+    if runs is not None:
+        groups = _with_runs(groups, named, runs)
     if delayed:
         return DelayedNesterov(groups, config.base_lr, config.momentum, delayed)
     if is_reference(config.type):
@@ -108,6 +114,17 @@ def make_optimizer(
     optimizer = SOLVERS[config.type](beside, config)
     optimizer.register_step_pre_hook(_decay)
     return optimizer
+
+
+def _with_runs(
+    groups: Groups, named: Mapping[str, nn.Parameter], runs: Mapping[str, nn.Parameter]
+) -> list[dict[str, Any]]:
+    run_of = {named[name]: run for name, run in runs.items()}
+    found = [
+        {**group, "params": [run_of[each] for each in group["params"] if each in run_of]}
+        for group in groups
+    ]
+    return [group for group in found if group["params"]]
 
 
 @torch.no_grad()

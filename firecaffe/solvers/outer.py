@@ -16,7 +16,7 @@ language models" (r = 0.7, b = 0.9).
 from collections.abc import Sequence
 
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 USUAL = {"average": (1.0, 0.0), "slowmo": (1.0, 0.5), "nesterov": (0.7, 0.9)}
 """The outer optimizers, with the rate and the momentum that each has if none is said."""
@@ -49,10 +49,10 @@ class Outer:
     def step(self, learning_rate: float) -> None:
         """Updates the weights. learning_rate: the present one of the replicas."""
         if self._is_slowmo:
-            gradients = [each.grad for each in self._parameters if each.grad is not None]
+            trained: list[Tensor] = [each for each in self._parameters if each.grad is not None]
+            gradients = [each.grad for each in trained if each.grad is not None]
             if learning_rate == 0:  # a momentum per rate has no value
-                for each in self._parameters:
-                    each.sub_(each.grad)  # type: ignore[arg-type]
+                torch._foreach_sub_(trained, gradients)
                 return
             torch._foreach_div_(gradients, learning_rate)
             self.optimizer.param_groups[0]["lr"] = self._rate * learning_rate

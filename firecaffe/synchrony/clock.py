@@ -8,6 +8,7 @@ first. Equal recipes have equal events.
 """
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,9 @@ class Costs:
     workers: int = 0
     """Learner n is of worker n mod this, which computes one work at a time; worker 0 has the server
     in it, and sends nothing. 0: each learner is a worker by itself."""
+    is_sharded: bool = False
+    """Whether each worker serves an equal part of the weights. Then a pull and a push go by parts
+    to and from all others at once, through the ports of both."""
 
 
 class SimulatedClock:
@@ -76,16 +80,36 @@ class SimulatedClock:
         if stage == COMPUTE:
             took = self._seconds(learner, self._counts[learner])
             self._counts[learner] += 1
-            served_by = f"worker {worker}"
+            uses = {f"worker {worker}": took}
+        elif stage == LAST_STAGE:
+            uses = {"server": costs.take / (costs.workers if costs.is_sharded else 1)}
         else:
-            took = (costs.pull, 0.0, costs.push, costs.take)[stage]
-            served_by = ("port out", "", "port in", "server")[stage]
-            if costs.workers and worker == 0 and stage != LAST_STAGE:
-                took = 0.0
-        if took:
-            time_s = max(time_s, self._free_at.get(served_by, 0.0)) + took
-            self._free_at[served_by] = time_s
-        heapq.heappush(self._ends, (time_s, learner, stage))
+            uses = self._ports(worker, stage)
+        heapq.heappush(self._ends, (self._use(uses, time_s), learner, stage))
+
+    def _ports(self, worker: int, stage: int) -> dict[str, float]:
+        """The ports that a worker's pull or push goes through, and for how long."""
+        costs = self._costs
+        took, theirs, mine = costs.pull, "out", "in"
+        if stage != 0:
+            took, theirs, mine = costs.push, "in", "out"
+        if not costs.is_sharded:
+            is_server = bool(costs.workers) and worker == 0
+            return {} if is_server else {f"port {theirs}": took}
+        part = took / costs.workers
+        others = [each for each in range(costs.workers) if each != worker]
+        return {f"port {theirs} {each}": part for each in others} | {
+            f"port {mine} {worker}": part * len(others)
+        }
+
+    def _use(self, uses: Mapping[str, float], time_s: float) -> float:
+        """Uses what serves one work at a time, each for a while. Returns when all have done so."""
+        ends = [time_s]
+        for name, took in uses.items():
+            if took:
+                self._free_at[name] = max(time_s, self._free_at.get(name, 0.0)) + took
+                ends.append(self._free_at[name])
+        return max(ends)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -12,10 +12,16 @@ LOCAL = "local"
 EQUAL: Literal["equal"] = "equal"
 MEASURED: Literal["measured"] = "measured"
 
+FIRST: Literal["first"] = "first"
+SHARDED: Literal["sharded"] = "sharded"
+
+BY_SERVER: Literal["server"] = "server"
+NO_LOCK: Literal["none"] = "none"
+
 MODES = {
     EVERY_STEP: "all micro-batches of a step are added, then comes one update",
     BACKUP: "the first micro-batches of a step count, those of the slowest learners are dropped",
-    STALE: "a server updates as gradients arrive; no learner gets far ahead of the slowest",
+    STALE: "a server updates as gradients arrive; no learner gets many steps ahead of another",
     ASYNCHRONOUS: "a server updates as gradients arrive",
     LOCAL: "replicas train by themselves, and are averaged every so many steps",
 }
@@ -56,9 +62,15 @@ class SynchronyConfig:
         shares_every: The number of steps between two decisions about measured shares.
         in_flight: Micro-batches that a worker of the real clock has at once: with 2 one is computed
             while another's weights or gradient travel, and gradients are later.
+        server: Who holds the weights under the real clock: first (rank 0) or sharded (each rank an
+            equal part, so that no rank's port carries all). A replay gives the bits of both.
+        lock: What keeps updates apart (asynchronous): server (it makes one after the other) or none
+            (Hogwild: the workers of one host write to the same weights, and nothing is replayed).
         learners: Workers of the simulated clock. Each takes one micro-batch at a time from a queue.
         backup_workers: Micro-batches of a step that are dropped: the last ones (backup).
-        max_staleness: Micro-batches by which a learner may be ahead of the slowest (stale).
+        dropped: What becomes of these: forget, or again (others compute them for a later update).
+        max_staleness: Steps by which a micro-batch may be ahead of the oldest one that is still
+            computed (stale).
         gradients_per_update: Gradients of micro-batches whose mean makes an update (asynchronous).
         staleness_rate: What a gradient of staleness τ is multiplied by: none (1) or inverse (1 / τ,
             and 1 for τ = 0).
@@ -84,8 +96,9 @@ class SynchronyConfig:
         warm_until_drop: The same until the first drop of the rate (local).
         outer: What an average does to the weights (local): average (they become it), slowmo or
             nesterov (a step towards it, with momentum).
-        outer_lr: The outer rate; -1: 1 with slowmo, 0.7 with nesterov.
-        outer_momentum: The outer momentum; -1: 0.5 with slowmo, 0.9 with nesterov.
+        outer_lr: The outer rate (-1: the usual one, which is 1 with slowmo, 0.7 with nesterov).
+        outer_momentum: The outer momentum (-1: the usual one, which is 0.5 with slowmo, 0.9 with
+            nesterov).
         inner_momentum: What becomes of the replicas' optimizer state at an average: keep (each goes
             on with its own), zero (it is forgotten) or average (local).
         overlap_steps: Steps that replicas take while their average is under way; 0: they wait.
@@ -95,8 +108,11 @@ class SynchronyConfig:
     shares: Literal["equal", "measured"] = EQUAL
     shares_every: int = 10
     in_flight: int = 1
+    server: Literal["first", "sharded"] = FIRST
+    lock: Literal["server", "none"] = BY_SERVER
     learners: int = 4
     backup_workers: int = 1
+    dropped: Literal["forget", "again"] = "forget"
     max_staleness: int = 4
     gradients_per_update: int = 1
     staleness_rate: Literal["none", "inverse"] = "none"
@@ -124,6 +140,11 @@ class SynchronyConfig:
         """Whether a server decides on each gradient as it arrives."""
         return self.mode in SERVED
 
+    @property
+    def is_lockless(self) -> bool:
+        """Whether workers write to the same weights without waiting for each other."""
+        return self.mode == ASYNCHRONOUS and self.lock == NO_LOCK
+
     def num_learners(self, world_size: int) -> int:
         """The number of learners at the beginning of a training by so many workers."""
         return self.learners if self.clock == "simulated" else world_size * self.in_flight
@@ -149,6 +170,11 @@ def _check_served(config: SynchronyConfig) -> None:
             raise RecipeError(
                 f"synchrony.in_flight is {config.in_flight} with clock simulated, whose learners "
                 "have one micro-batch each; leave it out, or raise synchrony.learners"
+            )
+        if config.server != FIRST:
+            raise RecipeError(
+                f"synchrony.server is {config.server} with clock simulated, which is one process; "
+                "leave it out, or take clock = real"
             )
         check_learners(config, config.learners, f"synchrony.learners, {config.learners}")
     if (config.speeds == "measured") != bool(config.speeds_from):

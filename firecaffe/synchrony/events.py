@@ -65,6 +65,8 @@ def to_row(event: Event) -> dict[str, Any]:
                     "works": [row_of(work) for work in event.update.works],
                     "dropped": [list(leaf) for leaf in event.update.dropped],
                 }
+                if event.update.again:
+                    update["again"] = [list(leaf) for leaf in event.update.again]
             counts = {"counts": event.counts, "update": update}
             return {"event": kind, **row, "work": row_of(event.work), **counts}
         case _:
@@ -83,6 +85,7 @@ def from_row(row: dict[str, Any]) -> Event:
                 row["update"]["version"],
                 tuple(work_of(work) for work in row["update"]["works"]),
                 tuple(Leaf(step, place) for step, place in row["update"]["dropped"]),
+                tuple(Leaf(step, place) for step, place in row["update"].get("again", [])),
             )
         return Push(time_s, work_of(row["work"]), row["counts"], update)
     if kind not in ("lose", "join"):

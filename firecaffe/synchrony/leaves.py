@@ -58,6 +58,12 @@ class LeafQueue:
             return self._returned[0]
         return self._next if self._next.step < self.leaves.last_step else None
 
+    @property
+    def left(self) -> int:
+        """The number of leaves that are not handed out."""
+        fresh = self.leaves.before(self.leaves.last_step) - self.leaves.before(self._next.step)
+        return len(self._returned) + fresh - self._next.place
+
     def take(self) -> Leaf:
         """Hands out the next leaf; there has to be one."""
         if self._returned:

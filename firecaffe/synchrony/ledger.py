@@ -2,8 +2,8 @@
 
 What holds of any policy: a version is made once, in order; a learner has one work at a time, at
 the version of the moment, and brings that one; a gradient is applied once, and never if it was
-dropped; a leaf is computed by one learner at a time, and counts once. A log that breaks one of
-these was damaged, or was never that of a run.
+dropped, or its leaf was to be handed out again; a leaf counts once, and is under way once, but for
+who is too late. A log that breaks one of these was damaged, or was never that of a run.
 """
 
 from firecaffe.synchrony.events import Event, Lose, Pull, Push
@@ -19,6 +19,8 @@ class Ledger:
         self.version = version
         self._time_s = 0.0
         self._in_flight: dict[int, Work] = {}
+        self._late: set[Work] = set()
+        """Those under way whose leaves are handed out again."""
         self._pending: set[Work] = set()
         self._done: set[Leaf] = set()
 
@@ -40,7 +42,7 @@ class Ledger:
             work.version == self.version,
             f"version {work.version} is pulled, the weights are at {self.version}",
         )
-        taken = {each.leaf for each in self._in_flight.values()}
+        taken = {each.leaf for each in self._in_flight.values() if each not in self._late}
         _demand(
             work.leaf not in self._done and work.leaf not in taken,
             f"{_words(work.leaf)} is handed out again",
@@ -58,6 +60,7 @@ class Ledger:
             del self._in_flight[event.work.learner]
         if event.counts:
             leaf = event.work.leaf
+            _demand(event.work not in self._late, f"{_words(leaf)} counts, and came too late")
             _demand(leaf not in self._done, f"{_words(leaf)} counts twice, or after it was dropped")
             self._pending.add(event.work)
             self._done.add(leaf)
@@ -79,6 +82,10 @@ class Ledger:
         for leaf in update.dropped:
             _demand(leaf not in self._done, f"{_words(leaf)} is dropped, and counts")
             self._done.add(leaf)
+        for leaf in update.again:
+            late = {work for work in self._in_flight.values() if work.leaf == leaf} - self._late
+            _demand(bool(late), f"{_words(leaf)} is to be handed out again, and nobody has it")
+            self._late |= late
         self.version = update.version
 
 

@@ -39,6 +39,8 @@ class Update:
     """In the order of their leaves."""
     dropped: tuple[Leaf, ...] = ()
     """Leaves that will not be waited for. Their samples are lost."""
+    again: tuple[Leaf, ...] = ()
+    """Leaves that will not be waited for either, but are handed out again."""
 
     def staleness(self, work: Work) -> int:
         return self.version - 1 - work.version

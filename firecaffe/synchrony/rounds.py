@@ -51,6 +51,12 @@ class Rounds:
         """The number of steps of the longest round; 0 if there is none."""
         return max((each.steps for each in self._rounds), default=0)
 
+    @property
+    def mean(self) -> int:
+        """The number of steps of a round, the mean; 1 if there is none."""
+        steps = sum(each.steps for each in self._rounds)
+        return round(steps / len(self._rounds)) if self._rounds else 1
+
     def averages(self, done: int) -> int:
         """The number of averages that are applied after so many steps."""
         return bisect_right(self._applied, done)

@@ -1,14 +1,14 @@
-"""Bounded staleness: asynchronous updates, but nobody gets more than s leaves ahead.
+"""Bounded staleness: asynchronous updates, but nobody gets more than s steps ahead.
 
-A learner's clock is the number of gradients that it has brought. It waits while its clock is more
-than s ahead of the slowest one's. With s = 0 all learners compute at the same version, and their
-gradients are applied before the next ones begin.
+The clock is that of the leaves: a leaf of step c waits until all leaves of steps before c - s have
+been applied. So whoever computes at clock c sees all updates of clocks up to c - s - 1, which is
+what the source promises. There each worker has leaves of its own, and its clock counts them: one at
+half speed then holds all others at its pace. Here leaves come from one queue, and a slow learner
+takes fewer. With s = 0 a step begins once the one before is applied.
 
 Source: Ho et al. 2013, "More effective distributed ML via a stale synchronous parallel parameter
 server".
 """
-
-from typing import Any
 
 from firecaffe.synchrony.asynchronous import Asynchronous
 from firecaffe.synchrony.leaves import LeafQueue
@@ -23,31 +23,11 @@ class Stale(Asynchronous):
     ) -> None:
         super().__init__(queue, learners, version)
         self._most = max_staleness
-        self.clocks = dict.fromkeys(range(learners), 0)
 
     def begin(self, learner: int) -> Work | None:
-        if self.clocks[learner] - min(self.clocks.values()) > self._most:
+        first = self.queue.first
+        if first is None:
             return None
-        return super().begin(learner)
-
-    def contribute(self, work: Work) -> bool:
-        counts = super().contribute(work)
-        if counts:
-            self.clocks[work.learner] += 1
-        return counts
-
-    def lose(self, learner: int) -> None:
-        super().lose(learner)
-        self.clocks.pop(learner, None)
-
-    def join(self, learner: int) -> None:
-        """It begins where the slowest is, so that nobody has to wait for it."""
-        super().join(learner)
-        self.clocks.setdefault(learner, min(self.clocks.values(), default=0))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "clocks": [list(each) for each in self.clocks.items()]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.clocks = dict(map(tuple, state["clocks"]))
+        # Leaves are handed out in order, so what is missing is under way.
+        oldest = min((work.leaf.step for work in self.in_flight.values()), default=first.step)
+        return None if first.step - oldest > self._most else super().begin(learner)

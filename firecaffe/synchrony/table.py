@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from firecaffe.synchrony.asynchronous import Asynchronous
-from firecaffe.synchrony.backup import Backup
+from firecaffe.synchrony.backup import Backup, BackupAgain
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyConfig
 from firecaffe.synchrony.leaves import LeafQueue, Leaves
 from firecaffe.synchrony.policy import Policy
 from firecaffe.synchrony.stale import Stale
 
 SYNCHRONY: dict[str, Callable[[LeafQueue, SynchronyConfig, int], Policy]] = {
-    BACKUP: lambda queue, c, learners: Backup(
+    BACKUP: lambda queue, c, learners: (BackupAgain if c.dropped == "again" else Backup)(
         queue, learners, queue.leaves.first_step, c.backup_workers
     ),
     STALE: lambda queue, c, learners: Stale(

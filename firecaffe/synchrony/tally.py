@@ -16,6 +16,8 @@ class Tally:
         """The number of gradients that were applied, by their staleness."""
         self.dropped = 0
         """Leaves that were given up."""
+        self.again = 0
+        """How often a leaf was to be handed out again, as it came too late."""
         self.lost = 0
         """Learners that were lost."""
         self._waits_since: dict[int, float] = {}
@@ -34,6 +36,7 @@ class Tally:
                 if event.update is not None:
                     self.updates += 1
                     self.dropped += len(event.update.dropped)
+                    self.again += len(event.update.again)
                     works = event.update.works
                     self.staleness.update(event.update.staleness(work) for work in works)
             case Lose():
@@ -56,6 +59,7 @@ class Tally:
             "updates": self.updates,
             "gradients": self.staleness.total(),
             "dropped": self.dropped,
+            "again": self.again,
             "lost_learners": self.lost,
             "mean_staleness": self.mean_staleness,
             "staleness": {str(t): n for t, n in sorted(self.staleness.items())},
@@ -69,10 +73,11 @@ class Tally:
         row = self.row
         idle = list(row["idle_by_learner"].values()) or [0.0]
         most = max(self.staleness, default=0)
+        again = f", {self.again:,} computed again" if self.again else ""
         return (
             f"{self.updates:,} updates of {row['gradients']:,} gradients, {self.dropped:,} "
-            f"dropped; staleness {self.mean_staleness:.2f} (at most {most}); learners waited "
-            f"{sum(idle) / len(idle):.1%} of their time (at most {max(idle):.1%})"
+            f"dropped{again}; staleness {self.mean_staleness:.2f} (at most {most}); learners "
+            f"waited {sum(idle) / len(idle):.1%} of their time (at most {max(idle):.1%})"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,6 +85,7 @@ class Tally:
             "time_s": self.time_s,
             "updates": self.updates,
             "dropped": self.dropped,
+            "again": self.again,
             "lost": self.lost,
             "staleness": [list(each) for each in sorted(self.staleness.items())],
             "waits_since": [list(each) for each in self._waits_since.items()],
@@ -89,6 +95,7 @@ class Tally:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.time_s, self.updates = state["time_s"], state["updates"]
         self.dropped, self.lost = state["dropped"], state["lost"]
+        self.again = state.get("again", 0)  # younger than the others
         self.staleness = Counter(dict(map(tuple, state["staleness"])))
         self._waits_since = dict(map(tuple, state["waits_since"]))
         self._idle_s = defaultdict(float, dict(map(tuple, state["idle_s"])))

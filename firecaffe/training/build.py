@@ -14,6 +14,7 @@ from firecaffe.cluster.last_word import LAUNCHED, tell_uncaught
 from firecaffe.cluster.tree import links_of, star_of
 from firecaffe.cluster.world import World, join
 from firecaffe.data.datasets import GIVEN
+from firecaffe.errors import RunError
 from firecaffe.exchange.route import HOOK
 from firecaffe.gradients.combine import Hook
 from firecaffe.plan.of_recipe import write_forecast
@@ -23,14 +24,16 @@ from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.recipe.served import check_served_workers
 from firecaffe.runs.files import write_json
-from firecaffe.synchrony.config import MEASURED
+from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.score_mode import score_mode
+from firecaffe.synchrony.config import FIRST, MEASURED
 from firecaffe.tasks import Loss, Task, TaskConfig
 from firecaffe.training.about import about_of
 from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.balance import Balance
 from firecaffe.training.beginning import make_folder, notes_of, say_where
 from firecaffe.training.checkpoint import save_checkpoint
-from firecaffe.training.checks import check_hosts, check_rates, check_validation
+from firecaffe.training.checks import check_hosts, check_one_memory, check_rates, check_validation
 from firecaffe.training.connect import connect
 from firecaffe.training.data_workers import check_not_in_worker
 from firecaffe.training.ending import record_of
@@ -106,8 +109,9 @@ def train(
     if task is not None:
         recipe = dataclasses.replace(recipe, task=TaskConfig(OWN))
     exchange, synchrony = recipe.exchange, recipe.synchrony
-    # A server goes on without workers that are lost.
-    shape = star_of if synchrony.is_served and synchrony.clock == "real" else links_of
+    # A server that is rank 0 alone goes on without workers that are lost.
+    goes_on = synchrony.is_served and synchrony.clock == "real" and synchrony.server == FIRST
+    shape = star_of if goes_on else links_of
     with (
         join(recipe.train.device, exchange.timeout_s, exchange.silent_s, shape) as world,
         ExitStack() as resources,
@@ -119,6 +123,7 @@ def train(
         check_served_workers(synchrony, world.world_size)
         check_local_workers(synchrony, world.world_size, exchange.level)
         check_hosts(recipe, world)
+        check_one_memory(recipe, world)
         if world.attempt == 0:  # later there may be fewer
             check(plugins, world.world_size)
         start = find_start(world, resume)
@@ -155,15 +160,15 @@ def _train_in(
     frozen = frozen_of(network, recipe.model, learner.first_weights, is_resumed)
     notes = notes_of(run, data, learner, frozen, choice, start, plugins)
     served = learner.served
-    is_forecast = run.route.way != HOOK and served is None and learner.local is None
     # A network that was given as an object of Python may be the very one that is trained.
-    if world.is_first and parts.model is None and is_forecast:
-        ranks = world.world_size, world.local_world_size
-        notes += write_forecast(folder, recipe, data, *ranks, world.device, run.route.algorithm)
+    if world.is_first and parts.model is None and run.route.way != HOOK:
+        words = recipe, data, world.world_size, world.local_world_size, world.device
+        notes += write_forecast(folder, *words, run.route.algorithm, run.rounds)
     records = Records(folder, run, world, start.step, goes_on=start.folder is not None)
     resources.enter_context(closing(records))
     write = around_write(plugins, save_checkpoint, world)
-    saver = Saver(folder / "checkpoints", recipe.checkpoint.keep_last, write, records.say)
+    keep_last = recipe.checkpoint.keep_last
+    saver = Saver(folder / "checkpoints", keep_last, write, records.say, records.weights)
     resources.enter_context(closing(saver))
     parts_of_run = run, learner, world, data
     steps = make_steps(*parts_of_run, reducer, plugins, start.step, is_repeatable, resources)
@@ -181,6 +186,8 @@ def _train_in(
         balance=balance,
         state=learner.state,
         best=learner.best,
+        norms=learner.norms,
+        rise=learner.rise,
         saver=saver,
         folder=folder,
         first_step=start.step,
@@ -198,6 +205,8 @@ def _train_in(
         record = record_of(result, *parts_of_run, frozen, choice, balance, start)
         record["plugins"] = names(plugins)
         write_json(folder / "result.json", record)
+        for line in _score(folder):
+            records.say(line)
         records.end(record)
         if LAUNCHED not in os.environ:  # our launcher says it, of a folder that stays
             say(f"{run.title}  run folder: {folder}")
@@ -217,3 +226,14 @@ def _balance(run: Run, world: World) -> Balance | None:
         return None
     full_step = run.recipe.train.global_batch_size
     return Balance(world, run.num_leaves, full_step, words.shares_every, run.shares)
+
+
+def _score(folder: Path) -> list[str]:
+    """What is to be said of the forecast, of another mode than every_step, at the run's end: one of
+    every_step is of all ranks, whose timings are not here alone.
+    """
+    try:
+        scored = score_mode(folder, {0: read_json_lines(folder / "timings/rank-0.jsonl")})
+    except (OSError, ValueError, RunError) as error:  # a full disk has kept no rows
+        return [f"warning: the forecast is not scored: {error}"]
+    return [] if scored is None else scored.lines

@@ -6,6 +6,8 @@
     checkpoints/step-00000100/SHA256SUMS              `sha256sum -c` checks it
     checkpoints/latest                                the name of the newest whole one
     checkpoints/best                                  the name of the best, if one is kept
+    checkpoints/good                                  the name of the one with the lowest loss, in
+                                                      modes of synchrony that may diverge slowly
 
 A checkpoint is written under another name, synced, digested, renamed, and only then named by
 `latest`. Nothing in it belongs to a worker: no generator state (random numbers are keyed), no
@@ -35,7 +37,9 @@ from firecaffe.training.stored import InMemory, Stored
 from firecaffe.training.tensor_file import TensorFile
 
 STATE, META, SUMS = "state.safetensors", "meta.json", "SHA256SUMS"
-LATEST, BEST = "latest", "best"
+LATEST, BEST, GOOD = "latest", "best", "good"
+POINTERS = LATEST, BEST, GOOD
+"""The files that name a checkpoint."""
 SUFFIX = ".safetensors"
 """The end of the name of files that hold tensors: STATE, and one for each piece that ranks hold in
 parts."""
@@ -120,19 +124,19 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def remove_old(folder: Path, keep_last: int) -> None:
-    """Removes all checkpoints but the newest `keep_last` and the best; 0 keeps all."""
+    """Removes all checkpoints but the newest `keep_last` and the marked ones; 0 keeps all."""
     if keep_last:
-        best = _named_by(folder / BEST)
-        for old in (each for each in _by_step(folder)[keep_last:] if each != best):
+        marked = [_named_by(folder / mark) for mark in (BEST, GOOD)]
+        for old in (each for each in _by_step(folder)[keep_last:] if each not in marked):
             # First another name: a checkpoint with half of its files is none.
             gone = folder / f".{old.name}.partial"
             os.rename(old, gone)
             shutil.rmtree(gone, ignore_errors=True)
 
 
-def mark_best(folder: Path, step: int) -> None:
-    """Points `best` to the checkpoint of a step, which then stays. Raises: OSError."""
-    write_atomically(folder / BEST, checkpoint_name(step) + "\n")
+def mark_checkpoint(folder: Path, mark: str, step: int) -> None:
+    """Points `best` or `good` to the checkpoint of a step, which then stays. Raises: OSError."""
+    write_atomically(folder / mark, checkpoint_name(step) + "\n")
 
 
 def checkpoint_name(step: int) -> str:
@@ -141,7 +145,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def _named_by(pointer: Path) -> Path | None:
-    """The checkpoint that `latest` or `best` names; None if that is not there."""
+    """The checkpoint that `latest`, `best` or `good` names; None if that is not there."""
     try:
         name = read_small(pointer).strip()
     except (OSError, ValueError):
@@ -153,11 +157,11 @@ def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint that verifies, and why newer ones do not.
 
     where: a run folder, its checkpoints folder, or a checkpoint, which then is the only one; it may
-    be said by the file that names it, `latest` or `best`.
+    be said by the file that names it, `latest`, `best` or `good`.
 
     Raises: CheckpointError if there is none.
     """
-    if where.name in (LATEST, BEST):
+    if where.name in POINTERS:
         where = _named_by(where) or where
     if (where / SUMS).is_file():
         return load_checkpoint(where), []
@@ -173,9 +177,19 @@ def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
     raise CheckpointError(f"{where}: no checkpoint there (a folder with {SUMS})")
 
 
-def newest_name(folder: Path) -> str:
-    """The path of the newest checkpoint in a folder; empty if there is none."""
+def good_name(folder: Path) -> str:
+    """The path of the checkpoint in a folder that is marked as good, or else of the newest; empty
+    if there is none.
+    """
+    good = _named_by(folder / GOOD)
+    if good is not None and good.is_dir():
+        return str(good)
     return next((str(path) for path in _by_step(folder)), "")
+
+
+def list_checkpoints(folder: Path) -> list[str]:
+    """The names of the checkpoints in a folder, whole or not, the newest first."""
+    return [path.name for path in _by_step(folder)]
 
 
 def _by_step(folder: Path) -> list[Path]:

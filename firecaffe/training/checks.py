@@ -1,5 +1,6 @@
 """Checks of what a recipe asks of its model, its data and the ranks, before the first step."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -145,6 +146,22 @@ def check_hosts(recipe: Recipe, world: World) -> None:
         find_schedule(recipe.exchange.algorithm, world.local_world_size)(world.world_size, 1)
     except ValueError as error:
         raise RecipeError(f"exchange.algorithm: {error}") from None
+
+
+def check_one_memory(recipe: Recipe, world: World) -> None:
+    """Raises: RecipeError if workers are to write to the same weights, and cannot."""
+    if not recipe.synchrony.is_lockless:
+        return
+    if world.device.type != "cpu":
+        raise RecipeError(
+            "synchrony.lock none on a GPU: weights are shared in the host's memory; use "
+            "train.device cpu"
+        )
+    if world.local_world_size != world.world_size or not sys.platform.startswith("linux"):
+        raise RecipeError(
+            f"synchrony.lock none with {world.local_world_size} of {world.world_size} ranks on "
+            "this host: all write to the same memory, of one host with Linux; use lock = server"
+        )
 
 
 def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter], has_hook: bool) -> None:

@@ -56,6 +56,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def autocast(config: TrainConfig, device: torch.device) -> torch.autocast:
+    """The arithmetic of a recipe, without a loss scale."""
+    dtype = AUTOCAST.get(config.autocast)
+    return torch.autocast(device.type, dtype, enabled=dtype is not None)
+
+
 def evaluate(
     model: nn.Module,
     task: Task,
@@ -70,7 +76,6 @@ def evaluate(
     Batches are the same for every number of ranks, and what they come to is put together in their
     order. labels_L: what the network calls each of the data set's labels, if not the same.
     """
-    dtype = AUTOCAST.get(config.autocast)
     metrics = task.measured
     rows: list[tuple[int, int, float]] = []
     parts: Parts = {}
@@ -83,8 +88,7 @@ def evaluate(
         config=data,
         device=world.device,
     )
-    autocast = torch.autocast(world.device.type, dtype, enabled=dtype is not None)
-    with evaluating(model), torch.no_grad(), autocast:
+    with evaluating(model), torch.no_grad(), autocast(config, world.device):
         for number, inputs, targets in batches:
             if labels_L is not None:
                 targets = labels_L.to(targets.device)[targets]

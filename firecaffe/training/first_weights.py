@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from firecaffe.errors import CheckpointError, RecipeError
-from firecaffe.training.checkpoint import BEST, LATEST, STATE, load_newest
+from firecaffe.training.checkpoint import BEST, POINTERS, STATE, load_newest
 
 
 def find_weights(where: str) -> tuple[str, list[str]]:
     """The file of weights that `model.weights` means, and why newer checkpoints are no good.
 
     where: what `firecaffe.load` takes: a file of weights, a run's folder (its newest checkpoint
-    that verifies), a checkpoint's, or `checkpoints/best` or `latest`, which name one.
+    that verifies), a checkpoint's, or `checkpoints/best`, `good` or `latest`, which name one.
 
     Raises: RecipeError if a folder has no such checkpoint.
     """
@@ -20,7 +20,7 @@ def find_weights(where: str) -> tuple[str, list[str]]:
             f"model.weights is {where!r}, which is not there; a run keeps its best checkpoint with "
             "checkpoint.best = true and train.eval_every"
         )
-    if not path.is_dir() and not (path.is_file() and path.name in (LATEST, BEST)):
+    if not path.is_dir() and not (path.is_file() and path.name in POINTERS):
         return where, []
     try:
         checkpoint, damaged = load_newest(path)

@@ -15,7 +15,7 @@ from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.models.weights import FirstWeights, file_digest, load_weights
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
-from firecaffe.synchrony.config import LOCAL
+from firecaffe.synchrony.config import EVERY_STEP, LOCAL
 from firecaffe.training.arithmetic import cost_of_determinism
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, check_identity, check_whole
@@ -27,8 +27,10 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.given_task import task_for
 from firecaffe.training.local.make import Local, make_local
 from firecaffe.training.mix import mixing_of
+from firecaffe.training.norms import NORMS, Norms
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parts import Parts, build_network
+from firecaffe.training.rise import Rise
 from firecaffe.training.served.make import Served, make_served
 from firecaffe.training.served.stepper import delayed_updates
 from firecaffe.training.state import State, state_of
@@ -52,6 +54,10 @@ class Learner:
     local: Local | None
     """What mode local has beside; None in others."""
     best: Best
+    norms: Norms | None
+    """The BatchNorm statistics that evaluations take; None if they take the training's own."""
+    rise: Rise | None
+    """What sees a loss that stays above its start; None in every_step."""
     batches: Batches
     probe: Probe
     doubts: list[str]
@@ -116,12 +122,20 @@ def build_learner(
         served = make_served(run, forward, named, optimizer, ema, served_learners)
         state.pieces["server"] = served.memory
         state.numbers["synchrony"] = served
+    norms: Norms | None = None
+    if recipe.train.batch_norm_samples:
+        norms = Norms(forward, batches, recipe.train.batch_norm_samples, ema)
+        state.pieces[NORMS] = norms.piece
     local: Local | None = None
     if recipe.synchrony.mode == LOCAL:
         local = make_local(run, world.rank, forward, named)
         state.pieces |= local.pieces
     best = Best(task.measure)
     state.numbers |= {"scaler": forward.scaler, "best": best}
+    rise: Rise | None = None
+    if recipe.synchrony.mode != EVERY_STEP:
+        rise = Rise()
+        state.numbers["rise"] = rise
     # Before weights are read, so that its digest compares with the first run's.
     is_own = parts.loss is not None or parts.task is not None
     check_outputs(forward, batches, recipe, data.train, is_own)
@@ -146,6 +160,8 @@ def build_learner(
         served=served,
         local=local,
         best=best,
+        norms=norms,
+        rise=rise,
         batches=batches,
         probe=probe,
         doubts=once,

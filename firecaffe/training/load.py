@@ -16,8 +16,9 @@ from firecaffe.recipe.of_run import RECIPE, recipe_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
 from firecaffe.training.about import NOTHING, About, about_of, read_about
-from firecaffe.training.checkpoint import BEST, LATEST, SUMS, Checkpoint, load_newest
+from firecaffe.training.checkpoint import BEST, POINTERS, SUMS, Checkpoint, load_newest
 from firecaffe.training.forward import lay_out
+from firecaffe.training.norms import NORMS
 from firecaffe.training.parts import Parts
 from firecaffe.training.stored import Under
 from firecaffe.training.weights import Weights
@@ -63,7 +64,7 @@ def load(run_or_file: str | Path, model: Given | None = None, *, best: bool = Fa
             f"load: model is {shown(model)}; expected a network, or a function that makes one"
         )
     where = Path(run_or_file)
-    if where.is_file() and where.name not in (LATEST, BEST):
+    if where.is_file() and where.name not in POINTERS:
         return _from_file(where, model, best)
     trained = load_run(where, model, best=best)
     for note in trained.notes:
@@ -124,6 +125,10 @@ def fill(network: nn.Module, checkpoint: Checkpoint) -> str:
     """
     Weights(network.named_parameters).load(Under(checkpoint.tensors, "parameter"))
     Weights(network.named_buffers).load(Under(checkpoint.tensors, "buffer"))
+    buffers = dict(network.named_buffers())
+    norms = Under(checkpoint.tensors, NORMS)
+    for name in norms:
+        buffers[name].copy_(norms[name])
     averages = Under(checkpoint.tensors, "ema")
     if not len(averages):
         return "weights"

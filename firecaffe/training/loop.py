@@ -10,23 +10,32 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset
 from firecaffe.data.train_batches import BatchesAhead
-from firecaffe.errors import CheckpointError, FirecaffeError, LauncherLostError, PreemptedError
+from firecaffe.errors import (
+    CheckpointError,
+    DivergedError,
+    FirecaffeError,
+    LauncherLostError,
+    PreemptedError,
+)
 from firecaffe.exchange.leaves import Shares
 from firecaffe.recipe.run import Run
+from firecaffe.training.advice import for_replicas
 from firecaffe.training.balance import Balance
 from firecaffe.training.best import Best
-from firecaffe.training.checkpoint import Checkpoint, checkpoint_name
+from firecaffe.training.checkpoint import BEST, GOOD, Checkpoint, checkpoint_name
 from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.finite import explained
 from firecaffe.training.local.stepper import LocalStepper
 from firecaffe.training.local.sums import LocalOutcome
+from firecaffe.training.norms import Norms
 from firecaffe.training.outcome import Outcome, Votes
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, result_of
+from firecaffe.training.rise import Rise
 from firecaffe.training.saver import Saver
 from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.stepper import ServedStepper
-from firecaffe.training.state import State
+from firecaffe.training.state import WEIGHTS, State, weights_digest
 from firecaffe.training.step import Stepper
 from firecaffe.training.stop import LAUNCHER, StopRequest
 
@@ -45,6 +54,10 @@ class Training:
     """What decides about shares; None if they are always equal."""
     state: State
     best: Best
+    norms: Norms | None
+    """The BatchNorm statistics that evaluations take; None if they take the training's own."""
+    rise: Rise | None
+    """What sees a loss that stays above its start; None if all workers make each step together."""
     saver: Saver
     folder: Path
     first_step: int
@@ -61,7 +74,7 @@ def train(t: Training, records: Records) -> Result:
     """Trains to the run's last step; all ranks return the same result.
 
     Raises: PreemptedError if the run was asked to stop, LauncherLostError if its launcher is
-    gone; its checkpoint is saved then. NotFiniteError on all ranks.
+    gone; its checkpoint is saved then. NotFiniteError or DivergedError on all ranks.
     """
     with StopRequest() as stop:
         loop = _Loop(t, records, stop)
@@ -124,7 +137,7 @@ class _Loop:
     def run(self, until: int) -> None:
         """Trains up to step `until`, or to an early end.
 
-        Raises: PreemptedError, LauncherLostError, NotFiniteError.
+        Raises: PreemptedError, LauncherLostError, NotFiniteError, DivergedError.
         """
         with self._explained():
             while self._last < until and not self.is_over:
@@ -138,6 +151,7 @@ class _Loop:
         self._queued.append(t.stepper.run(step, run.learning_rate(step), self._vote))
         votes = self._read(0 if _is_looked_at(run, done) else t.stepper.behind)
         if words.run.digests:
+            _make_whole(t)
             self._records.digests(done, t.state.digest_each())
         if not run.rounds.is_whole(done):
             self._sums.add_time(done, time.perf_counter() - start)
@@ -181,6 +195,9 @@ class _Loop:
             if t.balance is not None:
                 t.balance.add(result)
             self._records.step(done, t.run.learning_rate(done - 1), result)
+            if t.rise is not None:
+                t.rise.add(result.loss)
+                _check_rise(t, t.rise, done)
             votes = Votes(votes.stop or result.votes.stop, votes.save or result.votes.save)
         return votes
 
@@ -223,6 +240,8 @@ class _Loop:
         )
         if t.stepper.ema is not None:
             t.stepper.ema.exchange()
+        if t.norms is not None:
+            t.norms.put()
         result.hold(t.stepper.forward.model)
         for line in result.lines(self._known):
             records.say(line)
@@ -256,14 +275,39 @@ def _share_out(t: Training, shares: Shares, done: int) -> None:
     t.ahead.go_on(leaves, done)
 
 
+def _make_whole(t: Training) -> None:
+    """Brings the state of a training up to date whose weights are cut among ranks."""
+    if t.real is not None:
+        t.real.gather()
+
+
 def _save(t: Training, done: int) -> None:
+    _make_whole(t)
+    _estimate_norms(t, done)
     about = Checkpoint(
         step=done, identity=dict(t.run.deciding), probe=t.probe, doubts=list(t.doubts)
     )
-    is_best = _is_new_best(t, done)
-    if is_best:
+    marks = []
+    if _is_new_best(t, done):
         t.best.checkpoint = _path(t, done)
-    t.saver.save(about, t.state, is_best)
+        marks.append(BEST)
+    if t.rise is not None and t.rise.saves_lowest():
+        marks.append(GOOD)
+    t.saver.save(about, t.state, marks)
+
+
+def _check_rise(t: Training, rise: Rise, done: int) -> None:
+    """Raises: DivergedError if the loss has been above its start for long."""
+    if rise.line:
+        error = DivergedError(f"{rise.line}; {_advice(t)}")
+        error.step = done
+        raise error
+
+
+def _advice(t: Training) -> str:
+    if isinstance(t.stepper, ServedStepper):
+        return t.stepper.advice
+    return for_replicas(t.run.recipe.synchrony, t.run.recipe.solver.momentum)
 
 
 def _path(t: Training, done: int) -> str:
@@ -317,16 +361,35 @@ def _validate(t: Training, done: int, records: Records) -> Evaluation | None:
     if t.data.validation is None:
         return None
     found = _evaluate(t, t.data.validation, "validation", done, records)
+    if t.world.is_first and t.state.has_all_weights:
+        records.weights(done, weights_digest(t.state.tensors_held_by_all(WEIGHTS)))
     if t.best.evaluated != done:  # else it was resumed from there
         t.best.add(done, found)
     return found
 
 
 def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Records) -> Evaluation:
+    _make_whole(t)
     forward, words = t.stepper.forward, t.run.recipe
+    _estimate_norms(t, done)
     averaged = nullcontext() if t.stepper.ema is None else t.stepper.ema.in_place()
-    alone = nullcontext() if t.real is None else t.real.turn
-    with averaged, alone:
+    estimated = nullcontext() if t.norms is None else t.norms.in_place()
+    with averaged, estimated, _turn(t):
         found = evaluate(forward.model, forward.task, dataset, words.data, words.train, t.world)
     records.evaluation(split, done, found)
     return found
+
+
+def _turn(t: Training) -> AbstractContextManager[object]:
+    """Lets no learner of this rank compute meanwhile."""
+    return nullcontext() if t.real is None else t.real.turn
+
+
+def _estimate_norms(t: Training, done: int) -> None:
+    """Estimates BatchNorm's statistics for the weights after a step, if that was not done yet."""
+    if t.norms is None or t.norms.is_of(done):
+        return
+    t.ahead.close()  # a data set need not bear two that ask
+    with _turn(t):
+        t.norms.estimate(t.world, done)
+    t.ahead.go_on(t.ahead.leaves, done)

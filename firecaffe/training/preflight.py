@@ -23,6 +23,7 @@ from firecaffe.training.compiled import check_compiler
 from firecaffe.training.facts import describe_training
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_task import task_for
+from firecaffe.training.norms import layers_of
 from firecaffe.training.parts import counts_of
 
 
@@ -73,6 +74,8 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
         check_input(network, task, recipe, dataset)
         named = network.named_parameters()
         make_optimizer({name: each for name, each in named if each.requires_grad}, recipe.solver)
+        if recipe.train.batch_norm_samples:
+            layers_of(network, recipe.train.batch_norm_samples)
         if recipe.model.weights and not is_resumed:
             load_weights(network, find_weights(recipe.model.weights)[0])
 

@@ -1,7 +1,6 @@
 """A run's progress for a person: a live line in a terminal, plain lines elsewhere."""
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -35,7 +34,8 @@ class RunProgress:
         self._console = Console(file=sys.stdout, quiet=not shown, soft_wrap=True)
         self._title, self._first_step, self._steps = title, first_step, steps
         self._stride = max(1, (steps - first_step) // LINES)
-        self._start, self._samples = time.perf_counter(), 0
+        # Of the steps themselves: those of a local round are told together, at its end.
+        self._steps_s, self._samples = 0.0, 0
         self._live = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -54,12 +54,12 @@ class RunProgress:
     def step(self, step: int, learning_rate: float, result: StepResult) -> None:
         """Shows the result of step `step`, counted from 1."""
         self._samples += result.samples
-        elapsed_s = time.perf_counter() - self._start
-        rate = self._samples / elapsed_s
+        self._steps_s += result.timings.step_s
+        rate = self._samples / max(self._steps_s, 1e-9)
         numbers = f"loss {result.loss:.4f}  lr {learning_rate:.4g}  {rate:,.0f} samples/s"
         self._live.update(self._task, completed=step, numbers=f"step {step}  {numbers}")
         if not self._console.is_terminal and (step % self._stride == 0 or step == self._steps):
-            left_s = elapsed_s / (step - self._first_step) * (self._steps - step)
+            left_s = self._steps_s / (step - self._first_step) * (self._steps - step)
             self.say(f"{self._title}  step {step}/{self._steps}  {numbers}  {left_s:,.0f} s left")
 
     def evaluation(self, split: str, step: int, result: Evaluation) -> None:

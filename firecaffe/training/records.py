@@ -9,6 +9,7 @@ from typing import Any
 from firecaffe.cluster.world import World
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.run import Run
+from firecaffe.runs.folder import DIGESTS, WEIGHTS
 from firecaffe.runs.loggers import Loggers
 from firecaffe.runs.record import JsonLines, Metrics
 from firecaffe.training.evaluate import Evaluation
@@ -24,7 +25,8 @@ class Records:
     ) -> None:
         """goes_on: whether rows follow those of an earlier attempt at this run."""
         self._title, self._watch = run.title, world.watch
-        self._metrics, self._digests, self._loggers = None, None, None
+        self._metrics, self._weights, self._digests = None, None, None
+        self._loggers = None
         with ExitStack() as opened:
             enter = opened.enter_context
             shown = world.is_first
@@ -39,8 +41,9 @@ class Records:
                 opened.callback(self._loggers.end, None)
                 self._loggers.begin(folder, run.title, flatten(run.recipe))
                 self._metrics = enter(Metrics(folder, words.tensorboard, after, self._loggers))
+                self._weights = enter(JsonLines(folder / WEIGHTS, goes_on))
                 if run.recipe.run.digests:
-                    self._digests = enter(JsonLines(folder / "digests.jsonl", goes_on))
+                    self._digests = enter(JsonLines(folder / DIGESTS, goes_on))
             self._opened = opened.pop_all()
 
     def say(self, line: str) -> None:
@@ -49,7 +52,8 @@ class Records:
 
     def step(self, done: int, learning_rate: float, result: StepResult) -> None:
         """Records step `done`, counted from 1."""
-        self._timings.write(asdict(result.timings))
+        timings = asdict(result.timings).items()
+        self._timings.write({name: each for name, each in timings if each is not None})
         for trip in self._watch.take_round_trips() if self._watch is not None else ():
             self._trips.write(asdict(trip))
         self._progress.step(done, learning_rate, result)
@@ -62,6 +66,11 @@ class Records:
                 "images_per_s": result.samples / result.timings.step_s,
             }
             self._metrics.write("train", done, numbers)
+
+    def weights(self, done: int, sha256: str) -> None:
+        """Records the digest of the weights after step `done`; from any thread."""
+        if self._weights is not None:
+            self._weights.write({"step": done, "sha256": sha256})
 
     def digests(self, done: int, digests: dict[str, str]) -> None:
         """Records the digests of the state's tensors, by name, after step `done`."""

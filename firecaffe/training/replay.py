@@ -1,32 +1,20 @@
-"""Computes a run with a server again, on one worker, from its recipe and its log of events alone.
+"""Computes a run with a server again, on one worker, and compares what comes out at its end."""
 
-Nothing is asked of a clock: who computed what at which version, and what was dropped, is in
-events.jsonl. All else is a function of the recipe, so the same bits have to come out.
-"""
-
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from firecaffe.cluster.digest import digest
 from firecaffe.cluster.world import World
-from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import RunError
-from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.folder import read_run_file
-from firecaffe.synchrony.log import EVENTS, LogReader
-from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.again import train_again
 from firecaffe.training.checkpoint import Checkpoint, load_newest
-from firecaffe.training.connect import connect
-from firecaffe.training.data_workers import data_workers
-from firecaffe.training.facts import describe_training
-from firecaffe.training.learner import Learner, build_learner
-from firecaffe.training.parts import Parts, open_parts
+from firecaffe.training.learner import Learner
+from firecaffe.training.parts import Parts
 from firecaffe.training.saver import Saver
-from firecaffe.training.state import WEIGHTS, state_digest
-from firecaffe.training.step import Stepper
+from firecaffe.training.state import WEIGHTS, State, state_digest
 
 
 @dataclass(frozen=True)
@@ -75,45 +63,25 @@ def replay(
         )
     if to is not None and to.exists():
         raise RunError(f"{to} exists already; what is replayed goes into a new folder")
-    parts = parts or Parts()
-    log = LogReader(folder / EVENTS)
-    set_arithmetic(recipe.train, world.device)
-    data = open_parts(recipe, parts)
-    described = describe_training(recipe, data)
     is_finished = (folder / "result.json").is_file()
     checkpoint = None if is_finished else load_newest(folder)[0]
-    last = _of_result(folder).step if checkpoint is None else checkpoint.step
-    with ExitStack() as resources:
-        run = resolve(recipe, data, Ranks(), described=described)
-        learner = build_learner(run, parts, data, world, None, (), log.learners)
-        run, reducer, _ = connect(run, learner, world, None, resources)
-        served = learner.served
-        assert served is not None
-        leaves = run.route.order(run.num_leaves, run.shares[0])
-        ahead = BatchesAhead(learner.batches, leaves, 0, served.leaves.first_step)
-        resources.enter_context(closing(ahead))
-        resources.enter_context(data_workers(data))
-        clip = recipe.solver.clip_gradients
-        warm = Stepper(learner.forward, ahead, learner.optimizer, reducer, leaves, clip)
-        warm.momentum, warm.ema = run.momentum, learner.ema
-        stepper = served.stepper(warm, learner.batches, log)
-        for step in range(last):
-            outcome = stepper.run(step, run.learning_rate(step))
-            learner.state.losses.add(outcome.read().loss)
-        state = learner.state
+    last = digests_of_result(folder).step if checkpoint is None else checkpoint.step
+    with train_again(folder, recipe, world, parts or Parts()) as again:
+        while again.done < last:
+            again.advance()
+        state = again.state
         found = Digests(last, state.compare_weights()[0], state.sha256())
         recorded = (
-            _of_result(folder)
-            if checkpoint is None
-            else _of_checkpoint(checkpoint, list(state.tensors_held_by_all()))
+            digests_of_result(folder) if checkpoint is None else _of_checkpoint(checkpoint, state)
         )
         if to is not None:
-            _keep(to, learner, Checkpoint(last, dict(run.deciding), learner.probe.digest))
-    return Replayed(recorded, found, log.version)
+            about = Checkpoint(last, dict(again.run.deciding), again.learner.probe.digest)
+            _keep(to, again.learner, about)
+    return Replayed(recorded, found, again.updates)
 
 
-def _of_result(folder: Path) -> Digests:
-    """What a finished run has come to."""
+def digests_of_result(folder: Path) -> Digests:
+    """What a finished run has come to. Raises: RunError."""
     row = read_run_file(folder, "result.json")
     try:
         return Digests(int(row["steps"]), str(row["weights_sha256"]), str(row["state_sha256"]))
@@ -121,12 +89,14 @@ def _of_result(folder: Path) -> Digests:
         raise RunError(f"{folder / 'result.json'}: has no digests ({error!r})") from error
 
 
-def _of_checkpoint(checkpoint: Checkpoint, order: Sequence[str]) -> Digests:
-    """What a checkpoint holds. order: the names of a state's tensors, in which they are digested;
-    others come last.
+def _of_checkpoint(checkpoint: Checkpoint, state: State) -> Digests:
+    """What a checkpoint holds. state: what it is compared with, which says in which order tensors
+    are digested, and which are no results; tensors that it does not have come last.
     """
-    stored = checkpoint.tensors
-    names = [*(name for name in order if name in stored), *sorted(stored.keys() - set(order))]
+    stored, order = checkpoint.tensors, list(state.tensors_held_by_all())
+    every = [*(name for name in order if name in stored), *sorted(stored.keys() - set(order))]
+    beside = {name for name, piece in state.pieces.items() if not piece.is_result}
+    names = [name for name in every if name.partition("/")[0] not in beside]
     weights = (name for name in names if name.partition("/")[0] in WEIGHTS)
     tensors = digest((name, stored[name]) for name in names)
     return Digests(
@@ -138,6 +108,8 @@ def _of_checkpoint(checkpoint: Checkpoint, order: Sequence[str]) -> Digests:
 
 def _keep(folder: Path, learner: Learner, about: Checkpoint) -> None:
     """Saves a checkpoint of what came out."""
+    if learner.norms is not None:
+        learner.norms.estimate(learner.state.world, about.step)
     (folder / "checkpoints").mkdir(parents=True)
     with closing(Saver(folder / "checkpoints", 0)) as saver:
         saver.save(about, learner.state)

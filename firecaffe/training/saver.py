@@ -10,7 +10,7 @@ finished.
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,8 +20,14 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.training.checkpoint import Checkpoint, mark_best, remove_old, save_checkpoint
-from firecaffe.training.state import State
+from firecaffe.training.checkpoint import (
+    BEST,
+    Checkpoint,
+    mark_checkpoint,
+    remove_old,
+    save_checkpoint,
+)
+from firecaffe.training.state import State, weights_digest
 from firecaffe.training.stored import InMemory
 from firecaffe.training.tensor_file import write_tensors
 
@@ -63,21 +69,23 @@ class Saver:
         keep_last: int,
         write: Write = save_checkpoint,
         warn: Callable[[str], None] = lambda _: None,
+        tell_weights: Callable[[int, str], None] | None = None,
     ) -> None:
         """keep_last: how many checkpoints stay; 0 keeps all. warn: told, by the thread, if one is
-        not saved.
+        not saved. tell_weights: told, by the thread, each checkpoint's step and the digest of its
+        weights, if no rank holds a part of them alone.
         """
         self.costs = SaveCosts()
-        self._warn = warn
+        self._warn, self._tell_weights = warn, tell_weights
         self._folder, self._keep_last, self._write = folder, keep_last, write
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._last: Future[CheckpointError | None] | None = None
         self._copies: dict[str, Tensor] = {}
 
-    def save(self, checkpoint: Checkpoint, state: State, is_best: bool = False) -> None:
+    def save(self, checkpoint: Checkpoint, state: State, marks: Sequence[str] = ()) -> None:
         """Saves a training's state; its tensors may change from here on. All ranks call it, and
-        rank 0 writes. checkpoint: what is saved beside the state. is_best: whether it is to stay
-        until there is a better one.
+        rank 0 writes. checkpoint: what is saved beside the state. marks: `best` or `good`, of
+        which it stays the one until another is.
 
         Raises: NotFiniteError on all ranks if there is nothing worth saving; PeerLostError.
         """
@@ -107,14 +115,15 @@ class Saver:
             piece_files=piece_files,
         )
         self.costs.copy_s += time.perf_counter() - start
-        self._last = self._thread.submit(self._save, copied, problem, is_best)
+        tell_weights = self._tell_weights if state.has_all_weights else None
+        self._last = self._thread.submit(self._save, copied, problem, marks, tell_weights)
 
     def mark_best(self, step: int) -> None:
         """Marks the checkpoint of a step that was saved, if it is on the disk, as the best."""
         self._wait()
         if self._last is not None and self._last.result() is None:
             try:
-                mark_best(self._folder, step)
+                mark_checkpoint(self._folder, BEST, step)
                 remove_old(self._folder, self._keep_last)
             except OSError as error:
                 self._warn(f"warning: the best checkpoint could not be marked: {error}")
@@ -149,18 +158,24 @@ class Saver:
         return old.copy_(tensor)
 
     def _save(
-        self, checkpoint: Checkpoint, problem: OSError | None, is_best: bool
+        self,
+        checkpoint: Checkpoint,
+        problem: OSError | None,
+        marks: Sequence[str],
+        tell_weights: Callable[[int, str], None] | None,
     ) -> CheckpointError | None:
         """Writes a checkpoint, in the thread. Returns what went wrong. problem: what went wrong
         with the piece files before.
         """
         start = time.perf_counter()
         try:
+            if tell_weights is not None:
+                tell_weights(checkpoint.step, weights_digest(checkpoint.tensors))
             if problem is not None:
                 raise CheckpointError(f"checkpoint of step {checkpoint.step} not saved: {problem}")
             self._write(self._folder, checkpoint)
-            if is_best:
-                mark_best(self._folder, checkpoint.step)
+            for mark in marks:
+                mark_checkpoint(self._folder, mark, checkpoint.step)
             remove_old(self._folder, self._keep_last)
             self.costs.saved += 1
         except Exception as caught:

@@ -14,8 +14,8 @@ from pathlib import Path
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import FOLDER, World
 from firecaffe.errors import CheckpointError, FirecaffeError, MemoryFullError
-from firecaffe.faults import ANOTHER, TOGETHER, Fault
-from firecaffe.runs.fault import GOES_ON, UNKNOWN_NEXT, fault_of, known_in, write_fault
+from firecaffe.faults import ANOTHER, GOES_ON, TOGETHER, Fault
+from firecaffe.runs.fault import UNKNOWN_NEXT, fault_of, known_in, write_fault
 from firecaffe.training.checkpoint import Checkpoint, load_newest
 from firecaffe.training.pass_on import pass_on
 

@@ -151,13 +151,18 @@ class State:
         weights = self.tensors_held_by_all(WEIGHTS)
         return {name: f"{each.dtype} {tuple(each.shape)}" for name, each in weights.items()}
 
+    @property
+    def has_all_weights(self) -> bool:
+        """Whether every rank holds all parameters and buffers."""
+        return all(piece.held_by_all for name, piece in self.pieces.items() if name in WEIGHTS)
+
     def compare_weights(self) -> tuple[str, list[int]]:
         """The digest of all parameters and buffers by name, and the ranks that hold others than
         most. It is this rank's own if all hold them.
         """
-        own = digest(self.tensors_held_by_all(WEIGHTS).items())
+        own = weights_digest(self.tensors_held_by_all(WEIGHTS))
         different = ranks_that_differ(self.world, own)
-        if all(self.pieces[name].held_by_all for name in WEIGHTS):
+        if self.has_all_weights:
             return own, different
         return self._digest(WEIGHTS), different
 
@@ -172,6 +177,14 @@ class State:
         """
         each = digest_each(self._wholes(self._results()))
         return {name: value[:16] for name, value in {**each, "losses": self.losses.history}.items()}
+
+    def digest_each_of(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """The same digests of what a checkpoint holds."""
+        found: dict[str, str] = {}
+        for name in self._results():
+            stored = _stored(checkpoint, name, self.pieces[name].held_by_all)
+            found |= digest_each((f"{name}/{key}", stored[key]) for key in stored)
+        return {name: each[:16] for name, each in {**found, "losses": checkpoint.history}.items()}
 
     def _results(self) -> list[str]:
         return [name for name, piece in self.pieces.items() if piece.is_result]
@@ -202,6 +215,11 @@ def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> Stat
         },
         {"scalars": OptimizerNumbers(model, optimizer)},
     )
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """The digest of all parameters and buffers among tensors by PIECE/NAME."""
+    return digest(each for each in tensors.items() if each[0].partition("/")[0] in WEIGHTS)
 
 
 def state_digest(tensors: str, history: str) -> str:

@@ -1,8 +1,9 @@
-"""A lane: a process group of two ranks, over which runs of bytes go to and fro.
+"""Lanes: process groups over which runs of bytes go to and fro between two ranks.
 
 A group of all ranks cannot lose one. Whoever has to go on without a rank has a lane to it, and that
 one alone breaks. A lane is made by its two ends, whatever other ranks do meanwhile, in a store
-under a name. It is Gloo's, so its bytes are in the host's memory; a GPU's are copied.
+under a name. Where all are needed anyway, a mesh has lines between any two. Both are Gloo's, so
+their bytes are in the host's memory; a GPU's are copied.
 """
 
 from collections.abc import Callable
@@ -25,46 +26,99 @@ FOREVER = timedelta(days=30)
 CUT = timedelta(milliseconds=1)
 
 DATA, NOTHING = 0, 1
-"""Tags. Nothing is ever sent with the second."""
+"""Tags. Nothing is ever sent with the second; a mesh may have others, from 2 on."""
 
 
-class Lane:
-    """One end. Sends and receives of the two ends alternate alike."""
+class Line:
+    """A rank of a group, as another one sees it: runs of bytes go to it and come from it. What is
+    sent with one tag arrives in its order.
+    """
+
+    def __init__(self, group: Any, other: int, send_tag: int = DATA, receive_tag: int = DATA):
+        """group: Gloo's. other: the rank in it. A tag is the other end's other one."""
+        self._group, self._other = group, other
+        self._tags = send_tag, receive_tag
+        self.sent_bytes = self.received_bytes = 0
+
+    def send(self, data: Tensor) -> None:
+        """Sends bytes: on the host, one after the other. Raises: PeerLostError."""
+        self.begin_send(data)()
+
+    def receive(self, data: Tensor) -> None:
+        """Receives as many bytes as are sent. Raises: PeerLostError."""
+        self.begin_receive(data)()
+
+    def begin_send(self, data: Tensor) -> Callable[[], None]:
+        """Begins to send bytes, which have to stay as they are until what it returns was called;
+        that waits for the end. Both raise PeerLostError.
+        """
+        wait = _begin(lambda: self._group.send([data], self._other, self._tags[0]))
+
+        def finish() -> None:
+            wait()
+            self.sent_bytes += data.nbytes
+
+        return finish
+
+    def begin_receive(self, data: Tensor) -> Callable[[], None]:
+        """Begins to receive bytes; likewise."""
+        wait = _begin(lambda: self._group.recv([data], self._other, self._tags[1]))
+
+        def finish() -> None:
+            wait()
+            self.received_bytes += data.nbytes
+
+        return finish
+
+    def cut(self) -> None:
+        """Breaks the connection with the other rank, from another thread than the one that waits
+        at it: that one's wait ends with an error.
+        """
+        # An operation that is too late closes the connection under all others (torch 2.13).
+        with suppress(RuntimeError):
+            self._group.recv([torch.empty(1)], self._other, NOTHING).wait(CUT)
+
+
+class Lane(Line):
+    """One end of a process group of two ranks, whose sends and receives alternate alike."""
 
     def __init__(self, store: Store, name: str, is_first: bool, timeout_s: float) -> None:
         """Meets the other end. timeout_s: how long to wait for it.
 
         Raises: PeerLostError if it does not come.
         """
-        self._other = int(is_first)
-        self.sent_bytes = self.received_bytes = 0
-        try:
-            self._group: Any = ProcessGroupGloo(
-                PrefixStore(f"lane/{name}", store),
-                1 - self._other,
-                2,
-                timedelta(seconds=timeout_s),
-            )
-        except RuntimeError as error:
-            raise PeerLostError(f"no lane to another rank: {_reason(error)}") from error
+        rank = int(not is_first)
+        super().__init__(_group(PrefixStore(f"lane/{name}", store), rank, 2, timeout_s), 1 - rank)
 
-    def send(self, data: Tensor) -> None:
-        """Sends bytes: on the host, one after the other. Raises: PeerLostError."""
-        _finish(lambda: self._group.send([data], self._other, DATA))
-        self.sent_bytes += data.nbytes
 
-    def receive(self, data: Tensor) -> None:
-        """Receives as many bytes as are sent. Raises: PeerLostError."""
-        _finish(lambda: self._group.recv([data], self._other, DATA))
-        self.received_bytes += data.nbytes
+class Mesh:
+    """Lines between any two ranks of a world, in a process group of its own. If one is lost, so are
+    all: they wait for each other.
+    """
+
+    def __init__(
+        self, store: Store, name: str, rank: int, world_size: int, timeout_s: float
+    ) -> None:
+        """Meets all other ranks. Raises: PeerLostError if one does not come."""
+        self.rank, self.others = rank, [each for each in range(world_size) if each != rank]
+        found = PrefixStore(f"mesh/{name}", store)
+        self._group = _group(found, rank, world_size, timeout_s)
+
+    def line(self, other: int, send_tag: int, receive_tag: int) -> Line:
+        """A line to another rank, whose end of it has the tags the other way around."""
+        return Line(self._group, other, send_tag, receive_tag)
 
     def cut(self) -> None:
-        """Breaks the lane, from another thread than the one that waits at it: that one's wait ends
-        with an error.
-        """
-        # An operation that is too late closes the connection under all others (torch 2.13).
-        with suppress(RuntimeError):
-            self._group.recv([torch.empty(1)], self._other, NOTHING).wait(CUT)
+        """Breaks all connections of this rank, from another thread than those that wait."""
+        for other in self.others:
+            self.line(other, DATA, DATA).cut()
+
+
+def _group(store: Store, rank: int, size: int, timeout_s: float) -> ProcessGroupGloo:
+    try:
+        return ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise PeerLostError(f"no lane to another rank: {_reason(error)}") from error
 
 
 def store_of(world: Group) -> Store:
@@ -73,9 +127,16 @@ def store_of(world: Group) -> Store:
     return _get_process_group_store(world.group)
 
 
-def _finish(start: Callable[[], Work]) -> None:
+def _begin(start: Callable[[], Work]) -> Callable[[], None]:
+    """Starts an operation. Returns what waits for its end."""
+    work: list[Work] = []
+    _named(lambda: work.append(start()))
+    return lambda: _named(lambda: work[0].wait(FOREVER))
+
+
+def _named(call: Callable[[], object]) -> None:
     try:
-        start().wait(FOREVER)
+        call()
     except RuntimeError as error:  # Gloo's errors have no class of their own
         raise PeerLostError(f"another rank went away: {_reason(error)}") from error
 

@@ -118,12 +118,12 @@ def _score(row: dict[str, Any], measure: Measure) -> TrialScore:
 
 
 def _diverged(folder: Path, found: Sequence[TrialScore], measure: Measure) -> list[TrialScore]:
-    """What a run that a number which is not finite has ended would have scored."""
+    """What a run would have scored that has ended because it diverged."""
     try:
         fault = json.loads(read_small(folder / FAULT))
     except FileNotFoundError:
         return []
-    if fault["kind"] != "not_finite":
+    if fault["kind"] not in ("not_finite", "diverged"):
         return []
     none = 0.0 if measure.is_share and measure.higher_is_better else measure.gain(-inf)
     return [TrialScore(fault["step"], found[-1].value if found else none, False)]

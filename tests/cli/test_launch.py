@@ -84,6 +84,7 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
         "environment.json",
         "forecast.json",
         "metrics.jsonl",
+        "weights.jsonl",
         "timings",
         "checkpoints",
         "result.json",

@@ -189,8 +189,11 @@ def test_modes_are_planned_where_they_are_asked_for_and_where_a_recipe_has_one(
     plain, late = planned("--compare", str(RECIPE), str(served), "--workers", "2")
     assert plain["modes"] is None
     assert "stale, s = 4" in [each["words"] for each in late["modes"]]
-    shown = firecaffe("plan", str(served), "--workers", "2")
+    assert "those of synchrony.mode every_step" in late["assumption"]
+    assert not any("every_step" in each["assumption"] for each in (found, plain))
+    shown = firecaffe("plan", str(served), "--workers", "1")
     assert "stale, s = 4" in shown.stdout
+    assert "mode, on 1 worker " in shown.stdout
 
 
 def test_a_link_without_bandwidth_is_refused(tmp_path: Path) -> None:

@@ -66,12 +66,16 @@ def test_what_cannot_be_replayed(
     assert main(["replay"]) == 2
 
 
-def test_one_of_several_ranks_replays_nothing(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+ALONE = {"replay": [], "predict": [], "bench": ["step", "--model", "lenet"]}
+"""Commands that are one process, and what is typed where no run is."""
+
+
+@pytest.mark.parametrize("command", ALONE)
+def test_one_of_several_ranks_does_not_do_all_of_it(
+    run: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each rank would have replayed all of it."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert main(["replay", str(run)]) == 6
+    assert main([command, *(ALONE[command] or [str(run)])]) == 6
     (line,) = capsys.readouterr().err.splitlines()
-    assert "replay computes in one process, and this one was started as rank 0 of 2" in line
+    assert "computes in one process, and this one was started as rank 0 of 2" in line

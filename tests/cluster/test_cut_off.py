@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.cluster_run import Rank
 from benchmarks.small_run import RECIPE, command, steps_of
 from benchmarks.virtual_cluster import VirtualCluster
+from firecaffe.cluster.host_ends import TOGETHER_S
 
 Up = Callable[..., VirtualCluster]
 
@@ -17,11 +18,12 @@ WAIT_S = 600.0
 """For what comes at once, unless it never comes."""
 
 
-def start(net: VirtualCluster, folder: Path) -> list[Rank]:
-    """Two hosts' launchers, once their ranks have taken steps together."""
+def start(net: VirtualCluster, folder: Path, *more: str, steps: int = 5000) -> list[Rank]:
+    """Two hosts' launchers, once their ranks have taken steps together. more: words."""
     recipe, run = folder / "recipe.toml", folder / "run"
     recipe.write_text(RECIPE)
-    words = ["--train.steps", "5000", "--checkpoint.every", "5", "--exchange.silent_s", "4"]
+    words = ["--train.steps", str(steps), "--checkpoint.every", "5", "--exchange.silent_s", "4"]
+    words += more
     words += ["--nnodes", "2", "--rdzv-id", "m", "--rdzv-endpoint", f"{net.address(0)}:29400"]
     launchers = []
     for host in range(2):
@@ -74,3 +76,15 @@ def test_the_death_of_the_host_of_the_endpoint_is_told(cluster: Up, tmp_path: Pa
     assert other.wait(WAIT_S) == 9, other.stderr
     assert "rank 0 on" in verdict(other)
     assert "went away" in verdict(other)
+
+
+def test_a_server_goes_on_without_a_host(cluster: Up, tmp_path: Path) -> None:
+    """And its launcher does not wait for that host's at the end."""
+    net = cluster(2, 1_000_000_000)
+    words = "--synchrony.mode", "asynchronous", "--solver.base_lr", "0.001"
+    of_rank_0, other = start(net, tmp_path, *words, steps=200)
+    net.link_down(1)
+    assert of_rank_0.wait(TOGETHER_S / 2) == 0, of_rank_0.stderr
+    assert "rank 1 is lost, and its micro-batches go to others: rank 1 on" in of_rank_0.stdout
+    assert steps_of(tmp_path / "run")[-1] == 200
+    assert other.wait(WAIT_S) == 12, other.stderr

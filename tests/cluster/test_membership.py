@@ -104,3 +104,42 @@ def leave_and_come_on(net: VirtualCluster, tmp_path: Path, hosts: int) -> None:
     assert result["world_size"] == hosts
     assert state_of(folder) == state_of(alone)
     assert steps_of(folder) == list(range(1, STEPS + 1))
+
+
+LOCAL = (
+    *("--train.steps", "96", "--checkpoint.every", "4", "--synchrony.mode", "local"),
+    *("--synchrony.replicas", "3", "--synchrony.local_steps", "4"),
+)
+
+
+def test_the_replicas_of_a_lost_host_go_to_the_others(can_emulate: None, tmp_path: Path) -> None:
+    """Two hosts go on with three replicas, in a process of its own: see `tests.typed`."""
+    script = "import sys, pathlib; from tests.cluster.test_membership import lose_a_host"
+    done = python("-c", f"{script}; lose_a_host(pathlib.Path(sys.argv[1]))", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def lose_a_host(tmp_path: Path) -> None:
+    recipe, folder, alone = (tmp_path / name for name in ("recipe.toml", "run", "alone"))
+    recipe.write_text(RECIPE)
+    subprocess.run(
+        command(recipe, alone, 1, *LOCAL), check=True, capture_output=True, timeout=TIMEOUT_S
+    )
+    with VirtualCluster(3, 1_000_000_000) as net:
+        meeting = ["--nnodes", "2:3", "--max-restarts", "1", "--rdzv-id", "replicas"]
+        meeting += ["--rdzv-endpoint", f"{net.address(0)}:29400"]
+        training = command(recipe, folder, 1, *LOCAL, *meeting)
+        launchers = [Rank(host, net.namespaces[host], training, {}) for host in range(3)]
+        net._ranks += launchers  # so that they go with the cluster
+        wait_until(lambda: last_step(folder) > 8, launchers)
+        assert last_step(folder) < 96, "the run was over before a host was lost"
+        listed = subprocess.run(
+            ["ip", "netns", "pids", net.namespaces[2]], capture_output=True, text=True, check=True
+        )
+        for pid in listed.stdout.split():
+            os.kill(int(pid), signal.SIGKILL)
+        for launcher in launchers[:2]:
+            assert launcher.wait(TIMEOUT_S) == 0, launcher.stderr
+    assert json.loads((folder / "result.json").read_text())["world_size"] == 2
+    assert state_of(folder) == state_of(alone)
+    assert steps_of(folder) == list(range(1, 97))

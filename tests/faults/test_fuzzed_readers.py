@@ -163,9 +163,7 @@ def damage(content: bytes, data: st.DataObject) -> bytes:
 
 
 @pytest.mark.parametrize("name", READERS)
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_is_damaged_is_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
     reader, folder = READERS[name], tmp_path / "files"

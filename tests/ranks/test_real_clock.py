@@ -26,15 +26,19 @@ from firecaffe.cluster.world import World
 from firecaffe.data import Batch, Batches
 from firecaffe.errors import FirecaffeError
 from firecaffe.recipe.of_run import recipe_of
+from firecaffe.runs.explain import read_rows
+from firecaffe.runs.explain_served import explain_served
 from firecaffe.synchrony.config import SERVED
 from firecaffe.training.parts import Parts
 from firecaffe.training.replay import Replayed, replay
+from firecaffe.training.verify import verify_run
 from tests.ranks.networks import Everything, small_data
 from tests.unit.training.served.test_trainings import data, network
 from tests.world import Ranks
 
 MODES: dict[str, dict[str, Any]] = {
     "backup": {"mode": "backup", "backup_workers": 1},
+    "again": {"mode": "backup", "backup_workers": 1, "dropped": "again"},
     "stale": {"mode": "stale", "max_staleness": 2, "warm_steps": 2},
     "asynchronous": {"mode": "asynchronous", "staleness_rate": "inverse"},
     "softsync": {"mode": "asynchronous", "gradients_per_update": 2, "compensate": "delay"},
@@ -68,14 +72,17 @@ def fit_and_digest(made: Recipe, resume: str | None = None) -> tuple[Result, lis
         return result, result.model(small_data(5, 3).inputs).flatten().tolist()
 
 
-def replayed(folder: Path) -> Replayed:
-    parts = Parts(
+def given() -> Parts:
+    return Parts(
         Everything,
         train=small_data(SAMPLES),
         test=small_data(30, 1),
         validation=small_data(20, 2),
     )
-    return replay(folder, recipe_of(folder), ALONE, None, parts)
+
+
+def replayed(folder: Path) -> Replayed:
+    return replay(folder, recipe_of(folder), ALONE, None, given())
 
 
 def synchrony(folder: Path) -> dict[str, Any]:
@@ -98,6 +105,11 @@ def test_a_replay_gives_the_same_bits(
     row = synchrony(run)
     learners = world_size * MODES[name].get("in_flight", 1)
     assert len(row["pulled_bytes_by_learner"]) == learners
+    told = explain_served(run, read_rows(run, "rank-*.jsonl"))
+    assert told is not None
+    assert sum(each.micro_batches for each in told.ranks) == row["gradients"]
+    first = verify_run(run, recipe_of(run), ALONE, 5, given())
+    assert (first.losses, first.tensors, first.weights) == (5, [3], [3, 5])
     # An epoch is 25 micro-batches in 5 steps; warm steps have theirs.
     warm = 6 * MODES[name].get("warm_steps", 0)
     assert row["gradients"] + row["dropped"] == 25 + 18 - warm
@@ -160,7 +172,7 @@ def fit_until_lost(made: Recipe, number: int) -> Result:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-@pytest.mark.parametrize("name", ["backup", "stale", "nesterov"])
+@pytest.mark.parametrize("name", ["backup", "again", "stale", "nesterov"])
 def test_a_lost_worker_ends_nobody(
     ranks: Ranks, name: str, number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -172,7 +184,7 @@ def test_a_lost_worker_ends_nobody(
     assert dataclasses.asdict(other) == dataclasses.asdict(result)
     row = synchrony(run)
     # A step with a backup waits for no frozen worker, so the training may end before it is found.
-    fewest = 0 if name == "backup" else words.get("in_flight", 1)
+    fewest = 0 if words["mode"] == "backup" else words.get("in_flight", 1)
     assert fewest <= row["lost_learners"] <= words.get("in_flight", 1)
     # Each sample of the training came once.
     assert row["gradients"] + row["dropped"] == 25 + 18
@@ -206,6 +218,19 @@ def test_numbers_that_are_not_finite_end_all(ranks: Ranks, tmp_path: Path) -> No
     made = dataclasses.replace(made, solver=SolverConfig(base_lr=1e30))
     (kind, goes_along, line), other = ranks.run(2, end_of, made)
     assert (kind, goes_along) == ("NotFiniteError", False)
+    assert "gradients of 2 learners come late" in line
+    assert other == (kind, True, line)
+
+
+def end_of_rise(made: Recipe) -> tuple[str, bool, str]:
+    with patch("firecaffe.training.rise.PATIENCE", 0):
+        return end_of(made)
+
+
+def test_a_loss_that_stays_above_its_start_ends_all(ranks: Ranks, tmp_path: Path) -> None:
+    made = recipe(tmp_path / "run", MODES["asynchronous"])
+    (kind, goes_along, line), other = ranks.run(2, end_of_rise, made)
+    assert (kind, goes_along) == ("DivergedError", False)
     assert "gradients of 2 learners come late" in line
     assert other == (kind, True, line)
 

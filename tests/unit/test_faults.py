@@ -4,6 +4,7 @@ import errno
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from benchmarks.faults_on_purpose import KINDS as INJECTIONS
 from firecaffe import errors
-from firecaffe.cluster.agent import HOPELESS, TOGETHER
+from firecaffe.cluster.agent import HOPELESS
+from firecaffe.cluster.let_go import TOGETHER
 from firecaffe.errors import FirecaffeError, PeerLostError
-from firecaffe.faults import KINDS, MOST_TEXT, RESUME, Fault
+from firecaffe.faults import GOES_ON, KINDS, MOST_TEXT, RESUME, Fault
 from firecaffe.runs.fault import NAME, fault_of, known_in, settle_fault, write_fault
 
 PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
@@ -127,8 +129,8 @@ def test_a_lost_peer_of_whom_nobody_knows_is_no_fault_of_this_rank() -> None:
     assert fault_of(PeerLostError.of(lost), 0, "host", 1) == lost
 
 
-def read(folder: Path) -> dict[str, object]:
-    value: dict[str, object] = json.loads((folder / NAME).read_text())
+def read(folder: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((folder / NAME).read_text())
     return value
 
 
@@ -142,7 +144,18 @@ def test_a_fault_is_written_before_the_earlier_ones(tmp_path: Path) -> None:
     write_fault(tmp_path, Fault("frozen", 1, "a", 6, "rank 0"), "restart 2 of 2")
     found = read(tmp_path)
     assert (found["kind"], found["then"]) == ("frozen", "restart 2 of 2")
-    assert [each["kind"] for each in found["earlier"]] == ["killed"]  # type: ignore[attr-defined]
+    assert [each["kind"] for each in found["earlier"]] == ["killed"]
+
+
+def test_who_saw_a_connection_close_knows_no_better(tmp_path: Path) -> None:
+    write_fault(tmp_path, Fault("killed", 1, "a", 6, "its launcher", "SIGKILL"), GOES_ON)
+    write_fault(tmp_path, Fault("gone", 2, "a", 7, "rank 0: its connection closed"), GOES_ON)
+    write_fault(tmp_path, Fault("gone", 1, "a", 9, "rank 0: its connection closed"), GOES_ON)
+    write_fault(tmp_path, Fault("killed", 2, "a", 6, "its launcher", "SIGKILL"), GOES_ON)
+    found = read(tmp_path)
+    assert (found["rank"], found["kind"], found["step"]) == (2, "killed", 7)
+    assert [each["rank"] for each in found["earlier"]] == [1]
+    assert [each["kind"] for each in found["earlier"]] == ["killed"]
 
 
 @pytest.mark.parametrize("content", ["", "null", "[]", '{"rank": 1}', '{"earlier": 3}', "\x00"])

@@ -4,7 +4,8 @@ from firecaffe.cli.parser import Parser
 
 USAGE = (
     "RECIPE.toml [--nproc-per-node N] [--resume RUN] [--max-restarts K] "
-    "[--nnodes MIN:MAX --rdzv-endpoint HOST:PORT --rdzv-id NAME] [--section.word value …]"
+    "[--nnodes MIN:MAX --rdzv-endpoint HOST:PORT --rdzv-id NAME] [--join HOST:PORT] "
+    "[--section.word value …]"
 )
 
 
@@ -16,6 +17,7 @@ def make_parser() -> Parser:
     add("--max-restarts", type=int, default=0, metavar="K", help="from the newest checkpoint")
     add("--print-config", action="store_true", help="print the recipe with every word, and stop")
     add("--master-port", type=int, default=0, metavar="PORT", help="where ranks meet; 0: any")
+    add("--join", type=str, default="", metavar="HOST:PORT", help="compute for a run that is there")
     several_hosts(parser, "run")
     return parser
 

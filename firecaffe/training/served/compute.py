@@ -30,6 +30,12 @@ class Contribution:
     """Seconds for which it then computed."""
     is_own: bool = True
     """Whether it was this rank that computed."""
+    rank: int = 0
+    """The rank that computed."""
+    is_finite: Tensor | None = None
+    """Whether each parameter's gradient is; if those went to their owners, and are not here."""
+    moved: tuple[int, int] = (0, 0)
+    """Bytes that the learner has pulled from owners so far, and pushed to them."""
 
 
 class Contributions(Protocol):
@@ -57,6 +63,16 @@ def compute(
     return Gradient(tensors, tail), forward.counts
 
 
+class Bench(Protocol):
+    """Where a learner computes."""
+
+    def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
+        """Computes a work. weights: what the server has sent of its version."""
+
+    def end(self) -> None:
+        """The learner has ended."""
+
+
 class Workbench:
     """A network of its own on which a rank's learners compute, one at a time."""
 
@@ -72,25 +88,32 @@ class Workbench:
         """
         self.forward, self.named, self._batches, self._turn = forward, named, batches, turn
 
-    def compute(self, leaf: Leaf, weights: Mapping[str, Tensor]) -> Contribution:
-        """Computes a leaf at the weights and buffers of a version, on any device, in any thread."""
+    def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
+        """Computes a work at all weights and buffers of its version, on any device, in any
+        thread.
+        """
         device = self.forward.device
         torch.set_num_threads(self.forward.config.threads)  # each thread has a number of its own
         if device.type == "cuda":
             torch.cuda.set_device(device)
         with self._turn:
             start = time.perf_counter()
-            batch = self._batches.train_batch(*leaf)
+            batch = self._batches.train_batch(*work.leaf)
             fetched = time.perf_counter()
             self.load(weights)
-            gradient, counts = compute(self.forward, self.named, leaf, batch)
+            gradient, counts = compute(self.forward, self.named, work.leaf, batch)
             return Contribution(gradient, counts, fetched - start, time.perf_counter() - fetched)
+
+    def end(self) -> None:
+        """Nothing has to end."""
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies the weights and buffers of a version into the network."""
+        """Copies the weights and buffers of a version into the network; without weights, it has
+        them already.
+        """
         self.forward.buffers.begin_micro_batch()  # a module may have put others in places
-        for name, parameter in self.named.items():
-            parameter.copy_(weights[name])
+        for name in self.named.keys() & weights.keys():
+            self.named[name].copy_(weights[name])
         for name, buffer in self.forward.model.named_buffers():
             buffer.copy_(weights[name])

@@ -6,14 +6,14 @@ One is asked by `begin`, and tells what became of it in a queue that all have in
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from torch import Tensor
 
 from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.policy import Work
-from firecaffe.training.served.compute import Contribution, Workbench
+from firecaffe.training.served.compute import Bench, Contribution
 from firecaffe.training.served.messages import WORK, Head, Messages
 
 
@@ -43,13 +43,20 @@ class LostRank:
 
 
 @dataclass(frozen=True)
+class Came:
+    """Learners that have come to those that are there."""
+
+    learners: "list[Learner]"
+
+
+@dataclass(frozen=True)
 class Failed:
     """An error in this process, which ends the run."""
 
     error: BaseException
 
 
-Arrivals = SimpleQueue[Arrival | Gone | LostRank | Failed]
+Arrivals = SimpleQueue[Arrival | Gone | LostRank | Came | Failed]
 
 
 @dataclass(frozen=True)
@@ -127,15 +134,17 @@ class Learner(ABC):
 class OwnLearner(Learner):
     """One that computes in its own thread."""
 
-    def __init__(self, number: int, arrivals: Arrivals, bench: Workbench) -> None:
+    def __init__(self, number: int, arrivals: Arrivals, bench: Bench) -> None:
         self._bench = bench
         super().__init__(number, 0, arrivals)
 
     def _do(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
-        return self._bench.compute(work.leaf, weights)
+        brought = self._bench.compute(work, weights)
+        self.spent.pulled_bytes, self.spent.pushed_bytes = brought.moved
+        return brought
 
     def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
-        pass
+        self._bench.end()
 
 
 class RemoteLearner(Learner):
@@ -149,15 +158,15 @@ class RemoteLearner(Learner):
     def _do(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
         messages = self._messages
         is_new = work.version != self._version
-        messages.send_head(Head(WORK, *work.leaf, has_weights=is_new))
+        messages.send_head(Head(WORK, work.learner, *work.leaf, work.version, is_new))
         if is_new:
             messages.send_weights(weights)
             self._version = work.version
         brought, asks = messages.receive_contribution()
         self.asks_to_stop |= asks
-        self.spent.pulled_bytes = messages.lane.sent_bytes
-        self.spent.pushed_bytes = messages.lane.received_bytes
-        return brought
+        self.spent.pulled_bytes = messages.lane.sent_bytes + brought.moved[0]
+        self.spent.pushed_bytes = messages.lane.received_bytes + brought.moved[1]
+        return replace(brought, rank=self.rank)
 
     def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
         self._messages.send_end(text, weights)

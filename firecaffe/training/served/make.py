@@ -10,6 +10,7 @@ from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.clock import SimulatedClock
+from firecaffe.synchrony.config import SHARDED
 from firecaffe.synchrony.leaves import Leaves
 from firecaffe.synchrony.speeds import seconds_of
 from firecaffe.synchrony.table import make_policy
@@ -18,9 +19,10 @@ from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.piece import Numbers, NumbersOfParts
 from firecaffe.training.served.compute import Contributions
+from firecaffe.training.served.computed import Computed
 from firecaffe.training.served.memory import ServerMemory
 from firecaffe.training.served.real_clock import RealClock
-from firecaffe.training.served.server import Computed, Server
+from firecaffe.training.served.server import Server
 from firecaffe.training.served.source import LoggedClock, Source
 from firecaffe.training.served.stepper import Progress, ServedStepper
 from firecaffe.training.step import Stepper, TrainBatches
@@ -31,18 +33,23 @@ class Served(NumbersOfParts):
     """What a training with a server has beside others. Its state is JSON; the memory is a piece."""
 
     server: Server
+    memory: ServerMemory
+    """Of all the weights. If others hold them, the server has one of buffers alone."""
     clock: LoggedClock
     real: RealClock | None
     """The clock that is logged, if it is a real one."""
     leaves: Leaves
     progress: Progress
 
-    @property
-    def memory(self) -> ServerMemory:
-        return self.server.memory
-
     def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
-        """Opens the log of events in the run's folder. Returns lines for people."""
+        """Opens the log of events in the run's folder, if they say what it comes to. Returns lines
+        for people.
+        """
+        if self.server.words.is_lockless:
+            return [
+                "synchrony.lock none: workers write to the same weights without waiting for each "
+                "other, so that this run cannot be replayed, and versions are approximate"
+            ]
         return self.clock.open(folder, checkpoint)
 
     def stepper(
@@ -51,7 +58,7 @@ class Served(NumbersOfParts):
         """What runs the steps. batches: asked for leaves in any order. source: of the events,
         instead of the clock; then all gradients are computed here.
         """
-        brought: Contributions = Computed(self.server, batches)
+        brought: Contributions = Computed(self.server, warm.forward, batches)
         if source is None and self.real is not None:
             brought = self.real
         events = self.clock if source is None else source
@@ -92,13 +99,17 @@ def make_served(
         )
     leaves = leaves_of(run.order, words.warm_steps, run.steps)
     memory = ServerMemory(forward.model, named, squares=words.compensate == "delay")
-    clip = run.recipe.solver.clip_gradients
-    server = Server(forward, named, optimizer, memory, words, set(range(learners)), clip, ema)
+    clip, there = run.recipe.solver.clip_gradients, set(range(learners))
+    needs_all = words.server == SHARDED and run.ranks.world_size > 1
+    is_elsewhere = needs_all or words.is_lockless
+    own = ServerMemory(forward.model, {}, squares=False) if is_elsewhere else memory
+    made = named, optimizer, own, words, there, forward.buffers, clip
+    server = Server(*made, ema=None if is_elsewhere else ema)
     policy = make_policy(words, leaves, learners)
-    real = RealClock(policy, memory) if words.clock == "real" else None
+    real = RealClock(policy, own, needs_all=needs_all) if words.clock == "real" else None
     clock = real or SimulatedClock(policy, seconds_of(words, train.seed))
     logged = LoggedClock(clock, leaves.first_step, learners)
-    return Served(server, logged, real, leaves, Progress())
+    return Served(server, memory, logged, real, leaves, Progress())
 
 
 def leaves_of(order: SampleOrder, first_step: int, last_step: int) -> Leaves:

@@ -6,7 +6,8 @@
     tail/STEP.PLACE/I      its loss and its changes to buffers
     mean_square/NAME       of the gradients, for delay compensation
 
-No more versions are kept than works are under way, so the staleness bounds them.
+No more versions are kept than works are under way, so the staleness bounds them. On a CPU, those
+beyond MOST_BYTES are in files.
 """
 
 from collections.abc import Mapping
@@ -17,8 +18,12 @@ from torch import Tensor, nn
 
 from firecaffe.errors import CheckpointError
 from firecaffe.synchrony.leaves import Leaf
+from firecaffe.training.served.versions import copy_in_file, copy_in_memory, size_of
 from firecaffe.training.stored import Stored
 from firecaffe.transport.collect import HeldPart
+
+MOST_BYTES = 2 << 30
+"""Of versions in memory."""
 
 
 @dataclass
@@ -49,8 +54,12 @@ class ServerMemory:
 
     def keep(self, version: int) -> None:
         """Keeps the present weights and buffers as those of a version."""
-        if version not in self.versions:
-            self.versions[version] = {name: each.clone() for name, each in self._now().items()}
+        if version in self.versions:
+            return
+        now = self._now()
+        held = sum(map(size_of, self.versions.values()))
+        in_file = held + size_of(now) > MOST_BYTES and all(each.is_cpu for each in now.values())
+        self.versions[version] = copy_in_file(now) if in_file else copy_in_memory(now)
 
     def release(self, needed: set[int]) -> None:
         """Lets go of all versions but some."""

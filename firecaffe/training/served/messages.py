@@ -8,12 +8,13 @@ learner  HEAD, that it has them
 """
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from firecaffe.synchrony.leaves import Leaf
+from firecaffe.synchrony.policy import Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.compute import Contribution
 from firecaffe.training.served.memory import Gradient
@@ -29,37 +30,51 @@ class Head:
     """Numbers that begin a message."""
 
     kind: int
+    learner: int = 0
     step: int = 0
     place: int = 0
+    version: int = 0
     has_weights: int = 0
     """1 if weights follow."""
     length: int = 0
     """Bytes of a text that follows."""
 
     @property
-    def leaf(self) -> Leaf:
-        return Leaf(self.step, self.place)
+    def work(self) -> Work:
+        return Work(self.learner, Leaf(self.step, self.place), self.version)
 
 
 class Messages:
     """Messages over one lane; both ends make it alike."""
 
-    def __init__(self, lane: Lane, forward: Forward, named: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        forward: Forward,
+        named: Mapping[str, nn.Parameter],
+        is_elsewhere: bool = False,
+    ) -> None:
+        """is_elsewhere: whether others hold the weights, and get the gradients."""
         self.lane = lane
-        self._named = named
+        self._named = {} if is_elsewhere else named
         buffers = dict(forward.model.named_buffers())
-        self.weights = Parcel({**named, **buffers})
-        self._head = Parcel({"": torch.zeros(5, dtype=torch.int64)})
-        gradients = {f"gradient/{name}": each for name, each in named.items()}
+        self.weights = Parcel({**self._named, **buffers})
+        self._whole = {**named, **buffers}
+        self.last: Mapping[str, Tensor] = {}
+        """All weights and buffers, as they came with the end."""
+        self._head = Parcel({"": torch.zeros(7, dtype=torch.int64)})
+        gradients = {f"gradient/{name}": each for name, each in self._named.items()}
         tails = {f"tail/{i}": each for i, each in enumerate(forward.empty_tail())}
         beside = {
-            "is_used": torch.zeros(len(named), dtype=torch.uint8),
+            "is_used": torch.zeros(len(self._named), dtype=torch.uint8),
+            "is_finite": torch.zeros(len(named) * is_elsewhere, dtype=torch.uint8),
+            "moved": torch.zeros(2 * is_elsewhere, dtype=torch.int64),
             "seconds": torch.zeros(2, dtype=torch.float64),
             "votes": torch.zeros(1, dtype=torch.uint8),
             "counts": forward.no_counts(),
         }
         self._brought = Parcel({**gradients, **tails, **beside})
-        self._tails = list(tails)
+        self._tails, self._is_elsewhere = list(tails), is_elsewhere
         self._device = forward.device
 
     def send_head(self, head: Head) -> None:
@@ -72,11 +87,13 @@ class Messages:
 
     def send_weights(self, tensors: Mapping[str, Tensor]) -> None:
         self.weights.fill(tensors)
-        self.lane.send(self.weights.data)
+        if self.weights.data.numel():  # a network may have no buffers
+            self.lane.send(self.weights.data)
 
     def receive_weights(self) -> None:
         """Receives into `weights`."""
-        self.lane.receive(self.weights.data)
+        if self.weights.data.numel():
+            self.lane.receive(self.weights.data)
 
     def send_contribution(self, brought: Contribution, asks_to_stop: bool) -> None:
         """asks_to_stop: whether the sender's process was asked to."""
@@ -89,6 +106,9 @@ class Messages:
         seconds = [brought.data_s, brought.compute_s]
         views["seconds"].copy_(torch.tensor(seconds, dtype=torch.float64))
         views["votes"].fill_(asks_to_stop)
+        if brought.is_finite is not None:
+            views["is_finite"].copy_(brought.is_finite)
+            views["moved"].copy_(torch.tensor(brought.moved))
         self.lane.send(self._brought.data)
 
     def receive_contribution(self) -> tuple[Contribution, bool]:
@@ -106,6 +126,10 @@ class Messages:
         data_s, compute_s = views["seconds"].tolist()
         gradient = Gradient(tensors, tail)
         brought = Contribution(gradient, self._own(views["counts"]), data_s, compute_s, False)
+        if self._is_elsewhere:
+            pulled, pushed = views["moved"].tolist()
+            is_finite = views["is_finite"].bool()
+            brought = replace(brought, is_finite=is_finite, moved=(pulled, pushed))
         return brought, bool(views["votes"].item())
 
     def _own(self, view: Tensor) -> Tensor:
@@ -118,15 +142,19 @@ class Messages:
         if data:
             self.lane.send(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         if weights:
-            self.send_weights(weights)
+            parcel = Parcel(self._whole)
+            parcel.fill(weights)
+            self.lane.send(parcel.data)
         self.receive_head()
 
     def receive_end(self, head: Head) -> str:
-        """The text; the weights are in `weights`."""
+        """The text; the weights are in `last`."""
         data = torch.zeros(head.length, dtype=torch.uint8)
         if head.length:
             self.lane.receive(data)
         if head.has_weights:
-            self.receive_weights()
+            parcel = Parcel(self._whole)
+            self.lane.receive(parcel.data)
+            self.last = parcel.views
         self.send_head(head)
         return data.numpy().tobytes().decode()

@@ -1,33 +1,47 @@
 """The ranks of a training under the real clock, once its warm steps are done.
 
-Rank 0 is the server, and has a learner too; every other rank computes for it, and does nothing
-else. So rank 0 alone evaluates, saves and records, and no rank waits for all others any more.
+Rank 0 is the server, and has a learner too; every other rank computes for it, and holds a part of
+the weights if the server is in parts. Rank 0 alone evaluates, saves and records, and no rank waits
+for all others any more.
 """
 
 import copy
 import dataclasses
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.agree import LOOK_S
+from firecaffe.cluster.losses import LossTeller
 from firecaffe.cluster.world import World, peers_may_be_lost
-from firecaffe.errors import LauncherLostError, NotFiniteError, PeerLostError, PreemptedError
+from firecaffe.errors import (
+    DivergedError,
+    LauncherLostError,
+    NotFiniteError,
+    PeerLostError,
+    PreemptedError,
+)
+from firecaffe.faults import Fault
+from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.training.forward import Forward
 from firecaffe.training.served.compute import Workbench
+from firecaffe.training.served.door import Doorkeeper
+from firecaffe.training.served.holders import Holders
 from firecaffe.training.served.learners import Learner, LostRank, OwnLearner, RemoteLearner
 from firecaffe.training.served.messages import Messages
-from firecaffe.training.served.real_clock import RealClock
+from firecaffe.training.served.real_clock import OnLoss, RealClock
+from firecaffe.training.served.told import Told
 from firecaffe.training.served.worker import work
 from firecaffe.training.step import TrainBatches
 from firecaffe.transport.lane import Lane, store_of
 
-TOGETHER = (NotFiniteError, PreemptedError, LauncherLostError)
+TOGETHER = (NotFiniteError, DivergedError, PreemptedError, LauncherLostError)
 """Errors that all ranks are to end with; see `faults.TOGETHER`. Others the watch tells."""
 
 CUT_S = 5.0
@@ -45,16 +59,24 @@ class RealRanks:
         named: Mapping[str, nn.Parameter],
         batches: TrainBatches,
         words: SynchronyConfig,
-        timeout_s: float,
+        exchange: ExchangeConfig,
+        facts: Mapping[str, Any],
+        store: Store | None = None,
+        meet: Callable[[], Holders] | None = None,
     ) -> None:
-        """batches: asked for leaves in any order. timeout_s: how long ranks wait until all have a
-        lane.
+        """batches: asked for leaves in any order. facts: what workers that come are told of the
+        run. store: where this rank has its lanes; None: that of the world. meet: called by all
+        ranks once the warm steps are done; makes the holders of the weights, if rank 0's server
+        does not have them.
         """
         self.first_step = words.warm_steps
         """The first step after the warm ones."""
         self._world, self._clock, self._per_rank = world, clock, words.in_flight
         self._forward, self._named, self._batches = forward, named, batches
-        self._timeout_s = timeout_s
+        self._timeout_s, self._silent_s = exchange.timeout_s, exchange.silent_s
+        self._facts, self._store, self._meet = facts, store, meet
+        self._door: Doorkeeper | None = None
+        self._holders = Holders()
         self.turn = threading.Lock()
         """Held by whoever computes on rank 0: a learner, or an evaluation."""
 
@@ -69,6 +91,15 @@ class RealRanks:
             self._world, world_size=1, group=None, exchange_group=None, local_world_size=1
         )
 
+    def tell(self, told: Told) -> None:
+        """Tells an event to the holders of the weights."""
+        self._holders.tell(told)
+
+    def gather(self) -> None:
+        """Brings the training's state up to date, on rank 0, which may not have the weights."""
+        self._holders.gather(self._look)
+        self._clock.moved_by_owner = self._holders.moved
+
     def work(self, asks_to_stop: Callable[[], str]) -> dict[str, Any]:
         """Computes for the server to its end, on every rank but the first. Returns what the server
         has told at its end; the network has the last weights then.
@@ -79,11 +110,17 @@ class RealRanks:
         bench = Workbench(self._forward, self._named, self._batches, self.turn)
         rank = self._world.rank
         try:
-            lanes = [self._messages(rank, place) for place in range(self._per_rank)]
-            told = json.loads(work(lanes, bench, lambda: bool(asks_to_stop()), self._look))
+            with self._holding():
+                benches = [self._holders.bench(bench, place) for place in range(self._per_rank)]
+                lanes = [self._messages(rank, place) for place in range(self._per_rank)]
+                text = work(lanes, benches, lambda: bool(asks_to_stop()), self._look)
+                self._join_holders()
         except PeerLostError as error:
             with peers_may_be_lost(self._world):  # which knows who it is
                 raise error
+        told = json.loads(text)
+        if lanes[0].last:
+            bench.load(lanes[0].last)
         if "error" in told:
             _raise(told["error"], goes_along=not asks_to_stop())
         return dict(told["result"])
@@ -100,26 +137,24 @@ class RealRanks:
         arrivals, size = self._clock.arrivals, self._world.world_size
         learners: list[Learner] = []
         try:
-            for number in range(size * self._per_rank):
-                place, rank = divmod(number, size)
-                if rank == 0:
-                    learners.append(OwnLearner(number, arrivals, bench))
-                else:
-                    messages = self._messages(rank, place)
-                    learners.append(RemoteLearner(number, rank, arrivals, messages))
-            if self._world.watch is not None:
-                lost = arrivals.put
-                self._world.watch.tolerate(lambda fault: lost(LostRank(fault.rank, fault.event)))
-            self._clock.start(learners, self._look, say)
-            yield
-        except TOGETHER as error:
-            self._end({"error": [type(error).__name__, str(error), getattr(error, "step", 0)]}, {})
-            raise
-        finally:
-            for each in learners:
-                each.cut()
-            for each in learners:
-                each.join(CUT_S)
+            with self._holding(), self._ended(learners), self._told_errors():
+                for number in range(size * self._per_rank):
+                    place, rank = divmod(number, size)
+                    if rank == 0:
+                        learners.append(
+                            OwnLearner(number, arrivals, self._holders.bench(bench, place))
+                        )
+                    else:
+                        messages = self._messages(rank, place)
+                        learners.append(RemoteLearner(number, rank, arrivals, messages))
+                with self._tolerating(say) as on_loss, self._keeping_door(len(learners), say):
+                    self._clock.start(learners, self._look, on_loss)
+                    if self._door is not None:
+                        self._door.open(dict(self._facts))
+                    yield
+        except PeerLostError as error:
+            with peers_may_be_lost(self._world):
+                raise error
 
     def end(self, result: dict[str, Any]) -> None:
         """Tells all workers the result, and the weights that the network has now."""
@@ -127,6 +162,9 @@ class RealRanks:
         self._end({"result": result}, {**self._named, **buffers})
 
     def _end(self, told: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
+        if self._door is not None:
+            self._door.close()
+        self._clock.take_rest()
         for each in self._clock.learners.values():
             each.end(json.dumps(told), weights)
         for each in self._clock.learners.values():
@@ -134,22 +172,110 @@ class RealRanks:
                 self._look()
                 if self._world.watch is not None and each.rank in self._world.watch.losses:
                     each.cut()
+        self._clock.take_rest()
+        self._holders.end()
+        self._join_holders()
+
+    @contextmanager
+    def _told_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except TOGETHER as error:
+            self._end({"error": [type(error).__name__, str(error), getattr(error, "step", 0)]}, {})
+            raise
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Gives the weights to their holders, for a `with` block."""
+        if self._meet is not None:
+            self._holders = self._meet()
+        try:
+            yield
+        finally:
+            self._holders.cut()
+            self._holders.join(CUT_S)
+
+    def _join_holders(self) -> None:
+        while not self._holders.join(LOOK_S):
+            self._look()
+
+    @contextmanager
+    def _tolerating(self, say: Callable[[str], None]) -> Iterator[OnLoss]:
+        """Lets the training go on without ranks that are lost, for a `with` block, if it can. Gives
+        who is told of each. say: tells a person.
+        """
+        if self._clock.needs_all:
+            yield lambda *_: None
+            return
+        if self._world.watch is not None:
+            lost = self._clock.arrivals.put
+            self._world.watch.tolerate(lambda fault: lost(LostRank(fault.rank, fault.event)))
+        teller = LossTeller(self._world.store, self._world.attempt)
+
+        def on_loss(rank: int, why: str) -> None:
+            say(f"rank {rank} is lost, and its micro-batches go to others: {why}")
+            teller.tell(self._fault_of(rank, why))
+
+        with closing(teller):
+            yield on_loss
+
+    @contextmanager
+    def _keeping_door(self, count: int, say: Callable[[str], None]) -> Iterator[None]:
+        """Lets workers come, for a `with` block, if rank 0's server has the weights. count: of
+        learners at the beginning.
+        """
+        if self._meet is not None:
+            yield
+            return
+        self._door = Doorkeeper(
+            self._world,
+            self._forward,
+            self._named,
+            self._per_rank,
+            count,
+            self._clock.arrivals,
+            self._timeout_s,
+            self._silent_s,
+            say,
+        )
+        with closing(self._door):
+            yield
+
+    @contextmanager
+    def _ended(self, learners: Sequence[Learner]) -> Iterator[None]:
+        """Ends learners after a `with` block, and those that have come, if they have not ended."""
+        try:
+            yield
+        finally:
+            everybody = {*learners, *self._clock.everybody}
+            for each in everybody:
+                each.cut()
+            for each in everybody:
+                each.join(CUT_S)
+
+    def _fault_of(self, rank: int, why: str) -> Fault:
+        """What has happened to a lost rank, as far as rank 0 knows."""
+        watch, step = self._world.watch, self._world.place.step
+        host = self._world.host if watch is None else watch.hosts[rank]
+        seen = Fault("gone", rank, host, step, f"rank 0: {why}")
+        return seen if watch is None else watch.losses.get(rank, seen)
 
     def _messages(self, rank: int, place: int) -> Messages:
         """The lane of a rank's learner; each end calls it."""
-        store, name = store_of(self._world), f"{rank}.{place}"
+        store, name = self._store or store_of(self._world), f"{rank}.{place}"
         lane = Lane(store, name, self._world.is_first, self._timeout_s)
-        return Messages(lane, self._forward, self._named)
+        return Messages(lane, self._forward, self._named, self._meet is not None)
 
     def _look(self) -> None:
         if self._world.watch is not None:
             self._world.watch.check()
+        self._holders.check()
 
 
 def _raise(error: tuple[str, str, int], goes_along: bool) -> NoReturn:
     name, message, step = error
     found = next(kind for kind in TOGETHER if kind.__name__ == name)(message)
     found.goes_along = goes_along
-    if isinstance(found, NotFiniteError):
+    if isinstance(found, NotFiniteError | DivergedError):
         found.step = step
     raise found

@@ -11,11 +11,23 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from firecaffe.cluster.agree import LOOK_S
+from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.policy import Policy, Work
 from firecaffe.training.served.compute import Contribution
-from firecaffe.training.served.learners import Arrival, Arrivals, Failed, Gone, Learner, LostRank
+from firecaffe.training.served.learners import (
+    Arrival,
+    Arrivals,
+    Came,
+    Failed,
+    Gone,
+    Learner,
+    LostRank,
+)
 from firecaffe.training.served.memory import ServerMemory
+
+OnLoss = Callable[[int, str], object]
+"""(rank, why it is lost)."""
 
 
 class RealClock:
@@ -24,33 +36,43 @@ class RealClock:
     loss of all learners that were there.
     """
 
-    def __init__(self, policy: Policy, memory: ServerMemory) -> None:
-        self.policy, self._memory = policy, memory
+    def __init__(self, policy: Policy, memory: ServerMemory, needs_all: bool = False) -> None:
+        """needs_all: whether it cannot go on without a rank, which owns a part of the weights."""
+        self.policy, self._memory, self.needs_all = policy, memory, needs_all
         self.time_s = 0.0
         self.learners: dict[int, Learner] = {}
+        self.moved_by_owner: dict[int, tuple[int, int]] = {}
+        """Bytes that each rank has sent to learners of others as a server and received from them;
+        empty if rank 0 alone is one."""
         self.arrivals: Arrivals = SimpleQueue()
-        self._all: list[Learner] = []
+        self.everybody: list[Learner] = []
         """Also those that are lost."""
         self._asking: list[int] = []
         """Those without work, who asked first comes first."""
         self._due: deque[Learner | int] = deque()
         """Who comes, and the numbers of those who are lost."""
+        self._lost_ranks: dict[int, str] = {}
+        """Those that are not there, and why."""
+        self._came_s: dict[int, float] = {}
+        self._left_s: dict[int, float] = {}
+        """By learner, when it came and was lost, by the clock."""
         self._is_resumed = False
         self._started_s = self._resumed_s = 0.0
         self._brought: Contribution | None = None
         self._look: Callable[[], None] = lambda: None
-        self._say: Callable[[str], None] = lambda _: None
+        self._on_loss: OnLoss = lambda *_: None
 
     def start(
         self,
         learners: Sequence[Learner],
         look: Callable[[], None] = lambda: None,
-        say: Callable[[str], None] = lambda _: None,
+        on_loss: OnLoss = lambda *_: None,
     ) -> None:
         """Starts the clock. learners: those that are there; at the beginning of a training those
-        that the policy knows. look: called while it waits; it may raise. say: tells a person.
+        that the policy knows. look: called while it waits; it may raise. on_loss: told of each
+        rank that is lost.
         """
-        self._look, self._say = look, say
+        self._look, self._on_loss = look, on_loss
         self._resumed_s = self.time_s
         self._started_s = time.monotonic() - self.time_s
         if self._is_resumed:
@@ -86,16 +108,38 @@ class RealClock:
         neither fetches samples nor computes.
         """
         pulled, pushed, busy_s = Counter[str](), Counter[str](), defaultdict[str, float](float)
-        for each in self._all:
+        for each in self.everybody:
             pulled[str(each.number)] += each.spent.pulled_bytes
             pushed[str(each.number)] += each.spent.pushed_bytes
             busy_s[str(each.rank)] += each.spent.busy_s
-        passed_s = max(self.time_s - self._resumed_s, 1e-9)
+        moved = self.moved_by_owner or {0: (pulled.total(), pushed.total())}
         return {
+            "rank_by_learner": {str(each.number): each.rank for each in self.everybody},
             "pulled_bytes_by_learner": dict(pulled),
             "pushed_bytes_by_learner": dict(pushed),
-            "idle_by_rank": {rank: 1 - busy / passed_s for rank, busy in busy_s.items()},
+            "server_bytes_by_rank": {str(rank): list(each) for rank, each in moved.items()},
+            "idle_by_rank": {
+                rank: 1 - busy / self._was_there_s(int(rank)) for rank, busy in busy_s.items()
+            },
+            "lost_ranks": {str(rank): why for rank, why in self._lost_ranks.items()},
         }
+
+    def _was_there_s(self, rank: int) -> float:
+        """Seconds since the start for which a rank had learners."""
+        own = [each.number for each in self.everybody if each.rank == rank]
+        left_s = max(self._left_s.get(number, self.time_s) for number in own)
+        return max(left_s - min(self._came_s[number] for number in own), 1e-9)
+
+    def take_rest(self) -> None:
+        """Takes the losses since the last event, at the end, and those who have come since."""
+        comers = [each for each in self._due if isinstance(each, Learner)]
+        while not self.arrivals.empty():
+            arrived = self.arrivals.get()
+            self._take_loss(arrived)
+            comers += arrived.learners if isinstance(arrived, Came) else []
+        self._due.clear()
+        for each in comers:
+            self._welcome(each)
 
     def _arrived(self) -> Event | None:
         try:
@@ -106,26 +150,37 @@ class RealClock:
         match arrived:
             case Failed():
                 raise arrived.error
+            case Came():
+                self._due.extend(arrived.learners)
+            case Arrival() if self.learners.get(arrived.work.learner) is arrived.learner:
+                counts = self.policy.contribute(arrived.work)
+                self._asking.append(arrived.work.learner)
+                self._brought = arrived.brought
+                return Push(self._now(), arrived.work, counts, self.policy.commit())
+        self._take_loss(arrived)
+        return None
+
+    def _take_loss(self, arrived: object) -> None:
+        match arrived:
+            case Gone() if self.needs_all:
+                raise PeerLostError(arrived.why)
             case Gone():
                 self._lose(arrived.learner, arrived.why)
             case LostRank():
                 for learner in [*self.learners.values()]:
                     if learner.rank == arrived.rank:
                         self._lose(learner, arrived.why)
-            case Arrival() if self.learners.get(arrived.work.learner) is arrived.learner:
-                counts = self.policy.contribute(arrived.work)
-                self._asking.append(arrived.work.learner)
-                self._brought = arrived.brought
-                return Push(self._now(), arrived.work, counts, self.policy.commit())
-        return None
 
     def _lose(self, learner: Learner, why: str) -> None:
         if self.learners.get(learner.number) is not learner:
             return
         del self.learners[learner.number]
+        self._left_s[learner.number] = self.time_s
         learner.cut()
         self._due.append(learner.number)
-        self._say(f"rank {learner.rank} is lost, and its micro-batches go to others: {why}")
+        if learner.rank not in self._lost_ranks:
+            self._lost_ranks[learner.rank] = why
+            self._on_loss(learner.rank, why)
 
     def _come_or_go(self, who: Learner | int) -> Event:
         if isinstance(who, int):
@@ -139,7 +194,8 @@ class RealClock:
 
     def _welcome(self, learner: Learner) -> None:
         self.learners[learner.number] = learner
-        self._all.append(learner)
+        self._came_s[learner.number] = self.time_s
+        self.everybody.append(learner)
         self._asking.append(learner.number)
 
     def _now(self) -> float:

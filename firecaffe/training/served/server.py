@@ -1,14 +1,10 @@
 """The server: holds the weights, and executes events on tensors, in one process.
 
 An update adds its gradients by the tree in the order of their leaves, as a synchronous step does,
-and divides them by their samples. The gradients come from workers, or are computed here when their
-event comes, at the weights and buffers of the version that the learner had pulled; so what is
-dropped is never computed here.
+and divides them by their samples.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +12,13 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.exchange.leaves import tree_sum
+from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.solvers.optimizer import set_rate
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.leaves import Leaf
 from firecaffe.synchrony.policy import Update, Work, row_of, work_of
 from firecaffe.training.ema import Ema
-from firecaffe.training.forward import Forward
-from firecaffe.training.served.compute import Contribution, compute
 from firecaffe.training.served.memory import Gradient, ServerMemory
 from firecaffe.training.served.rules import (
     MeanStep,
@@ -32,20 +27,19 @@ from firecaffe.training.served.rules import (
     distance,
     staleness_scale,
 )
-from firecaffe.training.step import TrainBatches
 
 
 @dataclass
 class Server:
     """The weights of a training, and what late gradients need. Its numbers are JSON."""
 
-    forward: Forward
     named: dict[str, nn.Parameter]
     optimizer: optim.Optimizer
     memory: ServerMemory
     words: SynchronyConfig
     learners: set[int]
     """Those that are there."""
+    buffers: BufferChanges
     clip_gradients: float = 0.0
     ema: Ema | None = None
     mean_step: MeanStep = field(default_factory=MeanStep)
@@ -81,26 +75,6 @@ class Server:
                 self.learners.add(event.learner)
         self.memory.release({work.version for work in self._works.values()})
 
-    @contextmanager
-    def at(self, number: int) -> Iterator[None]:
-        """The network at a version, for a `with` block: the memory of the parameters is exchanged,
-        and the buffers, which are few, are copied.
-        """
-        version = self.memory.versions[number]
-        model = self.forward.model
-        mine = {name: parameter.detach() for name, parameter in self.named.items()}
-        buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
-        for name, parameter in self.named.items():
-            parameter.data = version[name]
-        _copy(model, version)
-        try:
-            yield
-        finally:
-            for name, parameter in self.named.items():
-                parameter.data = mine[name]
-            self.forward.buffers.begin_micro_batch()  # a module may have put others in places
-            _copy(model, buffers)
-
     @torch.no_grad()
     def prepare(self, update: Update, weight_of: Callable[[Leaf], float]) -> tuple[Tensor, Tensor]:
         """Puts the mean gradient of an update into every `p.grad`. weight_of: of a leaf, 1 if it
@@ -117,7 +91,7 @@ class Server:
             if total is not None and total.numel():
                 low, high = torch.aminmax(total)
                 finite[-1] = low.isfinite() & high.isfinite()
-        norm = torch.zeros((), device=self.forward.device)
+        norm = torch.zeros((), device=finite[0].device)
         if self.clip_gradients:
             norm = nn.utils.clip_grad_norm_(self.named.values(), self.clip_gradients, foreach=True)
         return torch.stack(finite), norm
@@ -142,16 +116,19 @@ class Server:
             self.ema.update(update.version - 1)
         tails = [self.memory.gradients[work.leaf].tail for work in update.works]
         sums = [self._sum(update, list(parts)) for parts in zip(*tails, strict=True)]
-        self.forward.buffers.begin_step()
+        self.buffers.begin_step()
         weight = sum(weight_of(work.leaf) for work in update.works)
-        self.forward.buffers.finish_step([each for each in sums[1:] if each is not None], weight)
+        self.buffers.finish_step([each for each in sums[1:] if each is not None], weight)
 
     def _corrected(self, update: Update, work: Work) -> dict[str, Tensor]:
         """A gradient as it is applied: what its staleness asks for is done to it."""
         tensors = self.memory.gradients[work.leaf].tensors
         names = list(tensors)
+        if not names:
+            return tensors
         gradients, pulled = list(tensors.values()), self.memory.versions[work.version]
-        places = [self.named[name] for name in names], [pulled[name] for name in names]
+        now = [self.named[name] for name in names]
+        places = now, [pulled[name].to(self.named[name].device) for name in names]
         if self.words.compensate == "delay":
             squares = [self.memory.mean_square[name] for name in names]
             compensate_delay(gradients, *places, squares)
@@ -185,26 +162,3 @@ class Server:
         self._works = {work.leaf: work for work in works}
         self.learners = set(state["learners"])
         self.mean_step.load_state_dict(state["mean_step"])
-
-
-@dataclass(frozen=True)
-class Computed:
-    """Computes each gradient when it is asked for: what a simulated clock and a replay need."""
-
-    server: Server
-    batches: TrainBatches
-    """Asked for leaves in any order."""
-
-    def of(self, work: Work) -> Contribution:
-        start = time.perf_counter()
-        batch = self.batches.train_batch(*work.leaf)
-        fetched = time.perf_counter()
-        with self.server.at(work.version):
-            found = compute(self.server.forward, self.server.named, work.leaf, batch)
-        return Contribution(*found, fetched - start, time.perf_counter() - fetched)
-
-
-def _copy(model: nn.Module, values: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(values[name])

@@ -5,8 +5,9 @@ be of later steps. So the learning rate follows the samples that are done, and r
 and checkpoints stay what they are.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -21,14 +22,19 @@ from firecaffe.synchrony.config import BACKUP, SynchronyConfig
 from firecaffe.synchrony.events import Push
 from firecaffe.synchrony.leaves import Leaf, Leaves
 from firecaffe.synchrony.policy import Update
+from firecaffe.training.advice import for_server
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Timings, Votes
 from firecaffe.training.served.compute import Contribution, Contributions
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.source import Source
+from firecaffe.training.served.told import Told
 from firecaffe.training.step import Stepper, ballot
 from firecaffe.transport.queue import Mark
+
+RECENT = 100
+"""As many gradients' mean staleness is told if the training diverges."""
 
 
 @dataclass
@@ -56,6 +62,10 @@ class ServedStepper:
     """The gradients of the events."""
     plan: Leaves
     progress: Progress
+    tell: Callable[[Told], None] = lambda _: None
+    """Tells owners of the weights an event that was executed here."""
+    _staleness: deque[int] = field(default_factory=partial(deque, maxlen=RECENT), init=False)
+    """Of the last gradients that were applied."""
 
     @property
     def forward(self) -> Forward:
@@ -76,6 +86,13 @@ class ServedStepper:
     @property
     def order(self) -> SampleOrder:
         return self.warm.batches.order
+
+    @property
+    def advice(self) -> str:
+        """What may be done if the training diverges, for people."""
+        late = sum(self._staleness) / max(1, len(self._staleness))
+        momentum = float(self.server.optimizer.param_groups[0].get("momentum", 0.0))
+        return for_server(self.server.words, len(self.server.learners), late, momentum)
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
         """Trains step `step`, counted from 0. Raises: NotFiniteError, before the update."""
@@ -103,6 +120,7 @@ class ServedStepper:
                 if not window.is_finite:
                     break
             self.server.take(event)
+            self.tell(Told(event, learning_rate, momentum, delay))
         end = queue.mark()
         votes = ballot(vote(), self.forward.device)
         outcome = ServerOutcome(
@@ -123,6 +141,7 @@ class ServedStepper:
             data_s=window.data_s,
             compute_s=window.compute_s,
             updates=window.updates,
+            by_rank=window.by_rank,
         )
         self._check(outcome)
         return outcome
@@ -130,25 +149,21 @@ class ServedStepper:
     def _update(
         self, update: Update, rate: float, momentum: float | None, window: "_Window"
     ) -> None:
-        weight_of = partial(_weight, self.order)
-        window.take(*self.server.prepare(update, weight_of))
+        weigh = partial(weight_of, self.order)
+        self._staleness.extend(map(update.staleness, update.works))
+        window.take(*self.server.prepare(update, weigh))
         if window.is_finite:
-            self.server.apply(update, weight_of, rate, momentum)
+            self.server.apply(update, weigh, rate, momentum)
 
     def _samples(self, leaf: Leaf) -> int:
-        return round(_weight(self.order, leaf) * self.order.micro_batch_size)
+        return round(weight_of(self.order, leaf) * self.order.micro_batch_size)
 
     def _check(self, outcome: Outcome) -> None:
         """Raises: NotFiniteError, with what may be done about it."""
         try:
             outcome.check_finite()
         except NotFiniteError as error:
-            words, count = self.server.words, len(self.server.learners)
-            told = NotFiniteError(
-                f"{error}; gradients of {count} learners come late, in synchrony.mode "
-                f"{words.mode}, with solver.momentum in each update: try a lower rate or momentum, "
-                "synchrony.staleness_rate inverse, server_momentum delayed_nesterov, or warm_steps"
-            )
+            told = NotFiniteError(f"{error}; {self.advice}")
             told.step = error.step
             raise told from None
 
@@ -166,7 +181,7 @@ def delayed_updates(words: SynchronyConfig, learners: int) -> int:
     return max(1, learners // words.gradients_per_update)
 
 
-def _weight(order: SampleOrder, leaf: Leaf) -> float:
+def weight_of(order: SampleOrder, leaf: Leaf) -> float:
     """The samples of a leaf, as a share of a full one's."""
     size = order.micro_batch_size
     return min(size, order.samples_in_step(leaf.step) - leaf.place * size) / size
@@ -183,6 +198,7 @@ class ServerOutcome(Outcome):
     compute_s: float
     updates: Sequence[tuple[Mark, Mark]]
     """Marks before and after each update."""
+    by_rank: dict[int, tuple[int, float]]
 
     def _timings(self) -> Timings:
         return Timings(
@@ -194,6 +210,7 @@ class ServerOutcome(Outcome):
             update_s=sum(end.seconds_after(begin) for begin, end in self.updates),
             step_s=self.end.seconds_after(self.start),
             micro_batches=self.micro_batches,
+            by_rank=self.by_rank,
         )
 
 
@@ -204,6 +221,7 @@ class _Window:
         self.loss, self.counts = counts.new_zeros(1), counts
         self.samples, self.micro_batches = 0, 0
         self.data_s, self.compute_s = 0.0, 0.0
+        self.by_rank: dict[int, tuple[int, float]] = {}
         self.updates: list[tuple[Mark, Mark]] = []
         self.gradients_are_finite = torch.ones(parameters, dtype=torch.bool, device=counts.device)
         self.norm = counts.new_zeros(())
@@ -211,7 +229,13 @@ class _Window:
     def add(self, brought: Contribution, samples: int) -> None:
         self.loss = self.loss + brought.gradient.tail[0]
         self.counts = self.counts + brought.counts
+        if brought.is_finite is not None:
+            found = brought.is_finite.to(self.counts.device)
+            self.gradients_are_finite = self.gradients_are_finite & found
         self.samples += samples
+        count, seconds = self.by_rank.get(brought.rank, (0, 0.0))
+        took_s = brought.data_s + brought.compute_s
+        self.by_rank[brought.rank] = count + 1, seconds + took_s
         if brought.is_own:
             self.micro_batches += 1
             self.data_s += brought.data_s

@@ -5,27 +5,27 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from firecaffe.cluster.agree import LOOK_S
-from firecaffe.training.served.compute import Workbench
+from firecaffe.training.served.compute import Bench
 from firecaffe.training.served.messages import END, Messages
 
 
 def work(
     lanes: Sequence[Messages],
-    bench: Workbench,
+    benches: Sequence[Bench],
     asks_to_stop: Callable[[], bool],
     look: Callable[[], None],
 ) -> str:
     """Computes what comes over any of the lanes until all have ended. Returns the text that came
-    with the end of the first; its network has the last weights then.
+    with the end of the first; the last weights are in its message then.
 
-    asks_to_stop: whether this process was asked to. look: called meanwhile; it may raise.
-    Raises: PeerLostError if the server is gone; what computing raises.
+    benches: of each lane. asks_to_stop: whether this process was asked to. look: called meanwhile;
+    it may raise. Raises: PeerLostError if the server is gone; what computing raises.
     """
     said: SimpleQueue[tuple[int, str | BaseException]] = SimpleQueue()
 
     def answer(place: int, messages: Messages) -> None:
         try:
-            said.put((place, _answer(messages, bench, asks_to_stop)))
+            said.put((place, _answer(messages, benches[place], asks_to_stop)))
         except BaseException as error:
             said.put((place, error))
 
@@ -50,14 +50,15 @@ def work(
         for messages in lanes:
             messages.lane.cut()
         raise
-    bench.load(lanes[0].weights.views)  # after an error, those that it had
     return texts[0]
 
 
-def _answer(messages: Messages, bench: Workbench, asks_to_stop: Callable[[], bool]) -> str:
+def _answer(messages: Messages, bench: Bench, asks_to_stop: Callable[[], bool]) -> str:
     while (head := messages.receive_head()).kind != END:
         if head.has_weights:
             messages.receive_weights()
-        brought = bench.compute(head.leaf, messages.weights.views)
+        brought = bench.compute(head.work, messages.weights.views)
         messages.send_contribution(brought, asks_to_stop())
-    return messages.receive_end(head)
+    text = messages.receive_end(head)
+    bench.end()
+    return text

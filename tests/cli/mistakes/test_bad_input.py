@@ -193,11 +193,14 @@ def test_who_was_early_has_no_twins(
     assert (code, "stale has no twins" in line, "replay" in line) == (2, True, True)
 
 
+TWO = ("--synchrony.replicas", "2")
+
+
 @pytest.mark.parametrize(
     ("command", "words", "expected"),
     [
-        ("train", ["--nproc-per-node", "3"], "replicas is 4 on 3 workers"),
-        ("verify", ["--nproc-per-node", "1,3"], "replicas is 4 on 3 workers"),
+        ("train", [*TWO, "--nproc-per-node", "3"], "replicas is 2 on 3 workers"),
+        ("verify", [*TWO, "--nproc-per-node", "1,3"], "replicas is 2 on 3 workers"),
         ("train", ["--synchrony.warm_epochs", "99"], "synchronous steps, but the training has"),
     ],
 )

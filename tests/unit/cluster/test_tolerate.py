@@ -1,5 +1,6 @@
 """Rank 0 goes on without ranks that are lost: it hears of each, and the others of none."""
 
+import socket
 import threading
 
 import pytest
@@ -163,3 +164,39 @@ def test_only_rank_0_and_if_the_others_do_not_watch_each_other(rank: int, shape:
         pytest.raises(ValueError, match="cannot go on without others"),
     ):
         watching[0].tolerate(lambda _: None)
+
+
+def test_a_rank_that_comes_is_watched_over_too() -> None:
+    with watches(2, shape=star_of) as (watching, _):
+        losses = Losses(watching[0])
+        comers = []
+        for rank in (2, 3):
+            ours, its = socket.socketpair()
+            comers.append(its)
+            watching[0].welcome(f"host{rank}", ours)
+        comers[1].close()
+        assert losses.all() == [("gone", 3)]
+        assert watching[0].losses[3].host == "host3"
+        comers[0].close()
+
+
+def test_a_rank_that_comes_while_all_are_told_changes_nothing_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is taken up in another thread, between two of those that are told."""
+    with watches(3, shape=star_of) as (watching, _):
+        first = watching[0]._neighbours[1]
+        really_send = first.send
+        ours, its = socket.socketpair()
+        comers = [ours]
+
+        def send(message: bytes) -> None:
+            really_send(message)
+            # Not in a beat, which is sent by the thread that takes up who comes.
+            if threading.current_thread() is threading.main_thread() and comers:
+                watching[0].welcome("host3", comers.pop())
+
+        monkeypatch.setattr(first, "send", send)
+        watching[0].tell(Fault("exception", 0, "host0", 4, "itself"))
+        assert {fault_of(watch).rank for watch in watching[1:]} == {0}
+        its.close()

@@ -44,7 +44,7 @@ def settings_of_crop(draw: st.DrawFn) -> tuple[tuple[int, int, int], int, int, b
     return (channels, height, width), crop, pad, draw(st.booleans())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     settings_of_crop(),
     st.lists(st.integers(0, 10**9), max_size=6),
@@ -77,7 +77,7 @@ def test_equals_one_sample_at_a_time(
         assert torch.equal(result[row], expected)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(settings_of_crop(), st.lists(st.integers(0, 11), min_size=1, max_size=12, unique=True))
 def test_a_sample_is_the_same_in_any_batch(
     how: tuple[tuple[int, int, int], int, int, bool], some: list[int]

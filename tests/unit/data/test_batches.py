@@ -25,7 +25,7 @@ def numbered(num_samples: int, side: int = 6) -> TensorDataset:
     return TensorDataset(numbers.expand(-1, 1, side, side).clone(), torch.arange(num_samples))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 5))
 def test_evaluation_counts_each_sample_once(
     num_samples: int, batch_size: int, world_size: int

@@ -36,13 +36,13 @@ def test_one_key_gives_the_published_output(seed: int, first_output: int) -> Non
     assert int(hash64(seed)) & MASK == first_output
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(KEYS, min_size=1, max_size=4))
 def test_equals_plain_python(keys: list[int]) -> None:
     assert int(hash64(*keys)) & MASK == slow_hash(*keys)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(KEYS, st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), KEYS)
 def test_a_tensor_of_keys_is_hashed_element_by_element(a: int, b: list[int], c: int) -> None:
     hashes = hash64(a, torch.tensor(b), c)
@@ -60,7 +60,7 @@ def test_no_two_samples_share_a_number() -> None:
     assert len(set(hash64(7, Stream.ORDER, 0, torch.arange(100_000)).tolist())) == 100_000
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(1, 10**6))
 def test_below_takes_the_upper_63_bits(value: int, bound: int) -> None:
     assert int(below(torch.tensor(value), bound)) == ((value & MASK) >> 1) % bound

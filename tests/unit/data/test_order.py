@@ -34,7 +34,7 @@ def leaves_of_epoch(order: SampleOrder, epoch: int) -> list[torch.Tensor]:
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(orders(), st.integers(0, 1000))
 def test_an_epoch_is_a_permutation(order: SampleOrder, epoch: int) -> None:
     visited = torch.cat(leaves_of_epoch(order, epoch))
@@ -42,7 +42,7 @@ def test_an_epoch_is_a_permutation(order: SampleOrder, epoch: int) -> None:
     assert torch.equal(visited, epoch_order(order.seed, epoch, order.num_samples))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(orders(), st.integers(1, 9), st.integers(0, 3))
 def test_workers_get_the_same_leaves_in_any_number(
     order: SampleOrder, num_workers: int, epoch: int
@@ -64,7 +64,7 @@ def test_workers_get_the_same_leaves_in_any_number(
     assert seen == Counter(range(order.num_samples))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(orders(), st.integers(0, 500))
 def test_sizes_add_up(order: SampleOrder, step: int) -> None:
     sizes = [len(order.micro_batch(step, leaf)) for leaf in range(order.num_micro_batches)]
@@ -123,7 +123,7 @@ def test_impossible_sizes(sizes: tuple[int, int, int], error: type[Exception], w
         SampleOrder(0, *sizes)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(orders(), st.integers(0, 40))
 def test_samples_are_counted_as_steps_take_them(order: SampleOrder, steps: int) -> None:
     seen = sum(order.samples_in_step(step) for step in range(steps))

@@ -139,7 +139,7 @@ def test_data_in_memory_need_no_thread() -> None:
 # --- the order of samples -------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**63),
     epoch=st.integers(0, 1000),

@@ -70,7 +70,7 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     assert offsets[0] == 40
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_cut_or_changed_file_is_told_or_gives_the_same(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -91,7 +91,7 @@ def test_a_cut_or_changed_file_is_told_or_gives_the_same(
         assert (found, index.labels.tolist()) == (SAMPLES, LABELS)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_no_bytes_at_all_give_a_traceback(content: bytes) -> None:
     with pytest.raises(DataError):

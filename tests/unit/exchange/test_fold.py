@@ -39,7 +39,7 @@ def inputs_of(num_leaves: int, world_size: int) -> list[list[Node]]:
     return fold.inputs_of(num_leaves, equal_shares(num_leaves, world_size))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 24), st.sets(st.integers(1, 23), max_size=5), st.booleans())
 def test_shares_of_any_size(num_leaves: int, cuts: set[int], early: bool) -> None:
     bounds = [0, *sorted(cut for cut in cuts if cut < num_leaves), num_leaves]

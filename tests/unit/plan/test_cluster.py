@@ -119,7 +119,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(["device", "links", "storage", "prices", "name"]), VALUES)
 def test_no_content_gives_a_traceback(section: str, value: Any) -> None:
     spoiled = words()

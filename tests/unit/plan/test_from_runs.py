@@ -142,3 +142,10 @@ def test_a_folder_that_teaches_nothing_is_named(tmp_path: Path, missing: str) ->
     (folder / missing).rename(folder / "gone")
     with pytest.raises(RunError, match=str(folder)):
         learn(load_cluster("cpu-host"), [folder], read_recipe)
+
+
+def test_a_run_of_another_mode_teaches_nothing_yet(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "a", load_cluster("cpu-host"), 1, "tree")
+    (folder / "forecast.json").write_text('{"mode": "stale"}')
+    with pytest.raises(RunError, match=r"is of synchrony\.mode stale; a plan learns from runs of"):
+        learn(load_cluster("cpu-host"), [folder], read_recipe)

@@ -69,6 +69,7 @@ OTHER = Recipe(
         stop_after=3,
         ema_decay=0.99,
         ema_warmup=True,
+        batch_norm_samples=512,
     ),
     solver=SolverConfig(
         type="nesterov",
@@ -128,8 +129,11 @@ OTHER = Recipe(
     synchrony=SynchronyConfig(
         shares_every=3,
         in_flight=2,
+        server="sharded",
+        lock="none",
         learners=5,
         backup_workers=2,
+        dropped="again",
         max_staleness=3,
         gradients_per_update=2,
         staleness_rate="inverse",
@@ -233,6 +237,7 @@ FREE = {
     "synchrony.shares",
     "synchrony.shares_every",
     "synchrony.in_flight",
+    "synchrony.server",
 }
 """What changes no bit of a training up to a given step."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from firecaffe.errors import RunError
 from firecaffe.synchrony.asynchronous import Asynchronous
+from firecaffe.synchrony.backup import BackupAgain
 from firecaffe.synchrony.events import Event, Push
 from firecaffe.synchrony.ledger import Ledger
 from firecaffe.synchrony.log import Lines, LogReader, head
@@ -88,7 +89,15 @@ def impossible() -> list[tuple[str, list[Event]]]:
     events = drive(policy, Random(5).randrange)
     pushes = [place for place, each in enumerate(events) if isinstance(each, Push)]
     first, second = pushes[:2]
+    again = drive(lambda queue: BackupAgain(queue, 4, 2, 1), lambda count: count - 1)
+    brought = [(place, each) for place, each in enumerate(again) if isinstance(each, Push)]
+    place, late = next((place, each) for place, each in brought if not each.counts)
+    at, push = next((place, each) for place, each in brought if each.update is not None)
+    assert push.update is not None
+    twice = replace(push.update, again=push.update.again * 2)
     return [
+        ("counts, and came too late", [*again[:place], replace(late, counts=True)]),
+        ("nobody has it", [*again[:at], replace(push, update=twice)]),
         ("version 4 is made, after 2", [*events[:first], *events[second:]]),
         ("brings leaf 0 of step 2|brings leaf 1|is handed out", events[1:]),
         ("handed out again|has work already", [*events[:1], *events[:1]]),

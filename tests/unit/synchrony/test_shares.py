@@ -37,7 +37,7 @@ def nodes(num_leaves: int, shares: Shares) -> tuple[int, int]:
     return max(counts), sum(counts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(measured())
 def test_no_other_shares_are_faster_and_none_as_fast_has_fewer_nodes(
     case: tuple[int, list[float]],
@@ -53,7 +53,7 @@ def test_no_other_shares_are_faster_and_none_as_fast_has_fewer_nodes(
     assert nodes(num_leaves, found) == fewest
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(measured(), st.data())
 def test_shares_change_for_a_gain_alone(case: tuple[int, list[float]], data: st.DataObject) -> None:
     num_leaves, seconds = case

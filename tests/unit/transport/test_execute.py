@@ -316,7 +316,7 @@ def test_pieces_do_not_wait_for_each_other(algorithm: str, num_pieces: int) -> N
     num_pieces=st.integers(1, 4),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 def test_any_order_of_arrival(
     algorithm: str,
     ranks_per_node: int,

@@ -41,7 +41,7 @@ def test_the_rate_is_the_same_at_the_same_samples(policy: str) -> None:
         assert rates[1] == pytest.approx(rates[0], rel=0.02)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(1, 3000), st.integers(1, 64), st.integers(64, 5000))
 def test_the_samples_are_the_same(steps: int, factor: int, samples: int) -> None:
     small = Recipe(train=TrainConfig(16, 16, steps=steps))

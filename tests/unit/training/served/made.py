@@ -18,9 +18,10 @@ from firecaffe.synchrony.leaves import Leaf
 from firecaffe.synchrony.policy import Policy, Update, Work
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
+from firecaffe.training.served.computed import Computed
 from firecaffe.training.served.make import leaves_of
 from firecaffe.training.served.memory import ServerMemory
-from firecaffe.training.served.server import Computed, Server
+from firecaffe.training.served.server import Server
 from firecaffe.training.served.stepper import Progress, ServedStepper
 from firecaffe.training.step import Stepper, TrainBatches, empty_counts
 from firecaffe.transport.exchange import Exchange
@@ -87,9 +88,11 @@ class Made:
     def served(self, words: SynchronyConfig, events: Iterable[Event], steps: int) -> ServedStepper:
         memory = ServerMemory(self.net, self.named, squares=words.compensate == "delay")
         learners = set(range(words.learners))
-        server = Server(self.forward, self.named, self.optimizer, memory, words, learners)
+        made = self.named, self.optimizer, memory, words, learners, self.forward.buffers
+        server = Server(*made)
         plan = leaves_of(self.order, 0, steps)
-        source, computed = Events(iter(events)), Computed(server, self.batches)
+        source = Events(iter(events))
+        computed = Computed(server, self.forward, self.batches)
         return ServedStepper(self.stepper, server, source, computed, plan, Progress())
 
     def tensors(self) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """The real clock with learners that bring what they are told to, in any order."""
 
+import time
 from collections.abc import Mapping
 from random import Random
 
@@ -13,7 +14,7 @@ from firecaffe.synchrony.leaves import LeafQueue
 from firecaffe.synchrony.ledger import Ledger
 from firecaffe.synchrony.policy import Work
 from firecaffe.training.served.compute import Contribution
-from firecaffe.training.served.learners import Arrival, Arrivals, Failed, Learner, LostRank
+from firecaffe.training.served.learners import Arrival, Arrivals, Came, Failed, Learner, LostRank
 from firecaffe.training.served.memory import Gradient, ServerMemory
 from firecaffe.training.served.parcel import Parcel
 from firecaffe.training.served.real_clock import RealClock
@@ -94,6 +95,37 @@ def test_each_leaf_counts_once(lost: int | None) -> None:
     assert set(clock.learners) == {0, 1, 2, 3} - set(gone)
 
 
+def test_a_rank_idles_only_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is lost at 40 s and one comes at 90 s; each computes for all of its time."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock, learners = clock_of(4)
+    clock.start(learners)
+    for _ in learners:
+        clock.next()
+    now[0] = 40.0
+    learners[0].bring()
+    clock.next()
+    clock.arrivals.put(LostRank(1, "gone"))
+    while not isinstance(clock.next(), Lose):
+        pass
+    now[0] = 90.0
+    comer = Told(4, clock.arrivals)
+    learners[1].bring()
+    while not isinstance(clock.next(), Push):
+        pass
+    clock.arrivals.put(Came([comer]))
+    while not isinstance(clock.next(), Join):
+        pass
+    now[0] = 100.0
+    learners[0].bring()
+    while not isinstance(clock.next(), Push):
+        pass
+    for each, busy_s in ((learners[0], 100.0), (learners[2], 40.0), (comer, 10.0)):
+        each.spent.busy_s = busy_s
+    assert clock.row["idle_by_rank"] == pytest.approx({"0": 0, "1": 0, "2": 0})
+
+
 def test_who_goes_on_from_a_state_loses_all_who_were_there() -> None:
     clock, learners = clock_of(3)
     clock.start(learners)
@@ -106,6 +138,32 @@ def test_who_goes_on_from_a_state_loses_all_who_were_there() -> None:
     first = [each.work.leaf for each in (*pulled, *events) if isinstance(each, Pull)]
     assert first[3:] == first[:2]  # what was under way comes first
     assert events[0].time_s >= clock.time_s
+
+
+def test_who_comes_gets_work_after_the_event() -> None:
+    clock, learners = clock_of(2)
+    clock.start(learners)
+    assert [type(clock.next()) for _ in range(2)] == [Pull, Pull]
+    comer = Told(2, clock.arrivals)
+    clock.arrivals.put(Came([comer]))
+    events = [clock.next() for _ in range(2)]
+    assert [type(each) for each in events] == [Join, Pull]
+    assert comer.works
+    assert 2 in clock.policy.learners
+
+
+def test_who_comes_too_late_is_there_to_be_told_the_end() -> None:
+    clock, learners = clock_of(2)
+    clock.start(learners)
+    late = [Told(number, clock.arrivals) for number in (2, 3)]
+    clock._due.append(late[0])
+    clock.arrivals.put(Came([late[1]]))
+    clock.arrivals.put(LostRank(0, "gone"))
+    for _ in range(2):
+        clock.take_rest()
+    assert list(clock.learners) == [2, 3]
+    assert [each.number for each in clock.everybody] == [0, 1, 2, 3]
+    assert clock.row["lost_ranks"] == {"0": "gone"}
 
 
 def test_an_error_of_this_process_ends_it() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 from firecaffe.data import TensorDataset
 from firecaffe.errors import NotFiniteError
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.synchrony.backup import Backup
+from firecaffe.synchrony.backup import Backup, BackupAgain
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Push
 from firecaffe.synchrony.leaves import Leaf, LeafQueue
@@ -139,6 +139,19 @@ def test_versions_are_kept_as_long_as_they_are_needed() -> None:
         stepper.run(step, RATE / 5)
         assert len(stepper.server.memory.versions) <= 3
     assert stepper.server.memory.versions == {}
+
+
+def test_the_version_of_who_is_late_is_not_kept() -> None:
+    """Learner 0 is hardly ever done, and others compute its leaves."""
+    parts = made()
+    queue = LeafQueue(leaves_of(parts.order, 0, STEPS))
+    events = in_order(BackupAgain(queue, 3, 0, 2), (1, 2) * 6 + (0,))
+    words = SynchronyConfig("backup", backup_workers=2, dropped="again")
+    stepper = parts.served(words, events, STEPS)
+    for step in range(STEPS):
+        stepper.run(step, RATE / 5)
+        assert len(stepper.server.memory.versions) <= 1
+    assert stepper.server.memory.parts() == {}
 
 
 def test_a_gradient_that_is_not_finite_ends_it_before_the_update() -> None:

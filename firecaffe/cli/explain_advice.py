@@ -1,0 +1,50 @@
+"""What `firecaffe explain` says of other modes of synchrony, planned with a run's own times."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from firecaffe.errors import FirecaffeError, RunError
+from firecaffe.exchange.choose import AUTO
+from firecaffe.plan.cluster import load_cluster
+from firecaffe.plan.forecast import forecast
+from firecaffe.plan.modes import alternatives
+from firecaffe.plan.of_recipe import workload_of
+from firecaffe.recipe.of_run import recipe_of
+from firecaffe.runs.folder import FORECAST, read_run_file
+
+MOST_TOLD = 3
+
+LEAST_GAIN = 1.05
+"""Times the rate: a gain that is smaller is not told."""
+
+
+def advice(folder: Path, seconds: Sequence[float]) -> list[str]:
+    """What of the rate another mode would make. seconds: what each rank takes for a micro-batch.
+
+    Says nothing of a run without a forecast, whose cluster nobody knows.
+    """
+    if not (folder / FORECAST).is_file():
+        return []
+    try:
+        return [_line(folder, seconds)]
+    except (FirecaffeError, ValueError) as error:
+        return [f"what another mode would bring is not known: {error}"]
+
+
+def _line(folder: Path, seconds: Sequence[float]) -> str:
+    recipe, kept = recipe_of(folder), read_run_file(folder, FORECAST)
+    if len(seconds) != kept.get("workers"):
+        raise RunError(f"{len(seconds)} of {kept.get('workers')} ranks are in the timings")
+    cluster = load_cluster(str(kept.get("cluster_file") or kept.get("cluster")))
+    workload, algorithm = workload_of(recipe), recipe.exchange.algorithm
+    row = forecast(workload, cluster, len(seconds), "tree" if algorithm == AUTO else algorithm)
+    own, *others = alternatives(workload, cluster, row, recipe.synchrony, seconds)
+    better = [each for each in others if each.gain >= LEAST_GAIN]
+    better.sort(key=lambda each: each.gain, reverse=True)
+    start = f"planned with these ranks' own times on {cluster.name}"
+    if not better:
+        return f"{start}, no mode is 5 % faster than {own.words}"
+    said = ", ".join(f"{each.gain:.2f} by {each.words}" for each in better[:MOST_TOLD])
+    return (
+        f"{start}, the samples/s of {own.words} are multiplied by {said}; accuracy is not planned"
+    )

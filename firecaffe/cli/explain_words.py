@@ -1,0 +1,20 @@
+"""A slow rank in words."""
+
+from firecaffe.runs.explain import Slow
+
+
+def sentence(slow: Slow, own_part: str = "its own part of a step takes") -> str:
+    """own_part: what is told of a rank that computes longer."""
+    what = (
+        f"computes longer than the others: {own_part}"
+        if slow.cause == "computes"
+        else "has a slow link: round trips with it take"
+    )
+    return (
+        f"rank {slow.rank} {what} {ms(slow.own_s)}, against {ms(slow.others_s)} "
+        f"({slow.factor:.2f} times; p = {slow.p_value:.2g}, n = {slow.samples})"
+    )
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"

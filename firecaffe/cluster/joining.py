@@ -1,0 +1,178 @@
+"""A worker that comes to ranks which are there: it and rank 0 meet in the launchers' store.
+
+    firecaffe/door/ATTEMPT      set while rank 0 takes workers: what it says of the run
+    firecaffe/comers/ATTEMPT    the number of workers that have asked to come
+    firecaffe/comer/ATTEMPT/N   what the Nth of them says of itself, from 0
+    firecaffe/place/ATTEMPT/N   rank 0's answer: its rank, all hosts, and where rank 0 listens
+
+Then it calls rank 0, as ranks call each other at the start (`cluster.connect`), and has a store of
+its own with rank 0, for what they make together.
+"""
+
+import json
+import secrets
+import socket
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistError
+
+from firecaffe.cluster.addresses import split_place
+from firecaffe.cluster.connect import Listener, accept, call, listen
+from firecaffe.errors import LaunchError, RecipeError
+
+ATTEMPTS = "firecaffe/attempts"
+"""A key of the launchers: the number of starts so far."""
+
+ANSWER_S = 10.0
+"""Seconds for the store to answer."""
+
+COME_S = 10.0
+"""Seconds for a worker that has asked to come to call rank 0, and to meet it at each lane."""
+
+
+@dataclass(frozen=True)
+class Comer:
+    """A worker that asks to come."""
+
+    number: int
+    host: str
+    facts: dict[str, Any]
+
+
+class Door:
+    """Rank 0's end."""
+
+    def __init__(self, store: Store, attempt: int, *, one_host: bool) -> None:
+        """store: the launchers', a client of its own. one_host: whether all ranks are on this one;
+        then others cannot come.
+        """
+        self._store, self._attempt, self._one_host = store, attempt, one_host
+        self._count = 0
+
+    def open(self, facts: dict[str, Any]) -> None:
+        """Takes workers from now on. facts: what they are to know."""
+        self._store.set(door_key(self._attempt), json.dumps(facts))
+
+    def next(self) -> Comer | None:
+        """Who has asked next, if somebody has.
+
+        Raises: LaunchError if it has not asked as a worker does; it is not looked at again.
+        """
+        key = f"firecaffe/comer/{self._attempt}/{self._count}"
+        if not self._store.check([key]):
+            return None
+        said = self._store.get(key)
+        self._count += 1
+        try:
+            facts = json.loads(said)
+            return Comer(self._count - 1, facts["host"], facts)
+        except (ValueError, KeyError, TypeError) as error:
+            raise LaunchError(
+                f"somebody asked to come with {said[:80]!r}; a worker says its host in JSON"
+            ) from error
+
+    def let_in(self, comer: Comer, rank: int, hosts: list[str]) -> socket.socket:
+        """Gives a comer its rank, and is called by it. hosts: of all ranks before it.
+
+        Raises: LaunchError if it does not call.
+        """
+        token = secrets.token_bytes(16)
+        with listen(1, self._one_host) as listener:
+            own = Listener.of(listener, token, self._one_host)
+            said = {"rank": rank, "hosts": hosts, "listener": asdict(own)}
+            self._store.set(place_key(self._attempt, comer.number), json.dumps(said))
+            return accept(listener, token, rank, time.monotonic() + COME_S)
+
+    def store_of(self, comer: Comer) -> Store:
+        """The store of rank 0 and this comer alone."""
+        return own_store(self._store, self._attempt, comer.number)
+
+    def close(self) -> None:
+        """Takes no workers any more."""
+        self._store.set(door_key(self._attempt), "")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a comer has been given."""
+
+    rank: int
+    hosts: list[str]
+    """Of all ranks before it, and its own."""
+    socket: socket.socket
+    """To rank 0."""
+    store: Store
+    """Of rank 0 and this worker alone."""
+
+
+class Comes:
+    """A comer's end."""
+
+    def __init__(self, place: str, timeout_s: float) -> None:
+        """place: HOST:PORT of the launchers' store.
+
+        Raises: RecipeError if it is not HOST:PORT; LaunchError if there is no store, or nobody
+        takes workers there.
+        """
+        self._where, self._timeout = place, timedelta(seconds=timeout_s)
+        try:
+            split_place(place)
+        except ValueError as error:
+            raise RecipeError(f"--join: {error}") from error
+        try:
+            # First, since torch prints its own lines if it cannot connect.
+            socket.create_connection(split_place(place), ANSWER_S).close()
+            patience = timedelta(seconds=ANSWER_S)
+            self._store = TCPStore(*split_place(place), is_master=False, timeout=patience)
+            self._attempt = self._store.add(ATTEMPTS, 0) - 1
+            key = door_key(self._attempt)
+            said = self._store.get(key).decode() if self._store.check([key]) else ""
+        except (DistError, RuntimeError, OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise LaunchError(f"--join {place}: no run answers there: {reason}") from error
+        if not said:
+            raise LaunchError(
+                f"--join {place}: the run there takes no workers now; it does if its "
+                "synchrony.mode has a server, after the warm steps"
+            )
+        self.facts: dict[str, Any] = json.loads(said)
+        """What rank 0 says of the run."""
+
+    def enter(self, facts: dict[str, Any]) -> Place:
+        """Asks to come, and calls rank 0. facts: what it is to know.
+
+        Raises: LaunchError if it does not answer in time.
+        """
+        host = socket.gethostname()
+        try:
+            number = self._store.add(f"firecaffe/comers/{self._attempt}", 1) - 1
+            asked = f"firecaffe/comer/{self._attempt}/{number}"
+            self._store.set(asked, json.dumps({**facts, "host": host}))
+            answer = place_key(self._attempt, number)
+            self._store.wait([answer], self._timeout)
+            said = json.loads(self._store.get(answer))
+        except (DistError, RuntimeError) as error:
+            raise LaunchError(
+                f"--join {self._where}: the run's end came first, or rank 0 did not answer in "
+                f"{self._timeout.total_seconds():.0f} s"
+            ) from error
+        rank, until = said["rank"], time.monotonic() + self._timeout.total_seconds()
+        to_rank_0 = call(Listener(**said["listener"]), rank, 0, until)
+        store = own_store(self._store, self._attempt, number)
+        return Place(rank, [*said["hosts"], host], to_rank_0, store)
+
+
+def door_key(attempt: int) -> str:
+    return f"firecaffe/door/{attempt}"
+
+
+def place_key(attempt: int, number: int) -> str:
+    return f"firecaffe/place/{attempt}/{number}"
+
+
+def own_store(store: Store, attempt: int, number: int) -> Store:
+    return PrefixStore(f"firecaffe/comer-store/{attempt}/{number}", store)

@@ -1,0 +1,49 @@
+"""What the averages of a run in mode local took."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from firecaffe.runs.explain import Rows
+from firecaffe.runs.folder import parse_run_file, read_run_file
+from firecaffe.synchrony.config import LOCAL
+
+
+def is_local(folder: Path) -> bool:
+    """Whether a run's recipe says so; timings of someone else's training have none.
+
+    Raises: RunError if the recipe is damaged.
+    """
+    if not (folder / "recipe.toml").is_file():
+        return False
+    sections: Mapping[str, Any] = parse_run_file(folder, "recipe.toml", tomllib.loads, "")
+    words = sections.get("synchrony")
+    return isinstance(words, dict) and words.get("mode") == LOCAL
+
+
+def local_lines(folder: Path, timings: Rows) -> list[str]:
+    """What is to be said of the averages: of times, the longest of the ranks' means. Raises:
+    RunError if the result is damaged.
+    """
+    said, sent = list[str](), list[float]()
+    if (folder / "result.json").is_file():
+        result = read_run_file(folder, "result.json")
+        row = result.get("synchrony") or {}
+        said.append(f"{row.get('replicas')} replicas, {row.get('averages')} averages")
+        by_rank = result.get("sent_bytes_per_step_by_rank") or []
+        sent = [each for each in by_rank if each]  # none if one rank hosts all
+    averaging = [
+        own for rows in timings.values() if (own := [r for r in rows if r.get("exchange_s")])
+    ]
+    if averaging:
+        took_s, waited_s = (
+            max(fmean(row[word] for row in own) for own in averaging)
+            for word in ("exchange_s", "exposed_communication_s")
+        )
+        said.append(
+            f"by the means of the ranks, an average takes at most {took_s * 1e3:,.1f} ms, and is "
+            f"waited for at most {waited_s * 1e3:,.1f} ms"
+        )
+    return [*said, f"a rank sends {max(sent) / 1e6:,.3g} MB a step"] if sent else said

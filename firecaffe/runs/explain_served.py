@@ -1,0 +1,162 @@
+"""What the learners of a run with a server did: who computed how much, how late, who idled.
+
+The server alone knows steps. So rank 0's timings have, of each step after the warm ones, the
+micro-batches of each rank and what it took to compute them; the rest is told at the run's end.
+A rank is slow if its micro-batches take longer than the median of the others', by a signed-rank
+test over blocks of steps, as in `runs.explain`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from firecaffe.errors import RunError
+from firecaffe.runs.explain import Rows, Slow, in_blocks, slow_by_blocks
+from firecaffe.runs.folder import read_run_file
+
+MOST_BARS = 8
+"""Values of the staleness that are told one by one."""
+
+Taken = Mapping[int, tuple[int, float]]
+"""By rank: micro-batches, and the seconds that they took."""
+
+
+@dataclass(frozen=True)
+class ServedRank:
+    """A rank's learners."""
+
+    rank: int
+    micro_batches: int
+    seconds: float
+    """What one took to fetch and compute, the mean."""
+    idle: float | None
+    """The share of the time in which it did neither. None if the run did not finish."""
+    pulled_bytes: int | None
+    """Weights, of all learners. None if the run did not finish."""
+    pushed_bytes: int | None
+    """Gradients, likewise."""
+
+
+@dataclass(frozen=True)
+class ServedExplanation:
+    """What `explain` tells of a run with a server."""
+
+    steps: int
+    """Those after the warm ones."""
+    step_s: float
+    """Seconds of a step, the mean: steps follow each other as gradients arrive. The first is left
+    out."""
+    update_s: float
+    """What of it the server's updates take, the mean."""
+    ranks: list[ServedRank]
+    slow: list[Slow]
+    not_tested: list[str]
+    came_to: dict[str, Any] | None
+    """What the events came to, as result.json has it. None if the run did not finish."""
+    lines: list[str]
+    """The same in words, one thing a line."""
+
+
+def explain_served(folder: Path, timings: Rows) -> ServedExplanation | None:
+    """None if the run has no server, or only warm steps so far. Raises: RunError."""
+    rows = [row for row in timings.get(0, ()) if row.get("by_rank")]
+    if not rows:
+        return None
+    came_to: dict[str, Any] | None = None
+    if (folder / "result.json").is_file():
+        came_to = read_run_file(folder, "result.json").get("synchrony")
+    try:
+        taken = [_taken(row["by_rank"]) for row in rows]
+        slow, not_tested = _slow(taken)
+        return ServedExplanation(
+            steps=len(rows),
+            step_s=fmean(row["step_s"] for row in rows[1:] or rows),
+            update_s=fmean(row["update_s"] for row in rows[1:] or rows),
+            ranks=_ranks(taken, came_to or {}),
+            slow=slow,
+            not_tested=not_tested,
+            came_to=came_to,
+            lines=_lines(came_to),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{folder}: its timings or its result lack {error!r}") from error
+
+
+def _lines(row: Mapping[str, Any] | None) -> list[str]:
+    if row is None:
+        return ["the run did not finish: its staleness, idle shares and bytes are told at its end"]
+    again = f", {row['again']:,} computed again" if row.get("again") else ""
+    lost = f"; learners lost: {row['lost_learners']:,}" if row["lost_learners"] else ""
+    counts = {int(late): int(count) for late, count in row["staleness"].items()}
+    lines = [
+        f"{row['updates']:,} updates of {row['gradients']:,} gradients, {row['dropped']:,} dropped"
+        f"{again}{lost}",
+    ]
+    if counts:
+        lines.append(
+            f"staleness: mean {row['mean_staleness']:.2f}, at most {max(counts)}; {_bars(counts)}"
+        )
+    if "idle_by_rank" not in row:  # of a simulated clock, whose learners are no ranks
+        idle = list(row["idle_by_learner"].values()) or [0.0]
+        lines.append(f"learners waited {fmean(idle):.1%} of their time (at most {max(idle):.1%})")
+    return lines
+
+
+def _bars(counts: Mapping[int, int]) -> str:
+    """The histogram in words: the share of each value, and of those beyond MOST_BARS together."""
+    total = sum(counts.values())
+    shown = sorted(counts.items())[:MOST_BARS]
+    said = [f"{late}: {count / total:.1%}" for late, count in shown]
+    rest = total - sum(count for _, count in shown)
+    return ", ".join([*said, *([f"more: {rest / total:.1%}"] if rest else [])])
+
+
+def _taken(by_rank: Mapping[str, Sequence[float]]) -> Taken:
+    return {int(rank): (int(count), float(s)) for rank, (count, s) in by_rank.items()}
+
+
+def _ranks(taken: Sequence[Taken], came_to: Mapping[str, Any]) -> list[ServedRank]:
+    return [_rank(rank, taken, came_to) for rank in _numbers(taken)]
+
+
+def _numbers(taken: Sequence[Taken]) -> list[int]:
+    return sorted({rank for step in taken for rank in step})
+
+
+def _rank(rank: int, taken: Sequence[Taken], came_to: Mapping[str, Any]) -> ServedRank:
+    own = [step[rank] for step in taken if rank in step]
+    count, seconds = sum(count for count, _ in own), sum(seconds for _, seconds in own)
+    learners = [n for n, of in came_to.get("rank_by_learner", {}).items() if of == rank]
+    pulled, pushed = (
+        sum(int(came_to[f"{word}_bytes_by_learner"][n]) for n in learners) if learners else None
+        for word in ("pulled", "pushed")
+    )
+    idle = came_to.get("idle_by_rank", {}).get(str(rank))
+    return ServedRank(rank, count, seconds / count, idle, pulled, pushed)
+
+
+def _slow(taken: Sequence[Taken]) -> tuple[list[Slow], list[str]]:
+    numbers = _numbers(taken)
+    blocks, notes = in_blocks(taken, len(numbers))
+    if notes:
+        return [], notes
+    means = {
+        rank: [_mean([step[rank] for step in block if rank in step]) for block in blocks]
+        for rank in numbers
+    }
+    # Others were lost, or came later.
+    whole = {
+        rank: [each for each in of_rank if each is not None]
+        for rank, of_rank in means.items()
+        if None not in of_rank
+    }
+    if len(whole) < 2:
+        return [], ["no two ranks have brought something in every part of the run"]
+    return slow_by_blocks(whole), []
+
+
+def _mean(taken: Sequence[tuple[int, float]]) -> float | None:
+    count = sum(count for count, _ in taken)
+    return sum(seconds for _, seconds in taken) / count if count else None

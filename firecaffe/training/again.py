@@ -1,0 +1,92 @@
+"""A run's training once more, step by step, on one worker: from its recipe, and of a mode with a
+server from its log of events alone.
+
+Nothing is asked of a clock: who computed what at which version, and what was dropped, is in
+events.jsonl. All else is a function of the recipe, so the same bits have to come out.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from firecaffe.cluster.world import World
+from firecaffe.errors import RunError
+from firecaffe.recipe.run import Ranks, Run, resolve
+from firecaffe.recipe.sections import Recipe
+from firecaffe.synchrony.log import EVENTS, LogReader
+from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.connect import connect
+from firecaffe.training.facts import describe_training
+from firecaffe.training.learner import Learner, build_learner
+from firecaffe.training.local.sums import LocalOutcome
+from firecaffe.training.outcome import Outcome
+from firecaffe.training.parts import Parts, open_parts
+from firecaffe.training.state import State
+from firecaffe.training.steps import Steps, make_steps
+
+
+class Again:
+    """A training that goes on as far as it is asked to."""
+
+    def __init__(self, run: Run, learner: Learner, steps: Steps, log: LogReader | None) -> None:
+        self.run, self.learner = run, learner
+        self._stepper, self._log = steps.stepper, log
+        self.done = 0
+        """The number of steps that are done."""
+
+    @property
+    def state(self) -> State:
+        return self.learner.state
+
+    @property
+    def updates(self) -> int:
+        """The number of updates so far, if a server makes them; else 0."""
+        return 0 if self._log is None else self._log.version
+
+    def advance(self) -> dict[int, float]:
+        """Trains a step; of replicas that are apart, until their state is whole again. Returns the
+        loss of each step, counted from 1.
+
+        Raises: RunError with the line if the log is damaged, NotFiniteError.
+        """
+        run = self.run
+        outcomes: dict[int, Outcome | LocalOutcome] = {}
+        while not outcomes or not run.rounds.is_whole(self.done):
+            outcome = self._stepper.run(self.done, run.learning_rate(self.done))
+            self.done += 1
+            outcomes[self.done] = outcome
+        losses = {step: outcome.read().loss for step, outcome in outcomes.items()}
+        for loss in losses.values():
+            self.state.losses.add(loss)
+        return losses
+
+
+@contextmanager
+def train_again(folder: Path, recipe: Recipe, world: World, parts: Parts) -> Iterator[Again]:
+    """The training of a run, from its beginning, for a `with` block.
+
+    Args:
+        folder: The run's folder.
+        recipe: The run's recipe.
+        world: This process alone.
+        parts: What was given to the run in Python.
+
+    Raises: RunError if the run has a server, and no log of its events.
+    """
+    if recipe.synchrony.is_lockless:
+        raise RunError(
+            f"{folder}: synchrony.lock none, so that workers wrote to the same weights at times "
+            "that nobody knows; such a run cannot be computed again"
+        )
+    log = LogReader(folder / EVENTS) if recipe.synchrony.is_served else None
+    set_arithmetic(recipe.train, world.device)
+    data = open_parts(recipe, parts)
+    described = describe_training(recipe, data)
+    with ExitStack() as resources:
+        run = resolve(recipe, data, Ranks(), described=described)
+        learners = 0 if log is None else log.learners
+        learner = build_learner(run, parts, data, world, None, (), learners)
+        run, reducer, _ = connect(run, learner, world, None, resources)
+        made = run, learner, world, data, reducer
+        steps = make_steps(*made, (), 0, True, resources, source=log)
+        yield Again(run, learner, steps, log)

@@ -1,0 +1,121 @@
+"""A worker that comes to a run which is there: it computes for its server to the end.
+
+It is no rank of a process group. It builds network and data as a rank does, from the same recipe,
+and takes weights and brings gradients over lanes of its own.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import Any
+
+from firecaffe.cluster.addresses import interface_of, own_addresses, split_place
+from firecaffe.cluster.beside import pulse_beside
+from firecaffe.cluster.groups import GLOO_INTERFACE
+from firecaffe.cluster.joining import Comes
+from firecaffe.cluster.message import Place
+from firecaffe.cluster.tree import star_of
+from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.world import World, join
+from firecaffe.errors import AgreementError, RecipeError
+from firecaffe.recipe.run import Ranks, resolve
+from firecaffe.recipe.sections import Recipe
+from firecaffe.synchrony.config import FIRST
+from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.data_workers import data_workers
+from firecaffe.training.facts import describe_training
+from firecaffe.training.learner import Learner, build_learner
+from firecaffe.training.parts import Parts, open_parts
+from firecaffe.training.plugins import around_batches, load_plugins
+from firecaffe.training.progress import say
+from firecaffe.training.result import Result
+from firecaffe.training.served.real import RealRanks
+from firecaffe.training.start import tell_faults
+from firecaffe.training.steps import facts_of
+from firecaffe.training.stop import StopRequest
+
+
+def join_run(recipe: Recipe, place: str) -> Result:
+    """Computes for the server of a run. Returns the run's result, as its ranks return it.
+
+    recipe: the run's. place: HOST:PORT, as the run has said it.
+
+    Raises: RecipeError; LaunchError if no run takes workers there; AgreementError if the run has
+    another recipe or other data; the error that the run ends with; PeerLostError if its server is
+    gone.
+    """
+    words, exchange = recipe.synchrony, recipe.exchange
+    if not words.is_served or words.clock != "real":
+        raise RecipeError(
+            f"--join with synchrony.mode {words.mode}, synchrony.clock {words.clock}: workers come "
+            "to runs that have a server and the real clock"
+        )
+    if words.server != FIRST or words.is_lockless:
+        raise RecipeError(
+            f"--join with synchrony.server {words.server}, synchrony.lock {words.lock}: workers "
+            "come to runs whose weights are at rank 0, with server = first and lock = server"
+        )
+    comes = Comes(place, exchange.timeout_s)
+    # It decides no bits, but rank 0 meets this worker at as many lanes as the run has.
+    recipe = replace(recipe, synchrony=replace(words, in_flight=comes.facts["in_flight"]))
+    if sys.platform.startswith("linux"):
+        address = own_addresses(split_place(place)[0])[0]
+        os.environ.setdefault(GLOO_INTERFACE, interface_of(address))
+    with ExitStack() as resources:
+        alone = resources.enter_context(join(recipe.train.device))
+        set_arithmetic(recipe.train, alone.device)
+        parts, plugins = Parts(), load_plugins()
+        data = open_parts(recipe, parts)
+        run = resolve(recipe, data, Ranks(), described=describe_training(recipe, data))
+        learner = build_learner(run, parts, data, alone, None, (), comes.facts["learners"])
+        own = facts_of(run, learner, comes.facts["learners"])
+        check_same(own, comes.facts)
+        resources.enter_context(data_workers(data))
+        doubt = ""
+        if own["probe"] != comes.facts["probe"]:
+            doubt = "computes other bits than rank 0, so that a replay may come to others"
+        given = comes.enter({"doubt": doubt})
+        where, sockets = Place(), {0: given.socket}
+        limits = exchange.silent_s, where, exchange.timeout_s, star_of
+        watch = resources.enter_context(closing(Watch(given.rank, given.hosts, sockets, *limits)))
+        resources.enter_context(pulse_beside(sockets.values(), exchange.silent_s))
+        world = replace(
+            alone, rank=given.rank, world_size=len(given.hosts), watch=watch, place=where
+        )
+        return _work(world, learner, plugins, recipe, given.store)
+
+
+def _work(world: World, learner: Learner, plugins: Any, recipe: Recipe, store: Any) -> Result:
+    assert learner.served is not None
+    assert learner.served.real is not None
+    assert world.watch is not None
+    say(f"rank {world.rank} computes for rank 0 on {world.watch.hosts[0]}")
+    batches = around_batches(plugins, learner.batches, world)
+    ranks = RealRanks(
+        world,
+        learner.served.real,
+        learner.forward,
+        learner.named,
+        batches,
+        recipe.synchrony,
+        recipe.exchange,
+        {},
+        store,
+    )
+    with tell_faults(world), StopRequest() as stop:
+        result = Result.of_message(ranks.work(lambda: stop.reason))
+    result.hold(learner.forward.model)
+    return result
+
+
+def check_same(own: Mapping[str, Any], of_run: Mapping[str, Any]) -> None:
+    """Raises: AgreementError if the words that decide bits are others, which names the first."""
+    here, there = own["deciding"], of_run["deciding"]
+    for word in {**there, **here}:
+        if here.get(word) != there.get(word):
+            raise AgreementError(
+                f"--join: {word} is {here.get(word)!s:.120} here and {there.get(word)!s:.120} in "
+                "the run; a worker comes with the run's recipe and data"
+            )

@@ -1,0 +1,152 @@
+"""BatchNorm statistics for evaluations: estimated again, with the weights of the moment.
+
+The running statistics of a training are means over weights of the past. Where workers do not make
+each step together (late gradients, replicas) they are further off, and a moving average of the
+weights has none of its own. So evaluations may take others: of the first whole micro-batches of the
+first epoch, augmented as they are in training, the mean of the micro-batches' means and of their
+variances. The training's own stay as they are, and no bit of it depends on when it is evaluated.
+
+A micro-batch is computed by one worker, alike whichever it is, and the means are over all of them
+in their order. So the number of workers changes no bit.
+
+Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and better generalization",
+section 3.2; as torch.optim.swa_utils.update_bn has it (a cumulative mean over batches).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from firecaffe.cluster.agree import gather_bytes
+from firecaffe.cluster.world import World
+from firecaffe.data import Batches
+from firecaffe.errors import RecipeError
+from firecaffe.synchrony.leaves import Leaf
+from firecaffe.training.arithmetic import seed_random
+from firecaffe.training.ema import Ema
+from firecaffe.training.evaluate import autocast
+from firecaffe.training.forward import Forward, laid_out
+from firecaffe.training.weights import Weights
+
+NORMS = "batch_norm"
+"""The piece of a training's state. It holds the statistics that a checkpoint's weights have."""
+
+BUFFERS = ("running_mean", "running_var")
+
+
+def layers_of(network: nn.Module, samples: int) -> dict[str, _BatchNorm]:
+    """The BatchNorm layers whose statistics are estimated, from so many samples, by name.
+
+    Raises: RecipeError if there is none.
+    """
+    found = {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+    }
+    if not found:
+        raise RecipeError(
+            f"train.batch_norm_samples is {samples}, but the network has no BatchNorm that is "
+            "trained; leave it out"
+        )
+    return found
+
+
+class Norms:
+    """The statistics of a network's BatchNorm layers that evaluations take."""
+
+    def __init__(
+        self, forward: Forward, batches: Batches, samples: int, ema: Ema | None = None
+    ) -> None:
+        """samples: as many, or less by a part of a micro-batch, are estimated from. ema: what
+        evaluations take instead of the weights.
+
+        Raises: RecipeError if the network has no such layer, or there are not so many samples.
+        """
+        self._forward, self._batches, self._ema = forward, batches, ema
+        self._layers = layers_of(forward.model, samples)
+        order = batches.order
+        if samples > order.num_samples:
+            raise RecipeError(
+                f"train.batch_norm_samples is {samples}; there are {order.num_samples} training "
+                "samples, so it must be at most as many"
+            )
+        places = range(samples // order.micro_batch_size)
+        self._leaves = [Leaf(*divmod(place, order.num_micro_batches)) for place in places]
+        self._statistics = {name: each.clone() for name, each in self._running().items()}
+        self._step = -1
+
+    @property
+    def piece(self) -> Weights:
+        """The statistics as a piece of the training's state. They are no result of it: they follow
+        from its weights.
+        """
+        piece = Weights(self._statistics.items)
+        piece.is_result = False
+        return piece
+
+    def is_of(self, step: int) -> bool:
+        """Whether they are those of the weights after a step."""
+        return self._step == step
+
+    def estimate(self, world: World, step: int) -> None:
+        """Estimates them, with the network's weights after a step. All ranks call it."""
+        with nullcontext() if self._ema is None else self._ema.in_place():
+            own = {
+                f"{place}/{name}": each
+                for place in range(world.rank, len(self._leaves), world.world_size)
+                for name, each in self._of_leaf(self._leaves[place]).items()
+            }
+        told: dict[str, Tensor] = {}
+        for data in gather_bytes(world, save(own) if own else b""):
+            told |= load(data) if data else {}
+        for name, each in self._statistics.items():
+            of_leaves = [told[f"{place}/{name}"] for place in range(len(self._leaves))]
+            each.copy_(torch.stack(of_leaves).double().mean(0))
+        self._step = step
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Puts them in the place of the training's own, for a `with` block."""
+        own = {name: each.clone() for name, each in self._running().items()}
+        self.put()
+        try:
+            yield
+        finally:
+            for name, each in self._running().items():
+                each.copy_(own[name])
+
+    def put(self) -> None:
+        """Puts them in the place of the training's own."""
+        for name, each in self._running().items():
+            each.copy_(self._statistics[name])
+
+    def _running(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{buffer}": getattr(layer, buffer)
+            for name, layer in self._layers.items()
+            for buffer in BUFFERS
+        }
+
+    @torch.no_grad()
+    def _of_leaf(self, leaf: Leaf) -> dict[str, Tensor]:
+        """The means and variances of a micro-batch, on the host."""
+        forward = self._forward
+        forward.buffers.begin_step()
+        momenta = {name: layer.momentum for name, layer in self._layers.items()}
+        inputs, _ = self._batches.train_batch(*leaf)
+        seed_random(forward.config.seed, "dropout", *leaf)
+        for layer in self._layers.values():
+            layer.momentum = 1.0  # so that what was before counts for nothing
+        try:
+            with autocast(forward.config, forward.device):
+                forward.model(laid_out(inputs, forward.config))
+            return {name: each.cpu().clone() for name, each in self._running().items()}
+        finally:
+            for name, layer in self._layers.items():
+                layer.momentum = momenta[name]
+            forward.buffers.begin_micro_batch()  # all buffers as they were

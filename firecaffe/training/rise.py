@@ -1,0 +1,85 @@
+"""A loss that stays far above its start: a training that diverges, and never reaches NaN.
+
+The start is the median loss of the first FIRST steps; the loss of the moment is the median of the
+last LAST. If that is above the start, by the start's size or by LEAST if that is more, for PATIENCE
+steps in a row, the training has diverged. Medians, since the loss of a step with few samples has
+outliers. While a rate warms up the loss stays near its start, and a training that goes on from good
+weights may come to a few times their small loss; neither is above by so much.
+"""
+
+from collections import deque
+from statistics import median
+from typing import Any
+
+FIRST = 3
+"""Few: with many updates a step, a training that diverges leaves its start within some steps."""
+
+LAST = 20
+
+LEAST = 1.0
+"""In the unit of the loss. Guessing costs ln(classes): 2.3 with 10 of them."""
+
+PATIENCE = 100
+
+
+class Rise:
+    """Takes the loss of each step. The state is JSON; all that know the losses have the same."""
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=LAST)
+        self._above = 0
+        """Steps in a row at which the loss was above the limit."""
+        self._lowest: float | None = None
+        """The lowest loss of all moments at which the state was saved."""
+
+    def add(self, loss: float) -> None:
+        """Takes the next step's loss, which is finite."""
+        if len(self._first) < FIRST:
+            self._first.append(loss)
+        self._last.append(loss)
+        self._above = self._above + 1 if self._now > self._limit else 0
+
+    @property
+    def line(self) -> str:
+        """What has happened, for people; empty if the loss has not been above for so long."""
+        if self._above < PATIENCE:
+            return ""
+        return (
+            f"the loss, {self._now:.4g} as the median of the last {LAST} steps, has been far above "
+            f"its start, {self._start:.4g}, for {self._above} steps"
+        )
+
+    def saves_lowest(self) -> bool:
+        """Takes note that the state is saved. Returns whether the loss is the lowest of all such
+        moments.
+        """
+        is_lowest = bool(self._last) and (self._lowest is None or self._now < self._lowest)
+        if is_lowest:
+            self._lowest = self._now
+        return is_lowest
+
+    @property
+    def _start(self) -> float:
+        return median(self._first)
+
+    @property
+    def _limit(self) -> float:
+        return self._start + max(abs(self._start), LEAST)
+
+    @property
+    def _now(self) -> float:
+        return median(self._last)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "first": list(self._first),
+            "last": list(self._last),
+            "above": self._above,
+            "lowest": self._lowest,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._first, self._above = list(state["first"]), state["above"]
+        self._last = deque(state["last"], maxlen=LAST)
+        self._lowest = state["lowest"]

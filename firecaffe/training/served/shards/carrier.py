@@ -1,0 +1,143 @@
+"""Carries one learner's gradients to all owners, and the versions of the weights from them.
+
+learner  HEAD: ASK, a version                  owner  its bytes of that version
+learner  HEAD: BRING, a work, what was used    then the owner's bytes of the gradient
+...
+learner  HEAD: END                             owner  a HEAD, that it has it
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.errors import PeerLostError
+from firecaffe.synchrony.policy import Work, row_of, work_of
+from firecaffe.training.served.finite import are_finite
+from firecaffe.training.served.memory import Gradient
+from firecaffe.training.served.parcel import Parcel
+from firecaffe.training.served.shards.cut import Shard
+from firecaffe.training.served.shards.owner import Owner
+from firecaffe.transport.lane import Line
+
+ASK, BRING, END = range(3)
+"""The kinds of messages."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How all parameters lie in a parcel, and who owns which bytes of it."""
+
+    named: Mapping[str, nn.Parameter]
+    parcel: Parcel
+    shards: Sequence[Shard]
+    """By rank. Those of a small network may be empty, and have no owner."""
+
+
+class Head:
+    """The numbers that begin a message, and which parameters were used; each end has its own."""
+
+    def __init__(self, layout: Layout) -> None:
+        numbers = torch.zeros(5, dtype=torch.int64)
+        used = torch.zeros(len(layout.named), dtype=torch.uint8)
+        self._parcel = Parcel({"numbers": numbers, "used": used})
+        self._names = list(layout.named)
+
+    def fill(self, kind: int, numbers: Sequence[int] = (), used: Container[str] = ()) -> Tensor:
+        """The bytes of a message's head."""
+        views = self._parcel.views
+        views["numbers"][: 1 + len(numbers)].copy_(torch.tensor([kind, *numbers]))
+        views["used"].copy_(torch.tensor([name in used for name in self._names]))
+        return self._parcel.data
+
+    def receive(self, line: Line) -> tuple[int, list[int], set[str]]:
+        """The kind, the numbers and the names of what was used."""
+        line.receive(self._parcel.data)
+        kind, *numbers = self._parcel.views["numbers"].tolist()
+        flags = zip(self._names, self._parcel.views["used"].tolist(), strict=True)
+        return kind, numbers, {name for name, is_used in flags if is_used}
+
+
+class Carrier:
+    """One learner's. Its methods are called by that learner's thread alone."""
+
+    def __init__(
+        self, layout: Layout, rank: int, own: Owner | None, lines: Mapping[int, Line]
+    ) -> None:
+        """own: the owner on this rank. lines: to the other owners, by rank."""
+        self._layout, self._rank, self._own, self._lines = layout, rank, own, lines
+        self._weights, self._gradient = Parcel(layout.parcel.views), Parcel(layout.parcel.views)
+        self._head = Head(layout)
+        self._version = -1
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Bytes that were pulled and pushed so far, over the lines."""
+        lines = self._lines.values()
+        return sum(each.received_bytes for each in lines), sum(each.sent_bytes for each in lines)
+
+    def pull(self, version: int) -> Mapping[str, Tensor]:
+        """The parameters at a version that this learner was given a work at."""
+        if version != self._version:
+            shards = self._layout.shards
+            head = self._head.fill(ASK, [version])
+            waits = [line.begin_send(head) for line in self._lines.values()]
+            for rank, line in self._lines.items():
+                waits.append(line.begin_receive(shards[rank].of(self._weights)))
+            if self._own is not None:
+                shards[self._rank].of(self._weights).copy_(self._own.version(version))
+            for wait in waits:
+                wait()
+            self._version = version
+        return self._weights.views
+
+    def push(self, work: Work, gradient: Gradient) -> Tensor:
+        """Brings a gradient to its owners. Returns whether that of each parameter is finite."""
+        self._gradient.fill(gradient.tensors)
+        views, shards = self._gradient.views, self._layout.shards
+        head, waits = self._head.fill(BRING, row_of(work), gradient.tensors), []
+        for rank, line in self._lines.items():
+            waits += [line.begin_send(head), line.begin_send(shards[rank].of(self._gradient))]
+        if self._own is not None:
+            mine = shards[self._rank]
+            runs = mine.views(mine.of(self._gradient).clone(), self._layout.parcel)
+            self._own.bring(work, _gradient(runs, gradient.tensors, self._layout))
+        is_finite = are_finite(views, gradient.tensors)
+        for wait in waits:
+            wait()
+        return is_finite
+
+    def end(self) -> None:
+        """Ends the lines, once the owners have it all: this rank may leave then."""
+        head = self._head.fill(END)
+        for line in self._lines.values():
+            line.send(head)
+        for line in self._lines.values():
+            with suppress(PeerLostError):  # the owner has it, and has left
+                self._head.receive(line)
+
+
+def attend(line: Line, owner: Owner, shard: Shard, layout: Layout) -> None:
+    """An owner's end of a learner's line, until the learner ends it. Raises: PeerLostError."""
+    head = Head(layout)
+    while (found := head.receive(line))[0] != END:
+        kind, numbers, used = found
+        if kind == ASK:
+            line.send(owner.version(numbers[0]))
+        else:
+            data = torch.empty(shard.nbytes, dtype=torch.uint8)
+            line.receive(data)
+            runs = shard.views(data, layout.parcel)
+            owner.bring(work_of(numbers), _gradient(runs, used, layout))
+    with suppress(PeerLostError):  # as above
+        line.send(head.fill(END))
+
+
+def _gradient(runs: Mapping[str, Tensor], used: Container[str], layout: Layout) -> Gradient:
+    """What an owner keeps of a gradient; buffers are rank 0's."""
+    named = layout.named
+    return Gradient(
+        {name: run.to(named[name].device) for name, run in runs.items() if name in used}, []
+    )

@@ -1,0 +1,230 @@
+"""This rank among those that own the weights in parts, from the end of the warm steps on."""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty
+from typing import Self
+
+from torch import nn, optim
+
+from firecaffe.cluster.agree import LOOK_S
+from firecaffe.cluster.world import World
+from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.synchrony.leaves import Leaf
+from firecaffe.training.ema import Ema
+from firecaffe.training.served.compute import Bench, Workbench
+from firecaffe.training.served.holders import Holders
+from firecaffe.training.served.memory import ServerMemory
+from firecaffe.training.served.parcel import Parcel
+from firecaffe.training.served.server import Server
+from firecaffe.training.served.shards.bench import OwnersBench
+from firecaffe.training.served.shards.carrier import Carrier, Layout, attend
+from firecaffe.training.served.shards.cut import cut
+from firecaffe.training.served.shards.held import Held, RunMemory, Runs, parameter_of, put_together
+from firecaffe.training.served.shards.owner import Owner
+from firecaffe.training.served.shards.telling import (
+    End,
+    Give,
+    Parts,
+    Teller,
+    execute,
+    listen,
+    send_order,
+)
+from firecaffe.training.served.told import Told
+from firecaffe.training.state import State
+from firecaffe.training.stored import InMemory
+from firecaffe.transport.lane import Line, Mesh, store_of
+
+TELL, ANSWER, LEARNER = 2, 3, 4
+"""Tags: from rank 0 to an owner, and back; from the first learner of a rank to an owner. Back to
+it is one more, and the next learner's are two more."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The training that is cut."""
+
+    state: State
+    named: Mapping[str, nn.Parameter]
+    memory: ServerMemory
+    """What the checkpoint was loaded into, and the next one is saved from."""
+    server: Server
+    """Rank 0's, which has the buffers and no weights."""
+    optimizer_of: Callable[[Mapping[str, nn.Parameter]], optim.Optimizer]
+    """Makes the optimizer of runs of the parameters."""
+    ema_of: Callable[[Mapping[str, nn.Parameter]], Ema | None]
+    weight_of: Callable[[Leaf], float]
+    """Of a leaf, 1 if it is full."""
+
+
+class Owners(Holders):
+    """All owners, as this rank has to do with them; see `Holders`."""
+
+    @classmethod
+    def meet(cls, world: World, whole: Whole, per_rank: int, timeout_s: float) -> Self:
+        """Cuts a training among all ranks of a world; every rank calls it. per_rank: learners of
+        each rank. timeout_s: how long to wait for the others. Raises: PeerLostError.
+        """
+        store, rank, size = store_of(world), world.rank, world.world_size
+        return cls(Mesh(store, "owners", rank, size, timeout_s), whole, per_rank)
+
+    def __init__(self, mesh: Mesh, whole: Whole, per_rank: int) -> None:
+        self._mesh, self._whole = mesh, whole
+        parcel = Parcel(whole.named)
+        shards = cut(parcel, len(mesh.others) + 1)
+        self._layout = Layout(whole.named, parcel, shards)
+        self._errors: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+        self._lines: list[Line] = []
+        self._tellers: dict[int, Teller] = {}
+        self._has_changed = False
+        self._moved_by_rank: dict[int, tuple[int, int]] = {}
+        self._owner: Owner | None = None
+        if shards[mesh.rank].nbytes:
+            self._owner = self._own()
+            self._attend(self._owner, per_rank)
+        if mesh.rank == 0:
+            self._take_buffers()
+            self._tellers = {rank: self._teller(rank) for rank in self._ranks}
+
+    @property
+    def _ranks(self) -> list[int]:
+        """The ranks of owners."""
+        return [rank for rank, shard in enumerate(self._layout.shards) if shard.nbytes]
+
+    @property
+    def moved(self) -> dict[int, tuple[int, int]]:
+        return self._moved_by_rank
+
+    def bench(self, bench: Workbench, place: int) -> Bench:
+        return OwnersBench(bench, self._carrier(place))
+
+    def _carrier(self, place: int) -> Carrier:
+        others = [rank for rank in self._ranks if rank != self._mesh.rank]
+        tag = LEARNER + 2 * place
+        lines = {rank: self._mesh.line(rank, tag, tag + 1) for rank in others}
+        return Carrier(self._layout, self._mesh.rank, self._owner, lines)
+
+    def tell(self, told: Told) -> None:
+        self._has_changed = True
+        for teller in self._tellers.values():
+            teller.tell(told)
+
+    def gather(self, look: Callable[[], None]) -> None:
+        if not self._has_changed:
+            return
+        for teller in self._tellers.values():
+            teller.tell(Give())
+        parts = [_answer(teller, look) for teller in self._tellers.values()]
+        self._moved_by_rank = {
+            rank: each.moved for rank, each in zip(self._ranks, parts, strict=True)
+        }
+        whole, memory, live = self._whole.state, self._whole.memory, self._whole.server.memory
+        owned = [self._layout.shards[rank] for rank in self._ranks]
+        found = put_together(self._whole.named, owned, [each.tensors for each in parts])
+        frozen = {name: part.tensor for name, part in whole.pieces["parameter"].parts().items()}
+        found["parameter"] = {**frozen, **found["parameter"]}
+        found["server"] |= {path: part.tensor for path, part in live.parts().items()}
+        memory.versions.clear()
+        memory.gradients.clear()
+        for kind, tensors in found.items():
+            if kind in whole.pieces:
+                whole.pieces[kind].load(InMemory(tensors))
+        numbers = {path: value for each in parts for path, value in each.numbers.items()}
+        whole.numbers["scalars"].load_state_dict(numbers)
+        self._has_changed = False
+
+    def end(self) -> None:
+        for teller in self._tellers.values():
+            teller.tell(End())
+
+    def join(self, timeout_s: float) -> bool:
+        threads = [*self._threads, *(each.thread for each in self._tellers.values())]
+        for thread in threads:
+            thread.join(timeout_s)
+        return not any(each.is_alive() for each in threads)
+
+    def check(self) -> None:
+        if self._errors:
+            raise self._errors[0]
+
+    def cut(self) -> None:
+        if self._owner is not None:
+            self._owner.cut()
+        self._mesh.cut()
+
+    def _own(self) -> Owner:
+        whole, layout = self._whole, self._layout
+        shard = layout.shards[self._mesh.rank]
+        runs = Runs(whole.named, shard)
+        optimizer, ema = whole.optimizer_of(runs.named), whole.ema_of(runs.named)
+        server = whole.server
+        memory = RunMemory(runs, bool(whole.memory.mean_square), shard, layout.parcel)
+        held = Held(runs, optimizer, ema, memory)
+        held.take(whole.state.pieces, whole.state.numbers["scalars"].state_dict(), shard)
+        none = BufferChanges(nn.Module())
+        there = set(server.learners)
+        own = Server(runs.named, optimizer, memory, server.words, there, none, ema=ema)
+        own.load_state_dict(server.state_dict())
+        return Owner(own, held, whole.weight_of)
+
+    def _attend(self, owner: Owner, per_rank: int) -> None:
+        """Serves the learners of other ranks, and rank 0, if this is another one."""
+        shard = self._layout.shards[self._mesh.rank]
+        for rank in self._mesh.others:
+            for place in range(per_rank):
+                tag = LEARNER + 2 * place
+                line = self._mesh.line(rank, tag + 1, tag)
+                self._lines.append(line)
+                self._start(attend, line, owner, shard, self._layout)
+        if self._mesh.rank:
+            line = self._mesh.line(0, ANSWER, TELL)
+            self._start(listen, line, owner, self._moved)
+
+    def _teller(self, rank: int) -> Teller:
+        owner = self._owner
+        if rank:
+            do = partial(send_order, self._mesh.line(rank, TELL, ANSWER))
+        else:
+            assert owner is not None
+            do = partial(execute, owner, self._moved)
+        return Teller(do, self._errors.append)
+
+    def _moved(self) -> tuple[int, int]:
+        sent = sum(line.sent_bytes for line in self._lines)
+        return sent, sum(line.received_bytes for line in self._lines)
+
+    def _take_buffers(self) -> None:
+        """Gives rank 0's server the buffers of the versions, and the tails of gradients."""
+        named, live = self._whole.named, self._whole.server.memory
+        live.load(
+            InMemory(
+                {
+                    path: part.tensor
+                    for path, part in self._whole.memory.parts().items()
+                    if path.startswith("tail/") or parameter_of("server", path) not in named
+                }
+            )
+        )
+
+    def _start(self, run: Callable[..., None], *arguments: object) -> None:
+        def guarded() -> None:
+            try:
+                run(*arguments)
+            except BaseException as error:
+                self._errors.append(error)
+
+        thread = threading.Thread(target=guarded, name=run.__name__, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+def _answer(teller: Teller, look: Callable[[], None]) -> Parts:
+    while True:
+        with suppress(Empty):
+            return teller.answers.get(timeout=LOOK_S)
+        look()

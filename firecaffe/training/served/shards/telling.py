@@ -1,0 +1,147 @@
+"""What rank 0 tells the owners: the events, one after the other, and when to give their parts.
+
+Each owner is told by a thread of rank 0, so that no owner which still waits for a gradient holds
+the others up. Over a line each message is a JSON text; parts are a text with their names, and then
+their bytes.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firecaffe.errors import PeerLostError
+from firecaffe.synchrony.events import from_row, to_row
+from firecaffe.training.served.parcel import Parcel
+from firecaffe.training.served.shards.owner import Owner
+from firecaffe.training.served.told import Told
+from firecaffe.transport.lane import Line
+
+
+@dataclass(frozen=True)
+class Give:
+    """Asks an owner for its parts, as they are after all events before."""
+
+
+@dataclass(frozen=True)
+class End:
+    """Ends it."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an owner has; see `Held.parts`."""
+
+    tensors: Mapping[str, Tensor]
+    numbers: Mapping[str, Any]
+    moved: tuple[int, int]
+    """Bytes that it has sent to learners of other ranks, and received from them."""
+
+
+Order = Told | Give | End
+
+Moved = Callable[[], tuple[int, int]]
+"""Counts the bytes that an owner has sent and received."""
+
+
+class Teller:
+    """Rank 0's thread for one owner."""
+
+    def __init__(
+        self, do: Callable[[Order], Parts | None], failed: Callable[[BaseException], None]
+    ) -> None:
+        """do: brings an order to its owner; it returns the parts that it asks for. failed: told an
+        error of it.
+        """
+        self._do, self._failed = do, failed
+        self._orders, self.answers = SimpleQueue[Order](), SimpleQueue[Parts]()
+        self.thread = threading.Thread(target=self._run, name="teller", daemon=True)
+        self.thread.start()
+
+    def tell(self, order: Order) -> None:
+        self._orders.put(order)
+
+    def _run(self) -> None:
+        try:
+            order: Order = Give()
+            while not isinstance(order, End):
+                order = self._orders.get()
+                if (answer := self._do(order)) is not None:
+                    self.answers.put(answer)
+        except BaseException as error:
+            self._failed(error)
+
+
+def execute(owner: Owner, moved: Moved, order: Order) -> Parts | None:
+    """Executes an order in the owner's process."""
+    if isinstance(order, Told):
+        owner.take(order)
+    return Parts(*owner.held.parts(), moved()) if isinstance(order, Give) else None
+
+
+def send_order(line: Line, order: Order) -> Parts | None:
+    """Sends an order over a line, and receives what it asks for. Raises: PeerLostError."""
+    row: dict[str, Any] = {"order": type(order).__name__}
+    if isinstance(order, Told):
+        row |= {"event": to_row(order.event), "rate": order.rate}
+        row |= {"momentum": order.momentum, "delay": order.delay}
+    _send(line, row)
+    if isinstance(order, End):
+        with suppress(PeerLostError):  # it has the message, and has left
+            _receive(line)
+    return _receive_parts(line) if isinstance(order, Give) else None
+
+
+def listen(line: Line, owner: Owner, moved: Moved) -> None:
+    """Executes what comes over an owner's line, to its end. Raises: PeerLostError."""
+    while (row := _receive(line))["order"] != "End":
+        if row["order"] == "Told":
+            told = Told(from_row(row["event"]), row["rate"], row["momentum"], row["delay"])
+            execute(owner, moved, told)
+        elif (parts := execute(owner, moved, Give())) is not None:
+            _send_parts(line, parts)
+    with suppress(PeerLostError):
+        _send(line, row)
+
+
+def _send(line: Line, row: Mapping[str, Any]) -> None:
+    text = torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8)
+    line.send(torch.tensor([text.numel()]))
+    line.send(text)
+
+
+def _receive(line: Line) -> dict[str, Any]:
+    length = torch.zeros(1, dtype=torch.int64)
+    line.receive(length)
+    text = torch.zeros(int(length), dtype=torch.uint8)
+    line.receive(text)
+    return dict(json.loads(text.numpy().tobytes()))
+
+
+def _send_parts(line: Line, parts: Parts) -> None:
+    parcel = Parcel(parts.tensors)
+    parcel.fill(parts.tensors)
+    kinds = [
+        [name, str(each.dtype).removeprefix("torch."), list(each.shape)]
+        for name, each in parts.tensors.items()
+    ]
+    _send(line, {"tensors": kinds, "numbers": parts.numbers, "moved": parts.moved})
+    line.send(parcel.data)
+
+
+def _receive_parts(line: Line) -> Parts:
+    row = _receive(line)
+    parcel = Parcel({name: _like(kind, shape) for name, kind, shape in row["tensors"]})
+    line.receive(parcel.data)
+    sent, received = row["moved"]
+    return Parts(parcel.views, row["numbers"], (sent, received))
+
+
+def _like(kind: str, shape: Sequence[int]) -> Tensor:
+    return torch.empty(shape, dtype=getattr(torch, kind), device="meta")

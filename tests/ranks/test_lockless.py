@@ -1,0 +1,170 @@
+"""Workers that write to the same weights without a lock: they learn, and nothing is lost."""
+
+import dataclasses
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+import firecaffe
+from firecaffe import (
+    CheckpointConfig,
+    ExchangeConfig,
+    Recipe,
+    Result,
+    RunConfig,
+    SolverConfig,
+    SynchronyConfig,
+    TrainConfig,
+)
+from firecaffe.data import Batch, Batches, TensorDataset
+from firecaffe.errors import FirecaffeError
+from firecaffe.training.served.parcel import parcel_bytes
+from tests.ranks.networks import Everything
+from tests.ranks.test_real_clock import (
+    end_of,
+    fit,
+    fit_corners,
+    fit_until_lost,
+    recipe,
+    replayed,
+    synchrony,
+)
+from tests.world import Ranks
+
+LOCKLESS: dict[str, Any] = {"mode": "asynchronous", "lock": "none"}
+
+
+def linear() -> nn.Module:
+    return nn.Linear(6, 1)
+
+
+def points(samples: int, seed: int) -> TensorDataset:
+    """Points near a plane. The least squares are known."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, 6, generator=generator)
+    noise = torch.randn(samples, generator=generator) / 10
+    targets = inputs @ torch.arange(1.0, 7.0) - 2 + noise
+    return TensorDataset(inputs, targets[:, None])
+
+
+def fit_plane(made: Recipe) -> tuple[Result, list[float]]:
+    result = firecaffe.train(made, linear, points(256, 0), points(64, 1))
+    return result, torch.cat([p.flatten() for p in result.model.parameters()]).tolist()
+
+
+@pytest.mark.parametrize("solver", [{"momentum": 0.0}, {"momentum": 0.5}])
+def test_it_comes_to_the_least_squares(
+    ranks: Ranks, solver: dict[str, Any], tmp_path: Path
+) -> None:
+    """A convex problem, by rates that fall to nothing."""
+    made = Recipe(
+        train=TrainConfig(32, 4, steps=160, seed=3),
+        solver=SolverConfig(base_lr=0.03, lr_policy="poly", power=1.0, **solver),
+        run=RunConfig(folder=str(tmp_path / "run"), tensorboard=False),
+        synchrony=SynchronyConfig(**LOCKLESS),
+        task=firecaffe.TaskConfig("regression"),
+    )
+    (result, weights), (_, others) = ranks.shared(2, fit_plane, made)
+    assert weights == others
+    data = points(256, 0)
+    design = torch.cat([data.inputs, torch.ones(256, 1)], 1).double()
+    optimum = torch.linalg.lstsq(design, data.targets.double()).solution
+    torch.testing.assert_close(torch.tensor(weights).double(), optimum[:, 0], atol=0.02, rtol=0)
+    losses = [row["loss"] for row in result.history if row["kind"] == "train"]
+    assert losses[0] > 10
+    best = float((design @ optimum - data.targets).square().mean())
+    assert sum(losses[-8:]) / 8 == pytest.approx(best, rel=0.2)
+
+
+def test_it_learns_with_buffers(ranks: Ranks, tmp_path: Path) -> None:
+    made = recipe(tmp_path / "run", LOCKLESS, steps=50, eval_every=0)
+    made = dataclasses.replace(made, checkpoint=CheckpointConfig())
+    (result, *_) = ranks.shared(2, fit_corners, made)
+    losses = [row["loss"] for row in result.history if row["kind"] == "train"]
+    assert losses[0] > 0.95
+    assert sum(losses[-10:]) / 10 < 0.75
+    assert result.top1 > 0.9
+
+
+def fit_and_note(made: Recipe, notes: Path) -> Result:
+    """Each rank notes the micro-batches that it takes."""
+
+    def take(batches: Batches, step: int, leaf: int) -> Batch:
+        with notes.open("a") as file:
+            file.write(f"{os.environ['RANK']} {step} {leaf}\n")
+        return take_now(batches, step, leaf)
+
+    take_now = Batches.train_batch
+    with patch.object(Batches, "train_batch", take):
+        return fit(made)
+
+
+def test_each_micro_batch_comes_once(ranks: Ranks, tmp_path: Path) -> None:
+    run, notes = tmp_path / "run", tmp_path / "notes"
+    ranks.shared(3, fit_and_note, recipe(run, {**LOCKLESS, "warm_steps": 1}), notes)
+    rows = [tuple(map(int, row.split())) for row in notes.read_text().splitlines()]
+    taken = Counter((step, leaf) for _, step, leaf in rows if step >= 1)
+    # An epoch is 25 micro-batches in 5 steps.
+    leaves = {(step, leaf) for step in range(8) for leaf in range(1 if step % 5 == 4 else 6)}
+    assert taken == dict.fromkeys((each for each in leaves if each[0] >= 1), 1)
+    assert len({rank for rank, step, _ in rows if step >= 1}) > 1
+    row = synchrony(run)
+    assert row["gradients"] == 25 + 18 - 6
+    # No gradient travels, but losses, counts and changes of buffers.
+    gradient = parcel_bytes(dict(Everything().named_parameters()))
+    for rank in (1, 2):
+        count = sum(r == rank and step >= 1 for r, step, _ in rows)
+        assert row["pushed_bytes_by_learner"][str(rank)] < count * gradient or not count
+    assert not (run / "events.jsonl").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_lost_worker_ends_nobody(ranks: Ranks, number: signal.Signals, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = recipe(run, LOCKLESS)
+    made = dataclasses.replace(made, exchange=ExchangeConfig(silent_s=2.0))
+    result, other, _ = ranks.run(3, fit_until_lost, made, number, lost={2})
+    assert dataclasses.asdict(other) == dataclasses.asdict(result)
+    row = synchrony(run)
+    assert (row["lost_learners"], row["gradients"]) == (1, 25 + 18)
+
+
+def test_a_run_is_resumed_on_other_workers(ranks: Ranks, tmp_path: Path) -> None:
+    start, run = tmp_path / "start", tmp_path / "run"
+    ranks.shared(3, fit, recipe(start, LOCKLESS))
+    checkpoint = start / "checkpoints" / "step-00000003"
+    (result, *_) = ranks.shared(2, fit, recipe(run, LOCKLESS), str(checkpoint))
+    assert result.steps == 8
+    assert synchrony(run)["gradients"] == 25 + 18
+
+
+def test_it_is_not_replayed(ranks: Ranks, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ranks.shared(2, fit, recipe(run, LOCKLESS))
+    with pytest.raises(FirecaffeError, match=r"synchrony\.lock none.* cannot be computed again"):
+        replayed(run)
+
+
+def test_one_worker_has_the_bits_of_one_with_a_server(tmp_path: Path) -> None:
+    """Nothing is torn, and nothing late."""
+    digests = []
+    for lock in ("none", "server"):
+        made = recipe(tmp_path / lock, {"mode": "asynchronous", "lock": lock, "warm_steps": 2})
+        digests.append(fit(made).weights_sha256)
+        assert (tmp_path / lock / "events.jsonl").exists() == (lock == "server")
+    assert digests[0] == digests[1]
+
+
+def test_numbers_that_are_not_finite_end_all(ranks: Ranks, tmp_path: Path) -> None:
+    made = recipe(tmp_path / "run", LOCKLESS)
+    made = dataclasses.replace(made, solver=SolverConfig(base_lr=1e30))
+    (kind, goes_along, line), other = ranks.run(2, end_of, made)
+    assert (kind, goes_along) == ("NotFiniteError", False)
+    assert other == (kind, True, line)

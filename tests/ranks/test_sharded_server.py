@@ -1,0 +1,184 @@
+"""A server whose weights are cut among all ranks: one worker gets their bits from the log."""
+
+import dataclasses
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from firecaffe import Recipe, Result, SolverConfig
+from firecaffe.data import Batch, Batches
+from firecaffe.errors import FirecaffeError
+from firecaffe.synchrony.events import Event, Pull, Push, from_row
+from firecaffe.training.served.parcel import Parcel
+from firecaffe.training.served.shards.carrier import ASK, Head, Layout
+from firecaffe.training.served.shards.cut import cut
+from tests.ranks.networks import Everything
+from tests.ranks.test_real_clock import (
+    MODES,
+    end_of,
+    fit,
+    fit_and_digest,
+    recipe,
+    replayed,
+    synchrony,
+)
+from tests.world import Ranks
+
+
+def sharded(name: str) -> dict[str, Any]:
+    return {**MODES[name], "server": "sharded"}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", MODES)
+def test_a_replay_gives_the_same_bits(
+    ranks: Ranks, name: str, world_size: int, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    made = recipe(run, sharded(name))
+    (result, outputs), *others = ranks.shared(world_size, fit_and_digest, made)
+    for other, its_outputs in others:
+        assert dataclasses.asdict(other) == dataclasses.asdict(result)
+        assert its_outputs == outputs
+    found = replayed(run)
+    assert found.is_same
+    assert found.found.state == result.state_sha256
+
+
+def test_its_moving_average_and_buffers_are_replayed(ranks: Ranks, tmp_path: Path) -> None:
+    """With a solver of two states, and a rate that is not that of all parameters."""
+    run = tmp_path / "run"
+    made = recipe(run, {**sharded("softsync"), "warm_steps": 1})
+    solver = SolverConfig(type="adamw", base_lr=0.01, lr_mult={"@vector": 2.0}, weight_decay=0.1)
+    made = dataclasses.replace(
+        made, solver=solver, train=dataclasses.replace(made.train, ema_decay=0.9)
+    )
+    (result, *_) = ranks.shared(3, fit, made)
+    found = replayed(run)
+    assert found.is_same
+    assert found.found.state == result.state_sha256
+
+
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((3, "first"), (2, "sharded")),
+        ((2, "sharded"), (3, "first")),
+        ((2, "sharded"), (3, "sharded")),
+    ],
+    ids=["to_shards", "from_shards", "of_others"],
+)
+def test_a_resume_by_another_server_is_replayed(
+    ranks: Ranks,
+    name: str,
+    first: tuple[int, str],
+    second: tuple[int, str],
+    tmp_path: Path,
+) -> None:
+    start, run = tmp_path / "start", tmp_path / "run"
+    ranks.shared(first[0], fit, recipe(start, {**MODES[name], "server": first[1]}))
+    checkpoint = start / "checkpoints" / "step-00000003"
+    made = recipe(run, {**MODES[name], "server": second[1]})
+    (result, *_) = ranks.shared(second[0], fit, made, str(checkpoint))
+    found = replayed(run)
+    assert found.is_same
+    assert found.found.state == result.state_sha256
+    row = synchrony(run)
+    assert row["lost_learners"] == first[0] * MODES[name].get("in_flight", 1)
+    warm = 6 * MODES[name].get("warm_steps", 0)
+    assert row["gradients"] + row["dropped"] == 25 + 18 - warm
+
+
+def events_of(run: Path) -> list[Event]:
+    _, *lines = (run / "events.jsonl").read_text().splitlines()
+    return [from_row(json.loads(line)) for line in lines]
+
+
+def test_its_bytes_are_those_of_the_events(ranks: Ranks, tmp_path: Path) -> None:
+    """An ask brings the owner's part of the weights, a push its part of the gradient."""
+    run = tmp_path / "run"
+    ranks.shared(3, fit, recipe(run, {"mode": "asynchronous", "server": "sharded"}))
+    named = {name: p for name, p in Everything().named_parameters() if p.requires_grad}
+    parcel = Parcel(named)
+    shards = [shard.nbytes for shard in cut(parcel, 3)]
+    head = Head(Layout(named, parcel, ())).fill(ASK).nbytes
+    pushes, asks, last = Counter[int](), Counter[int](), dict[int, int]()
+    for event in events_of(run):
+        if isinstance(event, Push):
+            pushes[event.work.learner] += 1
+        elif isinstance(event, Pull):
+            asks[event.work.learner] += last.get(event.work.learner) != event.work.version
+            last[event.work.learner] = event.work.version
+    expected = {}
+    for rank, own in enumerate(shards):
+        others = [learner for learner in range(3) if learner != rank]
+        sent = sum(asks[each] * own for each in others)
+        received = sum(asks[each] * head + pushes[each] * (head + own) for each in others)
+        expected[str(rank)] = [sent, received]
+    row = synchrony(run)
+    assert row["server_bytes_by_rank"] == expected
+    elsewhere = sum(shards[1:])
+    assert row["pulled_bytes_by_learner"]["0"] == asks[0] * elsewhere
+    heads = (asks[0] + pushes[0]) * 2 * head
+    assert row["pushed_bytes_by_learner"]["0"] == heads + pushes[0] * elsewhere
+
+
+def fit_until_saved(made: Recipe) -> Result:
+    """The last rank is killed once there is a checkpoint."""
+    latest = Path(made.run.folder) / "checkpoints" / "step-00000003"
+
+    def take(batches: Batches, step: int, leaf: int) -> Batch:
+        if int(os.environ["RANK"]) == 2 and latest.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take_now(batches, step, leaf)
+
+    take_now = Batches.train_batch
+    with patch.object(Batches, "train_batch", take):
+        return fit(made)
+
+
+def end_when_lost(made: Recipe) -> tuple[str, str]:
+    try:
+        fit_until_saved(made)
+    except FirecaffeError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def test_a_lost_owner_ends_all(ranks: Ranks, tmp_path: Path) -> None:
+    """They say who it was, and the run goes on from its checkpoint."""
+    run, again = tmp_path / "run", tmp_path / "again"
+    made = recipe(run, sharded("softsync"), steps=40, eval_every=0)
+    for end in ranks.run(3, end_when_lost, made, lost={2})[:2]:
+        assert end is not None
+        assert end[0] == "PeerLostError"
+        assert "rank 2" in end[1]
+    checkpoint = run / "checkpoints" / "step-00000003"
+    rest = recipe(again, sharded("softsync"), steps=40, eval_every=0)
+    ranks.shared(2, fit, rest, str(checkpoint))
+    assert replayed(again).is_same
+
+
+def test_numbers_that_are_not_finite_end_all(ranks: Ranks, tmp_path: Path) -> None:
+    made = recipe(tmp_path / "run", sharded("asynchronous"))
+    made = dataclasses.replace(made, solver=SolverConfig(base_lr=1e30))
+    (kind, goes_along, line), other = ranks.run(2, end_of, made)
+    assert (kind, goes_along) == ("NotFiniteError", False)
+    assert "gradients of 2 learners come late" in line
+    assert other == (kind, True, line)
+
+
+def test_a_worker_that_is_asked_to_stop_stops_all(ranks: Ranks, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = recipe(run, sharded("nesterov"), steps=1000, eval_every=0)
+    (kind, _, line), other = ranks.run(2, end_of, made, signal.SIGTERM)
+    assert kind == "PreemptedError"
+    assert other == (kind, False, line)
+    assert replayed(run).is_same

@@ -1,0 +1,188 @@
+"""Which ranks a launcher lets go: those that rank 0 has given up, and no others."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import DistNetworkError
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from firecaffe.cluster import let_go
+from firecaffe.cluster.aside import Aside
+from firecaffe.cluster.host_ends import HostEnds
+from firecaffe.cluster.let_go import TOGETHER, LetGo, Seen
+from firecaffe.cluster.losses import LossReader, LossTeller
+from firecaffe.faults import ANOTHER, Fault
+
+RUNS, STOPPED, ENDED = Seen(False, False), Seen(False, True), Seen(True, False)
+
+
+def failed(rank: int, code: int, fault: Fault | None = None) -> Seen:
+    failure = ProcessFailure(0, 1, code, "")
+    if fault is not None:
+        report = {"message": "x", "extraInfo": {"fault": fault.as_text()}}
+        failure.error_file_data = {"message": report}
+    return Seen(True, False, failure)
+
+
+def gone(rank: int) -> Fault:
+    return Fault("gone", rank, "host", 7, "rank 0: its connection closed")
+
+
+class Launcher:
+    """A launcher's end, and rank 0's, which meet in a store."""
+
+    def __init__(self, aside: Aside, attempt: int = 0) -> None:
+        self.store = HashStore()
+        self.told: list[tuple[int, str, int]] = []
+        self.killed: list[int] = []
+        reader = LossReader(self.store, attempt)
+        self.let_go = LetGo(reader, aside, self.on_loss, self.killed.append)
+
+    def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
+        kind = "" if fault is None else fault.kind
+        self.told.append((rank, kind, 0 if failure is None else failure.exitcode))
+
+    def say(self, *faults: Fault, attempt: int = 0, is_over: bool = False) -> LossTeller:
+        """What rank 0 has said."""
+        teller = LossTeller(self.store, attempt)
+        for fault in faults:
+            teller.tell(fault)
+        if is_over:
+            teller.close()
+        teller._calls.close(60)
+        return teller
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    with Aside() as aside:
+        yield Launcher(aside)
+
+
+def test_nobody_goes_without_a_word_of_rank_0(launcher: Launcher) -> None:
+    launcher.let_go.look({1: failed(1, -9), 2: STOPPED})
+    assert launcher.let_go.ranks == set()
+
+
+def test_who_has_ended_first_is_told_of_when_rank_0_has_its_word(launcher: Launcher) -> None:
+    teller = launcher.say()
+    launcher.let_go.look({1: failed(1, -9), 2: RUNS})
+    assert (launcher.let_go.ranks, launcher.told) == ({1}, [])
+    assert teller._store is not None
+    teller._store.set("firecaffe/lost/0/0", gone(1).as_text())
+    for _ in range(2):
+        launcher.let_go.look({2: RUNS})
+    assert launcher.told == [(1, "gone", -9)]
+    assert launcher.killed == []
+
+
+def test_who_is_given_up_is_killed_if_stopped(launcher: Launcher) -> None:
+    launcher.say(Fault("frozen", 2, "host", 7, "rank 0: silent"))
+    launcher.let_go.look({1: RUNS, 2: STOPPED})
+    assert (launcher.killed, launcher.let_go.ranks) == ([2], {2})
+    assert launcher.told == [(2, "frozen", 0)]
+
+
+def test_who_is_given_up_and_runs_has_time_for_its_last_word(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher.say(gone(1))
+    launcher.let_go.look({1: RUNS})
+    assert launcher.let_go.ranks == set()
+    monkeypatch.setattr(let_go, "LAST_WORD_S", 0.0)
+    launcher.let_go.look({1: RUNS})
+    assert (launcher.killed, launcher.let_go.ranks) == ([1], {1})
+
+
+def test_a_loss_at_the_very_end_is_let_go(launcher: Launcher) -> None:
+    """Rank 0 needs all again, but it has given this one up before."""
+    launcher.say(gone(1), is_over=True)
+    launcher.let_go.look({1: failed(1, -9), 2: failed(2, -9)})
+    assert launcher.let_go.ranks == {1}
+
+
+def test_who_ends_unnoticed_is_told_of_at_the_end(launcher: Launcher) -> None:
+    launcher.say()
+    launcher.let_go.look({1: failed(1, 3), 2: ENDED})
+    launcher.let_go.tell_rest()
+    assert launcher.told == [(1, "", 3)]
+
+
+def test_losses_of_another_attempt_are_none(launcher: Launcher) -> None:
+    launcher.say(gone(1), attempt=1)
+    launcher.let_go.look({1: failed(1, -9)})
+    assert launcher.let_go.ranks == set()
+
+
+OF_RANK_0 = Fault("killed", 0, "host", 7, "rank 1")
+GOES_ALONG = Fault("other", 1, "host", 7, ANOTHER)
+
+
+@pytest.mark.parametrize(
+    ("rank", "seen"),
+    [
+        (0, failed(0, -9)),
+        (1, failed(1, 10, OF_RANK_0)),
+        (1, failed(1, 8, GOES_ALONG)),
+        *((1, failed(1, code)) for code in sorted(TOGETHER)),
+    ],
+)
+def test_ends_that_are_those_of_all(launcher: Launcher, rank: int, seen: Seen) -> None:
+    launcher.say()
+    launcher.let_go.look({rank: seen})
+    assert launcher.let_go.ranks == set()
+
+
+def test_a_store_out_of_reach_lets_nobody_go(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: Any) -> bool:
+        raise DistNetworkError("Connection reset by peer")
+
+    launcher.say(gone(1))
+    monkeypatch.setattr(LossReader, "read", raises)
+    assert launcher.let_go.look({1: failed(1, -9)})
+    assert launcher.let_go.ranks == set()
+
+
+def test_a_store_that_takes_its_time_decides_later(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that is busy."""
+    answers, read = Event(), LossReader.read
+
+    def waits(reader: LossReader) -> None:
+        answers.wait(60)
+        read(reader)
+
+    launcher.say(gone(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(LossReader, "read", waits)
+        patched.setattr(let_go, "STORE_S", 0.01)
+        assert launcher.let_go.look({1: RUNS, 0: failed(0, -9)})
+        assert not launcher.let_go.look({1: failed(1, -9)})
+        patched.setattr(let_go, "PATIENCE_S", 0.0)
+        assert launcher.let_go.look({1: failed(1, -9)})
+        answers.set()
+    assert launcher.let_go.ranks == set()
+    while not launcher.let_go.ranks:
+        launcher.let_go.look({1: failed(1, -9)})
+    assert launcher.told == [(1, "gone", -9)]
+
+
+def test_hosts_end_together_but_for_one_that_is_gone() -> None:
+    store, there = HashStore(), {0, 1, 2}
+    store.set_timeout(timedelta(seconds=1))
+    first = HostEnds(store, 0, 0, lambda: set(there))
+    second = HostEnds(store, 0, 1, lambda: set(there))
+    assert not second.is_done(0)
+    there.discard(2)
+    store.set("firecaffe/done/0/1", "")
+    first.leave()
+    assert second.is_done(0)
+    assert not second.is_done(2)
+    assert not second.is_there(2)

@@ -1,0 +1,216 @@
+"""Owners of parts of the weights against a server that has them all: the same bits."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe.cluster.world import World
+from firecaffe.data import TensorDataset
+from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
+from firecaffe.synchrony.asynchronous import Asynchronous
+from firecaffe.synchrony.config import SynchronyConfig
+from firecaffe.synchrony.events import Event, Pull, Push
+from firecaffe.synchrony.leaves import LeafQueue
+from firecaffe.synchrony.policy import Work
+from firecaffe.training.ema import Ema
+from firecaffe.training.served.compute import Contribution
+from firecaffe.training.served.make import leaves_of
+from firecaffe.training.served.memory import Gradient
+from firecaffe.training.served.parcel import ALIGNMENT, Parcel
+from firecaffe.training.served.server import Server
+from firecaffe.training.served.shards.cut import Shard, cut
+from firecaffe.training.served.shards.held import Held, RunMemory, Runs, put_together
+from firecaffe.training.served.shards.owner import Owner
+from firecaffe.training.served.stepper import ServedStepper, weight_of
+from firecaffe.training.served.told import Told
+from firecaffe.training.state import State, state_of
+from tests.unit.training.served.made import Made, in_order
+from tests.unit.training.served.test_server import Net
+
+CONFIG = TrainConfig(global_batch_size=10, micro_batch_size=2, seed=5)
+STEPS, RATE = 4, 0.05
+BY_ELEMENT = sorted(SOLVERS.keys() - {"lars", "lamb"})
+
+
+class Wide(Net):
+    """Parameters that are longer than what cuts are multiples of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(3, 301), nn.Linear(301, 6))  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
+def test_a_cut_has_each_element_once(count: int) -> None:
+    tensors = {
+        "matrix": torch.zeros(13, 57),
+        "scalar": torch.zeros(()),
+        "none": torch.zeros(0),
+        "double": torch.zeros(31, dtype=torch.float64),
+        "half": torch.zeros(77, dtype=torch.bfloat16),
+    }
+    shards = cut(Parcel(tensors), count)
+    assert len(shards) == count
+    for name, each in tensors.items():
+        found = [place for shard in shards for place in shard.pieces.get(name, ())]
+        assert found == list(range(each.numel()))
+    sizes = [shard.nbytes for shard in shards]
+    assert max(sizes) - min(sizes) <= 2 * ALIGNMENT
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_the_busiest_port_carries_2_of_w_parts_of_that_of_one_server(world_size: int) -> None:
+    """Each way, with a work of each learner, on a network like LeNet."""
+    parcel = Parcel({"conv": torch.zeros(20, 25), "inner": torch.zeros(500, 800)})
+    shards, whole = cut(parcel, world_size), parcel.data.nbytes
+    of_one_server = (world_size - 1) * whole
+    # Out: an owner's part of the weights to all others, and its own gradient but for its part.
+    busiest = max((world_size - 1) * each.nbytes + whole - each.nbytes for each in shards)
+    assert busiest == pytest.approx(2 / world_size * of_one_server, rel=0.001)
+
+
+def test_the_runs_of_a_shard_are_views_of_the_bytes_that_are_sent() -> None:
+    tensors = {"a": torch.randn(9, 11), "b": torch.randn(40).double()}
+    parcel = Parcel(tensors)
+    parcel.fill(tensors)
+    for shard in cut(parcel, 3):
+        views = shard.views(shard.of(parcel), parcel)
+        for name, elements in shard.pieces.items():
+            run = tensors[name].flatten()[elements.start : elements.stop]
+            assert torch.equal(views[name], run)
+            assert len(run) * run.itemsize <= shard.nbytes
+
+
+def made(solver: SolverConfig, layout: torch.memory_format) -> Made:
+    torch.manual_seed(3)
+    net = Wide().train().to(memory_format=layout)  # type: ignore[call-overload]
+    images = torch.randn(27, 1, 6, 6, generator=torch.Generator().manual_seed(2))
+    data = TensorDataset(images, torch.arange(27) % 6)
+    return Made(net, data, CONFIG, make_optimizer(dict(net.named_parameters()), solver))
+
+
+def state(parts: Made, server: Server, ema: Ema) -> State:
+    found = state_of(World(0, 1, torch.device("cpu")), parts.net, parts.optimizer)
+    found.pieces |= {"ema": ema.piece, "server": server.memory}
+    return found
+
+
+class Cut:
+    """The owners of a training, in this process."""
+
+    def __init__(self, parts: Made, whole: State, solver: SolverConfig, server: Server) -> None:
+        parcel, named = Parcel(parts.named), parts.named
+        self.named = named
+        self.shards = [shard for shard in cut(parcel, 9) if shard.nbytes]
+        self.owners = []
+        for shard in self.shards:
+            runs = Runs(named, shard)
+            ema = Ema(runs.named, 0.9)
+            optimizer = make_optimizer(named, solver, 0, runs.named)
+            squares = bool(server.memory.mean_square)
+            memory = RunMemory(runs, squares, shard, parcel)
+            held = Held(runs, optimizer, ema, memory)
+            held.take(whole.pieces, whole.numbers["scalars"].state_dict(), shard)
+            none = BufferChanges(nn.Module())
+            own = Server(runs.named, optimizer, memory, server.words, {0, 1, 2}, none, ema=ema)
+            own.load_state_dict(server.state_dict())
+            self.owners.append(Owner(own, held, partial(weight_of, parts.order)))
+
+    def parts(self) -> dict[str, dict[str, Tensor]]:
+        return put_together(
+            self.named, self.shards, [owner.held.parts()[0] for owner in self.owners]
+        )
+
+    def numbers(self) -> dict[str, Any]:
+        return {k: v for owner in self.owners for k, v in owner.held.parts()[1].items()}
+
+
+def runs_of(tensors: Mapping[str, Tensor], shard: Shard) -> Gradient:
+    return Gradient(
+        {
+            name: each.reshape(-1)[shard.pieces[name].start : shard.pieces[name].stop].clone()
+            for name, each in tensors.items()
+            if name in shard.pieces
+        },
+        [],
+    )
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("compensate", ["none", "delay"])
+@pytest.mark.parametrize("kind", BY_ELEMENT)
+def test_owners_come_to_the_bits_of_one_server(
+    kind: str, compensate: Any, layout: torch.memory_format
+) -> None:
+    """From the second step on; softsync, so that gradients wait when the state is looked at."""
+    form: Any = "decoupled" if kind == "nesterov" else "l2"
+    rates: dict[str, Any] = {"lr_mult": {"@vector": 2.0}, "decay_mult": {"*.bias": 0.0}}
+    solver = SolverConfig(type=kind, base_lr=RATE, weight_decay=1e-3, decay_form=form, **rates)
+    parts = made(solver, layout)
+    words = SynchronyConfig(
+        "asynchronous", gradients_per_update=2, compensate=compensate, staleness_rate="inverse"
+    )
+    queue = LeafQueue(leaves_of(parts.order, 0, STEPS))
+    events = in_order(Asynchronous(queue, 3, 0, 2), (0, 1, 2, 0, 0, 2))
+    stepper = parts.served(words, events, STEPS)
+    heard = Heard(stepper)
+    server, ema = stepper.server, Ema(parts.named, 0.9)
+    server.ema = ema
+    whole = state(parts, server, ema)
+    stepper.run(0, RATE)
+    owners = Cut(parts, whole, solver, server)
+    assert server.memory.gradients  # that wait
+    for owner in owners.owners:
+        assert owner.held.memory.gradients.keys() == server.memory.gradients.keys()
+    pulled = set()
+    for step in range(1, STEPS):
+        heard.events.clear()
+        stepper.run(step, RATE / step)
+        for event in heard.events:
+            for shard, owner in zip(owners.shards, owners.owners, strict=True):
+                if isinstance(event, Push):
+                    owner.bring(event.work, runs_of(heard.gradients[event.work], shard))
+                owner.take(Told(event, RATE / step, None, 0))
+            if isinstance(event, Pull):
+                pulled.add(event.work.version)
+        for version in pulled & server.memory.versions.keys():
+            kept = server.memory.versions[version]
+            for shard, owner in zip(owners.shards, owners.owners, strict=True):
+                views = shard.views(owner.version(version), Parcel(parts.named))
+                expected_runs = runs_of({name: kept[name] for name in parts.named}, shard).tensors
+                assert all(torch.equal(views[name], expected_runs[name]) for name in views)
+        found = owners.parts()
+        for name in ("parameter", "optimizer", "ema", "server"):
+            expected = {path: part.tensor for path, part in whole.pieces[name].parts().items()}
+            kept_by_rank_0 = {path for path in expected if path.split("/")[-1] not in parts.named}
+            if name != "optimizer":
+                expected = {k: v for k, v in expected.items() if k not in kept_by_rank_0}
+            assert found[name].keys() == expected.keys()
+            assert all(torch.equal(found[name][path], expected[path]) for path in found[name])
+        assert owners.numbers() == whole.numbers["scalars"].state_dict()
+
+
+class Heard:
+    """Notes the events of a stepper, and copies of the gradients that they bring."""
+
+    def __init__(self, stepper: ServedStepper) -> None:
+        self._source, self._contributions = stepper.source, stepper.contributions
+        stepper.source = stepper.contributions = self
+        self.events: list[Event] = []
+        self.gradients: dict[Work, dict[str, Tensor]] = {}
+
+    def next(self) -> Event:
+        self.events.append(self._source.next())
+        return self.events[-1]
+
+    def of(self, work: Work) -> Contribution:
+        found = self._contributions.of(work)
+        self.gradients[work] = {name: g.clone() for name, g in found.gradient.tensors.items()}
+        return found

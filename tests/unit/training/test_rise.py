@@ -1,0 +1,203 @@
+"""A loss that stays far above its start ends a training; no other loss does."""
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+import firecaffe
+from firecaffe import (
+    CheckpointConfig,
+    Recipe,
+    RunConfig,
+    SolverConfig,
+    SynchronyConfig,
+    TensorDataset,
+    TrainConfig,
+)
+from firecaffe.errors import DivergedError
+from firecaffe.training.advice import for_replicas, for_server
+from firecaffe.training.checkpoint import load_newest
+from firecaffe.training.rise import LAST, PATIENCE, Rise
+from tests.unit.training.served.test_trainings import data
+
+
+def alarm(losses: Sequence[float]) -> int:
+    """The step, from 1, at which it is told; 0 if it never is."""
+    rise = Rise()
+    for step, loss in enumerate(losses, 1):
+        rise.add(loss)
+        if rise.line:
+            return step
+    return 0
+
+
+@pytest.mark.parametrize("start", [0.0, 0.3, 2.3, 900.0, -5.0])
+def test_it_is_told_after_so_many_steps(start: float) -> None:
+    """Half of the last steps are above at first, so the median is between the two."""
+    high = start + 3 * max(1.0, abs(start))
+    assert alarm([start] * 50 + [high] * 500) == 50 + LAST // 2 + PATIENCE - 1
+    assert alarm([start] * 50 + [high] * (PATIENCE - 2) + [start] * 500) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_training_that_goes_well_is_ended(seed: int) -> None:
+    draw = random.Random(seed)
+    noise = [draw.lognormvariate(0, 0.3) for _ in range(2000)]
+    spikes = [100.0 if draw.random() < 0.2 else 1.0 for _ in noise]
+    flat = [2.3 * each for each in noise]  # a rate that warms up for long
+    assert alarm(flat) == 0
+    assert alarm([each * spike for each, spike in zip(flat, spikes, strict=True)]) == 0
+    falls = [2.3 * each * 0.999**step + 0.05 for step, each in enumerate(noise)]
+    assert alarm(falls) == 0
+    restarts = [each if step % 500 > 200 else 2.3 for step, each in enumerate(falls)]
+    assert alarm(restarts) == 0
+    fine_tuned = [0.05 if step < 10 else 0.6 * each for step, each in enumerate(noise)]
+    assert alarm(fine_tuned) == 0
+
+
+def test_the_state_with_the_lowest_loss_is_told() -> None:
+    rise = Rise()
+    assert not rise.saves_lowest()
+    told = []
+    for loss in (2.0, 1.5, 1.6, 0.9, 5.0, 9.0):
+        rise.add(loss)
+        told.append(rise.saves_lowest())
+    assert told == [True, True, True, True, False, False]  # medians 2, 1.75, 1.6, 1.55, 1.6, 1.8
+
+
+def test_it_goes_on_from_its_state() -> None:
+    losses = [2.3] * 7 + [30.0] * 300
+    whole, half = Rise(), Rise()
+    for loss in losses[:60]:
+        half.add(loss)
+    half.saves_lowest()
+    again = Rise()
+    again.load_state_dict(json.loads(json.dumps(half.state_dict())))
+    for loss in losses[:60]:
+        whole.add(loss)
+    whole.saves_lowest()
+    for loss in losses[60:]:
+        whole.add(loss)
+        again.add(loss)
+        assert (whole.line, whole.state_dict()) == (again.line, again.state_dict())
+    assert whole.line
+
+
+def network() -> nn.Module:
+    layers = nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)
+    return nn.Sequential(*layers)
+
+
+SERVED = SynchronyConfig("asynchronous", clock="simulated", learners=16, speeds="gamma", spread=0.5)
+REPLICAS = SynchronyConfig("local", replicas=4, local_steps=4)
+
+
+def linear() -> nn.Module:
+    """None whose units can all come to 0, after which the loss is that of guessing."""
+    return nn.Linear(2, 4)
+
+
+SAMPLES = data(300, 0)
+NO_SENSE = TensorDataset(
+    SAMPLES.inputs, torch.randint(0, 4, (300,), generator=torch.Generator().manual_seed(1))
+)
+"""Labels that follow from nothing."""
+
+
+def train(
+    folder: Path,
+    words: SynchronyConfig,
+    resume: str | None = None,
+    make: Callable[[], nn.Module] = network,
+    samples: TensorDataset = SAMPLES,
+    **solver: Any,
+) -> firecaffe.Result:
+    recipe = Recipe(
+        train=TrainConfig(32, 4, seed=1, steps=180),
+        solver=SolverConfig(**solver),
+        checkpoint=CheckpointConfig(every=4, keep_last=2),
+        run=RunConfig(folder=str(folder), tensorboard=False),
+        synchrony=words,
+    )
+    return firecaffe.train(recipe, make, samples, data(100, 1), resume=resume)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "served": {"words": SERVED, "base_lr": 0.2},
+    "local": {"words": REPLICAS, "base_lr": 5.0, "make": linear, "samples": NO_SENSE},
+}
+TOLD = {
+    "served": ("gradients of 16 learners come late", "delayed_nesterov, or warm_steps"),
+    "local": ("4 replicas train by themselves", "shorter rounds than"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_training_that_diverges_ends(name: str, tmp_path: Path) -> None:
+    case, run = {**CASES[name], "momentum": 0.9, "warmup_steps": 10}, tmp_path / "run"
+    with pytest.raises(DivergedError) as caught:
+        train(run, **case)
+    line, good = str(caught.value), run / "checkpoints" / "good"
+    for part in (*TOLD[name], "far above its start, 1.", "momentum 0.9", "learning rate is"):
+        assert part in line
+    assert len(line.splitlines()) == 1
+    # The checkpoint from before the rise has stayed, though newer ones have come and gone.
+    kept = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
+    assert len(kept) == 3
+    assert kept[0] == good.read_text().strip()
+    assert f"the last good checkpoint is {run / 'checkpoints' / kept[0]}" in line
+    assert load_newest(good)[0].step <= 20
+    assert firecaffe.load(good, case.get("make", network)) is not None
+    fault = json.loads((run / "fault.json").read_text())
+    assert (fault["kind"], fault["exit_code"]) == ("diverged", 19)
+    assert PATIENCE < fault["step"] < PATIENCE + 60
+    with pytest.raises(DivergedError) as again:
+        train(tmp_path / "on", resume=str(run / "checkpoints" / kept[1]), **case)
+    assert again.value.step == caught.value.step
+
+
+@pytest.mark.parametrize("words", [SERVED, REPLICAS], ids=CASES)
+def test_a_training_that_learns_goes_on(words: SynchronyConfig, tmp_path: Path) -> None:
+    result = train(tmp_path / "run", words, base_lr=0.05, momentum=0.5)
+    assert result.top1 > 0.8
+
+
+def test_a_number_that_is_not_finite_names_the_checkpoint_from_before_the_rise(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(firecaffe.FirecaffeError, match="the loss is nan") as caught:
+        train(tmp_path / "run", SERVED, base_lr=1.0, momentum=0.9)
+    good = load_newest(tmp_path / "run" / "checkpoints" / "good")[0]
+    assert good.folder is not None
+    assert f"the last good checkpoint is {good.folder};" not in str(caught.value)
+    assert str(caught.value).endswith(f"the last good checkpoint is {good.folder}")
+
+
+def test_what_was_done_already_is_not_advised() -> None:
+    words = dataclasses.replace(
+        SERVED, staleness_rate="inverse", server_momentum="delayed_nesterov", warm_steps=3
+    )
+    said = for_server(words, 16, 14.2, 0.9)
+    assert said.endswith("momentum 0.9 that is delayed: try a lower rate or momentum")
+    assert "by 14.20 updates" in said
+    assert "late" not in for_server(SynchronyConfig("backup"), 4, 0.0, 0.9)
+    lockless = for_server(SynchronyConfig("asynchronous", lock="none"), 4, 3.0, 0.9)
+    assert "staleness_rate" not in lockless  # which it refuses
+    assert "delayed" not in lockless
+    one = dataclasses.replace(REPLICAS, local_steps=1, outer="nesterov")
+    assert for_replicas(one, 0.9).endswith("momentum, a lower synchrony.outer_lr")
+
+
+def test_the_steps_that_all_make_together_are_not_watched(tmp_path: Path) -> None:
+    with patch("firecaffe.training.rise.PATIENCE", 0):
+        train(tmp_path / "run", SynchronyConfig(), base_lr=0.05)
+        with pytest.raises(DivergedError):
+            train(tmp_path / "local", REPLICAS, base_lr=0.05)
