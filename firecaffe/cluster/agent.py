@@ -145,11 +145,16 @@ class FaultAgent(LocalElasticAgent):
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if not self._let_lost_go(worker_group):
+        seen = self._see(worker_group)
+        if not self._let_lost_go(worker_group, seen):
             return RunResult(WorkerState.HEALTHY)
         if len(self.let_go) == len(worker_group.workers):
             return self._without_ranks(worker_group)
-        codes = self._exit_codes() - {None, 0}
+        needed = [each for rank, each in seen.items() if rank not in self.let_go]
+        codes = {each.failure.exitcode for each in needed if each.failure is not None}
+        if not codes and not all(each.has_ended for each in needed):
+            # A rank that has ended since may be one to let go; the base would end all for it.
+            return RunResult(WorkerState.HEALTHY)
         if codes and codes <= TOGETHER:
             self._end_ranks(None, STOP_S)  # the others are on their way
         elif codes:
@@ -176,11 +181,8 @@ class FaultAgent(LocalElasticAgent):
             self.told.on_joined()
         super()._restart_workers(worker_group)
 
-    def _let_lost_go(self, worker_group: WorkerGroup) -> bool:
-        """Lets go of this host's ranks that rank 0 goes on without. Returns whether it is known of
-        those that have ended which were needed.
-        """
-        assert self._let_go is not None
+    def _see(self, worker_group: WorkerGroup) -> dict[int, Seen]:
+        """This host's ranks as they are now."""
         running, context = self._running(), cast(SubprocessContext, self._pcontext)
         seen = {}
         for each in worker_group.workers:
@@ -190,11 +192,18 @@ class FaultAgent(LocalElasticAgent):
             is_stopped = process is not None and _status(process) == psutil.STATUS_STOPPED
             failure = self._failures().get(each.global_rank) if has_ended else None
             seen[each.global_rank] = Seen(has_ended, is_stopped, failure)
+        return seen
+
+    def _let_lost_go(self, worker_group: WorkerGroup, seen: dict[int, Seen]) -> bool:
+        """Lets go of this host's ranks that rank 0 goes on without. Returns whether it is known of
+        those that have ended which were needed.
+        """
+        assert self._let_go is not None
         left = {rank: each for rank, each in seen.items() if rank not in self.let_go}
         is_known = self._let_go.look(left)
         # Their end is none that the base is to see.
         let = {each.local_rank for each in worker_group.workers if each.global_rank in self.let_go}
-        context._running_local_ranks -= let
+        cast(SubprocessContext, self._pcontext)._running_local_ranks -= let
         return is_known
 
     def _without_ranks(self, worker_group: WorkerGroup) -> RunResult:
@@ -221,6 +230,13 @@ class FaultAgent(LocalElasticAgent):
         # If the store is gone, the ranks have succeeded all the same.
         with suppress(TimeoutError, DistError, RuntimeError):
             self.aside.run(self._ends.leave, MEETING_S)
+
+    def part(self, holds_store: bool) -> None:
+        """Says the last word to the other hosts' launchers; see `HostEnds.part`."""
+        ends = self._ends
+        if ends is not None:
+            with suppress(TimeoutError, DistError, RuntimeError):
+                self.aside.run(lambda: ends.part(holds_store), MEETING_S)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._end_ranks(death_sig, STOP_S)
@@ -295,16 +311,6 @@ class FaultAgent(LocalElasticAgent):
             for local, process in self._processes.items()
             if _status(process) not in ended
         }
-
-    def _exit_codes(self) -> set[int | None]:
-        """The exit codes of this host's ranks; None for those that run, and for no rank that was
-        let go.
-        """
-        handlers = getattr(self._pcontext, "subprocess_handlers", {})
-        counted = [
-            each for each in self._worker_group.workers if each.global_rank not in self.let_go
-        ]
-        return {handlers[each.local_rank].proc.poll() for each in counted}
 
 
 def _is_asked_elsewhere(failure: ProcessFailure) -> bool:

@@ -1,7 +1,8 @@
 """Launchers of several hosts end together: one whose ranks are done waits for the others.
 
 Each says in the launchers' store that it is done. A host that is gone says nothing; so hosts that
-torch's rendezvous has not heard of for some seconds are not waited for.
+torch's rendezvous has not heard of for some seconds are not waited for. The launcher that holds the
+store ends last: one that asks a store that is gone prints torch's warnings.
 """
 
 import time
@@ -11,6 +12,9 @@ from torch._C._distributed_c10d import Store
 
 TOGETHER_S = 300.0
 """Seconds for which the first waits for the last, as in torch's own agent."""
+
+PART_S = 10.0
+"""Seconds for which the one that holds the store waits for the others' last word."""
 
 LOOK_S = 0.1
 
@@ -23,6 +27,7 @@ class HostEnds:
     ) -> None:
         """here: this host's number. there: the numbers of the hosts that are there."""
         self._store, self._attempt, self._here, self._there = store, attempt, here, there
+        self._ended_with: set[int] = set()
 
     def is_done(self, host: int) -> bool:
         """Whether a host's ranks have succeeded."""
@@ -36,9 +41,25 @@ class HostEnds:
         self._store.set(self._key(self._here), "")
         until = time.monotonic() + TOGETHER_S
         while time.monotonic() < until:
-            if all(self.is_done(host) for host in self._there()):
+            there = self._there()
+            if all(self.is_done(host) for host in there):
+                self._ended_with = there - {self._here}
+                return
+            time.sleep(LOOK_S)
+
+    def part(self, holds_store: bool) -> None:
+        """This host's last word to the store. holds_store: whether it has to wait for that of the
+        others with which it has ended.
+        """
+        self._store.set(self._parting(self._here), "")
+        until = time.monotonic() + PART_S
+        while holds_store and time.monotonic() < until:
+            if all(self._store.check([self._parting(host)]) for host in self._ended_with):
                 return
             time.sleep(LOOK_S)
 
     def _key(self, host: int) -> str:
         return f"firecaffe/done/{self._attempt}/{host}"
+
+    def _parting(self, host: int) -> str:
+        return f"firecaffe/parted/{self._attempt}/{host}"

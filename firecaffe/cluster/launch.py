@@ -154,7 +154,7 @@ class _Launch:
         self.advice, self.settle, self.aside = advice, settle, aside
         self.killed_before = _kills_for_memory()
         try:
-            self.met = _meeting_place(hosts, address)
+            self.met, self.holds_store = _meeting_place(hosts, address)
         except (*MEETING_ERRORS, ValueError) as error:
             raise self._not_started(error) from error
         self.handler = PatientRendezvous(self.met, aside)
@@ -186,6 +186,7 @@ class _Launch:
                 raise self._told(failures, "the run ended") from error
             raise self._not_started(error) from error
         self.handler.shutdown()
+        self.agent.part(self.holds_store)
         if result is None:
             raise LaunchError("the run is over; this host was not needed")
         if result.is_failed():
@@ -319,8 +320,8 @@ class _Launch:
         return list(found)
 
 
-def _meeting_place(hosts: Hosts, address: str) -> DynamicRendezvousHandler:
-    """The rendezvous of the launchers; on the host of the endpoint the first of them holds it."""
+def _meeting_place(hosts: Hosts, address: str) -> tuple[DynamicRendezvousHandler, bool]:
+    """(the launchers' rendezvous, whether this one holds it: on the endpoint's host the first)."""
     holds_it = hosts.is_one or wait_for_endpoint(hosts)
     while True:
         parameters = RendezvousParameters(
@@ -346,7 +347,7 @@ def _meeting_place(hosts: Hosts, address: str) -> DynamicRendezvousHandler:
             holds_it = False  # another launcher on this host was quicker
         else:
             assert isinstance(handler, DynamicRendezvousHandler)
-            return handler
+            return handler, holds_it
 
 
 def _other(rank: int, exit_code: int, message: str) -> Fault:

@@ -71,6 +71,8 @@ class LetGo:
             if own - self._losses.given_up.keys():
                 goes_on = self._aside.run(self._losses.goes_on, STORE_S)
                 self._waiting |= {rank: failed[rank] for rank in own if goes_on}
+                if not goes_on:  # it told of them before it stopped going on
+                    self._aside.run(self._losses.read, STORE_S)
         except TimeoutError:  # on a machine that is busy, or cut off
             return not own or time.monotonic() - self._heard_s > PATIENCE_S
         except (DistError, RuntimeError, ValueError):

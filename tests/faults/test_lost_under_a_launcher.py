@@ -100,8 +100,9 @@ def test_a_launcher_without_ranks_waits_for_the_others(recipe: Path, tmp_path: P
         said = [first.communicate(), second.communicate()]
         assert [first.wait(), second.wait()] == [0, 0], said
     # Who of the two has rank 1 is the store's choice.
-    (errors,) = [each for _, each in said if each]
-    (line,) = errors.splitlines()
+    errors = [line for _, each in said for line in each.splitlines()]
+    assert len(errors) == 1, errors
+    (line,) = errors
     assert line.startswith(f"firecaffe: rank 1 on {HOST}")
     assert line.endswith("SIGKILL (seen by its launcher); the others go on")
     check_whole(folder, {"1"})

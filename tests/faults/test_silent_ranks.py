@@ -49,7 +49,8 @@ def test_only_what_is_stopped_is_frozen(ranks: Ranks) -> None:
 
 
 def come_to_no_meeting() -> tuple[str, int]:
-    with join("cpu", 2 * SILENT_S, SILENT_S) as world:
+    # Time enough for the meeting itself on a busy machine.
+    with join("cpu", 6 * SILENT_S, SILENT_S) as world:
         watch = world.watch
         assert watch is not None
         world.place.step = 1

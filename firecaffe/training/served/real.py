@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, NoReturn
@@ -45,7 +46,7 @@ TOGETHER = (NotFiniteError, DivergedError, PreemptedError, LauncherLostError)
 """Errors that all ranks are to end with; see `faults.TOGETHER`. Others the watch tells."""
 
 CUT_S = 5.0
-"""Seconds for a learner's thread to end once it is cut."""
+"""Seconds for the threads of learners and holders to end once they are cut."""
 
 
 class RealRanks:
@@ -250,8 +251,9 @@ class RealRanks:
             everybody = {*learners, *self._clock.everybody}
             for each in everybody:
                 each.cut()
+            end_s = time.monotonic() + CUT_S
             for each in everybody:
-                each.join(CUT_S)
+                each.join(max(0.0, end_s - time.monotonic()))
 
     def _fault_of(self, rank: int, why: str) -> Fault:
         """What has happened to a lost rank, as far as rank 0 knows."""

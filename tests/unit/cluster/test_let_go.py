@@ -1,6 +1,7 @@
 """Which ranks a launcher lets go: those that rank 0 has given up, and no others."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Event
 from typing import Any
@@ -105,6 +106,22 @@ def test_a_loss_at_the_very_end_is_let_go(launcher: Launcher) -> None:
     assert launcher.let_go.ranks == {1}
 
 
+def test_a_loss_told_while_the_launcher_asks_is_let_go(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 tells of it, and ends, between the two questions."""
+
+    def read(reader: LossReader) -> None:
+        read_now(reader)
+        if not reader.given_up:
+            launcher.say(gone(1), is_over=True)
+
+    read_now = LossReader.read
+    monkeypatch.setattr(LossReader, "read", read)
+    launcher.let_go.look({1: failed(1, -9)})
+    assert launcher.let_go.ranks == {1}
+
+
 def test_who_ends_unnoticed_is_told_of_at_the_end(launcher: Launcher) -> None:
     launcher.say()
     launcher.let_go.look({1: failed(1, 3), 2: ENDED})
@@ -186,3 +203,17 @@ def test_hosts_end_together_but_for_one_that_is_gone() -> None:
     assert second.is_done(0)
     assert not second.is_done(2)
     assert not second.is_there(2)
+
+
+def test_the_host_of_the_store_ends_after_the_last_word_of_the_others() -> None:
+    store, there = HashStore(), {0, 1}
+    store.set_timeout(timedelta(seconds=1))
+    first, second = (HostEnds(store, 0, here, lambda: set(there)) for here in (0, 1))
+    store.set("firecaffe/done/0/1", "")
+    first.leave()
+    with ThreadPoolExecutor(1) as beside:
+        parted = beside.submit(first.part, True)
+        second.leave()
+        assert not parted.done()
+        second.part(False)
+        parted.result(60)

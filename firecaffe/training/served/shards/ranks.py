@@ -1,6 +1,7 @@
 """This rank among those that own the weights in parts, from the end of the warm steps on."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -144,8 +145,9 @@ class Owners(Holders):
 
     def join(self, timeout_s: float) -> bool:
         threads = [*self._threads, *(each.thread for each in self._tellers.values())]
+        end_s = time.monotonic() + timeout_s
         for thread in threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, end_s - time.monotonic()))
         return not any(each.is_alive() for each in threads)
 
     def check(self) -> None:
@@ -155,6 +157,8 @@ class Owners(Holders):
     def cut(self) -> None:
         if self._owner is not None:
             self._owner.cut()
+        for teller in self._tellers.values():
+            teller.cut()
         self._mesh.cut()
 
     def _own(self) -> Owner:

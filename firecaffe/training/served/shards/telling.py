@@ -60,20 +60,24 @@ class Teller:
         error of it.
         """
         self._do, self._failed = do, failed
-        self._orders, self.answers = SimpleQueue[Order](), SimpleQueue[Parts]()
+        self._orders, self.answers = SimpleQueue[Order | None](), SimpleQueue[Parts]()
         self.thread = threading.Thread(target=self._run, name="teller", daemon=True)
         self.thread.start()
 
     def tell(self, order: Order) -> None:
         self._orders.put(order)
 
+    def cut(self) -> None:
+        """Ends the thread, from any other, once it waits for no line: its owner is told nothing."""
+        self._orders.put(None)
+
     def _run(self) -> None:
         try:
-            order: Order = Give()
-            while not isinstance(order, End):
-                order = self._orders.get()
+            while (order := self._orders.get()) is not None:
                 if (answer := self._do(order)) is not None:
                     self.answers.put(answer)
+                if isinstance(order, End):
+                    return
         except BaseException as error:
             self._failed(error)
 

@@ -28,6 +28,7 @@ from firecaffe.training.served.server import Server
 from firecaffe.training.served.shards.cut import Shard, cut
 from firecaffe.training.served.shards.held import Held, RunMemory, Runs, put_together
 from firecaffe.training.served.shards.owner import Owner
+from firecaffe.training.served.shards.telling import Order, Teller
 from firecaffe.training.served.stepper import ServedStepper, weight_of
 from firecaffe.training.served.told import Told
 from firecaffe.training.state import State, state_of
@@ -214,3 +215,14 @@ class Heard:
         found = self._contributions.of(work)
         self.gradients[work] = {name: g.clone() for name, g in found.gradient.tensors.items()}
         return found
+
+
+def test_a_teller_that_is_cut_ends_without_an_order() -> None:
+    """Rank 0 would wait for it, and past the time that a rank has once another is lost."""
+    orders: list[Order] = []
+    errors: list[BaseException] = []
+    teller = Teller(orders.append, errors.append)
+    teller.cut()
+    teller.thread.join(60)
+    assert not teller.thread.is_alive()
+    assert orders == []
