@@ -46,6 +46,11 @@ def coded_s(
     return [a + b for a, b in zip(passes_s, wire_s, strict=True)]
 
 
+def half_coded_s(size_bytes: float, memory_rate: float) -> float:
+    """Seconds to encode a gradient of so many bytes for a server; to decode it takes as long."""
+    return PASSES / 2 * size_bytes / memory_rate
+
+
 def sent_share(name: str, workload: Workload) -> float:
     """Bytes of an encoded node, over those of its float32."""
     codec = COMPRESSORS[name]

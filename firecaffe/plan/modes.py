@@ -4,8 +4,8 @@ All modes are given the same workers: worker w takes the same time for its n-th 
 of them, drawn from the recipe's speeds. The modes with a server are run by their own policies under
 the simulated clock, with the cluster's prices: weights and gradients go through the server's port,
 one after the other, or by parts through all workers' ports, and each update takes the server's
-time. The synchronous ones wait for the
-slowest worker of each step, or of each round of local steps.
+time. Gradients are encoded if the forecast's compressor can be had with a server. The synchronous
+modes wait for the slowest worker of each step, or of each round of local steps.
 
 A forecast of rates alone: what late gradients cost in accuracy is in no formula here.
 """
@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from firecaffe.exchange.leaves import Shares, equal_shares
+from firecaffe.gradients.compressors import MEMORYLESS
 from firecaffe.plan.cluster import Cluster
+from firecaffe.plan.codec import half_coded_s, sent_share
 from firecaffe.plan.compute import data_s, micro_batch, update_s
 from firecaffe.plan.forecast import Forecast
 from firecaffe.plan.network import Network
@@ -154,8 +156,19 @@ class _Workers:
         self.steps = max(1, min(STEPS, MOST_WORKS // self.leaves))
         network = Network(cluster.links, self.size)
         outermost = network.links[network.level(0, self.size - 1)]
-        sent_s = outermost.latency_s + workload.parameter_bytes / outermost.bandwidth_bytes_per_s
-        self.sent_s = exchange * sent_s if self.size > 1 else 0.0
+        self.codec = row.compressor if row.compressor in MEMORYLESS else ""
+        self.pushed_bytes = float(workload.parameter_bytes)
+        self.half_coded_s = 0.0
+        if self.codec:
+            self.pushed_bytes *= sent_share(self.codec, workload)
+            rate = device.memory_bytes_per_s * device.efficiency
+            self.half_coded_s = compute * half_coded_s(workload.parameter_bytes, rate)
+
+        def sent_s(size_bytes: float) -> float:
+            one_s = outermost.latency_s + size_bytes / outermost.bandwidth_bytes_per_s
+            return exchange * one_s if self.size > 1 else 0.0
+
+        self.pull_s, self.push_s = sent_s(workload.parameter_bytes), sent_s(self.pushed_bytes)
 
     def _scaled(self, seconds: Seconds) -> Seconds:
         """Times in seconds. A learner's are those of its worker."""
@@ -180,7 +193,9 @@ class _Workers:
         return self._served(self.words.mode) if self.words.is_served else self._local()
 
     def _words(self, name: str) -> str:
-        """A mode with a server, its number, and who holds the weights if it is not rank 0."""
+        """A mode with a server, its number, who holds the weights if it is not rank 0, and the
+        codec.
+        """
         words, found = self.words, name
         if name == BACKUP:
             backups = words.backup_workers
@@ -190,7 +205,8 @@ class _Workers:
             found = f"stale, s = {words.max_staleness}"
         if name == ASYNCHRONOUS and words.lock == NO_LOCK:
             return f"{found}, no lock"
-        return found + ", sharded" * (words.server == SHARDED and self.size > 1)
+        found += ", sharded" * (words.server == SHARDED and self.size > 1)
+        return f"{found}, {self.codec}" if self.codec else found
 
     def _mean_s(self, rank: int) -> float:
         count = self.steps * self.leaves // self.size
@@ -250,26 +266,27 @@ class _Workers:
         per_update = config.gradients_per_update if name == ASYNCHRONOUS else 1
         per_update = self.leaves - config.backup_workers if name == BACKUP else per_update
         is_sharded = config.server == SHARDED and self.size > 1
-        take_s = self.update_s / per_update
-        costs = Costs(self.sent_s, self.sent_s, take_s, self.size, is_sharded)
-        own_update_s = 0.0
+        take_s = self.update_s / per_update + self.half_coded_s
+        costs = Costs(self.pull_s, self.push_s, take_s, self.size, is_sharded)
+        beside_s = self.half_coded_s
         if config.is_lockless:  # each worker makes its updates, and nothing travels
-            costs, own_update_s = Costs(workers=self.size), self.update_s
+            costs, beside_s = Costs(workers=self.size), self.update_s
         computed: list[float] = []
 
         def seconds(learner: int, count: int) -> float:
-            computed.append(self.took(learner, count) + own_update_s)
+            computed.append(self.took(learner, count) + beside_s)
             return computed[-1]
 
-        clock, tally, sent = SimulatedClock(policy, seconds, costs), Tally(), 0
+        clock, tally, sent_bytes = SimulatedClock(policy, seconds, costs), Tally(), 0.0
         for event in _events(clock):
             tally.take(event)
-            if isinstance(event, Pull | Push):
-                sent += is_sharded or event.work.learner % self.size != 0
+            if isinstance(event, Pull | Push) and (is_sharded or event.work.learner % self.size):
+                is_push = isinstance(event, Push)
+                sent_bytes += self.pushed_bytes if is_push else self.workload.parameter_bytes
         computed_s = sum(computed) / self.size / self.steps
         # A learner has its own part of a server in parts.
         part = (self.size - 1) / self.size if is_sharded else float(not config.is_lockless)
-        moved = sent * part * self.workload.parameter_bytes / self.steps
+        moved = sent_bytes * part / self.steps
         step_s = tally.time_s / self.steps
         late = tally.mean_staleness
         dropped = tally.dropped / (self.steps * self.leaves)

@@ -108,7 +108,9 @@ class Run:
 
     @cached_property
     def route(self) -> Route:
-        """The route of the gradients; that of tree as long as `auto` has not chosen."""
+        """The route of the gradients; that of tree as long as `auto` has not chosen. With a server
+        it is that of warm steps, in which none are encoded.
+        """
         words = self.recipe.exchange
         return find_route(
             "tree" if self.algorithm == AUTO else self.algorithm,
@@ -116,7 +118,7 @@ class Run:
             self.ranks.world_size,
             self.ranks.per_host,
             shared_memory=words.shared_memory and self.ranks.share_memory,
-            codec=words.codec,
+            codec="" if self.recipe.synchrony.is_served else words.codec,
             level=words.level,
             hook=self.hook,
             any_shares=self.recipe.synchrony.shares == MEASURED,

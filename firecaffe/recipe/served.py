@@ -26,11 +26,9 @@ def check_served(
         return
     mode = f"synchrony.mode {words.mode}"
     leaves = train.num_micro_batches
-    if exchange.compressor != NO_COMPRESSOR:
-        raise RecipeError(
-            f"exchange.compressor {exchange.compressor} with {mode}: codecs need all "
-            "workers of a step together; leave it out, or train with every_step"
-        )
+    if words.is_lockless:
+        _check_lockless(words, train, solver, exchange)
+    _check_coded(mode, exchange)
     if train.autocast == "float16":
         raise RecipeError(
             f"train.autocast float16 with {mode}: the loss scale changes while gradients are under "
@@ -51,8 +49,6 @@ def check_served(
             f"synchrony.warm_steps is {words.warm_steps} of train.steps {train.steps}; it "
             "must be less"
         )
-    if words.is_lockless:
-        _check_lockless(words, train, solver)
     if words.server == SHARDED:
         _check_sharded(words, solver)
     if words.mode != BACKUP and words.server_momentum == "delayed_nesterov":
@@ -63,6 +59,23 @@ def check_served(
                 f"momentum {solver.momentum:g}; it takes sgd or nesterov, with a momentum, in "
                 "momentum_form torch and decay_form l2"
             )
+
+
+def _check_coded(mode: str, exchange: ExchangeConfig) -> None:
+    """Raises: RecipeError if a worker cannot encode a micro-batch's gradient by itself."""
+    # Codecs load torch, which the meaning of a recipe's words does not need.
+    from firecaffe.gradients.compressors import MEMORYLESS
+
+    if exchange.compressor not in (NO_COMPRESSOR, *MEMORYLESS):
+        raise RecipeError(
+            f"exchange.compressor {exchange.compressor} with {mode}: it keeps what it has not sent "
+            f"until the next step; with a server use {' or '.join(MEMORYLESS)}"
+        )
+    if exchange.level:
+        raise RecipeError(
+            f"exchange.compressor_level {exchange.level} with {mode}: each micro-batch's gradient "
+            "is encoded by itself; leave it out"
+        )
 
 
 def _check_sharded(words: SynchronyConfig, solver: SolverConfig) -> None:
@@ -80,7 +93,9 @@ def _check_sharded(words: SynchronyConfig, solver: SolverConfig) -> None:
             )
 
 
-def _check_lockless(words: SynchronyConfig, train: TrainConfig, solver: SolverConfig) -> None:
+def _check_lockless(
+    words: SynchronyConfig, train: TrainConfig, solver: SolverConfig, exchange: ExchangeConfig
+) -> None:
     """Raises: RecipeError if a word asks for what nobody has if there is no server, or for more
     than SGD.
     """
@@ -91,6 +106,9 @@ def _check_lockless(words: SynchronyConfig, train: TrainConfig, solver: SolverCo
         ("synchrony.clock simulated", "its learners are one process"): words.clock == "simulated",
         (f"synchrony.server {words.server}", no_server): words.server != FIRST,
         (f"synchrony.in_flight {words.in_flight}", "nothing travels"): words.in_flight > 1,
+        (f"exchange.compressor {exchange.compressor}", "no gradient travels"): (
+            exchange.compressor != NO_COMPRESSOR
+        ),
         (f"synchrony.gradients_per_update {words.gradients_per_update}", no_server): (
             words.gradients_per_update > 1
         ),

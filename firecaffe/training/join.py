@@ -98,6 +98,7 @@ def _work(world: World, learner: Learner, plugins: Any, recipe: Recipe, store: A
         learner.served.real,
         learner.forward,
         learner.named,
+        learner.served.coder,
         batches,
         recipe.synchrony,
         recipe.exchange,

@@ -89,7 +89,7 @@ def make_steps(
     in_any_order = around_batches(plugins, learner.batches, world)
     real: RealRanks | None = None
     if served.real is not None and source is None:
-        made = world, served.real, learner.forward, learner.named, in_any_order
+        made = world, served.real, learner.forward, learner.named, served.coder, in_any_order
         words, timeout_s = recipe.synchrony, recipe.exchange.timeout_s
         meet: Callable[[], Holders] | None = None
         if words.server == SHARDED and world.world_size > 1:
@@ -140,6 +140,7 @@ def _whole(run: Run, learner: Learner, served: Served) -> Whole:
         named=learner.named,
         memory=served.memory,
         server=served.server,
+        coder=served.coder,
         optimizer_of=partial(make_optimizer, learner.named, solver, delayed),
         ema_of=ema_of,
         weight_of=partial(weight_of, run.order),

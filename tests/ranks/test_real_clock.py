@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -29,8 +30,10 @@ from firecaffe.recipe.of_run import recipe_of
 from firecaffe.runs.explain import read_rows
 from firecaffe.runs.explain_served import explain_served
 from firecaffe.synchrony.config import SERVED
+from firecaffe.synchrony.events import Event, Push, from_row
 from firecaffe.training.parts import Parts
 from firecaffe.training.replay import Replayed, replay
+from firecaffe.training.served.parcel import ALIGNMENT
 from firecaffe.training.verify import verify_run
 from tests.ranks.networks import Everything, small_data
 from tests.unit.training.served.test_trainings import data, network
@@ -43,6 +46,7 @@ MODES: dict[str, dict[str, Any]] = {
     "asynchronous": {"mode": "asynchronous", "staleness_rate": "inverse"},
     "softsync": {"mode": "asynchronous", "gradients_per_update": 2, "compensate": "delay"},
     "nesterov": {"mode": "asynchronous", "server_momentum": "delayed_nesterov", "in_flight": 2},
+    "encoded": {"mode": "stale", "max_staleness": 2, "compressor": "float16"},
 }
 assert {words["mode"] for words in MODES.values()} == set(SERVED)
 
@@ -51,12 +55,15 @@ SAMPLES = 100
 
 
 def recipe(folder: Path, words: dict[str, Any], steps: int = 8, eval_every: int = 5) -> Recipe:
+    served = dict(words)
+    exchange = ExchangeConfig(compressor=served.pop("compressor", "none"))
     return Recipe(
         train=TrainConfig(24, 4, steps=steps, seed=3, eval_batch_size=7, eval_every=eval_every),
         solver=SolverConfig(base_lr=0.05, momentum=0.5, weight_decay=1e-4),
         checkpoint=CheckpointConfig(every=3, keep_last=0),
         run=RunConfig(folder=str(folder), tensorboard=False),
-        synchrony=SynchronyConfig(**words),
+        exchange=exchange,
+        synchrony=SynchronyConfig(**served),
     )
 
 
@@ -83,6 +90,11 @@ def given() -> Parts:
 
 def replayed(folder: Path) -> Replayed:
     return replay(folder, recipe_of(folder), ALONE, None, given())
+
+
+def events_of(run: Path) -> list[Event]:
+    _, *lines = (run / "events.jsonl").read_text().splitlines()
+    return [from_row(json.loads(line)) for line in lines]
 
 
 def synchrony(folder: Path) -> dict[str, Any]:
@@ -113,6 +125,24 @@ def test_a_replay_gives_the_same_bits(
     # An epoch is 25 micro-batches in 5 steps; warm steps have theirs.
     warm = 6 * MODES[name].get("warm_steps", 0)
     assert row["gradients"] + row["dropped"] == 25 + 18 - warm
+
+
+def pushed_bytes(run: Path) -> dict[int, float]:
+    """By rank, of one push."""
+    pushes = Counter(event.work.learner for event in events_of(run) if isinstance(event, Push))
+    found = synchrony(run)["pushed_bytes_by_learner"]
+    return {learner: found[str(learner)] / count for learner, count in pushes.items()}
+
+
+def test_what_is_pushed_is_encoded(ranks: Ranks, tmp_path: Path) -> None:
+    """In rows of 256 elements of 2 bytes; all else is the same."""
+    plain, encoded = tmp_path / "plain", tmp_path / "encoded"
+    ranks.shared(3, fit, recipe(plain, {"mode": "asynchronous"}))
+    ranks.shared(3, fit, recipe(encoded, {"mode": "asynchronous", "compressor": "float16"}))
+    sizes = [each.numel() for each in Everything().parameters() if each.requires_grad]
+    more = sum(-(-size // 256) * 512 - -(-4 * size // ALIGNMENT) * ALIGNMENT for size in sizes)
+    before, found = pushed_bytes(plain), pushed_bytes(encoded)
+    assert found == {0: 0, **{rank: before[rank] + more for rank in (1, 2)}}
 
 
 def fit_corners(made: Recipe) -> Result:

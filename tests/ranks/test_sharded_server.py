@@ -1,7 +1,6 @@
 """A server whose weights are cut among all ranks: one worker gets their bits from the log."""
 
 import dataclasses
-import json
 import os
 import signal
 from collections import Counter
@@ -14,7 +13,8 @@ import pytest
 from firecaffe import Recipe, Result, SolverConfig
 from firecaffe.data import Batch, Batches
 from firecaffe.errors import FirecaffeError
-from firecaffe.synchrony.events import Event, Pull, Push, from_row
+from firecaffe.synchrony.events import Pull, Push
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.parcel import Parcel
 from firecaffe.training.served.shards.carrier import ASK, Head, Layout
 from firecaffe.training.served.shards.cut import cut
@@ -22,6 +22,7 @@ from tests.ranks.networks import Everything
 from tests.ranks.test_real_clock import (
     MODES,
     end_of,
+    events_of,
     fit,
     fit_and_digest,
     recipe,
@@ -96,19 +97,19 @@ def test_a_resume_by_another_server_is_replayed(
     assert row["gradients"] + row["dropped"] == 25 + 18 - warm
 
 
-def events_of(run: Path) -> list[Event]:
-    _, *lines = (run / "events.jsonl").read_text().splitlines()
-    return [from_row(json.loads(line)) for line in lines]
-
-
-def test_its_bytes_are_those_of_the_events(ranks: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compressor", ["none", "float16"])
+def test_its_bytes_are_those_of_the_events(ranks: Ranks, compressor: str, tmp_path: Path) -> None:
     """An ask brings the owner's part of the weights, a push its part of the gradient."""
     run = tmp_path / "run"
-    ranks.shared(3, fit, recipe(run, {"mode": "asynchronous", "server": "sharded"}))
+    words = {"mode": "asynchronous", "server": "sharded", "compressor": compressor}
+    ranks.shared(3, fit, recipe(run, words))
     named = {name: p for name, p in Everything().named_parameters() if p.requires_grad}
     parcel = Parcel(named)
-    shards = [shard.nbytes for shard in cut(parcel, 3)]
-    head = Head(Layout(named, parcel, ())).fill(ASK).nbytes
+    parts = cut(parcel, 3)
+    shards = gradients = [shard.nbytes for shard in parts]
+    if compressor == "float16":  # each piece of a parameter in rows of 256 elements
+        gradients = [sum(-(-len(run) // 256) * 512 for run in e.pieces.values()) for e in parts]
+    head = Head(Layout(named, parcel, (), Coder())).fill(ASK).nbytes
     pushes, asks, last = Counter[int](), Counter[int](), dict[int, int]()
     for event in events_of(run):
         if isinstance(event, Push):
@@ -117,17 +118,16 @@ def test_its_bytes_are_those_of_the_events(ranks: Ranks, tmp_path: Path) -> None
             asks[event.work.learner] += last.get(event.work.learner) != event.work.version
             last[event.work.learner] = event.work.version
     expected = {}
-    for rank, own in enumerate(shards):
+    for rank, (own, pushed) in enumerate(zip(shards, gradients, strict=True)):
         others = [learner for learner in range(3) if learner != rank]
         sent = sum(asks[each] * own for each in others)
-        received = sum(asks[each] * head + pushes[each] * (head + own) for each in others)
+        received = sum(asks[each] * head + pushes[each] * (head + pushed) for each in others)
         expected[str(rank)] = [sent, received]
     row = synchrony(run)
     assert row["server_bytes_by_rank"] == expected
-    elsewhere = sum(shards[1:])
-    assert row["pulled_bytes_by_learner"]["0"] == asks[0] * elsewhere
+    assert row["pulled_bytes_by_learner"]["0"] == asks[0] * sum(shards[1:])
     heads = (asks[0] + pushes[0]) * 2 * head
-    assert row["pushed_bytes_by_learner"]["0"] == heads + pushes[0] * elsewhere
+    assert row["pushed_bytes_by_learner"]["0"] == heads + pushes[0] * sum(gradients[1:])
 
 
 def fit_until_saved(made: Recipe) -> Result:

@@ -32,6 +32,13 @@ COMPRESSORS: dict[str, RowCodec | TensorCodec | LowRank] = {
 }
 """The codecs by name."""
 
+MEMORYLESS = tuple(
+    name
+    for name, codec in COMPRESSORS.items()
+    if isinstance(codec, RowCodec) and not codec.remembers
+)
+"""Those that keep nothing back."""
+
 
 def make_compressor(name: str, layouts: Sequence[Layout]) -> Compressor:
     """Makes a compressor for buckets of these layouts; it has no memory yet.

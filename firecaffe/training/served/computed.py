@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from firecaffe.synchrony.policy import Work
 from firecaffe.training.forward import Forward
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Contribution, compute
+from firecaffe.training.served.memory import Gradient
 from firecaffe.training.served.server import Server
 from firecaffe.training.step import TrainBatches
 
@@ -27,14 +29,17 @@ class Computed:
     forward: Forward
     batches: TrainBatches
     """Asked for leaves in any order."""
+    coder: Coder
+    """Of what would have travelled."""
 
     def of(self, work: Work) -> Contribution:
         start = time.perf_counter()
         batch = self.batches.train_batch(*work.leaf)
         fetched = time.perf_counter()
         with self._at(work.version):
-            found = compute(self.forward, self.server.named, work.leaf, batch)
-        return Contribution(*found, fetched - start, time.perf_counter() - fetched)
+            found, counts = compute(self.forward, self.server.named, work.leaf, batch)
+        sent = Gradient(self.coder.as_sent(found.tensors), found.tail)
+        return Contribution(sent, counts, fetched - start, time.perf_counter() - fetched)
 
     @contextmanager
     def _at(self, number: int) -> Iterator[None]:

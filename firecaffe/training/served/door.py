@@ -13,6 +13,7 @@ from firecaffe.cluster.joining import COME_S, Comer, Door
 from firecaffe.cluster.world import World, lasting_place, lasting_store
 from firecaffe.errors import FirecaffeError, LaunchError
 from firecaffe.training.forward import Forward
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.learners import Arrivals, Came, Learner, RemoteLearner
 from firecaffe.training.served.messages import Messages
 from firecaffe.transport.lane import Lane
@@ -29,6 +30,7 @@ class Doorkeeper:
         world: World,
         forward: Forward,
         named: Mapping[str, nn.Parameter],
+        coder: Coder,
         per_rank: int,
         first_number: int,
         arrivals: Arrivals,
@@ -40,6 +42,7 @@ class Doorkeeper:
         timeout_s: how long `close` waits for a store that does not answer. say: tells a person.
         """
         self._world, self._forward, self._named = world, forward, named
+        self._coder = coder
         self._per_rank, self._number, self._arrivals = per_rank, first_number, arrivals
         self._timeout_s, self._silent_s, self._say = timeout_s, silent_s, say
         self._is_over = threading.Event()
@@ -107,7 +110,7 @@ class Doorkeeper:
         try:
             for place in range(self._per_rank):
                 lane = Lane(store, f"{rank}.{place}", True, COME_S)
-                messages = Messages(lane, self._forward, self._named)
+                messages = Messages(lane, self._forward, self._named, self._coder)
                 learners.append(RemoteLearner(self._number, rank, self._arrivals, messages))
                 self._number += 1
         except BaseException:

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.policy import Work
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Bench, Contribution
+from firecaffe.training.served.memory import Gradient
 from firecaffe.training.served.messages import WORK, Head, Messages
 
 
@@ -134,14 +136,16 @@ class Learner(ABC):
 class OwnLearner(Learner):
     """One that computes in its own thread."""
 
-    def __init__(self, number: int, arrivals: Arrivals, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, number: int, arrivals: Arrivals, bench: Bench, coder: Coder) -> None:
+        self._bench, self._coder = bench, coder
         super().__init__(number, 0, arrivals)
 
     def _do(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
         brought = self._bench.compute(work, weights)
         self.spent.pulled_bytes, self.spent.pushed_bytes = brought.moved
-        return brought
+        found = brought.gradient
+        sent = Gradient(self._coder.as_sent(found.tensors), found.tail)
+        return replace(brought, gradient=sent)
 
     def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
         self._bench.end()

@@ -18,6 +18,7 @@ from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.piece import Numbers, NumbersOfParts
+from firecaffe.training.served.coder import Coder, make_coder
 from firecaffe.training.served.compute import Contributions
 from firecaffe.training.served.computed import Computed
 from firecaffe.training.served.memory import ServerMemory
@@ -40,6 +41,8 @@ class Served(NumbersOfParts):
     """The clock that is logged, if it is a real one."""
     leaves: Leaves
     progress: Progress
+    coder: Coder
+    """Of what learners push."""
 
     def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
         """Opens the log of events in the run's folder, if they say what it comes to. Returns lines
@@ -58,7 +61,7 @@ class Served(NumbersOfParts):
         """What runs the steps. batches: asked for leaves in any order. source: of the events,
         instead of the clock; then all gradients are computed here.
         """
-        brought: Contributions = Computed(self.server, warm.forward, batches)
+        brought: Contributions = Computed(self.server, warm.forward, batches, self.coder)
         if source is None and self.real is not None:
             brought = self.real
         events = self.clock if source is None else source
@@ -109,7 +112,8 @@ def make_served(
     real = RealClock(policy, own, needs_all=needs_all) if words.clock == "real" else None
     clock = real or SimulatedClock(policy, seconds_of(words, train.seed))
     logged = LoggedClock(clock, leaves.first_step, learners)
-    return Served(server, memory, logged, real, leaves, Progress())
+    coder = make_coder(run.recipe.exchange.codec)
+    return Served(server, memory, logged, real, leaves, Progress(), coder)
 
 
 def leaves_of(order: SampleOrder, first_step: int, last_step: int) -> Leaves:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from firecaffe.synchrony.leaves import Leaf
 from firecaffe.synchrony.policy import Work
 from firecaffe.training.forward import Forward
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Contribution
 from firecaffe.training.served.memory import Gradient
 from firecaffe.training.served.parcel import Parcel
@@ -52,10 +53,11 @@ class Messages:
         lane: Lane,
         forward: Forward,
         named: Mapping[str, nn.Parameter],
+        coder: Coder,
         is_elsewhere: bool = False,
     ) -> None:
-        """is_elsewhere: whether others hold the weights, and get the gradients."""
-        self.lane = lane
+        """coder: of gradients. is_elsewhere: whether others hold the weights and get gradients."""
+        self.lane, self._coder = lane, coder
         self._named = {} if is_elsewhere else named
         buffers = dict(forward.model.named_buffers())
         self.weights = Parcel({**self._named, **buffers})
@@ -63,7 +65,7 @@ class Messages:
         self.last: Mapping[str, Tensor] = {}
         """All weights and buffers, as they came with the end."""
         self._head = Parcel({"": torch.zeros(7, dtype=torch.int64)})
-        gradients = {f"gradient/{name}": each for name, each in self._named.items()}
+        gradients = {f"gradient/{name}": coder.example(each) for name, each in self._named.items()}
         tails = {f"tail/{i}": each for i, each in enumerate(forward.empty_tail())}
         beside = {
             "is_used": torch.zeros(len(self._named), dtype=torch.uint8),
@@ -97,9 +99,9 @@ class Messages:
 
     def send_contribution(self, brought: Contribution, asks_to_stop: bool) -> None:
         """asks_to_stop: whether the sender's process was asked to."""
-        tensors = brought.gradient.tensors
+        tensors, encode = brought.gradient.tensors, self._coder.encode
         views = self._brought.views
-        self._brought.fill({f"gradient/{name}": each for name, each in tensors.items()})
+        self._brought.fill({f"gradient/{name}": encode(each) for name, each in tensors.items()})
         self._brought.fill(dict(zip(self._tails, brought.gradient.tail, strict=True)))
         views["counts"].copy_(brought.counts)
         views["is_used"].copy_(torch.tensor([name in tensors for name in self._named]))
@@ -118,7 +120,7 @@ class Messages:
         is_used = views["is_used"].tolist()
         # In the memory layout of the weights, as backward leaves them: a sum may depend on it.
         tensors = {
-            name: torch.empty_like(each, requires_grad=False).copy_(views[f"gradient/{name}"])
+            name: self._decoded(views[f"gradient/{name}"], each)
             for (name, each), used in zip(self._named.items(), is_used, strict=True)
             if used
         }
@@ -131,6 +133,10 @@ class Messages:
             is_finite = views["is_finite"].bool()
             brought = replace(brought, is_finite=is_finite, moved=(pulled, pushed))
         return brought, bool(views["votes"].item())
+
+    def _decoded(self, view: Tensor, parameter: Tensor) -> Tensor:
+        found = self._coder.decode(view.to(parameter.device), parameter.numel())
+        return torch.empty_like(parameter, requires_grad=False).copy_(found.view(parameter.shape))
 
     def _own(self, view: Tensor) -> Tensor:
         return view.to(self._device, copy=True)

@@ -31,6 +31,7 @@ from firecaffe.faults import Fault
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.training.forward import Forward
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Workbench
 from firecaffe.training.served.door import Doorkeeper
 from firecaffe.training.served.holders import Holders
@@ -58,6 +59,7 @@ class RealRanks:
         clock: RealClock,
         forward: Forward,
         named: Mapping[str, nn.Parameter],
+        coder: Coder,
         batches: TrainBatches,
         words: SynchronyConfig,
         exchange: ExchangeConfig,
@@ -74,6 +76,7 @@ class RealRanks:
         """The first step after the warm ones."""
         self._world, self._clock, self._per_rank = world, clock, words.in_flight
         self._forward, self._named, self._batches = forward, named, batches
+        self._coder = coder
         self._timeout_s, self._silent_s = exchange.timeout_s, exchange.silent_s
         self._facts, self._store, self._meet = facts, store, meet
         self._door: Doorkeeper | None = None
@@ -143,7 +146,9 @@ class RealRanks:
                     place, rank = divmod(number, size)
                     if rank == 0:
                         learners.append(
-                            OwnLearner(number, arrivals, self._holders.bench(bench, place))
+                            OwnLearner(
+                                number, arrivals, self._holders.bench(bench, place), self._coder
+                            )
                         )
                     else:
                         messages = self._messages(rank, place)
@@ -232,6 +237,7 @@ class RealRanks:
             self._world,
             self._forward,
             self._named,
+            self._coder,
             self._per_rank,
             count,
             self._clock.arrivals,
@@ -266,7 +272,7 @@ class RealRanks:
         """The lane of a rank's learner; each end calls it."""
         store, name = self._store or store_of(self._world), f"{rank}.{place}"
         lane = Lane(store, name, self._world.is_first, self._timeout_s)
-        return Messages(lane, self._forward, self._named, self._meet is not None)
+        return Messages(lane, self._forward, self._named, self._coder, self._meet is not None)
 
     def _look(self) -> None:
         if self._world.watch is not None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -81,6 +82,30 @@ def test_ports_of_a_server_in_parts_bound_the_asynchronous_rate() -> None:
     assert 16 / found.step_s == pytest.approx(16 / 6 / sent_s, rel=0.1)
     whole = 16 * 2 * work(16).parameter_bytes  # to and from the learners of all
     assert found.bytes_per_step == pytest.approx(3 / 4 * whole, rel=0.01)
+
+
+def test_a_codec_shortens_pushes_alone() -> None:
+    """Pulls and pushes are of as many bytes, so half of each push is a quarter of all. A codec that
+    keeps something back is not for servers.
+    """
+    on, made = cluster(bandwidth=1e6), work(16)
+    words = SynchronyConfig("asynchronous", in_flight=4, server="sharded")
+
+    def found(compressor: str) -> dict[str, Mode]:
+        rows = modes_of(made, on, forecast(made, on, 4, "tree", compressor), words)
+        return {each.words: each for each in rows}
+
+    plain = found("none")["asynchronous, sharded"]
+    half = found("float16")["asynchronous, sharded, float16"]
+    assert half.bytes_per_step == pytest.approx(3 / 4 * plain.bytes_per_step, rel=0.01)
+    assert found("int8")["asynchronous, sharded"] == replace(plain, gain=ANY)
+    lane = SynchronyConfig("asynchronous")
+    assert "asynchronous, no lock" in {
+        each.words
+        for each in modes_of(
+            made, on, forecast(made, on, 4, "tree", "float16"), replace(lane, lock="none")
+        )
+    }
 
 
 def test_without_a_lock_nothing_travels() -> None:

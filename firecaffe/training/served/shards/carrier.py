@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.policy import Work, row_of, work_of
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.finite import are_finite
 from firecaffe.training.served.memory import Gradient
 from firecaffe.training.served.parcel import Parcel
@@ -34,6 +35,28 @@ class Layout:
     parcel: Parcel
     shards: Sequence[Shard]
     """By rank. Those of a small network may be empty, and have no owner."""
+    coder: Coder
+    """Of gradients; it encodes a part by itself to the same values."""
+
+    def letter(self, shard: Shard) -> Parcel:
+        """A parcel for an owner's part of a gradient."""
+        return Parcel(
+            {
+                name: self.coder.example(self.parcel.views[name].view(-1)[: len(elements)])
+                for name, elements in shard.pieces.items()
+            }
+        )
+
+    def opened(self, letter: Parcel, shard: Shard, used: Container[str]) -> Gradient:
+        """What an owner keeps of a gradient, in the letter's memory; buffers are rank 0's."""
+        return Gradient(
+            {
+                name: self.coder.decode(letter.views[name].to(self.named[name].device), len(run))
+                for name, run in shard.pieces.items()
+                if name in used
+            },
+            [],
+        )
 
 
 class Head:
@@ -68,7 +91,9 @@ class Carrier:
     ) -> None:
         """own: the owner on this rank. lines: to the other owners, by rank."""
         self._layout, self._rank, self._own, self._lines = layout, rank, own, lines
-        self._weights, self._gradient = Parcel(layout.parcel.views), Parcel(layout.parcel.views)
+        self._weights = Parcel(layout.parcel.views)
+        ranks = [*lines] if own is None else [*lines, rank]
+        self._letters = {each: layout.letter(layout.shards[each]) for each in ranks}
         self._head = Head(layout)
         self._version = -1
 
@@ -95,16 +120,21 @@ class Carrier:
 
     def push(self, work: Work, gradient: Gradient) -> Tensor:
         """Brings a gradient to its owners. Returns whether that of each parameter is finite."""
-        self._gradient.fill(gradient.tensors)
-        views, shards = self._gradient.views, self._layout.shards
-        head, waits = self._head.fill(BRING, row_of(work), gradient.tensors), []
+        layout, used = self._layout, gradient.tensors
+        flat = {name: each.reshape(-1) for name, each in used.items()}
+        for rank, letter in self._letters.items():
+            pieces = layout.shards[rank].pieces.items()
+            runs = {name: flat[name][run.start : run.stop] for name, run in pieces if name in flat}
+            letter.fill({name: layout.coder.encode(run) for name, run in runs.items()})
+        head, waits = self._head.fill(BRING, row_of(work), used), []
         for rank, line in self._lines.items():
-            waits += [line.begin_send(head), line.begin_send(shards[rank].of(self._gradient))]
+            waits += [line.begin_send(head), line.begin_send(self._letters[rank].data)]
         if self._own is not None:
-            mine = shards[self._rank]
-            runs = mine.views(mine.of(self._gradient).clone(), self._layout.parcel)
-            self._own.bring(work, _gradient(runs, gradient.tensors, self._layout))
-        is_finite = are_finite(views, gradient.tensors)
+            mine = layout.shards[self._rank]
+            copy = layout.letter(mine)
+            copy.data.copy_(self._letters[self._rank].data)
+            self._own.bring(work, layout.opened(copy, mine, used))
+        is_finite = are_finite(layout.named, layout.coder.as_sent(used))
         for wait in waits:
             wait()
         return is_finite
@@ -127,17 +157,8 @@ def attend(line: Line, owner: Owner, shard: Shard, layout: Layout) -> None:
         if kind == ASK:
             line.send(owner.version(numbers[0]))
         else:
-            data = torch.empty(shard.nbytes, dtype=torch.uint8)
-            line.receive(data)
-            runs = shard.views(data, layout.parcel)
-            owner.bring(work_of(numbers), _gradient(runs, used, layout))
+            letter = layout.letter(shard)
+            line.receive(letter.data)
+            owner.bring(work_of(numbers), layout.opened(letter, shard, used))
     with suppress(PeerLostError):  # as above
         line.send(head.fill(END))
-
-
-def _gradient(runs: Mapping[str, Tensor], used: Container[str], layout: Layout) -> Gradient:
-    """What an owner keeps of a gradient; buffers are rank 0's."""
-    named = layout.named
-    return Gradient(
-        {name: run.to(named[name].device) for name, run in runs.items() if name in used}, []
-    )

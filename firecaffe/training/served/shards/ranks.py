@@ -16,6 +16,7 @@ from firecaffe.cluster.world import World
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.synchrony.leaves import Leaf
 from firecaffe.training.ema import Ema
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Bench, Workbench
 from firecaffe.training.served.holders import Holders
 from firecaffe.training.served.memory import ServerMemory
@@ -60,6 +61,8 @@ class Whole:
     ema_of: Callable[[Mapping[str, nn.Parameter]], Ema | None]
     weight_of: Callable[[Leaf], float]
     """Of a leaf, 1 if it is full."""
+    coder: Coder
+    """Of gradients."""
 
 
 class Owners(Holders):
@@ -77,7 +80,7 @@ class Owners(Holders):
         self._mesh, self._whole = mesh, whole
         parcel = Parcel(whole.named)
         shards = cut(parcel, len(mesh.others) + 1)
-        self._layout = Layout(whole.named, parcel, shards)
+        self._layout = Layout(whole.named, parcel, shards, whole.coder)
         self._errors: list[BaseException] = []
         self._threads: list[threading.Thread] = []
         self._lines: list[Line] = []

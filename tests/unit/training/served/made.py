@@ -18,6 +18,7 @@ from firecaffe.synchrony.leaves import Leaf
 from firecaffe.synchrony.policy import Policy, Update, Work
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.computed import Computed
 from firecaffe.training.served.make import leaves_of
 from firecaffe.training.served.memory import ServerMemory
@@ -92,7 +93,7 @@ class Made:
         server = Server(*made)
         plan = leaves_of(self.order, 0, steps)
         source = Events(iter(events))
-        computed = Computed(server, self.forward, self.batches)
+        computed = Computed(server, self.forward, self.batches, Coder())
         return ServedStepper(self.stepper, server, source, computed, plan, Progress())
 
     def tensors(self) -> dict[str, Tensor]:

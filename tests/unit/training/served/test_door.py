@@ -17,6 +17,7 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
 from firecaffe.training.served import door as own
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.door import Doorkeeper
 from firecaffe.training.served.learners import Arrivals, Came, Gone
 
@@ -85,7 +86,9 @@ def keeper(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
         arrivals: Arrivals = SimpleQueue()
         world: Any = SimpleNamespace(watch=SimpleNamespace(hosts=["a"], welcome=lambda *_: None))
         named = dict(net.named_parameters())
-        made = Doorkeeper(world, forward, named, per_rank, 1, arrivals, ENDS_S, ENDS_S, said.append)
+        made = Doorkeeper(
+            world, forward, named, Coder(), per_rank, 1, arrivals, ENDS_S, ENDS_S, said.append
+        )
         return made, arrivals
 
     return make

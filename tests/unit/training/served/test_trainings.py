@@ -13,6 +13,7 @@ import firecaffe
 from firecaffe import (
     CheckpointConfig,
     DataConfig,
+    ExchangeConfig,
     Recipe,
     Result,
     RunConfig,
@@ -34,6 +35,7 @@ MODES: dict[str, dict[str, Any]] = {
     "asynchronous": {"mode": "asynchronous", "staleness_rate": "inverse"},
     "softsync": {"mode": "asynchronous", "gradients_per_update": 3, "compensate": "delay"},
     "gap": {"mode": "asynchronous", "compensate": "gap", "server_momentum": "delayed_nesterov"},
+    "encoded": {"mode": "asynchronous", "compressor": "bfloat16"},
 }
 assert {words["mode"] for words in MODES.values()} == set(SERVED)
 
@@ -53,6 +55,7 @@ def network() -> nn.Module:
 
 def recipe(folder: Path, words: dict[str, Any], **train: Any) -> Recipe:
     served = {"clock": "simulated", "learners": 5, "speeds": "gamma", "spread": 0.5, **words}
+    compressor = served.pop("compressor", "none")
     length = {"steps": 40, **train}
     return Recipe(
         train=TrainConfig(32, 4, seed=1, **length),
@@ -60,6 +63,7 @@ def recipe(folder: Path, words: dict[str, Any], **train: Any) -> Recipe:
         solver=SolverConfig(base_lr=0.05, momentum=0.5, weight_decay=1e-4),
         checkpoint=CheckpointConfig(every=7, keep_last=0),
         run=RunConfig(folder=str(folder), tensorboard=False),
+        exchange=ExchangeConfig(compressor=compressor),
         synchrony=SynchronyConfig(**served),
     )
 
@@ -182,6 +186,7 @@ def test_words_that_cannot_be(line: str, words: dict[str, Any], tmp_path: Path) 
         (r"clock simulated .*: its learners", "synchrony", {"clock": "simulated"}),
         (r"server sharded .*: no server", "synchrony", {"server": "sharded"}),
         (r"in_flight 2 .*: nothing travels", "synchrony", {"in_flight": 2}),
+        (r"compressor float16 .*: no gradient trav", "exchange", {"compressor": "float16"}),
         (r"gradients_per_update 2 .*: no server", "synchrony", {"gradients_per_update": 2}),
         (r"staleness_rate inverse .*: no server", "synchrony", {"staleness_rate": "inverse"}),
         (r"compensate delay .*: no server", "synchrony", {"compensate": "delay"}),
@@ -231,7 +236,16 @@ def test_rules_over_all_weights_of_a_server_in_parts(words: dict[str, Any], tmp_
 @pytest.mark.parametrize(
     ("line", "section", "words"),
     [
-        ("exchange.compressor int8 with synchrony.mode stale", "exchange", {"compressor": "int8"}),
+        (
+            r"exchange.compressor int8 with synchrony.mode stale: .* use float16 or bfloat16",
+            "exchange",
+            {"compressor": "int8"},
+        ),
+        (
+            "exchange.compressor_level 1 with synchrony.mode stale: .* by itself; leave it out",
+            "exchange",
+            {"compressor": "float16", "compressor_level": 1},
+        ),
         ("float16 with synchrony.mode stale", "train", {"autocast": "float16"}),
         ("delayed_nesterov with solver.type adam", "solver", {"type": "adam"}),
         ("delayed_nesterov with solver.type sgd, momentum 0", "solver", {"momentum": 0.0}),
