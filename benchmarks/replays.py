@@ -3,7 +3,8 @@
     python -m benchmarks.replays --out REPLAYS.jsonl
 
 LeNet on Fashion-MNIST, `firecaffe train` with three ranks on this host, three times for each mode.
-In the third a rank kills itself when it is about to fetch a micro-batch. Each is followed by
+In the third a rank kills itself when it is about to fetch a micro-batch; a server in parts ends
+with it, and two ranks resume the run from its newest checkpoint. Each is followed by
 `firecaffe replay`, which has to come to the same digests of weights, buffers and optimizer state.
 
 A row of a killed rank has, from the log: seconds from the pull of the micro-batch with which it
@@ -26,6 +27,7 @@ from benchmarks import raw_lines
 from benchmarks.faults_on_purpose import environment
 from benchmarks.modes_events import logged
 from firecaffe.errors import NotIdenticalError
+from firecaffe.faults import KINDS
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.synchrony.events import Lose, Pull, Push
 from firecaffe.synchrony.policy import Work
@@ -52,6 +54,10 @@ MODES = {
         *("--synchrony.server_momentum", "delayed_nesterov", "--solver.type", "nesterov"),
         *("--solver.momentum_form", "torch"),
     ],
+    "asynchronous, sharded server": [
+        *("--synchrony.mode", "asynchronous", "--synchrony.server", "sharded"),
+        *("--checkpoint.every", "15"),
+    ],
 }
 """Words of the command line."""
 
@@ -77,27 +83,32 @@ def main() -> None:
 def run(mode: str, is_killed: bool, folder: Path) -> dict[str, Any]:
     """A training and its replay. Raises: SystemExit if one of them does not end."""
     command = [sys.executable, "-m", "firecaffe"]
-    words = ["--train.steps", str(STEPS), "--run.folder", str(folder), "--train.device", "cpu"]
+    words = ["--train.steps", str(STEPS), "--train.device", "cpu"]
     words += [*GENTLE, *MODES[mode], "--run.tensorboard", "false"]
     faults = [f"kill:rank={KILLED},step={AT_STEP}"] if is_killed else []
-    trained = subprocess.run(
-        [*command, "train", str(RECIPE), "--nproc-per-node", str(RANKS), *words],
-        env={**os.environ, **environment(*faults)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    train = [*command, "train", str(RECIPE), *words]
+    ranks = ["--nproc-per-node", str(RANKS), "--run.folder", str(folder)]
+    trained = _run([*train, *ranks], environment(*faults))
+    needs_all = "sharded" in MODES[mode]
+    if is_killed and needs_all and trained.returncode == KINDS["killed"].exit_code:
+        start, folder = folder, folder.with_name("resumed")
+        ranks = ["--nproc-per-node", str(RANKS - 1), "--run.folder", str(folder)]
+        trained = _run([*train, *ranks, "--resume", str(start)], {})
     if trained.returncode:
         raise SystemExit(f"{mode}: exit code {trained.returncode}\n{trained.stderr[-3000:]}")
-    again = subprocess.run(
-        [*command, "replay", str(folder)], capture_output=True, text=True, timeout=600
-    )
+    again = _run([*command, "replay", str(folder)], {})
     if again.returncode not in (0, NotIdenticalError.exit_code):
         raise SystemExit(f"{mode}: replay: exit code {again.returncode}\n{again.stderr[-3000:]}")
     said = json.loads((folder / "result.json").read_text("utf-8"))["synchrony"]
     lost = STEPS * LEAVES - said["gradients"] - said["dropped"]
     row = {"killed": is_killed, "is_same": again.returncode == 0, "never_applied": lost}
-    return {**row, **(_held_up(folder) if is_killed else {})}
+    return {**row, **(_held_up(folder) if is_killed and not needs_all else {})}
+
+
+def _run(command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=600
+    )
 
 
 def _held_up(folder: Path) -> dict[str, float]:
