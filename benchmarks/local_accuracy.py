@@ -6,7 +6,7 @@ DATA.pt is that of `benchmarks.end_to_end data`, and so are the network and the 
 one `firecaffe.train` on one worker: the number of workers changes no bit, of local training either.
 What OUT has already is not trained again, so it goes on where it was interrupted. VARIANTS are the
 trainings that can be asked for; which of them stands for local training was chosen by seed 101,
-which is none of those that are compared.
+which is none of those that are compared. `firecaffe compare RUNS` says what it makes of RUNS.
 """
 
 import argparse
@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=COMPARED)
     parser.add_argument("--local-steps", type=int, default=8)
+    parser.add_argument("--runs", type=Path, help="keep the run folders in this one")
     given = parser.parse_args()
     torch.set_num_threads(1)
     done = raw_lines.read(given.out, "accuracy") if given.out.exists() else []
@@ -100,18 +101,18 @@ def main() -> None:
             key = {"variant": variant, "seed": seed, "local_steps": given.local_steps}
             if any(key.items() <= row.items() for row in done):
                 continue
-            row = train(variant, seed, given.local_steps, given.data)
+            with tempfile.TemporaryDirectory() as parent:
+                folder = Path(given.runs or parent, f"{variant.replace(', ', '-')}-{seed}")
+                row = train(variant, seed, given.local_steps, given.data, folder)
             raw_lines.append(given.out, {"kind": "accuracy", **key, **row})
             print(f"seed {seed}, {variant}: top-1 {row['top1']:.2%}", flush=True)
 
 
-def train(variant: str, seed: int, local_steps: int, data: Path) -> dict[str, Any]:
+def train(variant: str, seed: int, local_steps: int, data: Path, folder: Path) -> dict[str, Any]:
     train_set, test_set = open_images(data)
-    with tempfile.TemporaryDirectory() as parent:
-        folder = Path(parent, "run")
-        recipe = make(variant, seed, local_steps, folder)
-        firecaffe.train(recipe, make_network, train_set=train_set, test_set=test_set)
-        result = json.loads((folder / "result.json").read_text("utf-8"))
+    recipe = make(variant, seed, local_steps, folder)
+    firecaffe.train(recipe, make_network, train_set=train_set, test_set=test_set)
+    result = json.loads((folder / "result.json").read_text("utf-8"))
     return {word: result[word] for word in ("steps", "loss", "top1", "weights_sha256")}
 
 
