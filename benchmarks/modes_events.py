@@ -1,6 +1,6 @@
 """Rates of a training with a server, by its events; and the same by the simulated clock."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 from firecaffe.synchrony.clock import Costs, SimulatedClock
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
-from firecaffe.synchrony.leaves import Leaves
+from firecaffe.synchrony.leaves import Leaf, Leaves
 from firecaffe.synchrony.log import EVENTS, LogReader
 from firecaffe.synchrony.table import make_policy
 from firecaffe.synchrony.tally import Tally
@@ -57,21 +57,30 @@ def rates(events: Iterable[Event], skipped_leaves: int) -> Rates:
 
 
 def simulated(
-    words: SynchronyConfig, leaves: Leaves, took_s: Sequence[Sequence[float]], costs: Costs
+    words: SynchronyConfig,
+    leaves: Leaves,
+    took_s: Sequence[Sequence[float]],
+    late_s: Callable[[Leaf], float],
+    costs: Costs,
 ) -> Iterator[Event]:
     """The events of the same policy under the simulated clock. took_s: what each worker's
-    micro-batches took elsewhere; they are gone through again and again.
+    micro-batches took elsewhere; they are gone through again and again. late_s: how much later one
+    is, whoever has it.
     """
     policy = make_policy(words, leaves, words.num_learners(len(took_s)))
+    leaf_of = dict[int, Leaf]()
 
     def seconds(learner: int, count: int) -> float:
         own = took_s[learner % len(took_s)]
-        return own[count % len(own)]
+        return own[count % len(own)] + late_s(leaf_of[learner])
 
     clock = SimulatedClock(policy, seconds, costs)
     with suppress(IndexError):  # all are done
         while True:
-            yield clock.next()
+            event = clock.next()
+            if isinstance(event, Pull):
+                leaf_of[event.work.learner] = event.work.leaf
+            yield event
 
 
 def row_of(found: Rates, leaf_size: int) -> dict[str, Any]:

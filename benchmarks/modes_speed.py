@@ -13,8 +13,9 @@ changes from round to round. A case is so many hosts, their processors, and what
     2, 3, 4          so many equal hosts
 
 After each round the same policies run under the simulated clock: a worker's times are those of the
-round's synchronous training, a pull and a push take their bytes over the link's rate, and an update
-what it took there. Nothing of what is compared goes into it.
+round's synchronous training, and the same micro-batches are late as there; a pull and a push take
+their bytes over the link's rate, and an update what it took there. Nothing of what is compared goes
+into it.
 """
 
 import argparse
@@ -51,7 +52,7 @@ from firecaffe.runs.folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.synchrony.clock import Costs
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
-from firecaffe.synchrony.leaves import Leaves
+from firecaffe.synchrony.leaves import Leaf, Leaves
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 
 MODULE = "benchmarks.modes_speed"
@@ -160,7 +161,14 @@ def _row(mode: str, result: firecaffe.Result, hosts: int) -> dict[str, Any]:
 
 def _simulated(synchronous: Path, hosts: int) -> list[dict[str, Any]]:
     """The modes under the simulated clock, at the times of a synchronous run."""
-    took_s = _times(synchronous, hosts)
+
+    def late_s(leaf: Leaf) -> float:
+        return DELAY.seconds(leaf.step, leaf.place, hosts)
+
+    took_s = [
+        [each - late_s(Leaf(SKIPPED + number, rank)) for number, each in enumerate(times)]
+        for rank, times in enumerate(_times(synchronous, hosts))
+    ]
     update_s = median(row["update_s"] for row in _rows(synchronous, 0))
     model = recipe_of(EVERY_STEP, hosts, synchronous).model.name
     sent_s = _bytes(model) / (RATE * PAYLOAD / 8)
@@ -172,7 +180,7 @@ def _simulated(synchronous: Path, hosts: int) -> list[dict[str, Any]]:
         words = replace(SynchronyConfig(), **MODES[mode])
         updates_s = update_s / (hosts - 1 if mode == "backup" else 1)
         costs = Costs(sent_s, sent_s, updates_s, hosts)
-        found = rates(simulated(words, leaves, took_s, costs), SKIPPED * hosts)
+        found = rates(simulated(words, leaves, took_s, late_s, costs), SKIPPED * hosts)
         rows.append({"mode": mode, **row_of(found, MICRO_BATCH_SIZE)})
     return rows
 

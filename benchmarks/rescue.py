@@ -41,7 +41,7 @@ MOMENTUM = 0.9
 SEARCH_SEED, SEARCH_EPOCHS, HOLD_OUT = 101, 0.5, 0.1
 EPOCHS = 2.0
 
-RATES = (0.00015, 0.0005, 0.0015, 0.005)
+RATES = (0.00015, 0.0005, 0.0015, 0.005, 0.015)
 """Of one gradient's update. The synchronous step, of sixteen, has sixteen times as much."""
 
 SYNCHRONOUS = "synchronous, 16 gradients a step"
