@@ -1,224 +1,189 @@
-"""Late gradients: how a training collapses under them, and what rescues it.
+"""Thirty learners under the simulated clock: the collapse at a fixed rate, and the rescue.
 
-    python -m benchmarks.collapse --page benchmarks/results/synchrony_simulated.md
+    python -m benchmarks.collapse --out COLLAPSE.jsonl --seeds 1
+    python -m benchmarks.collapse --out COLLAPSE.jsonl --page
 
-Caffe's quick network on Fashion-MNIST, gradients of four samples each, learners under the simulated
-clock, all rows at equal samples.
+Zhang et al. 2016: one learner trains well at a rate; thirty learners at that rate learn nothing;
+with the rate divided by the staleness they learn as one does, if they have the time. Caffe's quick
+network on Fashion-MNIST, both at half their width and height so that a long training is possible,
+gradients of sixteen samples, all rows at equal samples.
 
-collapse   Zhang et al. 2016: one learner is trained well at a rate; thirty learners at that rate
-           learn nothing; with the rate divided by the staleness they learn as one does.
-momentum   Sixteen learners of random speeds: momentum in each update, which is the usual cause of
-           divergence, against momentum that is delayed, and gradients that are corrected.
+First one learner gets the best of RATES by the loss on samples that are held out of the training
+set, with a seed that is used for nothing else. All rows have that rate. What OUT has already is not
+trained again, and `--rows` divides the work among processes.
 """
 
 import argparse
-import os
-import statistics
-import sys
 import tempfile
-import time
-from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import firecaffe
+from benchmarks import raw_lines
 from firecaffe import (
     DataConfig,
-    ModelConfig,
     Recipe,
     RunConfig,
     SolverConfig,
     SynchronyConfig,
     TrainConfig,
 )
-from firecaffe.errors import NotFiniteError
+from firecaffe.data import TensorDataset
+from firecaffe.data.dataset import Dataset
+from firecaffe.data.datasets import open_data
+from firecaffe.errors import DivergedError, NotFiniteError
+from firecaffe.models import build_model, fillers
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.folder import read_run_file
 
-SAMPLES, LEAVES = 4, 16
-"""Of a gradient, and gradients of a step."""
+SIDE, SAMPLES, LEAVES, MOMENTUM = 16, 16, 4, 0.9
+"""Pixels; samples of a gradient; gradients of a step; of the server's momentum."""
 
-CHANCE = 90.0
-"""The error, in per cent, of a network that has learned nothing of ten classes."""
+SEARCH_SEED, SEARCH_EPOCHS, HOLD_OUT = 101, 0.5, 0.1
+EPOCHS = 40.0
+RATES = (0.002, 0.005, 0.01, 0.02)
 
 SERVED: dict[str, Any] = {"mode": "asynchronous", "clock": "simulated"}
 THIRTY = {**SERVED, "learners": 30, "speeds": "gamma", "spread": 0.1}
-SIXTEEN = {**SERVED, "learners": 16, "speeds": "gamma", "spread": 0.5}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One training."""
-
-    what: str
-    words: dict[str, Any]
-    rate: float = 1.0
-    """Times the rate of one gradient."""
-    solver: str = "sgd"
-
-
+FIFTEEN = {**THIRTY, "gradients_per_update": 2}
+ONE = "one learner"
 ROWS = {
-    "collapse": (
-        Row("one learner", {**SERVED, "learners": 1}),
-        Row("30 learners, n = 30, fixed rate", THIRTY),
-        Row("30 learners, n = 30, a / τ", {**THIRTY, "staleness_rate": "inverse"}),
-        Row("30 learners, n = 15, fixed rate", {**THIRTY, "gradients_per_update": 2}),
-        Row(
-            "30 learners, n = 15, a / τ",
-            {**THIRTY, "gradients_per_update": 2, "staleness_rate": "inverse"},
-        ),
-    ),
-    "momentum": (
-        Row("one learner", {**SERVED, "learners": 1}),
-        Row("synchronous, 16 gradients a step at 16 times the rate", {}, LEAVES, "nesterov"),
-        Row("16 learners, momentum in each update", SIXTEEN),
-        Row("16 learners, delayed Nesterov", {**SIXTEEN, "server_momentum": "delayed_nesterov"}),
-        Row("16 learners, gap-aware", {**SIXTEEN, "compensate": "gap"}),
-        Row("16 learners, delay compensation", {**SIXTEEN, "compensate": "delay"}),
-        Row("16 learners, a / τ", {**SIXTEEN, "staleness_rate": "inverse"}),
-    ),
+    ONE: {**SERVED, "learners": 1},
+    "n = 30, fixed rate": THIRTY,
+    "n = 30, a / τ": {**THIRTY, "staleness_rate": "inverse"},
+    "n = 15, fixed rate": FIFTEEN,
+    "n = 15, a / τ": {**FIFTEEN, "staleness_rate": "inverse"},
 }
-MOMENTUM = 0.9
-
-PAGE = """# Late gradients, under the simulated clock
-
-    {command}
-
-{about}
-
-{tables}
-"""
-
-ABOUT = """Caffe's quick network (`cifar10_quick`) on Fashion-MNIST, {epochs:g} epochs, gradients of
-{samples} samples, momentum {momentum:g}, a rate of {rate:g} an update, divided by 10 after four
-fifths; seeds: {seeds}. The error is that on the test set at the end, the loss the mean of the last
-{last} steps of {step} samples. A row that diverged has the step. Seconds are those of training and
-evaluation. {cpu}, {cores} cores, torch {torch}, commit {commit}, {date}."""
-
-LAST = 20
-"""Steps over which the loss at the end is averaged."""
-
-HEAD = """## {part}
-
-| | error, % | loss at the end | staleness, mean (most) | seconds |
-|---|---|---|---|---|
-{rows}
-"""
+"""Words of [synchrony]. n is the staleness that is to be expected: learners by gradients of an
+update."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a training has come to."""
-
-    error: float
-    loss: float
-    staleness: str
-    seconds: float
-    diverged_at: int = 0
-    """The step; 0 if it did not."""
+def network() -> nn.Module:
+    """Caffe's quick network for images of 16 x 16, with He's filler to begin at once."""
+    built = build_model("cifar10_quick", num_classes=10, in_channels=1)
+    built.set_submodule("ip1", nn.Linear(64 * (SIDE // 8) ** 2, 64))
+    fillers.fill_all(built, fillers.msra)
+    return built
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--page", type=Path, help="where the result page goes")
-    parser.add_argument("--only", choices=ROWS, help="one of the two parts")
-    parser.add_argument("--epochs", type=float, default=2.0)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--base-lr", type=float, default=0.001)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    tables = []
-    for part in [given.only] if given.only else ROWS:
-        rows = []
-        for row in ROWS[part]:
-            found = [run(row, given.epochs, given.base_lr, seed) for seed in range(given.seeds)]
-            rows.append(line(row.what, found))
-            print(rows[-1], flush=True)
-        tables.append(HEAD.format(part=part.capitalize(), rows="\n".join(rows)))
-    about = ABOUT.format(
-        epochs=given.epochs,
-        samples=SAMPLES,
-        momentum=MOMENTUM,
-        rate=given.base_lr,
-        seeds=given.seeds,
-        last=LAST,
-        step=SAMPLES * LEAVES,
-        cpu=cpu_name(),
-        cores=os.cpu_count(),
-        torch=torch.__version__,
-        commit=commit(),
-        date=time.strftime("%Y-%m-%d", time.gmtime()),
-    )
-    command = " ".join(["python", "-m", "benchmarks.collapse", *sys.argv[1:]])
-    text = PAGE.format(command=command, about=about, tables="\n".join(tables))
-    if given.page is not None:
-        given.page.write_text(text)
-    return 0
+def halved(images: Dataset) -> TensorDataset:
+    """Images of 28 x 28 as 14 x 14, each pixel the mean of four."""
+    pixels, labels = images.batch(torch.arange(len(images)))
+    assert isinstance(pixels, Tensor)
+    means = nn.functional.avg_pool2d(pixels.float(), 2)
+    return TensorDataset(means.round().to(torch.uint8), labels, 10)
 
 
-def line(what: str, found: list[Found]) -> str:
-    """A row of the table: medians over the seeds, and the spread of the error."""
-    errors = [each.error for each in found]
-    shown = f"{statistics.median(errors):.2f}"
-    if len(found) > 1:
-        shown += f" ({min(errors):.2f} to {max(errors):.2f})"
-    gone = [str(each.diverged_at) for each in found if each.diverged_at]
-    if gone:
-        shown += f", diverged at step {', '.join(gone)}"
-    loss = statistics.median(each.loss for each in found)
-    seconds = statistics.median(each.seconds for each in found)
-    return f"| {what} | {shown} | {loss:.3f} | {found[0].staleness} | {seconds:.0f} |"
-
-
-def recipe(row: Row, epochs: float, base_lr: float, seed: int) -> Recipe:
+def recipe(words: dict[str, Any], rate: float, epochs: float, seed: int, folder: Path) -> Recipe:
     steps = round(epochs * 60_000 / (SAMPLES * LEAVES))
     return Recipe(
-        model=ModelConfig("cifar10_quick"),
-        # Caffe's range of 0 to 255 around the mean.
-        data=DataConfig(
-            "fashion-mnist",
-            augment="caffe",
-            mirror=True,
-            pad=2,
-            crop=32,
-            mean=[0.286],
-            std=[1 / 255],
-        ),
+        data=DataConfig(pad=1, crop=SIDE, mean=[0.286], std=[0.353]),
         train=TrainConfig(SAMPLES * LEAVES, SAMPLES, steps=steps, seed=seed, device="cpu"),
         solver=SolverConfig(
-            type=row.solver,
-            base_lr=base_lr * row.rate,
+            type="sgd",
+            base_lr=rate,
             momentum=MOMENTUM,
-            weight_decay=0.004,
+            weight_decay=5e-4,
             lr_policy="multistep",
             gamma=0.1,
             stepvalue=[round(0.8 * steps)],
         ),
-        synchrony=SynchronyConfig(**row.words),
+        synchrony=SynchronyConfig(**words),
+        run=RunConfig(folder=str(folder), tensorboard=False),
     )
 
 
-def run(row: Row, epochs: float, base_lr: float, seed: int) -> Found:
-    """Trains, quietly, in this process."""
-    made, start = recipe(row, epochs, base_lr, seed), time.perf_counter()
+def train(
+    name: str, rate: float, epochs: float, seed: int, hold_out: float = 0.0
+) -> dict[str, Any]:
+    """One training, as a raw line has it. It is tested on held-out samples if there are some, else
+    on the test set; the loss is infinite if it diverged.
+    """
+    data = open_data(DataConfig("fashion-mnist", hold_out=hold_out))
+    test_set = data.test if data.validation is None else data.validation
+    row: dict[str, Any] = {"row": name, "rate": rate, "epochs": epochs, "seed": seed}
     with tempfile.TemporaryDirectory(prefix="firecaffe-collapse-") as parent:
         folder = Path(parent) / "run"
-        made = replace(made, run=RunConfig(folder=str(folder), tensorboard=False))
+        made = recipe(ROWS[name], rate, epochs, seed, folder)
         try:
-            result = firecaffe.train(made)
-        except NotFiniteError as error:
-            seconds = time.perf_counter() - start
-            return Found(CHANCE, float("nan"), "", seconds, error.step)
-        losses = [each["loss"] for each in result.history if each["kind"] == "train"]
-        late = read_run_file(folder, "result.json")["synchrony"]
-        staleness = ""
-        if late:
-            staleness = f"{late['mean_staleness']:.1f} ({max(map(int, late['staleness']))})"
-        loss = statistics.fmean(losses[-LAST:])
-        return Found(100 - 100 * result.top1, loss, staleness, time.perf_counter() - start)
+            firecaffe.train(made, network, train_set=halved(data.train), test_set=halved(test_set))
+        except (NotFiniteError, DivergedError) as error:
+            return {**row, "loss": inf, "error": 90.0, "diverged_at": error.step}
+        result = read_run_file(folder, "result.json")
+    late = result["synchrony"]["mean_staleness"]
+    return {**row, "loss": result["loss"], "error": 100 - 100 * result["top1"], "staleness": late}
+
+
+def best_rate(out: Path) -> float:
+    """By the searches; of those with one loss the lowest."""
+    found = raw_lines.read(out, "search")
+    return float(min(found, key=lambda each: (each["loss"], each["rate"]))["rate"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="raw JSON lines")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=[*ROWS])
+    parser.add_argument("--epochs", type=float, default=EPOCHS)
+    parser.add_argument("--page", action="store_true", help="print the tables of what OUT has")
+    given = parser.parse_args()
+    if given.page:
+        print(page(given.out))
+        return
+    torch.set_num_threads(1)
+    if not given.out.exists():
+        conditions = {"cpu": cpu_name(), "commit": commit()[:12], "torch": torch.__version__}
+        raw_lines.append(given.out, {"kind": "conditions", **conditions})
+    for rate in RATES:
+        if not _has(given.out, "search", rate=rate):
+            found = train(ONE, rate, SEARCH_EPOCHS, SEARCH_SEED, HOLD_OUT)
+            raw_lines.append(given.out, {"kind": "search", **found})
+    for seed in given.seeds:
+        for name in given.rows:
+            if not _has(given.out, "final", row=name, seed=seed, epochs=given.epochs):
+                found = train(name, best_rate(given.out), given.epochs, seed)
+                raw_lines.append(given.out, {"kind": "final", **found})
+
+
+def _has(out: Path, kind: str, **key: Any) -> bool:
+    return any(key.items() <= row.items() for row in raw_lines.read(out, kind))
+
+
+def page(out: Path) -> str:
+    """Both tables."""
+    lines = ["| rate of one learner | loss on held-out samples |", "|---|---|"]
+    lines += [f"| {row['rate']:g} | {row['loss']:.3f} |" for row in raw_lines.read(out, "search")]
+    lines += ["", "| | seeds | epochs | error, % | to one learner, points | staleness |"]
+    lines.append("|---|---|---|---|---|---|")
+    finals = raw_lines.read(out, "final")
+    base = {(row["seed"], row["epochs"]): row["error"] for row in finals if row["row"] == ONE}
+    for name in ROWS:
+        rows = [row for row in finals if row["row"] == name]
+        for epochs in sorted({row["epochs"] for row in rows}):
+            found = [row for row in rows if row["epochs"] == epochs]
+            error = f"{fmean(row['error'] for row in found):.2f}"
+            gone = ", ".join(str(row["diverged_at"]) for row in found if "diverged_at" in row)
+            error += f", diverged at step {gone}" if gone else ""
+            apart = [
+                row["error"] - base[key]
+                for row in found
+                if (key := (row["seed"], row["epochs"])) in base
+            ]
+            spread = f"{fmean(apart):+.2f}" if apart else ""
+            late = fmean(row.get("staleness", 0.0) for row in found)
+            lines.append(
+                f"| {name} | {len(found)} | {epochs:g} | {error} | {spread} | {late:.1f} |"
+            )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
