@@ -1,8 +1,9 @@
-"""The page benchmarks/results/synchrony.md, from raw rows; a part without rows is left out.
+"""The parts of benchmarks/results/synchrony.md, from raw rows; one without rows is left out.
 
     python -m benchmarks.synchrony_page --modes ONE_SLOW.jsonl TENTH.jsonl --local LOCAL.jsonl \\
-        --accuracy ACCURACY.jsonl --tried TRIED.jsonl --replays REPLAYS.jsonl \\
-        --to benchmarks/results/synchrony.md
+        --accuracy ACCURACY.jsonl --tried TRIED.jsonl --replays REPLAYS.jsonl
+
+It prints them. The page has those of several machines, one after the other.
 """
 
 import argparse
@@ -38,7 +39,6 @@ def main() -> None:
     parser.add_argument("--local", type=Path, nargs="+", default=[])
     for word in ("--accuracy", "--tried", "--replays"):
         parser.add_argument(word, type=Path)
-    parser.add_argument("--to", type=Path, required=True)
     given = parser.parse_args()
     parts = [HEAD, _modes(given.modes)]
     if given.local:
@@ -50,7 +50,7 @@ def main() -> None:
     if given.replays is not None:
         parts.append(_replays(raw_lines.read(given.replays, "replay")))
     parts.append(PUBLISHED)
-    given.to.write_text("\n".join(parts), "utf-8")
+    print("\n".join(parts))
 
 
 def cells(found: Sequence[float], form: str = ".2f") -> str:
@@ -61,6 +61,11 @@ def cells(found: Sequence[float], form: str = ".2f") -> str:
 
 def _conditions(path: Path) -> dict[str, Any]:
     return dict(raw_lines.read(path, "conditions")[0])
+
+
+def _command(path: Path) -> str:
+    case = _conditions(path)["case"]
+    return f"    python -m benchmarks.modes_speed --case {case} --out {case.upper()}.jsonl"
 
 
 def _modes(paths: Sequence[Path]) -> str:
@@ -88,6 +93,7 @@ def _modes(paths: Sequence[Path]) -> str:
         said = _conditions(paths[0])
         parts.append(
             MODES_PART.format(
+                commands="\n".join(map(_command, paths)),
                 cores=said["cores"],
                 cpu=said["cpu"],
                 torch=said["torch"],
@@ -174,8 +180,7 @@ run. [Measured shares](measured_shares.md) and
 MODES_PART = """
 ## Modes with a server, by rate
 
-    python -m benchmarks.modes_speed --case one_slow --out ONE_SLOW.jsonl
-    python -m benchmarks.modes_speed --case tenth --out TENTH.jsonl
+{commands}
 
 {cores} cores of a shared {cpu}, torch {torch}, commit {commit}.
 Emulated hosts of 0.4 cores each and no more, links of {rate} Mbit/s, one rank each;
