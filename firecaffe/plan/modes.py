@@ -33,6 +33,7 @@ from firecaffe.synchrony.config import (
     SynchronyConfig,
 )
 from firecaffe.synchrony.events import Event, Pull, Push
+from firecaffe.synchrony.fragments import cut_fragments
 from firecaffe.synchrony.leaves import Leaves
 from firecaffe.synchrony.shares import balanced_shares
 from firecaffe.synchrony.speeds import Seconds, seconds_of
@@ -119,6 +120,16 @@ def alternatives(
         found = _Workers(workload, cluster, row, twice, seconds=seconds).own()
         others.insert(0, replace(found, words=f"{own.words} with in_flight 2"))
     return [replace(each, gain=each.images_per_s / own.images_per_s) for each in (own, *others)]
+
+
+def fragment_shares(workload: Workload, words: SynchronyConfig) -> list[float]:
+    """The share of the parameters' bytes that is averaged with each fragment.
+
+    Raises: RecipeError if there are fewer parameters than fragments.
+    """
+    sizes = workload.tensors_bytes
+    cut = cut_fragments(sizes, words.fragments)
+    return [sum(sizes[place] for place in places) / sum(sizes) for places in cut]
 
 
 def hidden_s(workload: Workload, cluster: Cluster) -> float:
@@ -219,14 +230,17 @@ class _Workers:
         return self._mode(words, base, step_s, computed_s, self.workload.parameter_bytes)
 
     def _local(self, base: Mode | None = None) -> Mode:
-        """Each round waits for its slowest worker, and for what of the exchange is not over when
-        the average is to be applied.
+        """Each average waits for its slowest worker, and for what of its exchange, a part of that
+        of all parameters, is not over when it is to be applied.
         """
         steps, beside = self.words.local_steps, self.words.overlap_steps
-        slowest_s, computed_s = self._rounds(self._hosted(), steps)
+        fragments = self.words.fragments
+        slowest_s, computed_s = self._rounds(self._hosted(), max(1, steps // fragments))
         own_s = slowest_s + self.update_s * ceil(self.words.replicas / self.size)
-        waits_s = max(0.0, self.exchange_s - beside * own_s)
-        words = f"local, H = {steps}" + f", {beside} steps beside" * bool(beside)
+        shares = fragment_shares(self.workload, self.words)
+        waits_s = sum(max(0.0, each * self.exchange_s - beside * own_s) for each in shares)
+        words = f"local, H = {steps}" + f", {fragments} fragments" * (fragments > 1)
+        words += f", {beside} steps beside" * bool(beside)
         sent = self.workload.parameter_bytes / steps
         return self._mode(words, base, own_s + waits_s / steps, computed_s, sent)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast, errors_of
-from firecaffe.plan.modes import Mode, own_mode
+from firecaffe.plan.modes import Mode, fragment_shares, own_mode
 from firecaffe.plan.workload import Workload
 from firecaffe.synchrony.config import LOCAL, SynchronyConfig
 from firecaffe.synchrony.rounds import Rounds
@@ -24,12 +24,13 @@ def forecast_mode(
     is_local = words.mode == LOCAL
     compute, link = errors_of(workload, cluster, row.workers, row.compressor)
     if is_local:
-        words = replace(words, local_steps=rounds.mean)
+        words = replace(words, local_steps=rounds.mean_cycle)
 
     def at(sign: int) -> Mode:
         return own_mode(workload, cluster, row, words, 1 + sign * compute, 1 + sign * link)
 
     found, low, high = at(0), at(-1), at(1)
+    most_bytes = workload.parameter_bytes * max(fragment_shares(workload, words))
     return {
         "mode": words.mode,
         "mode_in_words": found.words,
@@ -39,7 +40,9 @@ def forecast_mode(
         "step_low_s": low.step_s,
         "step_high_s": high.step_s,
         **{name: each for name, each in asdict(found).items() if name in KEPT},
-        "average_s": row.exchange_s if is_local else None,
+        # Of a fragment, the mean; and of the largest one.
+        "average_s": row.exchange_s / words.fragments if is_local else None,
+        "average_bytes": most_bytes if is_local else None,
     }
 
 

@@ -51,7 +51,8 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
         words["exchange.compressor_level"] = recipe.exchange.compressor_level
     synchrony = recipe.synchrony
     ends_matter = synchrony.is_served or (
-        synchrony.mode == LOCAL and (synchrony.overlap_steps or synchrony.growth_coefficient)
+        synchrony.mode == LOCAL
+        and (synchrony.overlap_steps or synchrony.growth_coefficient or synchrony.fragments > 1)
     )
     if recipe.solver.lr_policy in OVER_THE_TRAINING or ends_matter:
         words["train.steps"] = steps

@@ -79,6 +79,7 @@ COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "synchrony.outer_momentum": ("synchrony.outer", ("slowmo", "nesterov")),
     "synchrony.inner_momentum": ("synchrony.mode", (LOCAL,)),
     "synchrony.overlap_steps": ("synchrony.mode", (LOCAL,)),
+    "synchrony.fragments": ("synchrony.mode", (LOCAL,)),
     "synchrony.shares_every": ("synchrony.shares", ("measured",)),
 }
 """A word, the other one that it depends on, and with which of its values it has an effect."""

@@ -36,10 +36,18 @@ def check_local(words: SynchronyConfig, train: TrainConfig, solver: SolverConfig
             "weights of all replicas to take into it; synchrony.outer slowmo or nesterov have a "
             "memory of their own"
         )
-    if words.overlap_steps >= words.local_steps:
+    if words.fragments > words.local_steps:
+        raise RecipeError(
+            f"synchrony.fragments is {words.fragments} with synchrony.local_steps "
+            f"{words.local_steps}; it must be at most that, so that each has a step of its own"
+        )
+    between = words.local_steps // words.fragments
+    if words.overlap_steps >= between:
+        of_one = f" in {words.fragments} fragments" * (words.fragments > 1)
         raise RecipeError(
             f"synchrony.overlap_steps is {words.overlap_steps} with synchrony.local_steps "
-            f"{words.local_steps}; it must be less, so that an average has come before the next"
+            f"{words.local_steps}{of_one}; it must be less than {between}, so that an average has "
+            "come before the next"
         )
     if words.overlap_steps and words.inner_momentum == "average":
         raise RecipeError(

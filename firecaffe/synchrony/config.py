@@ -43,6 +43,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "local_steps": (1, inf),
     "growth_coefficient": (0, inf),
     "overlap_steps": (0, inf),
+    "fragments": (1, 4096),
     "outer_lr": (-1, inf),
     "outer_momentum": (-1, 1),
     "warm_epochs": (0, inf),
@@ -102,6 +103,8 @@ class SynchronyConfig:
         inner_momentum: What becomes of the replicas' optimizer state at an average: keep (each goes
             on with its own), zero (it is forgotten) or average (local).
         overlap_steps: Steps that replicas take while their average is under way; 0: they wait.
+        fragments: Parts of the parameters that are averaged one after the other, each every
+            local_steps steps, so that an average has as many times fewer bytes (local).
     """
 
     mode: str = EVERY_STEP
@@ -134,6 +137,7 @@ class SynchronyConfig:
     outer_momentum: float = -1.0
     inner_momentum: Literal["keep", "zero", "average"] = "keep"
     overlap_steps: int = 0
+    fragments: int = 1
 
     @property
     def is_served(self) -> bool:

@@ -1,30 +1,36 @@
 """When replicas are averaged, in mode local: a function of the recipe's words and its rates alone.
 
-A *round* is the steps between two averages. After its last step the replicas' differences leave for
-the other workers; `overlap_steps` later, or at once, their average is applied. In between it is
-*under way*. After steps at which nothing is under way, or has to be averaged, the state is *whole*:
-what is saved and evaluated then is the average.
+A *round* is the steps between two averages of the same parameters. After its last step the
+replicas' differences leave for the other workers; `overlap_steps` later, or at once, their average
+is applied. In between it is *under way*, one at a time. When an average was applied the state is
+*whole*: it is saved and evaluated then.
 
-By the quadratic synchronization rule rounds are longer if the rate is low: H = max(local_steps,
+Parameters are averaged in F *fragments*, one after the other. In a *cycle* of H steps fragment f,
+from 0, is averaged after step (f + 1) H / F, rounded down, and so every H steps. The last step of
+the training averages all.
+
+By the quadratic synchronization rule cycles are longer if the rate is low: H = max(local_steps,
 floor((c / rate)^2)), c being the growth coefficient. As long as the rate rises, that of its highest
 point counts, which is still to come.
 
 Source: Stich 2019 (local SGD); Lin et al. 2020 (synchronous steps first); Gu et al. 2024, "A
-quadratic synchronization rule for distributed deep learning", with section 2 on the warm-up.
+quadratic synchronization rule for distributed deep learning", with section 2 on the warm-up;
+Douillard et al. 2025, "Streaming DiLoCo with overlapping communication".
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from firecaffe.synchrony.config import SynchronyConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Steps `first` to `stop` - 1, counted from 0."""
+    """Steps `first` to `stop` - 1, counted from 0, of a fragment."""
 
+    fragment: int
     first: int
     stop: int
     """The number of steps that are done when replicas are compared."""
@@ -39,34 +45,46 @@ class Round:
 class Rounds:
     """The rounds of a training, which follow its synchronous steps."""
 
-    def __init__(self, synchronous: int, rounds: Sequence[Round] = ()) -> None:
-        """synchronous: the number of steps before the first round."""
+    def __init__(self, synchronous: int, rounds: Sequence[Round] = (), fragments: int = 1) -> None:
+        """synchronous: the number of steps before the first round. rounds: in the order in which
+        their averages are taken.
+        """
         self.synchronous = synchronous
+        self.fragments = fragments
         self._rounds = list(rounds)
-        self._firsts = [each.first for each in self._rounds]
+        self._stops = [each.stop for each in self._rounds]
         self._applied = [each.applied for each in self._rounds]
 
     @property
-    def longest(self) -> int:
-        """The number of steps of the longest round; 0 if there is none."""
-        return max((each.steps for each in self._rounds), default=0)
+    def longest_wait(self) -> int:
+        """The most steps before an average is taken, of any fragment; 0 if none is."""
+        taken_after = [self.synchronous, *self._stops]
+        return max((after - before for before, after in pairwise(taken_after)), default=0)
 
     @property
-    def mean(self) -> int:
-        """The number of steps of a round, the mean; 1 if there is none."""
-        steps = sum(each.steps for each in self._rounds)
-        return round(steps / len(self._rounds)) if self._rounds else 1
+    def mean_cycle(self) -> int:
+        """The number of steps of a cycle, the mean; 1 if there is none."""
+        # The last fragment's rounds are the cycles.
+        steps = [each.steps for each in self._rounds if each.fragment == self.fragments - 1]
+        return round(sum(steps) / len(steps)) if steps else 1
 
     def averages(self, done: int) -> int:
         """The number of averages that are applied after so many steps."""
         return bisect_right(self._applied, done)
 
-    def of(self, step: int) -> Round:
-        """The round of a step, counted from 0. Raises: ValueError if it is synchronous."""
-        place = bisect_right(self._firsts, step) - 1
-        if place < 0:
-            raise ValueError(f"step {step} is in no round; the first is {self.synchronous}")
-        return self._rounds[place]
+    def taken(self, done: int) -> Sequence[Round]:
+        """The rounds whose averages are taken after so many steps: none, one, or all fragments' at
+        the training's end.
+        """
+        return self._rounds[bisect_left(self._stops, done) : bisect_right(self._stops, done)]
+
+    def are_together(self, done: int) -> bool:
+        """Whether replicas have the average's weights after so many steps: all fragments were
+        averaged then, and nobody has gone on.
+        """
+        taken = self.taken(done)
+        is_joined = len(taken) == self.fragments and all(each.applied == done for each in taken)
+        return done <= self.synchronous or is_joined
 
     def is_whole(self, done: int) -> bool:
         """Whether the state is whole after so many steps."""
@@ -84,20 +102,31 @@ class Rounds:
 def plan_rounds(
     words: SynchronyConfig, synchronous: int, steps: int, rate: Callable[[int], float]
 ) -> Rounds:
-    """The rounds of a training of so many steps. The last one ends with it, and is applied at once.
+    """The rounds of a training of so many steps. The last one of each fragment ends with it, and is
+    applied at once.
 
     synchronous: the number of steps before the first round. rate: of a step, counted from 0.
     """
     highest = _highest_to_come(rate, steps) if words.growth_coefficient else []
-    rounds, first = list[Round](), synchronous
-    while first < steps:
+    fragments = range(words.fragments)
+    stops, cycle = list[tuple[int, int]](), synchronous  # of which fragment, after which step
+    while cycle < steps:
         length = float(words.local_steps)
         if highest:
-            length = max(length, _grown(words.growth_coefficient, highest[first]))
-        stop = int(min(steps, first + length))
-        rounds.append(Round(first, stop, min(steps, stop + words.overlap_steps)))
-        first = stop
-    return Rounds(synchronous, rounds)
+            length = max(length, _grown(words.growth_coefficient, highest[cycle]))
+        # With so many, no fragment's average comes before the training's end.
+        length = int(min(length, steps * words.fragments))
+        parts = [(each, cycle + length * (each + 1) // words.fragments) for each in fragments]
+        stops += [(each, stop) for each, stop in parts if stop < steps]
+        cycle += length
+    if synchronous < steps:
+        stops += [(each, steps) for each in fragments]
+    rounds, firsts = list[Round](), [synchronous] * words.fragments
+    for each, stop in stops:
+        applied = min(steps, stop + words.overlap_steps)
+        rounds.append(Round(each, firsts[each], stop, applied))
+        firsts[each] = stop
+    return Rounds(synchronous, rounds, words.fragments)
 
 
 def _grown(coefficient: float, rate: float) -> float:

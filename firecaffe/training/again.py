@@ -86,7 +86,7 @@ def train_again(folder: Path, recipe: Recipe, world: World, parts: Parts) -> Ite
         run = resolve(recipe, data, Ranks(), described=described)
         learners = 0 if log is None else log.learners
         learner = build_learner(run, parts, data, world, None, (), learners)
-        run, reducer, _ = connect(run, learner, world, None, resources)
-        made = run, learner, world, data, reducer
+        run, reducers, _ = connect(run, learner, world, None, resources)
+        made = run, learner, world, data, reducers
         steps = make_steps(*made, (), 0, True, resources, source=log)
         yield Again(run, learner, steps, log)

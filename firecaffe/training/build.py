@@ -155,7 +155,7 @@ def _train_in(
     # From here on faults have a place to be written to.
     folder = make_folder(world, run, start, about_of(parts, data), learner.own_code)
     found.write_into(folder)
-    run, reducer, choice = connect(run, learner, world, parts.comm_hook, resources)
+    run, reducers, choice = connect(run, learner, world, parts.comm_hook, resources)
     network, is_resumed = learner.forward.model, start.checkpoint is not None
     frozen = frozen_of(network, recipe.model, learner.first_weights, is_resumed)
     notes = notes_of(run, data, learner, frozen, choice, start, plugins)
@@ -171,7 +171,7 @@ def _train_in(
     saver = Saver(folder / "checkpoints", keep_last, write, records.say, records.weights)
     resources.enter_context(closing(saver))
     parts_of_run = run, learner, world, data
-    steps = make_steps(*parts_of_run, reducer, plugins, start.step, is_repeatable, resources)
+    steps = make_steps(*parts_of_run, reducers, plugins, start.step, is_repeatable, resources)
     if served is not None:
         if world.is_first:
             notes += served.open(folder, start.checkpoint)

@@ -1,6 +1,11 @@
-"""Makes the reducer that sums a learner's gradients, or its replicas, over all ranks."""
+"""Makes the reducer that sums a learner's gradients over all ranks, or one for each fragment of its
+replicas.
+"""
 
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
+
+from torch import nn
 
 from firecaffe.cluster.groups import group_of_one
 from firecaffe.cluster.world import World
@@ -23,9 +28,10 @@ def connect(
     world: World,
     hook: tuple[object, Hook] | None,
     resources: ExitStack,
-) -> tuple[Run, GradientReducer, AutoChoice | None]:
-    """Makes the reducer. All ranks call it. Returns the run as these ranks can do it, the reducer,
-    and `auto`'s choice if the recipe asks for it. resources: takes what has to be closed.
+) -> tuple[Run, list[GradientReducer], AutoChoice | None]:
+    """Makes the reducers: one, or of each fragment. All ranks call it. Returns the run as these
+    ranks can do it, the reducers, and `auto`'s choice if the recipe asks for it. resources: takes
+    what has to be closed.
 
     Raises: PeerLostError.
     """
@@ -37,32 +43,33 @@ def connect(
         run = run.without_shared_memory()
     else:
         resources.callback(local.close)  # also if there is no exchange yet that closes it
+    parts: list[Mapping[str, nn.Parameter]] = [learner.named]
+    tails, counts = [learner.forward.empty_tail()], empty_counts(learner.forward)
+    if run.recipe.synchrony.mode == LOCAL:
+        assert learner.local is not None
+        parts = [fragment.named for fragment in learner.local.fragments]
+        tails, counts = learner.local.tails(learner.forward), learner.local.sums.no_counts()
+    orders = [learner.ready_order(part) for part in parts]
     choice = None
     if run.algorithm == AUTO:
-        sizes = [parameter.nbytes for parameter in learner.in_ready_order]
-        spans = cut(sizes, words.bucket_bytes)
-        buckets = [sum(sizes[start:stop]) for start, stop in spans]
+        buckets = list[int]()
+        for part, order in zip(parts, orders, strict=True):
+            tensors = list(part.values())
+            sizes = [tensors[place].nbytes for place in order]
+            buckets += [sum(sizes[start:stop]) for start, stop in cut(sizes, words.bucket_bytes)]
         choice = choose_exchange(world, buckets, run.route)
         run = run.by(choice.algorithm)
     if hook is not None and world.group is None:
         resources.enter_context(group_of_one(world.device))
-    tail, counts = learner.forward.empty_tail(), empty_counts(learner.forward)
-    if run.recipe.synchrony.mode == LOCAL:
-        assert learner.local is not None
-        tail, counts = learner.local.examples(learner.forward)
     exchange = resources.enter_context(closing(Exchange(world, run.route, local)))
-    reducer = GradientReducer(
-        learner.named,
-        learner.probe.ready_order,
-        tail,
-        counts,
-        run.num_leaves,
-        exchange,
-        words.bucket_bytes,
-        hook,
-    )
-    resources.enter_context(reducer)
-    if reducer.codec_memory is not None:
-        learner.state.add("compressor", reducer.codec_memory)
+    made = run.num_leaves, exchange, words.bucket_bytes, hook
+    reducers = [
+        resources.enter_context(GradientReducer(part, order, tail, counts, *made))
+        for part, order, tail in zip(parts, orders, tails, strict=True)
+    ]
+    for place, reducer in enumerate(reducers):
+        if reducer.codec_memory is not None:
+            name = "compressor" if len(reducers) == 1 else f"compressor-{place}"
+            learner.state.add(name, reducer.codec_memory)
     learner.state.check_all_was_loaded()
-    return run, reducer, choice
+    return run, reducers, choice

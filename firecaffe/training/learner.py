@@ -1,6 +1,6 @@
 """The learner of this rank: network, task and optimizer, their state, and their probe."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -71,11 +71,11 @@ class Learner:
     damaged: list[str]
     """Why newer checkpoints of the run that `model.weights` names were not taken."""
 
-    @property
-    def in_ready_order(self) -> list[nn.Parameter]:
-        """The parameters in the order in which backward finishes their gradients."""
-        parameters = list(self.named.values())
-        return [parameters[index] for index in self.probe.ready_order]
+    def ready_order(self, part: Mapping[str, nn.Parameter]) -> list[int]:
+        """The places in a part of `named`, in the order in which backward finishes gradients."""
+        names, place_of = list(self.named), {name: place for place, name in enumerate(part)}
+        in_order = (names[index] for index in self.probe.ready_order)
+        return [place_of[name] for name in in_order if name in place_of]
 
 
 def build_learner(

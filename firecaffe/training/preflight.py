@@ -17,6 +17,8 @@ from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.recipe.served import check_served_workers
 from firecaffe.runs.loggers import check_libraries
 from firecaffe.solvers.optimizer import make_optimizer
+from firecaffe.synchrony.config import LOCAL
+from firecaffe.synchrony.fragments import cut_fragments
 from firecaffe.training.checkpoint import check_identity, check_whole, load_newest
 from firecaffe.training.checks import check_input, check_rates, check_validation
 from firecaffe.training.compiled import check_compiler
@@ -72,8 +74,10 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
 
     def check(network: nn.Module) -> None:
         check_input(network, task, recipe, dataset)
-        named = network.named_parameters()
-        make_optimizer({name: each for name, each in named if each.requires_grad}, recipe.solver)
+        named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        make_optimizer(named, recipe.solver)
+        if recipe.synchrony.mode == LOCAL:
+            cut_fragments([each.numel() for each in named.values()], recipe.synchrony.fragments)
         if recipe.train.batch_norm_samples:
             layers_of(network, recipe.train.batch_norm_samples)
         if recipe.model.weights and not is_resumed:

@@ -50,7 +50,7 @@ def make_steps(
     learner: Learner,
     world: World,
     data: Data,
-    reducer: GradientReducer,
+    reducers: Sequence[GradientReducer],
     plugins: Sequence[Plugin],
     first_step: int,
     is_repeatable: bool,
@@ -60,7 +60,7 @@ def make_steps(
     """Every rank calls it.
 
     Args:
-        reducer: Sums the gradients, or what replicas are averaged by.
+        reducers: The one that sums the gradients, or what averages each fragment of replicas.
         first_step: The step from which this training goes on.
         is_repeatable: Whether the training data are; doubts are added to the learner's if they
             turn out not to be.
@@ -75,14 +75,14 @@ def make_steps(
     ahead = BatchesAhead(learner.batches, leaves, first_step, last_ahead, late_doubts)
     resources.enter_context(closing(ahead))
     resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
-    sums = reducer
+    sums = reducers[0]
     if local is not None and first is not run:
-        _, sums, _ = connect(first, learner, world, None, resources)
+        _, [sums], _ = connect(first, learner, world, None, resources)
     batches, clip = around_batches(plugins, ahead, world), recipe.solver.clip_gradients
     stepper = Stepper(learner.forward, batches, learner.optimizer, sums, leaves, clip)
     stepper.momentum, stepper.ema = run.momentum, learner.ema
     if local is not None:
-        own = local_stepper(local, run, world, stepper, ahead, reducer, resources)
+        own = local_stepper(local, run, world, stepper, ahead, reducers, resources)
         return Steps(own, ahead, None)
     if served is None:
         return Steps(stepper, ahead, None)

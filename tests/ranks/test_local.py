@@ -45,6 +45,8 @@ WORDS: dict[str, dict[str, Any]] = {
     "overlap": {"outer": "nesterov", "overlap_steps": 2, "local_steps": 3, "replicas": 12},
     "synchronous first": {"warm_steps": 3, "local_steps": 2},
     "averaged moments": {"inner_momentum": "average"},
+    "fragments": {"fragments": 3, "inner_momentum": "average", "local_steps": 5, "warm_steps": 1},
+    "fragments beside": {"fragments": 2, "overlap_steps": 1, "outer": "nesterov"},
 }
 
 
@@ -129,14 +131,16 @@ def test_replicas_count_their_own_batches(ranks: Ranks, tmp_path: Path) -> None:
     assert saved.tensors[name] == 4  # the average was taken a step before
 
 
-@pytest.mark.parametrize("compressor", ["int8", "top_k"])
+@pytest.mark.parametrize(
+    ("compressor", "name"), [("int8", "overlap"), ("top_k", "fragments beside")]
+)
 def test_codecs_encode_replicas_and_not_workers(
-    ranks: Ranks, compressor: str, tmp_path: Path
+    ranks: Ranks, compressor: str, name: str, tmp_path: Path
 ) -> None:
     """What they keep back is of replicas' differences; and goes along with a resume."""
     exchange = dataclasses.replace(RECIPE.exchange, compressor=compressor)
     recipe = dataclasses.replace(RECIPE, exchange=exchange)
-    recipe = with_words(recipe, WORDS["overlap"])
+    recipe = with_words(recipe, {**WORDS[name], "replicas": 12})
     often = dataclasses.replace(recipe, checkpoint=CheckpointConfig(every=4))
     found = [state(ranks, size, often, tmp_path / str(size)) for size in (1, 5, 4)]
     (saved, *_) = sorted((tmp_path / "4" / "checkpoints").glob("step-*"))

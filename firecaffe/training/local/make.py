@@ -1,7 +1,9 @@
 """Builds what local training has beside others: replicas, the outer optimizer, the steps."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -14,11 +16,12 @@ from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.solvers.optimizer_state import OptimizerTensors
 from firecaffe.solvers.outer import Outer
+from firecaffe.synchrony.fragments import cut_fragments
 from firecaffe.synchrony.rounds import Rounds
 from firecaffe.training.forward import Forward
 from firecaffe.training.local.average import Average
 from firecaffe.training.local.moments import Moments, find_moments
-from firecaffe.training.local.replicas import Replicas
+from firecaffe.training.local.replicas import Fragment, Replicas
 from firecaffe.training.local.stepper import LocalStepper
 from firecaffe.training.local.sums import LocalSums
 from firecaffe.training.piece import Piece
@@ -34,7 +37,9 @@ class Local:
     replicas: Replicas
     outer: Outer
     sums: LocalSums
-    moments: Moments
+    fragments: Sequence[Fragment]
+    moments: Sequence[Moments]
+    """Of each fragment."""
 
     num_replicas: int
     """Of all ranks."""
@@ -53,10 +58,16 @@ class Local:
         outer = OptimizerTensors(self.replicas.model, self.outer.optimizer)
         return {"outer": outer, "replica": self.replicas}
 
-    def examples(self, forward: Forward) -> tuple[list[Tensor], Tensor]:
-        """The tail of a replica, and the counts of a rank, in an average."""
-        tail = [self.sums.no_losses(), *self.moments.none(), *forward.buffers.no_changes()]
-        return tail, self.sums.no_counts()
+    def tails(self, forward: Forward) -> list[list[Tensor]]:
+        """The tail of a replica, in an average of each fragment."""
+        return [
+            [
+                self.sums.no_losses(),
+                *moments.none(),
+                *(forward.buffers.no_changes() if fragment.has_buffers else []),
+            ]
+            for fragment, moments in zip(self.fragments, self.moments, strict=True)
+        ]
 
 
 def make_local(run: Run, rank: int, forward: Forward, named: dict[str, nn.Parameter]) -> Local:
@@ -65,14 +76,26 @@ def make_local(run: Run, rank: int, forward: Forward, named: dict[str, nn.Parame
     replicas = Replicas(
         forward.model, named, run.shares[rank], lambda: make_optimizer(named, solver)
     )
-    moments = Moments(named)
+    fragments = _fragments(named, words.fragments)
+    moments = [Moments(each.named) for each in fragments]
     if words.inner_momentum == "average":
-        moments = find_moments(named, lambda copies: make_optimizer(copies, solver))
-    sums = LocalSums(run.rounds.longest, len(forward.task.counted), forward.device)
+        make = partial(make_optimizer, config=solver)
+        moments = [find_moments(each.named, make) for each in fragments]
+    sums = LocalSums(run.rounds.longest_wait, len(forward.task.counted), forward.device)
     rate = None if words.outer_lr == -1 else words.outer_lr
     momentum = None if words.outer_momentum == -1 else words.outer_momentum
     outer = Outer(list(named.values()), words.outer, rate, momentum)
-    return Local(run.rounds, replicas, outer, sums, moments, words.replicas)
+    return Local(run.rounds, replicas, outer, sums, fragments, moments, words.replicas)
+
+
+def _fragments(named: dict[str, nn.Parameter], count: int) -> list[Fragment]:
+    """Raises: RecipeError if there are fewer parameters. Buffers go with the last one."""
+    names = list(named)
+    cut = cut_fragments([parameter.numel() for parameter in named.values()], count)
+    return [
+        Fragment({names[place]: named[names[place]] for place in places}, places is cut[-1])
+        for places in cut
+    ]
 
 
 def local_stepper(
@@ -81,11 +104,11 @@ def local_stepper(
     world: World,
     synchronous: Stepper,
     ahead: BatchesAhead,
-    reducer: GradientReducer,
+    reducers: Sequence[GradientReducer],
     resources: ExitStack,
 ) -> LocalStepper:
-    """Makes what runs the steps. synchronous: for those before the first round. reducer: of the
-    replicas of all ranks. resources: takes what has to be closed.
+    """Makes what runs the steps. synchronous: for those before the first round. reducers: of each
+    fragment of the replicas of all ranks. resources: takes what has to be closed.
     """
     words, forward = run.recipe.synchrony, synchronous.forward
     each = run.recipe.train.num_micro_batches // words.replicas
@@ -102,14 +125,18 @@ def local_stepper(
     resources.enter_context(own)
     order = run.route.order(run.num_leaves, run.shares[world.rank])
     forgets = words.inner_momentum == "zero"
-    average = Average(reducer, forward, local.replicas, order, local.outer, local.moments, forgets)
+    parts = zip(local.fragments, reducers, local.moments, strict=True)
+    averages = [
+        Average(fragment, reducer, forward, local.replicas, order, local.outer, moments, forgets)
+        for fragment, reducer, moments in parts
+    ]
     return LocalStepper(
         synchronous=synchronous,
         ahead=ahead,
         world=world,
         rounds=local.rounds,
         replicas=local.replicas,
-        average=average,
+        averages=averages,
         own=own,
         leaves=run.micro_batches(world.rank),
         num_replicas=local.num_replicas,

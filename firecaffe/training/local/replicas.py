@@ -10,7 +10,7 @@ ranks goes on with it:
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -26,6 +26,16 @@ from firecaffe.transport.collect import HeldPart
 NUMBERS = "numbers"
 
 
+@dataclass(frozen=True)
+class Fragment:
+    """What of a network is averaged together."""
+
+    named: Mapping[str, nn.Parameter]
+    """Those of its parameters that are trained."""
+    has_buffers: bool
+    """Whether all buffers go with these."""
+
+
 @dataclass
 class Replica:
     """One copy of the network."""
@@ -36,7 +46,7 @@ class Replica:
     buffers: dict[str, Tensor]
     optimizer: optim.Optimizer
     compared: dict[str, Tensor] = field(default_factory=dict)
-    """Its weights when the average that is under way was taken."""
+    """Its weights when the average that is under way was taken: those of a fragment."""
 
     def take_buffers(self, model: nn.Module) -> None:
         """Takes those of the network, in which it has trained."""
@@ -59,7 +69,7 @@ class Replicas:
         """named: the parameters that are trained. make: an optimizer of these."""
         self.model, self.named = model, named
         self.is_apart = False
-        """Whether they have other weights than the average."""
+        """Whether they have other weights than the average, at least of some fragment."""
         self.own = [
             Replica(
                 number,
@@ -70,28 +80,33 @@ class Replicas:
             for number in numbers
         ]
 
-    @torch.no_grad()
     def join(self) -> None:
         """Gives all replicas the average that the network holds."""
-        for replica in self.own:
-            copy(replica.weights.values(), self.named.values())
-            copy(replica.buffers.values(), self.model.buffers())
+        self.take(Fragment(self.named, has_buffers=True))
         self.is_apart = False
 
-    def remember(self) -> None:
+    @torch.no_grad()
+    def take(self, fragment: Fragment) -> None:
+        """Gives all replicas a fragment of the average that the network holds."""
+        for replica in self.own:
+            copy((replica.weights[name] for name in fragment.named), fragment.named.values())
+            if fragment.has_buffers:
+                copy(replica.buffers.values(), self.model.buffers())
+
+    def remember(self, fragment: Fragment) -> None:
         """Remembers the weights that are compared, for replicas that go on meanwhile."""
         for replica in self.own:
-            replica.compared = {name: each.clone() for name, each in replica.weights.items()}
+            replica.compared = {name: replica.weights[name].clone() for name in fragment.named}
 
     @torch.no_grad()
-    def follow(self) -> None:
-        """Gives each replica the average that the network holds, and the way that it has gone
-        since it was compared. Its buffers go on: a variance might become negative so.
+    def follow(self, fragment: Fragment) -> None:
+        """Gives each replica a fragment of the average that the network holds, and the way that it
+        has gone since it was compared. Its buffers go on: a variance might become negative so.
         """
         for replica in self.own:
-            weights = list(replica.weights.values())
+            weights = [replica.weights[name] for name in fragment.named]
             torch._foreach_sub_(weights, list(replica.compared.values()))
-            torch._foreach_add_(weights, list(self.named.values()))
+            torch._foreach_add_(weights, list(fragment.named.values()))
             replica.compared = {}
 
     def inherit(self, optimizer: optim.Optimizer) -> None:
@@ -105,10 +120,11 @@ class Replicas:
                 replica.optimizer.state[parameter] = deepcopy(kept)
         optimizer.state.clear()
 
-    def forget(self) -> None:
-        """Lets the replicas' optimizers begin anew."""
+    def forget(self, fragment: Fragment) -> None:
+        """Lets the replicas' optimizers begin anew with a fragment."""
         for replica in self.own:
-            replica.optimizer.state.clear()
+            for parameter in fragment.named.values():
+                replica.optimizer.state.pop(parameter, None)
 
     @contextmanager
     def lent(self) -> Iterator[None]:

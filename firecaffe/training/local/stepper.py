@@ -6,7 +6,7 @@ of its own. A replica without samples, at the end of an epoch, makes none. Every
 consecutive replicas and trains them one after the other in the same network.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -49,7 +49,8 @@ class LocalStepper:
     world: World
     rounds: Rounds
     replicas: Replicas
-    average: Average
+    averages: Sequence[Average]
+    """Of each fragment."""
     own: GradientReducer
     """Of one replica's micro-batches, on this rank alone."""
     leaves: list[int]
@@ -89,26 +90,25 @@ class LocalStepper:
         self._have_parted = True
         if step == self.rounds.synchronous:
             self.replicas.inherit(self.synchronous.optimizer)
+            self.replicas.join()
             if self.ahead.leaves != self.leaves:
                 self.ahead.go_on(self.leaves, step)
-        if not self.replicas.is_apart:
-            self.replicas.join()
-            self.replicas.is_apart = True
-        outcome = self._train(step, learning_rate)
+        outcome, done = self._train(step, learning_rate), step + 1
         self.sums.waiting.append(outcome)
-        done, round_ = step + 1, self.rounds.of(step)
         if self._under_way is not None and self._under_way.round.applied == done:
             self._apply(self._under_way, outcome, learning_rate)
-        if round_.stop == done:
+        for round_ in self.rounds.taken(done):
+            average = self.averages[round_.fragment]
             votes = ballot(vote(), self.forward.device)
             losses = {each.number: self.sums.losses(each.number) for each in self.replicas.own}
-            self.average.begin(losses, self.sums.counts(votes))
+            average.begin(losses, self.sums.counts(votes))
             self._under_way = UnderWay(round_, self.sums.waiting)
             self.sums.waiting = []
             if round_.applied == done:
                 self._apply(self._under_way, outcome, learning_rate)
             else:
-                self.replicas.remember()
+                self.replicas.remember(average.fragment)
+        self.replicas.is_apart = not self.rounds.are_together(done)
         outcome.end = self.own.queue.mark()
         return outcome
 
@@ -177,15 +177,16 @@ class LocalStepper:
 
     def _apply(self, under_way: UnderWay, outcome: LocalOutcome, learning_rate: float) -> None:
         """Waits for an average and applies it. outcome: that of the present step."""
-        totals = self.average.finish()
+        average, round_ = self.averages[under_way.round.fragment], under_way.round
+        totals = average.finish()
         outcome.totals = totals
         self._under_way = None
         self.sums.settle(under_way.sent, totals.tail[0].cpu(), totals.counts.cpu())
-        self.average.apply(totals, learning_rate)
-        if under_way.round.applied == under_way.round.stop:
-            self.replicas.is_apart = False
+        average.apply(totals, learning_rate)
+        if round_.applied == round_.stop:
+            self.replicas.take(average.fragment)
         else:
-            self.replicas.follow()
+            self.replicas.follow(average.fragment)
 
     @property
     def _order(self) -> SampleOrder:

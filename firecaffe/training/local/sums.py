@@ -91,16 +91,16 @@ class LocalSums:
     """The outcomes that wait for their sums, and their form in an average."""
 
     def __init__(self, longest: int, counted: int, device: torch.device) -> None:
-        """longest: the steps of the longest round. counted: the numbers that the task counts."""
+        """longest: the most steps before an average. counted: the numbers that the task counts."""
         self._longest, self._row, self._device = longest, counted + 1, device
         self.waiting: list[LocalOutcome] = []
 
     def no_losses(self) -> Tensor:
-        """The losses of a replica in the steps of a round; none."""
+        """The losses of a replica in the steps before an average; none."""
         return torch.zeros(self._longest, device=self._device)
 
     def no_counts(self) -> Tensor:
-        """The counts of a rank in a round, a row each step, then its votes; none."""
+        """The counts of a rank in the steps before an average, a row each, then its votes; none."""
         return torch.zeros(self._longest * self._row + VOTES, device=self._device)
 
     def no_row(self) -> Tensor:
@@ -127,7 +127,7 @@ class LocalSums:
         """Tells outcomes their sums. Raises: NotFiniteError, on all ranks."""
         rows = counts[:-VOTES].reshape(self._longest, self._row)
         for place, outcome in enumerate(sent):
-            # The votes belong to the round: they are told once.
+            # The votes belong to the average: they are told once.
             votes = counts[-VOTES:] if place == len(sent) - 1 else torch.zeros(VOTES)
             outcome.take(losses[place], rows[place], votes)
 

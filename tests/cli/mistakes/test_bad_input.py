@@ -202,6 +202,11 @@ TWO = ("--synchrony.replicas", "2")
         ("train", [*TWO, "--nproc-per-node", "3"], "replicas is 2 on 3 workers"),
         ("verify", [*TWO, "--nproc-per-node", "1,3"], "replicas is 2 on 3 workers"),
         ("train", ["--synchrony.warm_epochs", "99"], "synchronous steps, but the training has"),
+        (
+            "train",
+            ["--synchrony.local_steps", "99", "--train.steps", "99", "--synchrony.fragments", "99"],
+            "synchrony.fragments is 99, but the network has",
+        ),
     ],
 )
 def test_replicas_that_cannot_be(

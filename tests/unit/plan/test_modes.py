@@ -138,6 +138,15 @@ def test_a_rare_average_hides_a_slow_network() -> None:
     assert saved_s == pytest.approx(exchange_s * 31 / 32, rel=0.2)
 
 
+def test_fragments_make_workers_wait_for_each_other_more_often() -> None:
+    """With as many as steps, after each of these, as in every_step; the exchange costs nothing."""
+    words: dict[str, Any] = {"speeds": "gamma", "spread": 0.5, "local_steps": 8, "replicas": 4}
+    often, rarely = (modes(4, cluster(), fragments=count, **words) for count in (8, 1))
+    every_step_s = often["every_step"].step_s
+    assert often["local, H = 8, 8 fragments"].step_s == pytest.approx(every_step_s, rel=0.01)
+    assert rarely["local, H = 8"].step_s < 0.9 * every_step_s
+
+
 def test_alternatives_are_of_workers_that_were_measured() -> None:
     """One of four takes twice as long: as above, but by seconds that are told."""
     made, on = work(56), cluster()

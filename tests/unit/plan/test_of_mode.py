@@ -70,6 +70,27 @@ def test_replicas_wait_once_a_round(local_steps: int, mean: int) -> None:
     assert found(32, mode="local", warm_steps=6)["after_step"] == 6
 
 
+def test_fragments_are_averaged_one_by_one() -> None:
+    """LeNet's largest parameter has 93 % of its bytes: it is a fragment, and bounds the peak. In
+    all a cycle sends as much; what is under way beside a step is short enough, or not.
+    """
+    words = {"mode": "local", "local_steps": 8, "replicas": 8, "overlap_steps": 1}
+    whole, parts = (found(32, 1e7, fragments=count, **words) for count in (1, 4))
+    assert parts["bytes_per_step"] == whole["bytes_per_step"]
+    assert parts["average_s"] == pytest.approx(whole["average_s"] / 4)
+    assert whole["average_bytes"] == work(32).parameter_bytes
+    sizes = sorted(work(32).tensors_bytes)
+    assert parts["average_bytes"] == pytest.approx(sizes[-1])
+    assert sizes[-1] > sum(sizes[:-1])
+    leaf_s, update = taken(32)
+    own_s, exchange_s = 8 * leaf_s + 2 * update, whole["average_s"]
+    largest_s = exchange_s * sizes[-1] / sum(sizes)
+    assert (exchange_s - largest_s) < own_s < largest_s  # one of four takes longer than a step
+    assert parts["step_s"] == pytest.approx(own_s + (largest_s - own_s) / 8, rel=0.01)
+    assert whole["step_s"] == pytest.approx(own_s + (exchange_s - own_s) / 8, rel=0.01)
+    assert parts["mode_in_words"] == "local, H = 8, 4 fragments, 1 steps beside"
+
+
 def test_who_hosts_more_replicas_is_waited_for() -> None:
     """Of six, four workers host 2, 2, 1 and 1, of four micro-batches each."""
     row = found(24, mode="local", replicas=6)

@@ -35,7 +35,13 @@ LOCAL = Recipe(
         ({"synchrony.shares": "measured"}, "shares measured with synchrony.mode local"),
         ({"train.autocast": "float16"}, "autocast float16 with synchrony.mode local"),
         ({"train.ema_decay": 0.9}, "ema_decay 0.9 with synchrony.mode local"),
-        ({"synchrony.overlap_steps": 8}, "overlap_steps is 8 with synchrony.local_steps 8"),
+        ({"synchrony.overlap_steps": 8}, "overlap_steps is 8 with synchrony.local_steps 8; it"),
+        ({"synchrony.fragments": 9}, "fragments is 9 with synchrony.local_steps 8; it must be at"),
+        (
+            {"synchrony.overlap_steps": 2, "synchrony.fragments": 3},
+            "overlap_steps is 2 with synchrony.local_steps 8 in 3 fragments; it must be less than "
+            "2",
+        ),
         (
             {"synchrony.overlap_steps": 1, "synchrony.inner_momentum": "average"},
             "inner_momentum average with overlap_steps 1",
@@ -94,7 +100,7 @@ def test_when_replicas_part() -> None:
     assert rounds({"warm_steps": 7}).synchronous == 7
     assert rounds({"warm_epochs": 2}).synchronous == 20
     assert rounds({"warm_until_drop": True}, drops).synchronous == 40
-    assert rounds({"warm_steps": 7}).of(7).stop == 15
+    assert [each.first for each in rounds({"warm_steps": 7}).taken(15)] == [7]
     late = replace(drops, stepvalue=[100])
     with pytest.raises(RecipeError, match="the rate does not drop in the training's 100 steps"):
         rounds({"warm_until_drop": True}, late)
@@ -105,5 +111,5 @@ def test_when_replicas_part() -> None:
 def test_the_quadratic_rule_follows_the_policy() -> None:
     drops = SolverConfig(base_lr=0.2, lr_policy="multistep", gamma=0.5, stepvalue=[24])
     found = rounds({"growth_coefficient": 1.23}, drops)
-    assert found.of(0).steps == 37  # (1.23 / 0.2)^2 = 37.8
-    assert found.of(37).steps == 63  # (1.23 / 0.1)^2 = 151, of which 63 are left
+    assert found.taken(37)  # (1.23 / 0.2)^2 = 37.8
+    assert [each.steps for each in found.taken(100)] == [63]  # (1.23 / 0.1)^2 = 151

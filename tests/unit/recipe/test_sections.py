@@ -155,6 +155,7 @@ OTHER = Recipe(
         outer_momentum=0.8,
         inner_momentum="zero",
         overlap_steps=1,
+        fragments=3,
     ),
 )
 

@@ -3,12 +3,11 @@
 from itertools import pairwise
 from math import floor
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from firecaffe.synchrony.config import SynchronyConfig
-from firecaffe.synchrony.rounds import Rounds, plan_rounds
+from firecaffe.synchrony.rounds import Round, Rounds, plan_rounds
 
 
 def fixed(_: int) -> float:
@@ -16,15 +15,17 @@ def fixed(_: int) -> float:
 
 
 def plan(
-    steps: int, local_steps: int, synchronous: int = 0, overlap_steps: int = 0, growth: float = 0.0
+    steps: int, local_steps: int, synchronous: int = 0, overlap_steps: int = 0, fragments: int = 1
 ) -> Rounds:
     words = SynchronyConfig(
-        "local",
-        local_steps=local_steps,
-        overlap_steps=overlap_steps,
-        growth_coefficient=growth,
+        "local", local_steps=local_steps, overlap_steps=overlap_steps, fragments=fragments
     )
     return plan_rounds(words, synchronous, steps, fixed)
+
+
+def all_of(rounds: Rounds, steps: int) -> list[Round]:
+    """In the order in which their averages are taken."""
+    return [each for done in range(1, steps + 1) for each in rounds.taken(done)]
 
 
 @given(
@@ -32,32 +33,52 @@ def plan(
     local_steps=st.integers(1, 20),
     synchronous=st.integers(0, 59),
     overlap_steps=st.integers(0, 19),
+    fragments=st.integers(1, 20),
 )
-def test_every_step_is_in_one_round_or_synchronous(
-    steps: int, local_steps: int, synchronous: int, overlap_steps: int
+def test_every_step_is_in_one_round_of_each_fragment_or_synchronous(
+    steps: int, local_steps: int, synchronous: int, overlap_steps: int, fragments: int
 ) -> None:
-    synchronous, overlap_steps = min(synchronous, steps - 1), min(overlap_steps, local_steps - 1)
-    rounds = plan(steps, local_steps, synchronous, overlap_steps)
-    found = [rounds.of(step) for step in range(synchronous, steps)]
-    for step, one in enumerate(found, synchronous):
-        assert one.first <= step < one.stop
-        assert one.stop - one.first == min(local_steps, steps - one.first)
-        assert one.applied == min(steps, one.stop + overlap_steps)
-    assert found[-1].stop == found[-1].applied == steps
+    synchronous, fragments = min(synchronous, steps - 1), min(fragments, local_steps)
+    overlap_steps = min(overlap_steps, local_steps // fragments - 1)
+    rounds = plan(steps, local_steps, synchronous, overlap_steps, fragments)
+    found = all_of(rounds, steps)
+    for fragment in range(fragments):
+        first, *others = (each for each in found if each.fragment == fragment)
+        offset = local_steps * (fragment + 1) // fragments
+        assert (first.first, first.stop) == (synchronous, min(steps, synchronous + offset))
+        for last, each in pairwise([first, *others]):
+            assert each.first == last.stop
+            assert each.stop == min(steps, last.stop + local_steps)
+        assert [first, *others][-1].stop == steps
+    for each in found:
+        assert each.applied == min(steps, each.stop + overlap_steps)
     # An average has come before the next one is taken, and the state is whole when it has.
     for one, following in pairwise(found):
-        assert one == following or one.applied <= following.stop
+        assert one.applied < following.stop or following.stop == steps
     whole = [done for done in range(1, steps + 1) if rounds.is_whole(done)]
     assert whole == [*range(1, synchronous + 1), *sorted({one.applied for one in found})]
     for before, done in zip([0, *whole], whole, strict=False):
         assert rounds.last_whole(done) == before
+    together = [done for done in whole if rounds.are_together(done)]
+    ends = [*range(synchronous + local_steps, steps, local_steps), steps]
+    none_goes_on = fragments == 1 and not overlap_steps
+    assert together == [*range(1, synchronous + 1), *(ends if none_goes_on else [steps])]
+    stops = [synchronous, *(each.stop for each in found)]
+    assert rounds.longest_wait == max(after - one for one, after in pairwise(stops))
 
 
-def test_no_round_begins_before_the_synchronous_steps_end() -> None:
+def test_before_the_first_round_none_is_averaged() -> None:
     rounds = plan(steps=10, local_steps=4, synchronous=3)
-    with pytest.raises(ValueError, match="step 2 is in no round; the first is 3"):
-        rounds.of(2)
-    assert Rounds(7).longest == 0
+    assert all_of(rounds, 10) == [Round(0, 3, 7, 7), Round(0, 7, 10, 10)]
+    assert (Rounds(7).longest_wait, Rounds(7).taken(7)) == (0, [])
+
+
+def test_fragments_take_turns() -> None:
+    rounds = plan(steps=19, local_steps=8, fragments=3, overlap_steps=1)
+    taken = {done: [each.fragment for each in rounds.taken(done)] for done in range(20)}
+    turns = {2: [0], 5: [1], 8: [2], 10: [0], 13: [1], 16: [2], 18: [0], 19: [0, 1, 2]}
+    assert {done: each for done, each in taken.items() if each} == turns
+    assert (rounds.longest_wait, rounds.mean_cycle, rounds.averages(18)) == (3, 6, 6)
 
 
 def test_the_quadratic_rule() -> None:
@@ -68,21 +89,30 @@ def test_the_quadratic_rule() -> None:
 
     words = SynchronyConfig("local", local_steps=2, growth_coefficient=0.65)
     rounds = plan_rounds(words, 0, 80, halving)
-    first = 0
-    while first < 80:
-        expected = max(2, floor((0.65 / halving(first)) ** 2))
-        assert rounds.of(first).stop == min(80, first + expected)
-        first = rounds.of(first).stop
-    assert [rounds.of(step).steps for step in (0, 20)] == [2, 10]
+    found = all_of(rounds, 80)
+    for each in found:
+        expected = max(2, floor((0.65 / halving(each.first)) ** 2))
+        assert each.stop == min(80, each.first + expected)
+    assert [each.steps for each in found if each.first in (0, 20)] == [2, 10]
+
+
+def test_a_cycle_has_the_length_of_its_first_step_for_all_fragments() -> None:
+    """Of 4 steps, then, once the rate has fallen in the third one, of 16."""
+    words = SynchronyConfig("local", local_steps=4, growth_coefficient=0.8, fragments=4)
+    rounds = plan_rounds(words, 0, 40, lambda step: 0.4 if step < 10 else 0.2)
+    stops = [each.stop for each in all_of(rounds, 40)]
+    assert stops == [*range(1, 13), 16, 20, 24, 28, 32, 36, *[40] * 4]
+    assert rounds.mean_cycle == 8
 
 
 def test_as_long_as_the_rate_rises_its_highest_counts() -> None:
     """As after the warm-up, which the rule's authors set for it."""
     words = SynchronyConfig("local", local_steps=2, growth_coefficient=0.65)
     rounds = plan_rounds(words, 0, 40, lambda step: 0.2 * min(1, (step + 1) / 10))
-    assert rounds.of(0).steps == floor((0.65 / 0.2) ** 2) == 10
+    assert all_of(rounds, 40)[0].steps == floor((0.65 / 0.2) ** 2) == 10
 
 
 def test_a_rate_of_zero_is_one_round() -> None:
-    words = SynchronyConfig("local", local_steps=2, growth_coefficient=0.6)
-    assert plan_rounds(words, 0, 40, lambda _: 0.0).of(0).stop == 40
+    words = SynchronyConfig("local", local_steps=2, growth_coefficient=0.6, fragments=2)
+    found = all_of(plan_rounds(words, 30, 40, lambda _: 0.0), 40)
+    assert found == [Round(0, 30, 40, 40), Round(1, 30, 40, 40)]

@@ -31,6 +31,7 @@ MODES: dict[str, dict[str, Any]] = {
     "nesterov": {"outer": "nesterov"},
     "overlap": {"overlap_steps": 2},
     "quadratic rule": {"growth_coefficient": 0.15},
+    "fragments": {"outer": "nesterov", "fragments": 2, "overlap_steps": 1},
 }
 
 
@@ -69,10 +70,11 @@ def test_a_training_may_be_made_longer_after_a_whole_round(tmp_path: Path) -> No
     train(tmp_path / "cut", {}, steps=10)
     with pytest.raises(CheckpointError, match=r"at step 10, .* cut short: .* after step 8 and"):
         train(tmp_path / "no", {}, tmp_path / "cut", steps=20)
-    overlaps = {"overlap_steps": 1}
-    train(tmp_path / "overlap", overlaps, steps=12)
-    with pytest.raises(CheckpointError, match=r"train\.steps is 20 in the recipe, 12 in the check"):
-        train(tmp_path / "not", overlaps, tmp_path / "overlap", steps=20)
+    for words in ({"overlap_steps": 1}, {"fragments": 2}):
+        (name,) = words
+        train(tmp_path / name, words, steps=12)
+        with pytest.raises(CheckpointError, match=r"train\.steps is 20 in the recipe, 12 in the"):
+            train(tmp_path / "not", words, tmp_path / name, steps=20)
 
 
 def test_the_record_tells_of_rounds(tmp_path: Path) -> None:
@@ -131,6 +133,10 @@ def test_what_is_not_finite_is_told_with_its_step_and_the_average_stays(tmp_path
     [
         ({"warm_epochs": 5}, "local_steps is 4 after 50 synchronous steps, but .* 40 steps"),
         ({"replicas": 3}, "replicas is 3 of 8 micro-batches"),
+        (
+            {"fragments": 30, "local_steps": 30},
+            "fragments is 30, but the network has 6 parameters that are trained",
+        ),
     ],
 )
 def test_refused(words: dict[str, Any], line: str, tmp_path: Path) -> None:
