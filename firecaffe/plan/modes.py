@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from firecaffe.exchange.leaves import Shares, equal_shares
-from firecaffe.gradients.compressors import MEMORYLESS
+from firecaffe.gradients.compressors import MEMORYLESS, ONE_BY_ONE
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import half_coded_s, sent_share
 from firecaffe.plan.compute import data_s, micro_batch, update_s
@@ -167,7 +167,8 @@ class _Workers:
         self.steps = max(1, min(STEPS, MOST_WORKS // self.leaves))
         network = Network(cluster.links, self.size)
         outermost = network.links[network.level(0, self.size - 1)]
-        self.codec = row.compressor if row.compressor in MEMORYLESS else ""
+        codecs = MEMORYLESS if words.server == SHARDED else ONE_BY_ONE
+        self.codec = row.compressor if row.compressor in codecs else ""
         self.pushed_bytes = float(workload.parameter_bytes)
         self.half_coded_s = 0.0
         if self.codec:

@@ -28,7 +28,7 @@ def check_served(
     leaves = train.num_micro_batches
     if words.is_lockless:
         _check_lockless(words, train, solver, exchange)
-    _check_coded(mode, exchange)
+    _check_coded(words, exchange)
     if train.autocast == "float16":
         raise RecipeError(
             f"train.autocast float16 with {mode}: the loss scale changes while gradients are under "
@@ -61,20 +61,26 @@ def check_served(
             )
 
 
-def _check_coded(mode: str, exchange: ExchangeConfig) -> None:
+def _check_coded(words: SynchronyConfig, exchange: ExchangeConfig) -> None:
     """Raises: RecipeError if a worker cannot encode a micro-batch's gradient by itself."""
     # Codecs load torch, which the meaning of a recipe's words does not need.
-    from firecaffe.gradients.compressors import MEMORYLESS
+    from firecaffe.gradients.compressors import MEMORYLESS, ONE_BY_ONE
 
-    if exchange.compressor not in (NO_COMPRESSOR, *MEMORYLESS):
+    compressor = exchange.compressor
+    if compressor not in (NO_COMPRESSOR, *ONE_BY_ONE):
         raise RecipeError(
-            f"exchange.compressor {exchange.compressor} with {mode}: it keeps what it has not sent "
-            f"until the next step; with a server use {' or '.join(MEMORYLESS)}"
+            f"exchange.compressor {compressor} with synchrony.mode {words.mode}: a server takes "
+            f"gradients one by one, each in as many bytes; use one of {', '.join(ONE_BY_ONE)}"
+        )
+    if words.server == SHARDED and compressor not in (NO_COMPRESSOR, *MEMORYLESS):
+        raise RecipeError(
+            f"exchange.compressor {compressor} with synchrony.server sharded: it keeps what of a "
+            f"whole parameter it has not sent; use {' or '.join(MEMORYLESS)}, or server = first"
         )
     if exchange.level:
         raise RecipeError(
-            f"exchange.compressor_level {exchange.level} with {mode}: each micro-batch's gradient "
-            "is encoded by itself; leave it out"
+            f"exchange.compressor_level {exchange.level} with synchrony.mode {words.mode}: each "
+            "micro-batch's gradient is encoded by itself; leave it out"
         )
 
 

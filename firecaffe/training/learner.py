@@ -33,6 +33,7 @@ from firecaffe.training.parts import Parts, build_network
 from firecaffe.training.rise import Rise
 from firecaffe.training.served.make import Served, make_served
 from firecaffe.training.served.stepper import delayed_updates
+from firecaffe.training.served.unsent import FeedbackEncoder
 from firecaffe.training.state import State, state_of
 
 
@@ -121,6 +122,8 @@ def build_learner(
     if recipe.synchrony.is_served:
         served = make_served(run, forward, named, optimizer, ema, served_learners)
         state.pieces["server"] = served.memory
+        if isinstance(served.coder, FeedbackEncoder) and served.real is None:
+            state.pieces["compressor"] = served.coder
         state.numbers["synchrony"] = served
     norms: Norms | None = None
     if recipe.train.batch_norm_samples:

@@ -46,7 +46,7 @@ MODES: dict[str, dict[str, Any]] = {
     "asynchronous": {"mode": "asynchronous", "staleness_rate": "inverse"},
     "softsync": {"mode": "asynchronous", "gradients_per_update": 2, "compensate": "delay"},
     "nesterov": {"mode": "asynchronous", "server_momentum": "delayed_nesterov", "in_flight": 2},
-    "encoded": {"mode": "stale", "max_staleness": 2, "compressor": "float16"},
+    "encoded": {"mode": "backup", "backup_workers": 1, "compressor": "int8"},
 }
 assert {words["mode"] for words in MODES.values()} == set(SERVED)
 

@@ -39,6 +39,13 @@ MEMORYLESS = tuple(
 )
 """Those that keep nothing back."""
 
+ONE_BY_ONE = tuple(
+    name
+    for name, codec in COMPRESSORS.items()
+    if isinstance(codec, RowCodec) or (isinstance(codec, TensorCodec) and codec.has_fixed_length)
+)
+"""Those that encode a gradient by itself, in so many bytes as its size says."""
+
 
 def make_compressor(name: str, layouts: Sequence[Layout]) -> Compressor:
     """Makes a compressor for buckets of these layouts; it has no memory yet.

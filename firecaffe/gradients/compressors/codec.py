@@ -32,12 +32,14 @@ class RowCodec:
 
 @dataclass(frozen=True)
 class TensorCodec:
-    """A codec for one parameter tensor at a time. Payloads may differ in length."""
+    """A codec for one parameter tensor at a time, which keeps back what it does not send."""
 
     encode: Callable[[Tensor, Tensor], Tensor]
     """Encodes x = gradient + memory, and the memory, both float32 (n,), as uint8 (bytes,)."""
     decode: Callable[[Tensor, int], Tensor]
     """Decodes uint8 (bytes,), given n, to float32 (n,)."""
+    has_fixed_length: bool = True
+    """Whether the payload's length depends on n alone."""
 
 
 @dataclass(frozen=True)

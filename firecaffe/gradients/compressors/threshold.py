@@ -71,4 +71,4 @@ def decode(payload: Tensor, num_elements: int) -> Tensor:
     return times * tau
 
 
-THRESHOLD = TensorCodec(encode, decode)
+THRESHOLD = TensorCodec(encode, decode, has_fixed_length=False)

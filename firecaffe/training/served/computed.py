@@ -38,7 +38,7 @@ class Computed:
         fetched = time.perf_counter()
         with self._at(work.version):
             found, counts = compute(self.forward, self.server.named, work.leaf, batch)
-        sent = Gradient(self.coder.as_sent(found.tensors), found.tail)
+        sent = Gradient(self.coder.as_sent(work.learner, found.tensors), found.tail)
         return Contribution(sent, counts, fetched - start, time.perf_counter() - fetched)
 
     @contextmanager

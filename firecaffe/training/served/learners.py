@@ -62,9 +62,11 @@ Arrivals = SimpleQueue[Arrival | Gone | LostRank | Came | Failed]
 
 
 @dataclass(frozen=True)
-class _Begin:
+class Begin:
     work: Work
     weights: Mapping[str, Tensor]
+    is_dropped: bool
+    """Whether what the learner has brought before does not count."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +90,20 @@ class Learner(ABC):
 
     asks_to_stop = False
     """Whether its process was asked to stop."""
+    is_dropped = False
+    """Whether what it brought last does not count."""
 
     def __init__(self, number: int, rank: int, arrivals: Arrivals) -> None:
         self.number, self.rank = number, rank
         self.spent = Spent()
         self._arrivals = arrivals
-        self._orders: SimpleQueue[_Begin | _End] = SimpleQueue()
+        self._orders: SimpleQueue[Begin | _End] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"learner-{number}", daemon=True)
         self._thread.start()
 
     def begin(self, work: Work, weights: Mapping[str, Tensor]) -> None:
         """Gives it work. weights: parameters and buffers, which do not change any more."""
-        self._orders.put(_Begin(work, weights))
+        self._orders.put(Begin(work, weights, self.is_dropped))
 
     def end(self, text: str, weights: Mapping[str, Tensor]) -> None:
         """Ends it, after its work if it has some. text, weights: for the process that it is in."""
@@ -116,8 +120,8 @@ class Learner(ABC):
 
     def _run(self) -> None:
         try:
-            while isinstance(order := self._orders.get(), _Begin):
-                brought = self._do(order.work, order.weights)
+            while isinstance(order := self._orders.get(), Begin):
+                brought = self._do(order)
                 self.spent.busy_s += brought.data_s + brought.compute_s
                 self._arrivals.put(Arrival(self, order.work, brought))
             self._tell_end(order.text, order.weights)
@@ -127,7 +131,7 @@ class Learner(ABC):
             self._arrivals.put(Failed(error))
 
     @abstractmethod
-    def _do(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution: ...
+    def _do(self, order: Begin) -> Contribution: ...
 
     @abstractmethod
     def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None: ...
@@ -140,11 +144,13 @@ class OwnLearner(Learner):
         self._bench, self._coder = bench, coder
         super().__init__(number, 0, arrivals)
 
-    def _do(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
-        brought = self._bench.compute(work, weights)
+    def _do(self, order: Begin) -> Contribution:
+        if order.is_dropped:
+            self._coder.drop(self.number)
+        brought = self._bench.compute(order.work, order.weights)
         self.spent.pulled_bytes, self.spent.pushed_bytes = brought.moved
         found = brought.gradient
-        sent = Gradient(self._coder.as_sent(found.tensors), found.tail)
+        sent = Gradient(self._coder.as_sent(self.number, found.tensors), found.tail)
         return replace(brought, gradient=sent)
 
     def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
@@ -159,12 +165,13 @@ class RemoteLearner(Learner):
         self._version = -1  # that the other end has
         super().__init__(number, rank, arrivals)
 
-    def _do(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
-        messages = self._messages
+    def _do(self, order: Begin) -> Contribution:
+        messages, work = self._messages, order.work
         is_new = work.version != self._version
-        messages.send_head(Head(WORK, work.learner, *work.leaf, work.version, is_new))
+        head = Head(WORK, work.learner, *work.leaf, work.version, is_new)
+        messages.send_head(replace(head, is_dropped=order.is_dropped))
         if is_new:
-            messages.send_weights(weights)
+            messages.send_weights(order.weights)
             self._version = work.version
         brought, asks = messages.receive_contribution()
         self.asks_to_stop |= asks

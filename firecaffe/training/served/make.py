@@ -18,7 +18,7 @@ from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.piece import Numbers, NumbersOfParts
-from firecaffe.training.served.coder import Coder, make_coder
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Contributions
 from firecaffe.training.served.computed import Computed
 from firecaffe.training.served.memory import ServerMemory
@@ -26,6 +26,7 @@ from firecaffe.training.served.real_clock import RealClock
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.source import LoggedClock, Source
 from firecaffe.training.served.stepper import Progress, ServedStepper
+from firecaffe.training.served.unsent import make_coder
 from firecaffe.training.step import Stepper, TrainBatches
 
 
@@ -65,7 +66,9 @@ class Served(NumbersOfParts):
         if source is None and self.real is not None:
             brought = self.real
         events = self.clock if source is None else source
-        return ServedStepper(warm, self.server, events, brought, self.leaves, self.progress)
+        return ServedStepper(
+            warm, self.server, events, brought, self.leaves, self.progress, self.coder
+        )
 
     @property
     def row(self) -> dict[str, Any]:
@@ -112,7 +115,7 @@ def make_served(
     real = RealClock(policy, own, needs_all=needs_all) if words.clock == "real" else None
     clock = real or SimulatedClock(policy, seconds_of(words, train.seed))
     logged = LoggedClock(clock, leaves.first_step, learners)
-    coder = make_coder(run.recipe.exchange.codec)
+    coder = make_coder(run.recipe.exchange.codec, named)
     return Served(server, memory, logged, real, leaves, Progress(), coder)
 
 

@@ -39,6 +39,8 @@ class Head:
     """1 if weights follow."""
     length: int = 0
     """Bytes of a text that follows."""
+    is_dropped: int = 0
+    """1 if what the learner has sent before does not count."""
 
     @property
     def work(self) -> Work:
@@ -64,7 +66,7 @@ class Messages:
         self._whole = {**named, **buffers}
         self.last: Mapping[str, Tensor] = {}
         """All weights and buffers, as they came with the end."""
-        self._head = Parcel({"": torch.zeros(7, dtype=torch.int64)})
+        self._head = Parcel({"": torch.zeros(len(astuple(Head(WORK))), dtype=torch.int64)})
         gradients = {f"gradient/{name}": coder.example(each) for name, each in self._named.items()}
         tails = {f"tail/{i}": each for i, each in enumerate(forward.empty_tail())}
         beside = {
@@ -85,7 +87,10 @@ class Messages:
 
     def receive_head(self) -> Head:
         self.lane.receive(self._head.data)
-        return Head(*self._head.views[""].tolist())
+        head = Head(*self._head.views[""].tolist())
+        if head.is_dropped:
+            self._coder.drop(head.learner)
+        return head
 
     def send_weights(self, tensors: Mapping[str, Tensor]) -> None:
         self.weights.fill(tensors)
@@ -97,11 +102,11 @@ class Messages:
         if self.weights.data.numel():
             self.lane.receive(self.weights.data)
 
-    def send_contribution(self, brought: Contribution, asks_to_stop: bool) -> None:
+    def send_contribution(self, learner: int, brought: Contribution, asks_to_stop: bool) -> None:
         """asks_to_stop: whether the sender's process was asked to."""
-        tensors, encode = brought.gradient.tensors, self._coder.encode
-        views = self._brought.views
-        self._brought.fill({f"gradient/{name}": encode(each) for name, each in tensors.items()})
+        tensors, views = brought.gradient.tensors, self._brought.views
+        encoded = self._coder.encode(learner, tensors)
+        self._brought.fill({f"gradient/{name}": each for name, each in encoded.items()})
         self._brought.fill(dict(zip(self._tails, brought.gradient.tail, strict=True)))
         views["counts"].copy_(brought.counts)
         views["is_used"].copy_(torch.tensor([name in tensors for name in self._named]))

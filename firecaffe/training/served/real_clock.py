@@ -154,6 +154,7 @@ class RealClock:
                 self._due.extend(arrived.learners)
             case Arrival() if self.learners.get(arrived.work.learner) is arrived.learner:
                 counts = self.policy.contribute(arrived.work)
+                arrived.learner.is_dropped = not counts
                 self._asking.append(arrived.work.learner)
                 self._brought = arrived.brought
                 return Push(self._now(), arrived.work, counts, self.policy.commit())

@@ -19,13 +19,14 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.totals import Totals
 from firecaffe.solvers.delayed_nesterov import set_delay
 from firecaffe.synchrony.config import BACKUP, SynchronyConfig
-from firecaffe.synchrony.events import Push
+from firecaffe.synchrony.events import Lose, Push
 from firecaffe.synchrony.leaves import Leaf, Leaves
 from firecaffe.synchrony.policy import Update
 from firecaffe.training.advice import for_server
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Timings, Votes
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Contribution, Contributions
 from firecaffe.training.served.server import Server
 from firecaffe.training.served.source import Source
@@ -62,6 +63,8 @@ class ServedStepper:
     """The gradients of the events."""
     plan: Leaves
     progress: Progress
+    coder: Coder = field(default_factory=Coder)
+    """Of what learners push."""
     tell: Callable[[Told], None] = lambda _: None
     """Tells owners of the weights an event that was executed here."""
     _staleness: deque[int] = field(default_factory=partial(deque, maxlen=RECENT), init=False)
@@ -120,6 +123,8 @@ class ServedStepper:
                 if not window.is_finite:
                     break
             self.server.take(event)
+            if isinstance(event, Lose):
+                self.coder.forget(event.learner)
             self.tell(Told(event, learning_rate, momentum, delay))
         end = queue.mark()
         votes = ballot(vote(), self.forward.device)

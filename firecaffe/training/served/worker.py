@@ -58,7 +58,7 @@ def _answer(messages: Messages, bench: Bench, asks_to_stop: Callable[[], bool]) 
         if head.has_weights:
             messages.receive_weights()
         brought = bench.compute(head.work, messages.weights.views)
-        messages.send_contribution(brought, asks_to_stop())
+        messages.send_contribution(head.learner, brought, asks_to_stop())
     text = messages.receive_end(head)
     bench.end()
     return text

@@ -85,27 +85,26 @@ def test_ports_of_a_server_in_parts_bound_the_asynchronous_rate() -> None:
 
 
 def test_a_codec_shortens_pushes_alone() -> None:
-    """Pulls and pushes are of as many bytes, so half of each push is a quarter of all. A codec that
-    keeps something back is not for servers.
+    """Pulls and pushes are of as many bytes, so half of each push is a quarter of all. A server in
+    parts takes no codec that keeps something back, and without a lock nothing is encoded.
     """
     on, made = cluster(bandwidth=1e6), work(16)
-    words = SynchronyConfig("asynchronous", in_flight=4, server="sharded")
 
-    def found(compressor: str) -> dict[str, Mode]:
-        rows = modes_of(made, on, forecast(made, on, 4, "tree", compressor), words)
+    def found(compressor: str, **words: Any) -> dict[str, Mode]:
+        row = forecast(made, on, 4, "tree", compressor)
+        rows = modes_of(made, on, row, SynchronyConfig("asynchronous", **words))
         return {each.words: each for each in rows}
 
-    plain = found("none")["asynchronous, sharded"]
-    half = found("float16")["asynchronous, sharded, float16"]
+    whole = found("none")["asynchronous"].bytes_per_step
+    for compressor, share in (("float16", 1 / 2), ("int8", 65 / 256), ("top_k", 1 / 32)):
+        coded = found(compressor)[f"asynchronous, {compressor}"].bytes_per_step
+        assert coded == pytest.approx((1 + share) / 2 * whole, rel=0.02)
+    plain = found("none", server="sharded")["asynchronous, sharded"]
+    half = found("float16", server="sharded")["asynchronous, sharded, float16"]
     assert half.bytes_per_step == pytest.approx(3 / 4 * plain.bytes_per_step, rel=0.01)
-    assert found("int8")["asynchronous, sharded"] == replace(plain, gain=ANY)
-    lane = SynchronyConfig("asynchronous")
-    assert "asynchronous, no lock" in {
-        each.words
-        for each in modes_of(
-            made, on, forecast(made, on, 4, "tree", "float16"), replace(lane, lock="none")
-        )
-    }
+    assert half.step_s < plain.step_s
+    assert found("int8", server="sharded")["asynchronous, sharded"] == replace(plain, gain=ANY)
+    assert "asynchronous, no lock" in found("float16", lock="none")
 
 
 def test_without_a_lock_nothing_travels() -> None:

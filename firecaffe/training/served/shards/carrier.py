@@ -36,7 +36,7 @@ class Layout:
     shards: Sequence[Shard]
     """By rank. Those of a small network may be empty, and have no owner."""
     coder: Coder
-    """Of gradients; it encodes a part by itself to the same values."""
+    """Of gradients; it keeps nothing back, and encodes a part by itself to the same values."""
 
     def letter(self, shard: Shard) -> Parcel:
         """A parcel for an owner's part of a gradient."""
@@ -125,7 +125,7 @@ class Carrier:
         for rank, letter in self._letters.items():
             pieces = layout.shards[rank].pieces.items()
             runs = {name: flat[name][run.start : run.stop] for name, run in pieces if name in flat}
-            letter.fill({name: layout.coder.encode(run) for name, run in runs.items()})
+            letter.fill(layout.coder.encode(work.learner, runs))
         head, waits = self._head.fill(BRING, row_of(work), used), []
         for rank, line in self._lines.items():
             waits += [line.begin_send(head), line.begin_send(self._letters[rank].data)]
@@ -134,7 +134,7 @@ class Carrier:
             copy = layout.letter(mine)
             copy.data.copy_(self._letters[self._rank].data)
             self._own.bring(work, layout.opened(copy, mine, used))
-        is_finite = are_finite(layout.named, layout.coder.as_sent(used))
+        is_finite = are_finite(layout.named, layout.coder.as_sent(work.learner, used))
         for wait in waits:
             wait()
         return is_finite

@@ -1,5 +1,8 @@
-"""What a server receives of a gradient: torch's own cast of it, in as many bytes as that has."""
+"""What a server receives of a gradient: torch's own cast of it, in as many bytes as that has; or
+with what was kept back of those before.
+"""
 
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import cast
 
@@ -7,17 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from firecaffe.errors import CheckpointError
+from firecaffe.gradients.compressors import ONE_BY_ONE
+from firecaffe.gradients.compressors.int8 import INT8
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
-from firecaffe.training.served.coder import Coder, make_coder
+from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.compute import Contribution
 from firecaffe.training.served.memory import Gradient
-from firecaffe.training.served.messages import Messages
+from firecaffe.training.served.messages import WORK, Head, Messages
 from firecaffe.training.served.parcel import ALIGNMENT
+from firecaffe.training.served.unsent import FeedbackEncoder, make_coder
+from firecaffe.training.stored import InMemory
 from firecaffe.transport.lane import Lane
-
-ROW_BYTES = 256 * 2
 
 
 class Net(nn.Module):
@@ -45,19 +51,22 @@ class OneWay:
         data.copy_(self._sent.get())
 
 
+FORWARD = Forward(Net(), CLASSIFICATION, TrainConfig(8, 4))
+
+
+def messages_of(coder: Coder, lane: OneWay) -> Messages:
+    named = dict(FORWARD.model.named_parameters())
+    return Messages(cast(Lane, lane), FORWARD, named, coder)
+
+
 def pushed(coder: Coder, gradients: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
     """What a server takes these for, and the bytes that it received."""
-    net = Net()
-    forward = Forward(net, CLASSIFICATION, TrainConfig(8, 4))
     lane = OneWay()
-    ends = [
-        Messages(cast(Lane, lane), forward, dict(net.named_parameters()), coder) for _ in range(2)
-    ]
-    brought = Contribution(
-        Gradient(gradients, forward.empty_tail()), forward.no_counts(), 0.5, 0.25
-    )
-    ends[0].send_contribution(brought, asks_to_stop=True)
-    found, asks = ends[1].receive_contribution()
+    learner, server = messages_of(coder, lane), messages_of(coder, lane)
+    tail, counts = FORWARD.empty_tail(), FORWARD.no_counts()
+    brought = Contribution(Gradient(gradients, tail), counts, 0.5, 0.25)
+    learner.send_contribution(3, brought, asks_to_stop=True)
+    found, asks = server.receive_contribution()
     assert asks
     assert (found.data_s, found.compute_s) == (0.5, 0.25)
     return found.gradient.tensors, lane.sent_bytes
@@ -75,9 +84,9 @@ def gradients() -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_a_server_applies_what_a_cast_gives(name: str) -> None:
     dtype, made = getattr(torch, name), gradients()
-    coder = make_coder(name)
+    coder = make_coder(name, {})
     expected = {key: each.to(dtype).float() for key, each in made.items()}
-    for found in (pushed(coder, made)[0], coder.as_sent(made)):
+    for found in (pushed(coder, made)[0], coder.as_sent(3, made)):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
         for key, each in made.items():
             assert found[key].stride() == each.stride()  # on which the bits of a sum may depend
@@ -85,14 +94,102 @@ def test_a_server_applies_what_a_cast_gives(name: str) -> None:
 
 def test_without_a_codec_it_is_the_gradient() -> None:
     made = gradients()
-    for found in (pushed(Coder(), made)[0], make_coder("").as_sent(made)):
+    for found in (pushed(Coder(), made)[0], make_coder("", {}).as_sent(3, made)):
         torch.testing.assert_close(found, made, rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_bytes_are_those_of_rows_of_256() -> None:
-    sizes = [each.numel() for each in Net().parameters()]
-    plain = sum(-(-4 * size // ALIGNMENT) * ALIGNMENT for size in sizes)
-    encoded = sum(-(-size // 256) * ROW_BYTES for size in sizes)
-    _, as_it_is = pushed(Coder(), gradients())
-    _, found = pushed(make_coder("float16"), gradients())
-    assert as_it_is - found == plain - encoded > 0
+BYTES: dict[str, Callable[[int], int]] = {
+    "": lambda size: 4 * size,
+    "float16": lambda size: 2 * 256 * -(-size // 256),
+    "bfloat16": lambda size: 2 * 256 * -(-size // 256),
+    "int8": lambda size: 260 * -(-size // 256),
+    "one_bit": lambda size: 8 + -(-size // 8),
+    "top_k": lambda size: 8 * max(1, size // 64),
+}
+"""Of a parameter that has elements; see docs/synchrony_modes.md."""
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_the_bytes_are_those_of_the_codec(name: str) -> None:
+    def of(codec: str) -> int:
+        sizes = [each.numel() for each in Net().parameters() if each.numel()]
+        return sum(-(-BYTES[codec](size) // ALIGNMENT) * ALIGNMENT for size in sizes)
+
+    _, as_it_is = pushed(Coder(), of_steps(1)[0])
+    _, found = pushed(make_coder(name, {}), of_steps(1)[0])
+    assert as_it_is - found == of("") - of(name) > 0
+
+
+def of_steps(count: int, seed: int = 2) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"conv.weight": (24, 16, 3, 3), "conv.bias": (24,)}
+    return [
+        {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
+        for _ in range(count)
+    ]
+
+
+REMEMBER = ["int8", "one_bit", "top_k"]
+
+
+@pytest.mark.parametrize("name", REMEMBER)
+def test_what_was_not_sent_is_sent_later(name: str) -> None:
+    """All that was sent, and what is kept, are all gradients: of each learner by itself."""
+    coder, learners = make_coder(name, {}), (1, 4)
+    assert isinstance(coder, FeedbackEncoder)
+    given = {learner: of_steps(30, seed=learner) for learner in learners}
+    sent = {1: of_zeros(), 4: of_zeros()}
+    for step in range(30):
+        for learner in learners:
+            found = coder.as_sent(learner, given[learner][step])
+            for key, each in found.items():
+                sent[learner][key] += each
+    kept = coder.parts()
+    assert kept.keys() == {f"{learner}.{key}" for learner in learners for key in of_zeros()}
+    for learner in learners:
+        for key, total in sent[learner].items():
+            whole = sum(each[key].double() for each in given[learner])
+            rest = kept[f"{learner}.{key}"].tensor.view_as(total)
+            torch.testing.assert_close((total + rest).double(), whole, rtol=1e-4, atol=1e-4)
+
+
+def of_zeros() -> dict[str, Tensor]:
+    return {name: torch.zeros_like(each) for name, each in of_steps(1)[0].items()}
+
+
+@pytest.mark.parametrize("name", REMEMBER)
+def test_a_push_that_does_not_count_leaves_no_trace(name: str) -> None:
+    """A learner hears of it with its next work."""
+    first, dropped, last = of_steps(3)
+    there, here = make_coder(name, {}), make_coder(name, {})
+    here.as_sent(3, first)
+    pushed(there, first)
+    pushed(there, dropped)
+    told = messages_of(there, OneWay())
+    told.send_head(Head(WORK, 3, is_dropped=1))
+    told.receive_head()
+    found = pushed(there, last)[0]
+    torch.testing.assert_close(found, here.as_sent(3, last), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", REMEMBER)
+def test_who_is_gone_has_kept_nothing(name: str) -> None:
+    coder = make_coder(name, {})
+    first, second = of_steps(2)
+    fresh = coder.as_sent(3, first)
+    coder.as_sent(3, second)
+    coder.forget(3)
+    torch.testing.assert_close(coder.as_sent(3, first), fresh, rtol=0, atol=0)
+
+
+def test_another_network_s_memory_is_refused() -> None:
+    coder, named = make_coder("int8", {}), dict(Net().named_parameters())
+    assert isinstance(coder, FeedbackEncoder)
+    coder.as_sent(3, of_steps(1)[0])
+    stored = {name: each.tensor for name, each in coder.parts().items()}
+    again = FeedbackEncoder(INT8, named)
+    again.load(InMemory(stored))
+    assert again.parts().keys() == stored.keys()
+    for path in ("3.other", "x.conv.bias", "3.none"):
+        with pytest.raises(CheckpointError, match=path):
+            again.load(InMemory({path: stored["3.conv.bias"]}))

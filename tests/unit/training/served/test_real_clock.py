@@ -14,7 +14,15 @@ from firecaffe.synchrony.leaves import LeafQueue
 from firecaffe.synchrony.ledger import Ledger
 from firecaffe.synchrony.policy import Work
 from firecaffe.training.served.compute import Contribution
-from firecaffe.training.served.learners import Arrival, Arrivals, Came, Failed, Learner, LostRank
+from firecaffe.training.served.learners import (
+    Arrival,
+    Arrivals,
+    Begin,
+    Came,
+    Failed,
+    Learner,
+    LostRank,
+)
 from firecaffe.training.served.memory import Gradient, ServerMemory
 from firecaffe.training.served.parcel import Parcel
 from firecaffe.training.served.real_clock import RealClock
@@ -37,7 +45,7 @@ class Told(Learner):
     def bring(self) -> None:
         self._arrivals.put(Arrival(self, self.works[-1], BROUGHT))
 
-    def _do(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
+    def _do(self, order: Begin) -> Contribution:
         raise AssertionError
 
     def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None:

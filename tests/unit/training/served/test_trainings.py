@@ -35,7 +35,7 @@ MODES: dict[str, dict[str, Any]] = {
     "asynchronous": {"mode": "asynchronous", "staleness_rate": "inverse"},
     "softsync": {"mode": "asynchronous", "gradients_per_update": 3, "compensate": "delay"},
     "gap": {"mode": "asynchronous", "compensate": "gap", "server_momentum": "delayed_nesterov"},
-    "encoded": {"mode": "asynchronous", "compressor": "bfloat16"},
+    "encoded": {"mode": "asynchronous", "compressor": "one_bit"},
 }
 assert {words["mode"] for words in MODES.values()} == set(SERVED)
 
@@ -145,6 +145,10 @@ def test_events_that_are_gone_are_told_of(
             r"compensate gap with synchrony\.server sharded",
             {"compensate": "gap", "clock": "real", "server": "sharded"},
         ),
+        (
+            r"compressor int8 with synchrony\.server sharded: .* bfloat16, or server = first",
+            {"compressor": "int8", "clock": "real", "server": "sharded"},
+        ),
         (r"synchrony\.in_flight is 5; it must be 1 to 4", {"clock": "real", "in_flight": 5}),
         (
             r"backup_workers is 1; it must be less than 1, the learners of 1 worker,",
@@ -237,10 +241,11 @@ def test_rules_over_all_weights_of_a_server_in_parts(words: dict[str, Any], tmp_
     ("line", "section", "words"),
     [
         (
-            r"exchange.compressor int8 with synchrony.mode stale: .* use float16 or bfloat16",
+            "compressor power_sgd with synchrony.mode stale: .* use one of float16, .*, top_k$",
             "exchange",
-            {"compressor": "int8"},
+            {"compressor": "power_sgd"},
         ),
+        ("exchange.compressor threshold with", "exchange", {"compressor": "threshold"}),
         (
             "exchange.compressor_level 1 with synchrony.mode stale: .* by itself; leave it out",
             "exchange",
