@@ -5,7 +5,9 @@ from pathlib import Path
 
 from firecaffe.errors import FirecaffeError, RunError
 from firecaffe.exchange.choose import AUTO
+from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import load_cluster
+from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.modes import alternatives
 from firecaffe.plan.of_recipe import workload_of
@@ -36,8 +38,10 @@ def _line(folder: Path, seconds: Sequence[float]) -> str:
     if len(seconds) != kept.get("workers"):
         raise RunError(f"{len(seconds)} of {kept.get('workers')} ranks are in the timings")
     cluster = load_cluster(str(kept.get("cluster_file") or kept.get("cluster")))
-    workload, algorithm = workload_of(recipe), recipe.exchange.algorithm
-    row = forecast(workload, cluster, len(seconds), "tree" if algorithm == AUTO else algorithm)
+    workload, words = workload_of(recipe), recipe.exchange
+    algorithm = "tree" if words.algorithm == AUTO else words.algorithm
+    compressor = words.compressor if words.compressor in PRICED else NO_COMPRESSOR
+    row = forecast(workload, cluster, len(seconds), algorithm, compressor)
     own, *others = alternatives(workload, cluster, row, recipe.synchrony, seconds)
     better = [each for each in others if each.gain >= LEAST_GAIN]
     better.sort(key=lambda each: each.gain, reverse=True)

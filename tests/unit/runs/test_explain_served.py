@@ -141,6 +141,7 @@ def test_other_modes_are_planned_where_a_rank_is_slow(
             '[model]\nname = "lenet"\n[data]\nname = "generated"\n[train]\nsteps = 63\n'
             "global_batch_size = 96\nmicro_batch_size = 4\n"
             '[synchrony]\nmode = "stale"\nmax_staleness = 0\n'
+            '[exchange]\ncompressor = "float16"\n'
         )
         assert main(["explain", str(folder)]) == 0
         return capsys.readouterr().out
@@ -153,8 +154,9 @@ def test_other_modes_are_planned_where_a_rank_is_slow(
     recipe, on = recipe_of(one), load_cluster("cpu-host")
     work = workload_of(recipe)
     seconds = [each.seconds for each in told(one).ranks]
-    row = forecast(work, on, 3, "tree")
+    row = forecast(work, on, 3, "tree", "float16")
     own, *others = alternatives(work, on, row, recipe.synchrony, seconds)
+    assert own.words == "stale, s = 0, float16"
     best = max(others, key=lambda each: each.gain)
     assert f"of {own.words} are multiplied by {best.gain:.2f} by {best.words}" in said
     forecast_on(one, "cpu-host", workers=4)
