@@ -63,11 +63,14 @@ VARIANTS = {
     "nesterov, no momentum in replicas, float16, 4 beside": Variant(
         {"outer": "nesterov", "overlap_steps": 4}, "float16", momentum=0.0
     ),
+    "nesterov, no momentum in replicas, int8, 2 fragments, 1 beside": Variant(
+        {"outer": "nesterov", "fragments": 2, "overlap_steps": 1}, "int8", momentum=0.0
+    ),
 }
 
 
-COMPARED = [EVERY_STEP, *list(VARIANTS)[-2:]]
-"""The synchronous training, and the two that stand for local training."""
+COMPARED = [EVERY_STEP, *list(VARIANTS)[-3:]]
+"""The synchronous training, and those that stand for local training."""
 
 
 def make(variant: str, seed: int, local_steps: int, folder: Path) -> firecaffe.Recipe:

@@ -70,6 +70,14 @@ LOCALS: dict[str, tuple[str, Words]] = {
     "H = 8": (UNCOMPRESSED, {"local_steps": 8}),
     "H = 8, float16, 4 beside": ("float16", {"local_steps": 8, "overlap_steps": 4}),
     "H = 8, int8, 3 beside": ("int8", {"local_steps": 8, "overlap_steps": 3}),
+    "H = 8, float16, 2 fragments, 2 beside": (
+        "float16",
+        {"local_steps": 8, "fragments": 2, "overlap_steps": 2},
+    ),
+    "H = 8, int8, 2 fragments, 1 beside": (
+        "int8",
+        {"local_steps": 8, "fragments": 2, "overlap_steps": 1},
+    ),
     "H = 32": (UNCOMPRESSED, {"local_steps": 32}),
     "H = 32, float16, 4 beside": ("float16", {"local_steps": 32, "overlap_steps": 4}),
 }
