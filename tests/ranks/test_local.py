@@ -204,9 +204,12 @@ def test_what_is_due_within_a_round_is_done_at_its_end(ranks: Ranks, tmp_path: P
 
 
 def test_an_average_costs_what_a_gradient_does(ranks: Ranks, tmp_path: Path) -> None:
-    """So a step costs an Hth of it, but for the losses of a round."""
+    """So a step costs an Hth of it, but for the losses of a round. In two fragments, an average
+    costs half: of ten steps, after 2, 5 and 7, and twice after 10.
+    """
     modes: dict[str, dict[str, Any]]
-    modes = {"local": {"local_steps": 5}, "all": {"mode": "every_step"}}
+    halves = {"local_steps": 5, "fragments": 2}
+    modes = {"local": {"local_steps": 5}, "halves": halves, "all": {"mode": "every_step"}}
     sent = {}
     recipe = dataclasses.replace(
         RECIPE,
@@ -218,6 +221,8 @@ def test_an_average_costs_what_a_gradient_does(ranks: Ranks, tmp_path: Path) -> 
         sent[name] = [each or 0.0 for each in results[0].sent_bytes_per_step_by_rank]
     for local, every_step in zip(sent["local"], sent["all"], strict=True):
         assert local == pytest.approx(every_step / 5, rel=0.2)
+    for half, every_step in zip(sent["halves"], sent["all"], strict=True):
+        assert half == pytest.approx(5 / 2 / 10 * every_step, rel=0.2)
 
 
 def fit_while_held(recipe: Recipe, folder: str, pipe: str) -> str:
