@@ -48,6 +48,9 @@ class Encoder(Coder):
         self._codec = codec
 
     def example(self, gradient: Tensor) -> Tensor:
+        if isinstance(self._codec, RowCodec):
+            size = -(-gradient.numel() // ROW) * self._codec.row_bytes
+            return torch.empty(size, dtype=torch.uint8, device="meta")
         zeros = torch.zeros(gradient.numel())
         return self._payload(zeros, zeros)
 
