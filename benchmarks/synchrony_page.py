@@ -246,7 +246,8 @@ REPLAYS_PART = """
     python -m benchmarks.replays --out REPLAYS.jsonl
 
 Trainings on three ranks, of some of which one is killed midway; each is computed again by
-`firecaffe replay`, on one worker, from its log.
+`firecaffe replay`, on one worker, from its log. A server in parts ends with a killed rank; two
+ranks resumed that run.
 
 | mode | runs | with a killed rank | same digests |
 |---|---|---|---|
