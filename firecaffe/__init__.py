@@ -8,7 +8,8 @@
 Run alone it trains on one worker; under torchrun on as many as there are ranks; and
 `firecaffe.launch(function, nproc_per_node=4)` runs a function on workers of this host. In a
 training script of your own, `firecaffe.parallelize(model)` stands in for DistributedDataParallel,
-`firecaffe.local(model, optimizer, every=8)` averages replicas that train by themselves, and
+`firecaffe.local(model, optimizer, every=8)` averages replicas that train by themselves,
+`firecaffe.split(model, {"classifier.*": "neurons"})` cuts layers over ranks, and
 `firecaffe.attach(model, optimizer, folder)` records where its time goes.
 """
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from firecaffe.script.launch import launch
     from firecaffe.script.local import local
     from firecaffe.script.parallelize import parallelize
+    from firecaffe.script.split import split
     from firecaffe.solvers.config import SolverConfig
     from firecaffe.synchrony.config import SynchronyConfig
     from firecaffe.tasks import Sums, Task, TaskConfig
@@ -58,6 +60,7 @@ _PLACES = {
     "load": "training.load",
     "local": "script.local",
     "parallelize": "script.parallelize",
+    "split": "script.split",
     "train": "training.build",
 }
 """The place of each name, imported when it is asked for: a plan needs nothing that trains."""
@@ -85,6 +88,7 @@ __all__ = [
     "load",
     "local",
     "parallelize",
+    "split",
     "train",
 ]
 

@@ -1,0 +1,166 @@
+"""Layers that are split: this rank's parts, each a smaller layer of the same kind.
+
+Three shapes of work there are:
+
+- `ByOutputs`: each part needs the whole input and makes some of the outputs (rows of a weight).
+- `ByInputs`: each part takes some of the input; the outputs are the sum over parts (columns).
+- `ByBoth`: each part takes some of the input and makes the same part of the output (the groups of
+  a grouped convolution, the channels of a batch normalization); nothing is exchanged.
+
+Outputs in parts go on as a `TensorInParts`; a layer that takes parts takes these as they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from firecaffe.errors import RecipeError
+from firecaffe.parallel import flow
+from firecaffe.parallel.cut import Cut
+from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.tensor import TensorInParts, parts_of, whole
+
+
+@dataclass(frozen=True)
+class Held:
+    """What this rank holds of a tensor of the whole layer."""
+
+    own: Sequence[Tensor]
+    """Its parts; or the tensor itself, if all ranks have it."""
+    dim: int = 0
+    cut: Cut = ()
+    """How dimension `dim` of the tensor is cut; empty if it is not."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer to be split: what it is called, and by whom it is held."""
+
+    name: str
+    word: str
+    group: PartGroup
+
+
+class SplitLayer(nn.Module):
+    """A layer of which this rank holds some parts."""
+
+    def __init__(
+        self,
+        place: Place,
+        text: str,
+        parts: Sequence[nn.Module],
+        cuts: Mapping[str, tuple[int, Cut]],
+    ) -> None:
+        """text: the whole layer, as people read it. parts: this rank's. cuts: of each tensor of the
+        layer that is cut, the dimension and its parts.
+        """
+        super().__init__()
+        self.place, self._text, self._cuts = place, text, dict(cuts)
+        self.parts = nn.ModuleDict(
+            {str(number): part for number, part in zip(place.group.own, parts, strict=True)}
+        )
+
+    def held(self) -> dict[str, Held]:
+        """What this rank holds of the whole layer's tensors, by their names."""
+        parts = [part.state_dict(keep_vars=True) for part in self.parts.values()]
+        found = {}
+        for name in parts[0]:
+            dim, cut = self._cuts.get(name, (0, ()))
+            own = [part[name] for part in parts]
+            found[name] = Held(own, dim, cut)
+        return found
+
+    def extra_repr(self) -> str:
+        own = self.place.group.own
+        return (
+            f"{self._text} by {self.place.word}, "
+            f"parts {own.start} to {own.stop - 1} of {self.place.group.num_parts}"
+        )
+
+    def _in_parts(self, own: Sequence[Tensor], cut: Cut, dim: int) -> TensorInParts:
+        return TensorInParts(self.place.group, own, cut, dim, self.place.name)
+
+    def _taken(self, x: Tensor, cut: Cut, dim: int) -> Sequence[Tensor]:
+        if x.shape[dim] != cut[-1]:
+            raise RecipeError(
+                f"split: {self.place.name} takes {cut[-1]} inputs; it was given {x.shape[dim]} "
+                f"(shape {tuple(x.shape)})"
+            )
+        return parts_of(x, self.place.group, cut, dim)
+
+
+class ByOutputs(SplitLayer):
+    """Each part needs the whole input."""
+
+    def __init__(
+        self,
+        place: Place,
+        text: str,
+        parts: Sequence[nn.Module],
+        cuts: Mapping[str, tuple[int, Cut]],
+        cut: Cut,
+        dim: int,
+    ) -> None:
+        """cut: of the outputs. dim: their dimension, from the last."""
+        super().__init__(place, text, parts, cuts)
+        self.cut, self.dim = cut, dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        copies = flow.copy(self.place.group, whole(x))
+        own = [part(each) for part, each in zip(self.parts.values(), copies, strict=True)]
+        return self._in_parts(own, self.cut, own[0].ndim + self.dim)
+
+
+class ByInputs(SplitLayer):
+    """The outputs are the sum over parts, and the bias."""
+
+    def __init__(
+        self,
+        place: Place,
+        text: str,
+        parts: Sequence[nn.Module],
+        cuts: Mapping[str, tuple[int, Cut]],
+        cut: Cut,
+        dim: int,
+        bias: nn.Parameter | None,
+    ) -> None:
+        """cut: of the inputs. dim: their dimension, and that of the outputs, from the last. bias:
+        which all ranks hold.
+        """
+        super().__init__(place, text, parts, cuts)
+        self.cut, self.dim = cut, dim
+        self.bias = bias
+
+    def held(self) -> dict[str, Held]:
+        return super().held() | ({} if self.bias is None else {"bias": Held([self.bias])})
+
+    def forward(self, x: Tensor) -> Tensor:
+        taken = self._taken(x, self.cut, x.ndim + self.dim)
+        own = [part(each) for part, each in zip(self.parts.values(), taken, strict=True)]
+        y = flow.add(self.place.group, own)
+        return y if self.bias is None else y + self.bias.view(-1, *[1] * (-self.dim - 1))
+
+
+class ByBoth(SplitLayer):
+    """Each part takes its input and makes its output."""
+
+    def __init__(
+        self,
+        place: Place,
+        text: str,
+        parts: Sequence[nn.Module],
+        cuts: Mapping[str, tuple[int, Cut]],
+        inputs: Cut,
+        outputs: Cut,
+        dim: int,
+    ) -> None:
+        """dim: the dimension that is cut, from the last, or 1 for the second."""
+        super().__init__(place, text, parts, cuts)
+        self.inputs, self.outputs, self.dim = inputs, outputs, dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        dim = self.dim % x.ndim
+        taken = self._taken(x, self.inputs, dim)
+        own = [part(each) for part, each in zip(self.parts.values(), taken, strict=True)]
+        return self._in_parts(own, self.outputs, dim)

@@ -1,0 +1,92 @@
+"""The parts that a rank holds, and what goes between ranks: sums over all parts, and all parts.
+
+The bits of a matrix product depend on its shape. So everything that is split is cut into one fixed
+number of parts, each is computed apart, on however many ranks, and sums over parts are made by the
+tree over parts, which goes on across ranks as the tree over micro-batches does. Then the number of
+ranks changes no bit.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from firecaffe.cluster.group import Group
+from firecaffe.exchange.collectives import find_collective
+from firecaffe.exchange.fold import inputs_of
+from firecaffe.exchange.leaves import Node, TreeSum, equal_shares
+from firecaffe.exchange.schedule import ALL_GATHER
+from firecaffe.parallel.cut import Cut
+from firecaffe.transport.collectives import Collectives
+from firecaffe.transport.fold import NodeSum
+
+
+class PartGroup:
+    """Ranks that hold one model in parts. All must call the same exchanges, in the same order."""
+
+    def __init__(self, group: Group, num_parts: int) -> None:
+        """Raises: ValueError if the ranks cannot hold equally many parts each."""
+        if num_parts % group.world_size:
+            raise ValueError(f"{group.world_size} ranks cannot hold {num_parts} parts equally")
+        self.group = group
+        self.num_parts = num_parts
+        self.shares = equal_shares(num_parts, group.world_size)
+        """The parts of each rank."""
+        self._sum = NodeSum(group, inputs_of(num_parts, self.shares), num_parts)
+        self._collectives = Collectives(group)
+
+    @property
+    def own(self) -> range:
+        """The parts of this rank."""
+        return self.shares[self.group.rank]
+
+    def sum(self, own: Sequence[Tensor]) -> Tensor:
+        """The sum over all parts, in the order of the tree, on all ranks.
+
+        own: this rank's addends, one for each of its parts, all of one shape; they are not changed.
+        Raises: PeerLostError.
+        """
+        counter: TreeSum[Tensor] = TreeSum(self.num_parts, torch.add)
+        for part, addend in zip(self.own, own, strict=True):
+            counter.push(Node(0, part), addend)
+        # What goes to others may be added to in place; an addend is somebody else's.
+        nodes = [
+            value.clone() if any(value is a for a in own) else value for _, value in counter.pending
+        ]
+        return self._sum([node.reshape(-1) for node in nodes]).view(own[0].shape)
+
+    def gather(self, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
+        """The whole tensor, on all ranks, from this rank's parts of dimension `dim`.
+
+        Ranks send as much as the largest of them has. Raises: PeerLostError.
+        """
+        if self.group.exchange_group is None:
+            return torch.cat(list(own), dim)
+        shape = list(own[0].shape)
+        shapes = []
+        for share in self.shares:
+            shape[dim] = cut[share.stop] - cut[share.start]
+            shapes.append(torch.Size(shape))
+        most = max(each.numel() for each in shapes)
+        size = self.group.world_size
+        vector = own[0].new_empty(size * most)
+        places = [
+            row[: each.numel()].view(each)
+            for row, each in zip(vector.view(size, most), shapes, strict=True)
+        ]
+        torch.cat(list(own), dim, out=places[self.group.rank])
+        make = partial(find_collective(ALL_GATHER, "sharded_parameter_server"), size)
+        self._collectives.run(ALL_GATHER, make, vector, range(size))
+        return torch.cat(places, dim)
+
+    def slice(self, whole: Tensor, cut: Cut, dim: int) -> list[Tensor]:
+        """This rank's parts of a tensor that it has whole, as tensors of their own: how memory is
+        aligned may show in the bits of what is computed from it.
+        """
+        return [
+            whole.narrow(dim, cut[part], cut[part + 1] - cut[part]).clone(
+                memory_format=torch.contiguous_format
+            )
+            for part in self.own
+        ]

@@ -1,0 +1,168 @@
+"""How torch's functions go on with a tensor in parts, each part by itself.
+
+What is not here is not wrong: the parts are gathered before it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from firecaffe.parallel import flow
+from firecaffe.parallel.cut import scaled
+
+if TYPE_CHECKING:
+    from firecaffe.parallel.tensor import TensorInParts
+
+Function = Callable[..., Any]
+
+METADATA: set[Function] = {
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.__hash__),
+    *(Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
+}
+"""Functions that ask for no values."""
+
+EACH_ELEMENT: set[Function] = {
+    *(F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu6, F.hardtanh),
+    *(F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.softplus, F.softsign),
+    *(F.threshold, F.hardswish, F.hardsigmoid, F.logsigmoid, F.hardshrink, F.softshrink),
+    *(F.tanhshrink, F.sigmoid, torch.sigmoid, Tensor.sigmoid, F.tanh, torch.tanh, Tensor.tanh),
+    *(torch.exp, Tensor.exp, torch.log, Tensor.log, torch.sqrt, Tensor.sqrt, torch.abs, Tensor.abs),
+    *(torch.square, Tensor.square, torch.neg, Tensor.neg, torch.clamp, Tensor.clamp),
+    *(torch.add, Tensor.add, Tensor.add_, torch.sub, Tensor.sub, Tensor.sub_, Tensor.__rsub__),
+    *(torch.mul, Tensor.mul, Tensor.mul_, torch.div, Tensor.div, Tensor.div_, Tensor.__rdiv__),
+    *(torch.pow, Tensor.pow, Tensor.contiguous, torch.clone, Tensor.clone, Tensor.detach),
+    *(Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16),
+}
+"""Functions of each element by itself, of one tensor or of several alike."""
+
+EACH_CHANNEL: set[Function] = {
+    *(F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d),
+    *(F.lp_pool2d, F.upsample, F.interpolate),
+}
+"""Functions of each channel of images by itself, by its rows and columns."""
+
+
+OF_THE_TENSOR_ITSELF = ("__setitem__", "__set__", "register_hook", "retain_grad")
+
+
+def is_of_tensor_itself(func: Function) -> bool:
+    """Whether a function does something to its first argument, instead of with its values: changes
+    it in place, by torch's rule for names, or hangs something on it.
+    """
+    name = getattr(func, "__name__", "")
+    return name in OF_THE_TENSOR_ITSELF or (name.endswith("_") and not name.endswith("__"))
+
+
+def go_on(
+    func: Function,
+    found: Sequence["TensorInParts"],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """The result of the function, in parts; NotImplemented if it needs whole tensors.
+
+    found: the tensors in parts among its arguments, at least one.
+    """
+    x = found[0]
+    if func in EACH_ELEMENT:
+        return _part_by_part(func, found, args, kwargs)
+    if func in EACH_CHANNEL:
+        is_images = x.cut_dim == x.ndim - 3
+        return _part_by_part(func, found, args, kwargs) if is_images else NotImplemented
+    rule = RULES.get(func)
+    if rule is None or not args or args[0] is not x:
+        return NotImplemented
+    return rule(*args, **kwargs)
+
+
+def _part_by_part(
+    func: Function,
+    found: Sequence["TensorInParts"],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    x = found[0]
+    in_place = is_of_tensor_itself(func) and len(args) > 0 and args[0] is x
+    own_of: dict[int, Sequence[Tensor]] = {}
+    for each in (*args, *kwargs.values()):
+        if any(each is other for other in found):
+            # Of another shape, it would be spread over the parts in some way.
+            if each.shape != x.shape or not each.is_cut_as(x.group, x.cut, x.cut_dim):
+                return NotImplemented
+            own_of[id(each)] = each.own
+        elif isinstance(each, Tensor):
+            # The gradient of a whole tensor is of all parts, on all ranks.
+            if not in_place or each.shape != x.shape:
+                return NotImplemented
+            own_of[id(each)] = flow.slice_own(x.group, each, x.cut, x.cut_dim)
+
+    def part(each: Any, number: int) -> Any:
+        return own_of[id(each)][number] if id(each) in own_of else each
+
+    own = [
+        func(
+            *(part(each, number) for each in args),
+            **{name: part(each, number) for name, each in kwargs.items()},
+        )
+        for number in range(len(x.own))
+    ]
+    if not all(isinstance(each, Tensor) for each in own):
+        return NotImplemented  # such as the places of the largest, too
+    is_same = all(after is before for after, before in zip(own, x.own, strict=True))
+    return x.changed() if is_same else x.with_parts(own)
+
+
+def _flatten(x: "TensorInParts", start_dim: int = 0, end_dim: int = -1) -> Any:
+    start, end = start_dim % x.ndim, end_dim % x.ndim
+    if start < x.cut_dim <= end:
+        return NotImplemented  # parts would not be consecutive
+    if end < x.cut_dim and end > start:
+        return NotImplemented  # the cut would be of another dimension
+    own = [each.flatten(start, end) for each in x.own]
+    by = prod(x.shape[start + 1 : end + 1]) if start == x.cut_dim else 1
+    return x.with_parts(own, scaled(x.cut, by))
+
+
+def _view(x: "TensorInParts", *shape: Any, **named: Any) -> Any:
+    """The usual `x.view(x.size(0), -1)` is a flatten; the same shape is no change."""
+    wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+    if named or not all(isinstance(each, int) for each in wanted):
+        return NotImplemented
+    rest = x.numel() // max(1, prod(each for each in wanted if each != -1))
+    wanted = tuple(rest if each == -1 else each for each in wanted)
+    if wanted == (*x.shape[: x.cut_dim], prod(x.shape[x.cut_dim :])):
+        return _flatten(x, x.cut_dim)
+    return x if wanted == tuple(x.shape) else NotImplemented
+
+
+def _dropout(
+    x: "TensorInParts", p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Any:
+    """Dropout by the numbers of the whole tensor's elements: each rank draws all of the mask, as it
+    would without the cut, and takes its parts of it. So ranks must draw alike.
+    """
+    if not training or p == 0:
+        return x
+    first = x.own[0]
+    mask = F.dropout(torch.ones(x.shape, dtype=first.dtype, device=first.device), p)
+    masks = x.group.slice(mask, x.cut, x.cut_dim)
+    if inplace:
+        for part, own_mask in zip(x.own, masks, strict=True):
+            part.mul_(own_mask)
+        return x.changed()
+    return x.with_parts([part * own for part, own in zip(x.own, masks, strict=True)])
+
+
+RULES: dict[Function, Callable[..., Any]] = {
+    torch.flatten: _flatten,
+    Tensor.flatten: _flatten,
+    Tensor.view: _view,
+    Tensor.reshape: _view,
+    torch.reshape: _view,
+    F.dropout: _dropout,
+}
+"""Functions that need to know how the tensor is cut; called with its tensor in parts first."""

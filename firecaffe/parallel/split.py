@@ -1,0 +1,206 @@
+"""A network some of whose layers are split over the ranks of a group."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from firecaffe.cluster.agree import agree
+from firecaffe.cluster.digest import digest
+from firecaffe.errors import RecipeError
+from firecaffe.parallel.layers import Held, Place, SplitLayer
+from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.splits import SPLITS
+from firecaffe.parallel.tensor import whole
+from firecaffe.transport.collect import HeldPart, collect, list_wholes
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Where a layer keeps what others call around it; weight_norm's old form does."""
+
+
+class Split(nn.Module):
+    """A network of which each rank of a group holds some parts; `firecaffe.split` makes it.
+
+    It is called as the network is, on all ranks with the same samples, and returns what it would,
+    whole, on all. Parameters, their gradients, `state_dict` and an optimizer's state are this
+    rank's: of a layer that is split its parts, as `module.classifier.0.parts.2.weight`; of others
+    the whole, which is the same on all ranks.
+    """
+
+    def __init__(self, module: nn.Module, group: PartGroup) -> None:
+        super().__init__()
+        self.module, self.group = module, group
+        self._compared: set[bool] = set()
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """What the network returns. Raises: AgreementError if ranks were first called with
+        different inputs, or draw different random numbers; PeerLostError.
+        """
+        if self.group.group.world_size == 1 or self.training in self._compared:
+            return whole(self.module(*inputs, **options))
+        self._compared.add(self.training)
+        tensors = [each for each in tree_leaves((inputs, options)) if isinstance(each, Tensor)]
+        samples = digest((str(place), each) for place, each in enumerate(tensors))
+        agree(
+            self.group.group, {"what it gives the split network, which must be the same": samples}
+        )
+        before = _random_state(tensors)
+        outputs = whole(self.module(*inputs, **options))
+        draws = digest([("state", before)]) if not before.equal(_random_state(tensors)) else ""
+        agree(self.group.group, {"the state of torch's random numbers, of which it draws": draws})
+        return outputs
+
+    def whole_state_dict(self) -> dict[str, Tensor]:
+        """The network's `state_dict` as it was before the split, on the CPU, on the group's first
+        rank; the others send theirs, tensor by tensor, and get an empty one. All must call it.
+
+        Raises: PeerLostError.
+        """
+        group, state = self.group.group, {}
+        for name, held in self._held():
+            own = held.own[0].detach()
+            part = HeldPart(own)
+            if held.cut:
+                rows = torch.cat([each.detach() for each in held.own], held.dim).movedim(
+                    held.dim, 0
+                )
+                share = self.group.own
+                ends = range(held.cut[share.start], held.cut[share.stop])
+                part = HeldPart(rows, ends, held.cut[-1])
+            for _, found in collect(group, list_wholes(group, {name: part}), {name: part}):
+                state[name] = found.movedim(0, held.dim).contiguous().clone()
+        return state
+
+    @torch.no_grad()
+    def load_whole_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes what `whole_state_dict` gave, with any number of parts and ranks, or the network's
+        own `state_dict`; each rank is given all of it and takes its parts.
+
+        Raises: RecipeError if a tensor is missing, or of another shape, or belongs nowhere.
+        """
+        held = dict(self._held())
+        if apart := held.keys() ^ state.keys():
+            name = min(apart)
+            where = "not in the state" if name in held else "not in the network"
+            raise RecipeError(f"load_whole_state_dict: {name} is {where}")
+        for name, each in held.items():
+            shape = list(each.own[0].shape)
+            if each.cut:
+                shape[each.dim] = each.cut[-1]
+            if list(state[name].shape) != shape:
+                found = tuple(state[name].shape)
+                raise RecipeError(
+                    f"load_whole_state_dict: {name} is {found}; the network's is {tuple(shape)}"
+                )
+        for name, each in held.items():
+            if not each.cut:
+                for part in each.own:
+                    part.copy_(state[name])
+                continue
+            parts = zip(self.group.own, each.own, strict=True)
+            for number, part in parts:
+                part.copy_(state[name].narrow(each.dim, each.cut[number], part.shape[each.dim]))
+
+    def _held(self) -> Iterator[tuple[str, Held]]:
+        """What this rank holds of each tensor of the whole network, in the same order on all."""
+        layers = {
+            f"{name}.": layer
+            for name, layer in self.module.named_modules()
+            if isinstance(layer, SplitLayer)
+        }
+        for prefix, layer in layers.items():
+            for name, held in layer.held().items():
+                yield prefix + name, held
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
+            if isinstance(tensor, Tensor) and not name.startswith(tuple(layers)):
+                yield name, Held([tensor])
+
+
+def choose_layers(model: nn.Module, words: Mapping[str, str]) -> dict[str, str]:
+    """The layers that are to be split, each with its word. words: by patterns of layers' names; if
+    several match, the last decides.
+
+    Raises: RecipeError, with the layer's name, if it cannot be split so.
+    """
+    named = {name: each for name, each in model.named_modules(remove_duplicate=False) if name}
+    chosen: dict[str, str] = {}
+    for pattern, word in words.items():
+        if word not in SPLITS:
+            known = ", ".join(SPLITS)
+            raise RecipeError(f"split: {pattern!r} is to be split by {word!r}; known are {known}")
+        found = [name for name in named if fnmatchcase(name, pattern)]
+        fitting = [name for name in found if type(named[name]) in SPLITS[word]]
+        for name in found:
+            if list(named[name].parameters(recurse=False)) and name not in fitting:
+                raise RecipeError(f"split: {name} {_what_would_do(named[name], word)}")
+        if not fitting:
+            raise RecipeError(f"split: {_no_match(named, pattern, word)}")
+        for name in fitting:
+            chosen.pop(name, None)
+            chosen[name] = word
+    for name in chosen:
+        _check_layer(model, named, name)
+    return chosen
+
+
+def split_layers(model: nn.Module, chosen: Mapping[str, str], group: PartGroup) -> Split:
+    """Puts split layers in the place of those that were chosen; the network is changed.
+
+    Raises: RecipeError if one has too few of what it is cut by, before anything is changed.
+    """
+    made = {}
+    for name, word in chosen.items():
+        layer = model.get_submodule(name)
+        made[name] = SPLITS[word][type(layer)](layer, Place(name, word, group))
+    for name, layer in made.items():
+        # Whoever still calls the whole layer, from a list of his own, is to notice.
+        model.get_submodule(name)._parameters.clear()
+        model.set_submodule(name, layer)
+    return Split(model, group)
+
+
+def _what_would_do(layer: nn.Module, word: str) -> str:
+    kind = type(layer).__name__
+    others = [other for other in SPLITS if type(layer) in SPLITS[other]]
+    would = f"it can be by {' or '.join(others)}" if others else "leave it out of the pattern"
+    return f"is a {kind}, which cannot be split by {word}; {would}"
+
+
+def _no_match(named: Mapping[str, nn.Module], pattern: str, word: str) -> str:
+    can = [name for name, layer in named.items() if type(layer) in SPLITS[word]]
+    if pattern in named and any(name.startswith(f"{pattern}.") for name in can):
+        return f"{pattern} is no layer but has some; say {pattern + '.*'!r}"
+    if not can:
+        return f"{pattern!r} is to be split by {word}; the network has no layer that can be"
+    close = difflib.get_close_matches(pattern, can, n=1)
+    shown = close or [*can[:4], *(["…"] if len(can) > 4 else [])]
+    return f"{pattern!r} matches no layer that can be split by {word}, as {', '.join(shown)}"
+
+
+def _check_layer(model: nn.Module, named: Mapping[str, nn.Module], name: str) -> None:
+    layer = named[name]
+    if any(getattr(layer, hooks) for hooks in HOOKS):
+        raise RecipeError(
+            f"split: {name} has hooks, which would be lost; register them after split, or leave "
+            f"{name} out of it"
+        )
+    for other, module in named.items():
+        if other != name and module is layer:
+            raise RecipeError(
+                f"split: {name} is {other} too; a layer that stands twice stays whole"
+            )
+        for own in layer.parameters(recurse=False):
+            if module is not layer and any(own is each for each in module._parameters.values()):
+                raise RecipeError(
+                    f"split: {name} shares a parameter with {other}; leave it out of split"
+                )
+
+
+def _random_state(tensors: list[Tensor]) -> Tensor:
+    on_gpu = next((each.device for each in tensors if each.is_cuda), None)
+    host = torch.get_rng_state()
+    return host if on_gpu is None else torch.cat([host, torch.cuda.get_rng_state(on_gpu)])

@@ -1,0 +1,151 @@
+"""The words for a split, and how each cuts the layers that it is for."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from firecaffe.errors import RecipeError
+from firecaffe.parallel.cut import Cut, cut, scaled
+from firecaffe.parallel.layers import ByBoth, ByInputs, ByOutputs, Place, SplitLayer
+
+
+def _linear(_: nn.Module, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
+    return nn.Linear(inputs, outputs, bias)
+
+
+def _conv(whole: Any, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
+    shape = whole.kernel_size, whole.stride, whole.padding, whole.dilation
+    return nn.Conv2d(inputs, outputs, *shape, groups, bias, whole.padding_mode)
+
+
+def _norm(whole: Any, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
+    words = whole.eps, whole.momentum, whole.affine, whole.track_running_stats
+    made: nn.Module = type(whole)(outputs, *words)
+    return made
+
+
+class Kind(NamedTuple):
+    """A kind of layer: how a smaller one is made, and where it says its size."""
+
+    make: Callable[[nn.Module, int, int, int, bool], nn.Module]
+    """From the whole layer, the inputs, the outputs, the groups, and whether it has a bias."""
+    inputs: str
+    outputs: str
+    groups: str
+    dim: int
+    """The dimension of its inputs and outputs: from the last, or 1 for the second."""
+
+
+KINDS: dict[type[nn.Module], Kind] = {
+    nn.Linear: Kind(_linear, "in_features", "out_features", "", -1),
+    nn.Conv2d: Kind(_conv, "in_channels", "out_channels", "groups", -3),
+    nn.BatchNorm1d: Kind(_norm, "num_features", "num_features", "num_features", 1),
+    nn.BatchNorm2d: Kind(_norm, "num_features", "num_features", "num_features", 1),
+}
+"""The layers that can be split. Others that inherit from them may do something else."""
+
+
+def by_outputs(layer: nn.Module, place: Place) -> SplitLayer:
+    """Each part is some rows of the weight. Raises: RecipeError if there are too few."""
+    kind = KINDS[type(layer)]
+    inputs = getattr(layer, kind.inputs)
+    outputs = _cut(place, getattr(layer, kind.outputs), place.word)
+    cuts = {"weight": (0, outputs), "bias": (0, outputs)}
+    parts = [
+        _part(layer, cuts, number, inputs, _length(outputs, number)) for number in place.group.own
+    ]
+    return ByOutputs(place, str(layer), parts, cuts, outputs, kind.dim)
+
+
+def by_inputs(layer: nn.Module, place: Place) -> SplitLayer:
+    """Each part is some columns of the weight. Raises: RecipeError if there are too few."""
+    kind, bias = KINDS[type(layer)], layer.bias
+    outputs = getattr(layer, kind.outputs)
+    inputs = _cut(place, getattr(layer, kind.inputs), place.word)
+    cuts = {"weight": (1, inputs)}
+    parts = [
+        _part(layer, cuts, number, _length(inputs, number), outputs, bias=False)
+        for number in place.group.own
+    ]
+    assert bias is None or isinstance(bias, nn.Parameter)
+    return ByInputs(place, str(layer), parts, cuts, inputs, kind.dim, bias)
+
+
+def by_both(layer: nn.Module, place: Place) -> SplitLayer:
+    """Each part is some groups, which see their own inputs alone. Raises: RecipeError if there are
+    too few.
+    """
+    kind = KINDS[type(layer)]
+    num_groups = getattr(layer, kind.groups)
+    groups = _cut(place, num_groups, "groups" if kind.groups == "groups" else "channels")
+    inputs = scaled(groups, getattr(layer, kind.inputs) // num_groups)
+    outputs = scaled(groups, getattr(layer, kind.outputs) // num_groups)
+    cuts = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (0, outputs))
+    parts = []
+    for number in place.group.own:
+        sizes = [_length(each, number) for each in (inputs, outputs, groups)]
+        parts.append(_part(layer, cuts, number, *sizes))
+    return ByBoth(place, str(layer), parts, cuts, inputs, outputs, kind.dim)
+
+
+def conv(layer: nn.Module, place: Place, ungrouped: Callable[..., SplitLayer]) -> SplitLayer:
+    """A convolution: one with groups is cut by these, whatever the word."""
+    return by_both(layer, place) if layer.groups != 1 else ungrouped(layer, place)
+
+
+SPLITS: dict[str, dict[type[nn.Module], Callable[[nn.Module, Place], SplitLayer]]] = {
+    "neurons": {nn.Linear: by_outputs, nn.BatchNorm1d: by_both},
+    "inputs": {nn.Linear: by_inputs},
+    "filters": {nn.Conv2d: partial(conv, ungrouped=by_outputs), nn.BatchNorm2d: by_both},
+    "channels": {nn.Conv2d: partial(conv, ungrouped=by_inputs)},
+}
+"""The words, and the layers that each is for. Batch normalization goes with the outputs of the
+layer before it."""
+
+
+def _cut(place: Place, size: int, what: str) -> Cut:
+    try:
+        return cut(size, place.group.num_parts)
+    except ValueError:
+        raise RecipeError(
+            f"split: {place.name} has {size} {what}, fewer than {place.group.num_parts} parts; "
+            f"leave it out of split, or take parts={size} or fewer"
+        ) from None
+
+
+def _length(of: Cut, number: int) -> int:
+    return of[number + 1] - of[number]
+
+
+def _part(
+    layer: nn.Module,
+    cuts: Mapping[str, tuple[int, Cut]],
+    number: int,
+    inputs: int,
+    outputs: int,
+    groups: int = 1,
+    *,
+    bias: bool = True,
+) -> nn.Module:
+    """One part of a layer, with copies of its tensors. bias: whether it has the layer's, if there
+    is one.
+    """
+    with torch.device("meta"):  # no memory, and no random numbers
+        made = KINDS[type(layer)].make(
+            layer, inputs, outputs, groups, bias and layer.bias is not None
+        )
+    whole = layer.state_dict(keep_vars=True)
+    for name in made.state_dict():
+        tensor = whole[name].detach()
+        if name in cuts:
+            dim, of = cuts[name]
+            tensor = tensor.narrow(dim, of[number], _length(of, number))
+        # Memory of its own: how it is aligned may show in the bits.
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+        if name in made._parameters:
+            tensor = nn.Parameter(tensor, requires_grad=whole[name].requires_grad)
+        setattr(made, name, tensor)
+    return made.train(layer.training)

@@ -1,0 +1,138 @@
+"""A tensor of which each rank holds some parts, as it goes from one layer to the next.
+
+It looks like the whole tensor to a network's own code, with its shape and type. A function that
+works on each element or each channel by itself goes on part by part (`parallel.rules`). Before any
+other function the parts are gathered, so that whatever a network does is done to right values, and
+no network has to be traced: branches, heads that exist in training alone, loops go on as they are.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from firecaffe.errors import RecipeError
+from firecaffe.parallel import flow
+from firecaffe.parallel.cut import Cut
+from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.rules import METADATA, go_on, is_of_tensor_itself
+
+
+class TensorInParts(Tensor):
+    """A tensor that is cut along one dimension. It has no memory of its own."""
+
+    group: PartGroup
+    own: list[Tensor]
+    """This rank's parts."""
+    cut: Cut
+    cut_dim: int
+    """The dimension that is cut, from 0."""
+    maker: str
+    """The name of the layer that it comes from."""
+    _gathered: Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls, group: PartGroup, own: Sequence[Tensor], cut: Cut, cut_dim: int, maker: str
+    ) -> Self:
+        first = own[0]
+        shape = list(first.shape)
+        shape[cut_dim] = cut[-1]
+        made: Self = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=first.dtype, device=first.device, requires_grad=first.requires_grad
+        )
+        made.group, made.own, made.cut, made.cut_dim = group, list(own), cut, cut_dim
+        made.maker, made._gathered = maker, None
+        if first.requires_grad:
+            with torch._C.DisableTorchFunctionSubclass():
+                made.register_hook(partial(_refuse_gradient, maker))  # type: ignore[no-untyped-call]
+        return made
+
+    def with_parts(self, own: Sequence[Tensor], cut: Cut | None = None) -> "TensorInParts":
+        """The same place in the network with other values."""
+        return TensorInParts(self.group, own, cut or self.cut, self.cut_dim, self.maker)
+
+    def is_cut_as(self, group: PartGroup, cut: Cut, dim: int) -> bool:
+        return self.group is group and self.cut == cut and self.cut_dim == dim
+
+    def changed(self) -> Self:
+        """This tensor, after its parts were changed in place."""
+        self._gathered = None
+        return self
+
+    def gathered(self) -> Tensor:
+        """The whole tensor; parts that several functions want whole are gathered once."""
+        self.check_followed()
+        known = self._gathered
+        wants_gradient = torch.is_grad_enabled() and self.own[0].requires_grad
+        if known is None or (wants_gradient and not known.requires_grad):
+            known = flow.gather(self.group, self.own, self.cut, self.cut_dim)
+            self._gathered = known
+        return known
+
+    def check_followed(self) -> None:
+        """Raises: RecipeError if it was made by what autograd knows and its parts do not, which a
+        torch.autograd.Function does: gradients would be lost.
+        """
+        if self.requires_grad and not self.own[0].requires_grad:
+            _refuse_gradient(self.maker)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"TensorInParts({tuple(self.shape)}, dimension {self.cut_dim} cut at {self.cut})"
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA or getattr(func, "__name__", "") == "__get__":
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        found = [each for each in (*args, *kwargs.values()) if isinstance(each, TensorInParts)]
+        for each in found:
+            each.check_followed()
+        result = go_on(func, found, args, kwargs) if found else NotImplemented
+        if result is not NotImplemented:
+            return result
+        if found and found[0] is (*args, None)[0] and is_of_tensor_itself(func):
+            raise RecipeError(
+                f"split: {func.__name__} is called on the output of {found[0].maker} itself, which "
+                "is in parts; use a function that returns a new tensor, or leave "
+                f"{found[0].maker} out of split"
+            )
+        return func(*whole(args), **whole(kwargs))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: object, types: object, args: object = (), kwargs: object = None
+    ) -> NoReturn:
+        raise RecipeError(
+            f"split: {func} was called on a tensor in parts, past torch's functions; leave the "
+            "layer before it out of split"
+        )
+
+
+def _refuse_gradient(maker: str, gradient: Tensor | None = None) -> NoReturn:
+    raise RecipeError(
+        f"split: the output of {maker} is in parts, and it was given to what is no function of "
+        f"torch's own, as a torch.autograd.Function; leave {maker} out of split"
+    )
+
+
+def whole(value: Any) -> Any:
+    """The value, or a tree of values, with each tensor in parts gathered."""
+    return tree_map_only(TensorInParts, TensorInParts.gathered, value)
+
+
+def parts_of(x: Tensor, group: PartGroup, cut: Cut, dim: int) -> Sequence[Tensor]:
+    """This rank's parts of a tensor, if it is cut so: they are there, or are cut out of it."""
+    if isinstance(x, TensorInParts) and x.is_cut_as(group, cut, dim):
+        return x.own
+    return flow.slice_own(group, whole(x), cut, dim)

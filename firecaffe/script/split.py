@@ -1,0 +1,87 @@
+"""A network split over the ranks of a group, for a training loop of one's own.
+
+    model = firecaffe.split(model, {"classifier.*": "neurons"}, parts=4)
+
+All ranks of the group train the same samples together, each with its parts of the layers that are
+named. docs/parallel.md says what it costs and when it pays.
+"""
+
+import json
+import weakref
+from collections.abc import Mapping
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+
+from firecaffe.cluster.agree import agree, take_from_first
+from firecaffe.gradients.config import check_timeout
+from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.split import Split, choose_layers, split_layers
+from firecaffe.script.group import join_launched_world, leave, meet
+from firecaffe.script.words import ArgumentError
+
+
+def split(
+    model: nn.Module,
+    layers: Mapping[str, str],
+    process_group: ProcessGroup | None = None,
+    *,
+    parts: int | None = None,
+    timeout_s: float | None = None,
+) -> Split:
+    """Splits layers of a network over the ranks of a group: each holds some parts of their weights,
+    and so of gradients and of the optimizer's state.
+
+    All ranks of the group must call it, and then train with the same samples, in the same steps;
+    make the optimizer afterwards. Joins the launcher's world if `torch.distributed` is not
+    initialized yet, as `parallelize` does, and gives all ranks the first one's weights and buffers.
+    The result is the same, bit for bit, on any number of ranks with the same `parts`.
+
+    Args:
+        model: The network, on its device, not in DDP. It is changed: its layers are replaced.
+        layers: By what each layer is split, by patterns of layers' names: `neurons` or `inputs` for
+            a Linear, `filters` or `channels` (of its input) for a Conv2d. BatchNorm goes with the
+            `neurons` or `filters` of the layer before it. The last pattern that matches decides.
+        process_group: The ranks that hold one model together; by default all.
+        parts: How many parts a layer is cut into; each rank holds equally many. By default one for
+            each rank, and then the number of ranks decides bits.
+        timeout_s: As for `parallelize`.
+
+    Raises: RecipeError, with the layer's name, if it cannot be split so; LaunchError if the ranks
+    do not find each other; AgreementError if they were given different words or networks.
+
+    Source: Krizhevsky 2014 (arXiv 1404.5997); Shoeybi et al. 2019 (Megatron-LM).
+    """
+    if parts is not None and (type(parts) is not int or parts < 1):
+        raise ArgumentError(f"split: parts is {parts!r}; it must be a number of at least 1")
+    if timeout_s is not None:
+        check_timeout("timeout_s", timeout_s)
+    if not layers:
+        raise ArgumentError("split: no layer is named; say {'classifier.*': 'neurons'}")
+    chosen = choose_layers(model, layers)
+    devices = sorted({str(each.device) for each in model.parameters()})
+    if len(devices) > 1:
+        raise ArgumentError(
+            f"split: the parameters are on {', '.join(devices)}; it takes those of one device"
+        )
+    device = next(model.parameters()).device
+    if not dist.is_initialized():
+        join_launched_world(device, timeout_s)
+    world, _ = meet(process_group, device, timeout_s)
+    num_parts = world.world_size if parts is None else parts
+    if num_parts % world.world_size:
+        size = world.world_size
+        below, above = num_parts // size * size, -(-num_parts // size) * size
+        would = f"{below} or {above}" if below else str(above)
+        raise ArgumentError(
+            f"split: {size} ranks cannot hold {num_parts} parts equally; take parts={would}"
+        )
+    shapes = {name: [str(each.dtype), *each.shape] for name, each in model.named_parameters()}
+    facts = {"the words of split": json.dumps([chosen, num_parts]), "the model": json.dumps(shapes)}
+    agree(world, facts)
+    take_from_first(world, [each.detach() for each in (*model.parameters(), *model.buffers())])
+    made = split_layers(model, chosen, PartGroup(world, num_parts))
+    if world.exchange_group is not None:
+        weakref.finalize(made, leave, world)
+    return made
