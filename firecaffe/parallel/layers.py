@@ -139,7 +139,10 @@ class ByInputs(SplitLayer):
         taken = self._taken(x, self.cut, x.ndim + self.dim)
         own = [part(each) for part, each in zip(self.parts.values(), taken, strict=True)]
         y = flow.add(self.place.group, own)
-        return y if self.bias is None else y + self.bias.view(-1, *[1] * (-self.dim - 1))
+        if self.bias is None:
+            return y
+        # Under autocast the sum is of a shorter type than the bias, and so is a whole layer's.
+        return y + self.bias.to(y.dtype).view(-1, *[1] * (-self.dim - 1))
 
 
 class ByBoth(SplitLayer):

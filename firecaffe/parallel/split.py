@@ -36,6 +36,8 @@ class Split(nn.Module):
         self.module, self.group = module, group
         self._compared: set[bool] = set()
 
+    # The compiler cannot trace a tensor in parts.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """What the network returns. Raises: AgreementError if ranks were first called with
         different inputs, or draw different random numbers; PeerLostError.

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
@@ -327,3 +328,16 @@ def test_a_second_derivative_is_refused() -> None:
     (slope,) = torch.autograd.grad(split(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_what_other_tools_make_of_it() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(54, 4))
+    split = split_copy(model, {"0": "filters", "3": "inputs"}, 3)
+    x = torch.randn(2, 3, 5, 5)
+    expected = split(x)
+    assert torch.equal(torch.compile(split, backend="eager")(x), expected)
+    again = checkpoint(split, x, use_reentrant=False)
+    assert torch.equal(again, expected)
+    again.sum().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert split(x).dtype == model(x).dtype == torch.bfloat16
