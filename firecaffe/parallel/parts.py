@@ -8,6 +8,7 @@ ranks changes no bit.
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,6 +41,10 @@ class PartGroup:
     def own(self) -> range:
         """The parts of this rank."""
         return self.shares[self.group.rank]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Itself: a copy of a network is held by the same ranks."""
+        return self
 
     def sum(self, own: Sequence[Tensor]) -> Tensor:
         """The sum over all parts, in the order of the tree, on all ranks.

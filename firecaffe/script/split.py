@@ -81,7 +81,7 @@ def split(
     facts = {"the words of split": json.dumps([chosen, num_parts]), "the model": json.dumps(shapes)}
     agree(world, facts)
     take_from_first(world, [each.detach() for each in (*model.parameters(), *model.buffers())])
-    made = split_layers(model, chosen, PartGroup(world, num_parts))
+    group = PartGroup(world, num_parts)
     if world.exchange_group is not None:
-        weakref.finalize(made, leave, world)
-    return made
+        weakref.finalize(group, leave, world)  # after the last copy of the network
+    return split_layers(model, chosen, group)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from firecaffe.cluster.group import Group
@@ -341,3 +342,6 @@ def test_what_other_tools_make_of_it() -> None:
     again.sum().backward()
     with torch.autocast("cpu", torch.bfloat16):
         assert split(x).dtype == model(x).dtype == torch.bfloat16
+    averaged = AveragedModel(split)
+    averaged.update_parameters(split)
+    assert torch.equal(averaged(x), expected)
