@@ -1,17 +1,28 @@
-"""`firecaffe profile MODEL`: parameters, activations and FLOPs, layer by layer."""
+"""`firecaffe profile MODEL`: parameters, activations, FLOPs and what is sent, layer by layer."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
+from jsonargparse import Namespace
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 
 from firecaffe.cli.console import make_console
 from firecaffe.cli.network import network_of
 from firecaffe.cli.options.profile import make_parser
+from firecaffe.cli.profile_parallel import render_parallel
 from firecaffe.errors import RecipeError
 from firecaffe.models.network import with_outline
 from firecaffe.models.profile import Profile
+from firecaffe.plan.parallel import volumes_of
 from firecaffe.plan.workload import images_of, input_of, profile_of
+
+WORKERS = 8
+"""What --parallel counts for, if nothing says how many."""
+
+MOST_WORKERS = 1_000_000
 
 MOST_IMAGES = 1_000_000_000
 """What no batch exceeds. A tensor of more than 2^63 bytes cannot be."""
@@ -21,19 +32,42 @@ def main(argv: list[str]) -> int:
     options = make_parser().parse_args(argv)
     if not 1 <= options.batch_size <= MOST_IMAGES:
         raise RecipeError(f"--batch-size is {options.batch_size}; it must be 1 to {MOST_IMAGES:,}")
+    workers = _workers(options)
     config, shape = network_of(options)
     input_CHW = shape or input_of(config.name)
+    if options.parallel:
+        volumes = volumes_of(config, images_of(input_CHW), options.batch_size, workers)
+        _tell(options, volumes.as_dict(), lambda: render_parallel(volumes))
+        return 0
     result = with_outline(
         config,
         None,
         None if shape is None else shape[0],
         lambda network: profile_of(config, network, images_of(input_CHW), options.batch_size),
     )
-    if options.json:
-        print(json.dumps(result.as_dict()))
-    else:
-        make_console().print(render(result))
+    _tell(options, result.as_dict(), lambda: render(result))
     return 0
+
+
+def _tell(
+    options: Namespace, found: dict[str, Any], rendered: Callable[[], RenderableType]
+) -> None:
+    if options.json:
+        print(json.dumps(found))
+    else:
+        make_console().print(rendered())
+
+
+def _workers(options: Namespace) -> int:
+    """Raises: RecipeError."""
+    workers: int | None = options.workers
+    if workers is None:
+        return WORKERS
+    if not options.parallel:
+        raise RecipeError("--workers says over how many --parallel counts; give both, or neither")
+    if not 1 <= workers <= MOST_WORKERS:
+        raise RecipeError(f"--workers is {workers}; it must be 1 to {MOST_WORKERS:,}")
+    return workers
 
 
 def render(profile: Profile) -> Table:

@@ -1,9 +1,11 @@
 """What a step computes: a network's layers, each with its work and its bytes, for one image."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from math import prod
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +19,8 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
 from firecaffe.models.profile import Profile, profile_on
 from firecaffe.reference import failed
+
+T = TypeVar("T")
 
 PROFILED_IMAGES = 2
 """Images that the volumes are found with: batch normalization has no statistics of one."""
@@ -143,9 +147,24 @@ def profile_of(config: ModelConfig, network: nn.Module, layout: Layout, samples:
 
     Raises: RecipeError if it does not take such samples; OwnCodeError if it is a user's.
     """
-    inputs, _ = layout.zeros(samples, next(network.parameters()).device)
+    return on_zeros(config, network, layout, samples, profile_on)
+
+
+def on_zeros(
+    config: ModelConfig,
+    network: nn.Module,
+    layout: Layout,
+    samples: int,
+    use: Callable[[nn.Module, Any], T],
+) -> T:
+    """What `use` finds out of the network and a batch of zeros, on the device where it is.
+
+    Raises: as `profile_of`.
+    """
+    device = next((each.device for each in network.parameters()), torch.device("cpu"))
+    inputs, _ = layout.zeros(samples, device)
     try:
-        return profile_on(network, inputs)
+        return use(network, inputs)
     except Exception as error:
         said = f"{config.name} does not take an input of {tree_words(layout.inputs)}"
         if config.name not in MODELS:

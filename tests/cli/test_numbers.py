@@ -38,6 +38,7 @@ LINES = {
     "plan --model lenet": ["--workers", "--global-batch-size", "--micro-batch-size"],
     "check": ["--nproc-per-node", "--master-port", "--nnodes"],
     "profile lenet": ["--batch-size", "--input=1x28x", "--input"],
+    "profile lenet --parallel": ["--batch-size", "--workers"],
     "schedule tree": [""],
     "schedule tree 8": ["--ranks-per-node", "--elements", "--micro-batches"],
     "bench exchange": ["--nproc-per-node", "-b", "-e", "-f", "-n", "--link", "--master-port"],

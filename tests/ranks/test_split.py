@@ -1,5 +1,7 @@
 """One model over 1, 2 and 4 ranks: the same bits, and the values of the model that is not split."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from firecaffe.cluster.digest import digest
 from firecaffe.errors import AgreementError, RecipeError
 from firecaffe.models.inception import Inception
 from firecaffe.parallel.split import Split
+from firecaffe.plan.parallel import layers_on
 from tests.world import Ranks
 
 WORDS = {
@@ -131,6 +134,50 @@ def test_bytes_that_travel_are_those_of_the_formulas(ranks: Ranks) -> None:
     assert pair == [[2 * share * batch * 8, 2 * share * batch * 16]] * 4
     alike = ranks.shared(4, sent_by, {"*": "neurons"}, batch)
     assert alike == [[share * batch * (32 + 8), 2 * share * batch * (32 + 16)]] * 4
+
+
+def alone() -> list[tuple[str, nn.Module, tuple[int, ...]]]:
+    """A word, the layer that it splits, and an input. 37, 10 and 6 are not divided by 4 ranks."""
+    return [
+        ("neurons", nn.Linear(37, 10), (3, 37)),
+        ("inputs", nn.Linear(37, 10), (3, 37)),
+        ("filters", nn.Conv2d(5, 6, 3), (3, 5, 7, 7)),
+        ("channels", nn.Conv2d(5, 6, 3), (3, 5, 7, 7)),
+        ("filters", nn.Conv2d(12, 6, 3, groups=6), (3, 12, 7, 7)),
+        ("channels", nn.Conv2d(12, 6, 3, groups=6), (3, 12, 7, 7)),
+        ("filters", nn.BatchNorm2d(6), (3, 6, 7, 7)),
+        ("neurons", nn.BatchNorm1d(6), (3, 6)),
+    ]
+
+
+def sent_alone() -> list[list[int]]:
+    """Bytes that this rank sends for each layer: as a network's first one, and as a later one."""
+    sent = []
+    dist.init_process_group("gloo")
+    try:
+        for word, layer, shape in alone():
+            split = firecaffe.split(nn.Sequential(layer), {"0": word})
+            split(torch.ones(shape))
+            ends = [split.group.group.traffic.sent_bytes or 0]
+            for has_gradient in (False, True):
+                split(torch.ones(shape).requires_grad_(has_gradient)).sum().backward()
+                ends.append(split.group.group.traffic.sent_bytes or 0)
+            sent.append([after - before for before, after in pairwise(ends)])
+            del split
+        return sent
+    finally:
+        dist.destroy_process_group()
+
+
+def test_bytes_of_each_layer_are_those_of_the_profile(ranks: Ranks) -> None:
+    """The mean over ranks, for in a sum those with more of the vector send less."""
+    by_rank = ranks.shared(4, sent_alone)
+    for number, (word, layer, shape) in enumerate(alone()):
+        for is_later in (0, 1):
+            x = torch.ones(shape).requires_grad_(bool(is_later))
+            [found] = layers_on(nn.Sequential(layer), x)
+            expected = 4 * shape[0] * found.words[word](found.sizes, 4)
+            assert sum(sent[number][is_later] for sent in by_rank) / 4 == expected, (word, layer)
 
 
 def pairs_of_ranks() -> list[tuple[int, str]]:

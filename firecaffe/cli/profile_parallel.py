@@ -1,0 +1,68 @@
+"""`firecaffe profile MODEL --parallel`: what is sent by data, and in parts, as a table."""
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from firecaffe.plan.parallel import BY_DATA, LayerVolumes, Volumes
+
+BY_OUTPUTS, BY_INPUTS = ("neurons", "filters"), ("inputs", "channels")
+
+
+def render_parallel(volumes: Volumes) -> Group:
+    """One line per layer with weights, in numbers; below, the totals of the network in bytes."""
+    table = Table(
+        title=f"batch {volumes.batch_size} over {volumes.workers} workers: "
+        "millions of numbers that each sends in a step",
+        box=box.SIMPLE,
+    )
+    table.add_column("layer", no_wrap=True)
+    table.add_column("kind")
+    for header in ("weights", "MB", "in", "out", "data", "neurons, filters", "inputs, channels"):
+        table.add_column(header, justify="right")
+    table.add_column("fewer up to batch", justify="right")
+    table.add_column("cheapest")
+    for layer in volumes.layers:
+        table.add_row(
+            layer.name,
+            layer.kind,
+            f"{layer.weights:,}",
+            f"{layer.weight_bytes / 1e6:,.2f}",
+            f"{layer.inputs:,}",
+            f"{layer.outputs:,}",
+            f"{layer.by_data / 1e6:,.3f}",
+            _by(layer, BY_OUTPUTS),
+            _by(layer, BY_INPUTS),
+            "-" if layer.most_samples is None else f"{layer.most_samples:,}",
+            layer.cheapest,
+        )
+    return Group(table, *(Text(line) for line in _told(volumes)))
+
+
+def _by(layer: LayerVolumes, words: tuple[str, ...]) -> str:
+    return next((f"{layer.by_model[w] / 1e6:,.3f}" for w in words if w in layer.by_model), "-")
+
+
+def _told(volumes: Volumes) -> list[str]:
+    layers = volumes.layers
+    split = [each for each in layers if each.cheapest != BY_DATA]
+    whole = [each for each in layers if not each.by_model]
+    said = [
+        f"all layers by data: {volumes.bytes_by_data / 1e6:,.1f} MB",
+        f"all by their better split: {volumes.bytes_by_model / 1e6:,.1f} MB",
+        f"each layer the cheapest way: {volumes.bytes_by_layer / 1e6:,.1f} MB, "
+        f"{len(split)} of {len(layers)} split",
+    ]
+    if whole:
+        some = ", ".join(each.name or "the network's own" for each in whole[:4])
+        said[1] += (
+            f"; by data {len(whole)} that cannot be split over {volumes.workers} workers: "
+            f"{some}{', …' if len(whole) > 4 else ''}"
+        )
+    return [
+        *said,
+        "in, out: numbers a sample. Each layer is counted by itself, its input and output whole: "
+        "what is exchanged between layers that are cut differently is left out, and what "
+        "neurons, then inputs, save.",
+    ]

@@ -1,0 +1,227 @@
+"""Gradients or activations: what each layer of a network would send by data, and by each split."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from firecaffe.data.layout import Layout
+from firecaffe.errors import RecipeError
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.models.config import ModelConfig
+from firecaffe.models.meta_kernels import without_compiler
+from firecaffe.models.network import with_outline
+from firecaffe.parallel.volumes import (
+    Sizes,
+    by_both,
+    by_inputs,
+    by_outputs,
+    data_numbers,
+    most_samples,
+)
+from firecaffe.plan.workload import PROFILED_IMAGES, on_zeros
+
+BY_DATA = "data"
+
+Volume = Callable[[Sizes, int], float]
+
+WORDS: dict[type[nn.Module], dict[str, Volume]] = {
+    nn.Linear: {"neurons": by_outputs, "inputs": by_inputs},
+    nn.Conv2d: {"filters": by_outputs, "channels": by_inputs},
+    nn.BatchNorm1d: {"neurons": by_both},
+    nn.BatchNorm2d: {"filters": by_both},
+}
+"""The words for a split, and what each makes a layer send. A test compares them with those of
+`parallel.splits`.
+"""
+
+
+@dataclass(frozen=True)
+class LayerVolumes:
+    """One layer with weights. Numbers are those that each worker sends in a step."""
+
+    name: str
+    kind: str
+    weights: int
+    """Numbers that are trained."""
+    weight_bytes: int
+    inputs: int
+    """Numbers of its input, of one sample, in all of its calls."""
+    outputs: int
+    by_data: float
+    by_model: dict[str, float]
+    """By the word of the split; empty if the layer cannot be split over so many workers."""
+    most_samples: int | None
+    """The batch up to which the better split sends fewer numbers than data parallelism."""
+    cheapest: str
+    """A word of a split, or data."""
+
+    @property
+    def least_by_model(self) -> float:
+        """By its better split; by data if there is none."""
+        return min(self.by_model.values(), default=self.by_data)
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """A network, at one batch size and number of workers."""
+
+    workers: int
+    batch_size: int
+    """Of all workers together."""
+    layers: tuple[LayerVolumes, ...]
+
+    @property
+    def bytes_by_data(self) -> float:
+        """Sent by each worker in a step, as float32."""
+        return BYTES_PER_ELEMENT * sum(each.by_data for each in self.layers)
+
+    @property
+    def bytes_by_model(self) -> float:
+        """With every layer by its better split, and by data if it has none."""
+        return BYTES_PER_ELEMENT * sum(each.least_by_model for each in self.layers)
+
+    @property
+    def bytes_by_layer(self) -> float:
+        """With the cheapest way of each layer."""
+        ways = (min(each.by_data, each.least_by_model) for each in self.layers)
+        return BYTES_PER_ELEMENT * sum(ways)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dicts, tuples and numbers, ready for `json.dumps`."""
+        totals = ("bytes_by_data", "bytes_by_model", "bytes_by_layer")
+        return asdict(self) | {name: getattr(self, name) for name in totals}
+
+
+def volumes_of(config: ModelConfig, layout: Layout, batch_size: int, workers: int) -> Volumes:
+    """What a network's layers would send; found on the meta device.
+
+    Raises: RecipeError if it has no layers with weights that are trained, or does not take such
+    samples; OwnCodeError for what a user's code raises.
+    """
+    layers = with_outline(
+        config,
+        None,
+        layout.channels,
+        lambda network: on_zeros(config, network, layout, PROFILED_IMAGES, layers_on),
+    )
+    if not layers:
+        raise RecipeError(
+            f"{config.name} has no weights that are trained, so nothing is to be sent for them"
+        )
+    rows = (_volumes(each, batch_size, workers) for each in layers)
+    return Volumes(workers, batch_size, tuple(rows))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with weights, as it was found."""
+
+    name: str
+    kind: str
+    sizes: Sizes
+    words: dict[str, Volume]
+    """Those it can be split by, if it has elements enough."""
+
+
+def layers_on(network: nn.Module, inputs: Any) -> list[Layer]:
+    """The layers that have trained weights, in the order of their names. Runs the network once in
+    training mode. inputs: as of `profile_on`.
+    """
+    samples = len(tree_leaves(inputs)[0])
+    calls = _calls(network, inputs)
+    times = Counter(id(each) for _, each in network.named_parameters(remove_duplicate=False))
+    layers: list[Layer] = []
+    seen: set[int] = set()
+    for name, part in network.named_modules():
+        own = [each for each in part.parameters(recurse=False) if each.requires_grad]
+        new = [each for each in own if id(each) not in seen]
+        seen.update(map(id, new))
+        if not own:
+            continue
+        call = calls[part]
+        words = WORDS.get(type(part), {})
+        if not call.outputs or any(times[id(each)] > 1 for each in own):
+            words = {}  # it has no part in the step, or `split` refuses it
+        elements = _elements(part) if words else (1, 1)
+        if isinstance(part, nn.Conv2d) and part.groups > 1:
+            words, elements = dict.fromkeys(words, by_both), (part.groups, part.groups)
+        sizes = Sizes(
+            sum(each.numel() for each in new),
+            call.inputs // samples,
+            call.outputs // samples,
+            *elements,
+            call.input_has_gradient,
+        )
+        layers.append(Layer(name, type(part).__name__, sizes, words))
+    return layers
+
+
+@dataclass
+class _Calls:
+    """All calls of a module, in numbers."""
+
+    inputs: int = 0
+    outputs: int = 0
+    input_has_gradient: bool = False
+
+
+def _calls(network: nn.Module, inputs: Any) -> dict[nn.Module, _Calls]:
+    found = {part: _Calls() for part in network.modules()}
+
+    def count(part: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        calls, taken = found[part], _tensors((args, kwargs))
+        calls.inputs += sum(each.numel() for each in taken)
+        calls.outputs += sum(each.numel() for each in _tensors(output))
+        calls.input_has_gradient |= any(each.requires_grad for each in taken)
+
+    handles = [part.register_forward_hook(count, with_kwargs=True) for part in found]
+    try:
+        with without_compiler():
+            network.train()(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _volumes(layer: Layer, batch_size: int, workers: int) -> LayerVolumes:
+    sizes = layer.sizes
+    by_data = data_numbers(sizes, workers)
+    a_sample = {}
+    for word, volume in layer.words.items():
+        cut = sizes.input_elements if volume is by_inputs else sizes.output_elements
+        if cut >= workers:
+            a_sample[word] = volume(sizes, workers)
+    by_model = {word: batch_size * each for word, each in a_sample.items()}
+    least = min(a_sample.values(), default=0.0)
+    best = min(by_model, key=by_model.__getitem__, default=BY_DATA)
+    return LayerVolumes(
+        name=layer.name,
+        kind=layer.kind,
+        weights=sizes.weights,
+        weight_bytes=BYTES_PER_ELEMENT * sizes.weights,
+        inputs=sizes.inputs,
+        outputs=sizes.outputs,
+        by_data=by_data,
+        by_model=by_model,
+        most_samples=most_samples(by_data, least) if least else None,
+        cheapest=best if by_model.get(best, inf) < by_data else BY_DATA,
+    )
+
+
+def _elements(part: Any) -> tuple[int, int]:
+    """Elements that its input, and its output, can be cut between, if it has no groups."""
+    if isinstance(part, nn.Linear):
+        return part.in_features, part.out_features
+    if isinstance(part, nn.Conv2d):
+        return part.in_channels, part.out_channels
+    return part.num_features, part.num_features
+
+
+def _tensors(value: Any) -> Sequence[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -1,0 +1,77 @@
+"""What is sent in closed form: against published sizes of AlexNet, and the schedules that run."""
+
+import pytest
+
+from firecaffe.exchange import fold
+from firecaffe.exchange.collectives import find_collective
+from firecaffe.exchange.leaves import equal_shares
+from firecaffe.exchange.schedule import ALL_GATHER
+from firecaffe.parallel.cut import cut
+from firecaffe.parallel.volumes import (
+    Sizes,
+    by_both,
+    by_inputs,
+    by_outputs,
+    data_numbers,
+    gather_numbers,
+    most_samples,
+    sum_numbers,
+)
+
+FC6 = Sizes(37_752_832, 9216, 4096, 9216, 4096, True)
+FC7 = Sizes(16_781_312, 4096, 4096, 4096, 4096, True)
+FC8 = Sizes(4_097_000, 4096, 1000, 4096, 1000, True)
+
+
+def test_fully_connected_layers_of_alexnet() -> None:
+    """The first row of the table of docs/parallel.md, from which its factor (K - 1) / K is taken
+    out, at numbers of workers that divide all of its dimensions.
+    """
+    for workers in (2, 4, 8):
+        share = (workers - 1) / workers
+        a_sample = sum(by_outputs(each, workers) for each in (FC6, FC7, FC8))
+        by_data = sum(data_numbers(each, workers) for each in (FC6, FC7, FC8))
+        assert a_sample == share * 44_008
+        assert by_data == share * 2 * 58_631_144
+        assert most_samples(by_data, a_sample) == 2_664
+
+
+def test_by_inputs_is_by_outputs_turned_round() -> None:
+    turned = Sizes(FC6.weights, FC6.outputs, FC6.inputs, 4096, 9216, True)
+    assert by_inputs(FC6, 4) == by_outputs(turned, 4) == 3 / 4 * (2 * 4096 + 9216)
+    assert by_both(FC6, 4) == by_both(turned, 4) == 3 / 4 * (4096 + 9216)
+
+
+def test_the_first_layer_has_no_gradient_of_its_input() -> None:
+    first = Sizes(100, 8, 12, 8, 12, input_has_gradient=False)
+    assert by_outputs(first, 4) == by_both(first, 4) == 3 / 4 * 12
+    assert by_inputs(first, 4) == 3 / 4 * 2 * 12
+
+
+def test_nothing_is_sent_by_one_worker() -> None:
+    assert data_numbers(FC6, 1) == by_outputs(FC6, 1) == by_inputs(FC6, 1) == by_both(FC6, 1) == 0
+
+
+def test_fewer_is_fewer() -> None:
+    assert [most_samples(numbers, 4.0) for numbers in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("numbers", [24, 37, 120])
+def test_a_sum_sends_what_its_schedule_does(workers: int, numbers: int) -> None:
+    inputs = fold.inputs_of(workers, equal_shares(workers, workers))
+    schedule = fold.schedule(inputs, workers, numbers)
+    assert schedule.sent_elements / workers == pytest.approx(
+        sum_numbers(workers, numbers), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("elements", [8, 24, 37])
+def test_a_gathering_sends_what_its_schedule_does(workers: int, elements: int) -> None:
+    """Each element of 6 numbers; the vector has room for the largest part of each worker."""
+    ends = cut(elements, workers)
+    most = 6 * max(ends[part + 1] - ends[part] for part in range(workers))
+    make = find_collective(ALL_GATHER, "sharded_parameter_server")
+    schedule = make(workers, workers * most)
+    assert schedule.sent_elements / workers == gather_numbers(workers, 6 * elements, elements)
