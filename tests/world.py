@@ -4,6 +4,7 @@ The parent holds the store in which the ranks meet, as torch's elastic agent doe
 chosen before it is bound.
 """
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -155,6 +156,7 @@ class _World:
 
 def _main(pipe: Connection, once: bool) -> None:
     before = dict(os.environ)
+    gc.freeze()  # what was loaded before is not looked at again
     while True:
         try:
             environment, function, arguments = pickle.loads(pipe.recv_bytes())
@@ -170,6 +172,8 @@ def _main(pipe: Connection, once: bool) -> None:
         pipe.send_bytes(pickle.dumps(answer))
         if once:
             return
+        # Process groups that hang in cycles keep threads that wake 100 times a second (Gloo's).
+        gc.collect()
 
 
 def _result(rank: int, pipe: Connection) -> Any:

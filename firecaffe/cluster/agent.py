@@ -37,9 +37,9 @@ from torch.distributed.elastic.multiprocessing.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster.addresses import join_place
-from firecaffe.cluster.aside import Aside, PatientRendezvous
+from firecaffe.cluster.aside import LAST_S, Aside, PatientRendezvous
 from firecaffe.cluster.groups import ATTEMPT
-from firecaffe.cluster.host_ends import HostEnds
+from firecaffe.cluster.host_ends import PART_S, HostEnds
 from firecaffe.cluster.hosts import PATIENCE_S, SAY_EVERY_S
 from firecaffe.cluster.joining import ATTEMPTS
 from firecaffe.cluster.let_go import TOGETHER, LetGo, Seen, fault_in
@@ -235,8 +235,9 @@ class FaultAgent(LocalElasticAgent):
         """Says the last word to the other hosts' launchers; see `HostEnds.part`."""
         ends = self._ends
         if ends is not None:
-            with suppress(TimeoutError, DistError, RuntimeError):
-                self.aside.run(lambda: ends.part(holds_store), MEETING_S)
+            # How the run has ended is known; a signal, too, only ends the waiting.
+            with suppress(TimeoutError, DistError, RuntimeError, SignalException):
+                self.aside.run(lambda: ends.part(holds_store), LAST_S + PART_S)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._end_ranks(death_sig, STOP_S)

@@ -2,6 +2,7 @@
 
     checkpoints/step-00000100/state.safetensors       parameters, buffers, optimizer state
     checkpoints/step-00000100/compressor.safetensors  what a compressor has kept back, by node
+                                                      or learner; one for each fragment
     checkpoints/step-00000100/meta.json               step, recipe identity, numbers
     checkpoints/step-00000100/SHA256SUMS              `sha256sum -c` checks it
     checkpoints/latest                                the name of the newest whole one

@@ -202,7 +202,7 @@ def fit_until_lost(made: Recipe, number: int) -> Result:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-@pytest.mark.parametrize("name", ["backup", "again", "stale", "nesterov"])
+@pytest.mark.parametrize("name", ["backup", "again", "stale", "nesterov", "encoded"])
 def test_a_lost_worker_ends_nobody(
     ranks: Ranks, name: str, number: signal.Signals, tmp_path: Path
 ) -> None:
