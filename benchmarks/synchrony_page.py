@@ -265,7 +265,7 @@ SOURCES = (
         "Zheng et al. 2017, table 1",
         "ResNet-20, CIFAR-10, 4 asynchronous workers",
         "error: one worker 8.65, asynchronous 9.27, with delay compensation 8.19 %",
-        "[with momentum it does not rescue](synchrony_simulated.md)",
+        "[compensation does not rescue momentum, a delay does](synchrony_simulated.md)",
     ),
     (
         "Wang et al. 2020, table 1",
