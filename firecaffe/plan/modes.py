@@ -15,8 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 
-from firecaffe.exchange.leaves import Shares, equal_shares
+from firecaffe.exchange.leaves import Shares, equal_shares, num_nodes
 from firecaffe.gradients.compressors import MEMORYLESS, ONE_BY_ONE
+from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.codec import half_coded_s, sent_share
 from firecaffe.plan.compute import data_s, micro_batch, update_s
@@ -71,7 +72,7 @@ class Mode:
     """The share of a worker's time in which it does not compute, the mean over workers."""
     bytes_per_step: float = 0.0
     """What goes to the server, or its parts, and from there; of the other modes the gradients of
-    one worker."""
+    one worker. As they are encoded."""
 
 
 def modes_of(
@@ -190,7 +191,7 @@ class _Workers:
     def modes(self) -> Iterator[Mode]:
         base = self._synchronous("every_step", equal_shares(self.leaves, self.size))
         yield base
-        if self.size > 1:
+        if self.size > 1 and self.row.compressor == NO_COMPRESSOR:  # no recipe has both
             means_s = [self._mean_s(rank) for rank in range(self.size)]
             shares = balanced_shares(self.leaves, means_s)
             yield self._synchronous("every_step, measured shares", shares, base)
@@ -228,7 +229,7 @@ class _Workers:
         """Each step waits for its slowest worker."""
         slowest_s, computed_s = self._rounds(shares, 1)
         step_s = slowest_s + self.row.exposed_communication_s + self.row.update_s
-        return self._mode(words, base, step_s, computed_s, self.workload.parameter_bytes)
+        return self._mode(words, base, step_s, computed_s, self._gradient_bytes(self.leaves))
 
     def _local(self, base: Mode | None = None) -> Mode:
         """Each average waits for its slowest worker, and for what of its exchange, a part of that
@@ -242,8 +243,19 @@ class _Workers:
         waits_s = sum(max(0.0, each * self.exchange_s - beside * own_s) for each in shares)
         words = f"local, H = {steps}" + f", {fragments} fragments" * (fragments > 1)
         words += f", {beside} steps beside" * bool(beside)
-        sent = self.workload.parameter_bytes / steps
+        sent = self._gradient_bytes(self.words.replicas) / steps
         return self._mode(words, base, own_s + waits_s / steps, computed_s, sent)
+
+    def _gradient_bytes(self, leaves: int) -> float:
+        """What a worker's gradients are on the wire, of a tree over so many leaves. Without a codec
+        they are one sum; a codec encodes each node of its level.
+        """
+        workload = self.workload
+        if self.row.compressor == NO_COMPRESSOR:
+            return workload.parameter_bytes
+        nodes = num_nodes(leaves, workload.compressor_level)
+        share = sent_share(self.row.compressor, workload)
+        return ceil(nodes / self.size) * share * workload.parameter_bytes
 
     def _hosted(self) -> Shares:
         """The micro-batches of each worker's replicas; equal ones if these do not fit, as in a

@@ -107,6 +107,27 @@ def test_a_codec_shortens_pushes_alone() -> None:
     assert "asynchronous, no lock" in found("float16", lock="none")
 
 
+@pytest.mark.parametrize(("level", "micro_batches", "replicas"), [(0, 5, 2), (1, 3, 1), (2, 2, 1)])
+def test_a_codec_sends_each_node_of_its_level(
+    level: int, micro_batches: int, replicas: int
+) -> None:
+    """Of 18 micro-batches, and of 6 replicas, a worker of four has so many nodes at most."""
+    made = replace(work(18), compressor_level=level)
+    row = forecast(made, cluster(), 4, "tree", "float16")
+    words = SynchronyConfig("local", replicas=6, local_steps=8)
+    found = {each.words: each for each in modes_of(made, cluster(), row, words)}
+    half = made.parameter_bytes / 2
+    assert found["every_step"].bytes_per_step == pytest.approx(micro_batches * half)
+    assert found["local, H = 8"].bytes_per_step == pytest.approx(replicas * half / 8)
+    assert "every_step, measured shares" not in found  # no recipe has both
+
+
+def test_without_a_codec_a_worker_sends_one_sum() -> None:
+    found = modes(18, cluster(), replicas=6, local_steps=8)
+    assert found["every_step"].bytes_per_step == work(18).parameter_bytes
+    assert found["local, H = 8"].bytes_per_step == work(18).parameter_bytes / 8
+
+
 def test_without_a_lock_nothing_travels() -> None:
     """Four workers have four times the rate of one, however slow the network is."""
     on = cluster(bandwidth=1e6)
