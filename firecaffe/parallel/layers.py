@@ -42,23 +42,26 @@ class Place:
     group: PartGroup
 
 
+@dataclass(frozen=True)
+class Made:
+    """What was made of a layer."""
+
+    text: str
+    """The whole layer, as people read it."""
+    parts: Sequence[nn.Module]
+    """This rank's."""
+    cuts: Mapping[str, tuple[int, Cut]]
+    """Of each tensor of the layer that is cut, the dimension and its parts."""
+
+
 class SplitLayer(nn.Module):
     """A layer of which this rank holds some parts."""
 
-    def __init__(
-        self,
-        place: Place,
-        text: str,
-        parts: Sequence[nn.Module],
-        cuts: Mapping[str, tuple[int, Cut]],
-    ) -> None:
-        """text: the whole layer, as people read it. parts: this rank's. cuts: of each tensor of the
-        layer that is cut, the dimension and its parts.
-        """
+    def __init__(self, place: Place, made: Made) -> None:
         super().__init__()
-        self.place, self._text, self._cuts = place, text, dict(cuts)
+        self.place, self._text, self._cuts = place, made.text, made.cuts
         self.parts = nn.ModuleDict(
-            {str(number): part for number, part in zip(place.group.own, parts, strict=True)}
+            {str(number): part for number, part in zip(place.group.own, made.parts, strict=True)}
         )
 
     def held(self) -> dict[str, Held]:
@@ -93,17 +96,9 @@ class SplitLayer(nn.Module):
 class ByOutputs(SplitLayer):
     """Each part needs the whole input."""
 
-    def __init__(
-        self,
-        place: Place,
-        text: str,
-        parts: Sequence[nn.Module],
-        cuts: Mapping[str, tuple[int, Cut]],
-        cut: Cut,
-        dim: int,
-    ) -> None:
+    def __init__(self, place: Place, made: Made, cut: Cut, dim: int) -> None:
         """cut: of the outputs. dim: their dimension, from the last."""
-        super().__init__(place, text, parts, cuts)
+        super().__init__(place, made)
         self.cut, self.dim = cut, dim
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,19 +111,12 @@ class ByInputs(SplitLayer):
     """The outputs are the sum over parts, and the bias."""
 
     def __init__(
-        self,
-        place: Place,
-        text: str,
-        parts: Sequence[nn.Module],
-        cuts: Mapping[str, tuple[int, Cut]],
-        cut: Cut,
-        dim: int,
-        bias: nn.Parameter | None,
+        self, place: Place, made: Made, cut: Cut, dim: int, bias: nn.Parameter | None
     ) -> None:
         """cut: of the inputs. dim: their dimension, and that of the outputs, from the last. bias:
         which all ranks hold.
         """
-        super().__init__(place, text, parts, cuts)
+        super().__init__(place, made)
         self.cut, self.dim = cut, dim
         self.bias = bias
 
@@ -148,18 +136,9 @@ class ByInputs(SplitLayer):
 class ByBoth(SplitLayer):
     """Each part takes its input and makes its output."""
 
-    def __init__(
-        self,
-        place: Place,
-        text: str,
-        parts: Sequence[nn.Module],
-        cuts: Mapping[str, tuple[int, Cut]],
-        inputs: Cut,
-        outputs: Cut,
-        dim: int,
-    ) -> None:
+    def __init__(self, place: Place, made: Made, inputs: Cut, outputs: Cut, dim: int) -> None:
         """dim: the dimension that is cut, from the last, or 1 for the second."""
-        super().__init__(place, text, parts, cuts)
+        super().__init__(place, made)
         self.inputs, self.outputs, self.dim = inputs, outputs, dim
 
     def forward(self, x: Tensor) -> Tensor:

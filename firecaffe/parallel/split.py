@@ -14,7 +14,7 @@ from firecaffe.cluster.digest import digest
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.layers import Held, Place, SplitLayer
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.parallel.splits import SPLITS
+from firecaffe.parallel.splits import SPLITS, check_elements
 from firecaffe.parallel.tensor import whole
 from firecaffe.transport.collect import HeldPart, collect, list_wholes
 
@@ -149,11 +149,18 @@ def choose_layers(model: nn.Module, words: Mapping[str, str]) -> dict[str, str]:
     return chosen
 
 
+def check_parts(model: nn.Module, chosen: Mapping[str, str], num_parts: int) -> None:
+    """Raises: RecipeError if a layer that was chosen has too few of what it is cut by."""
+    for name, word in chosen.items():
+        check_elements(name, model.get_submodule(name), word, num_parts)
+
+
 def split_layers(model: nn.Module, chosen: Mapping[str, str], group: PartGroup) -> Split:
     """Puts split layers in the place of those that were chosen; the network is changed.
 
     Raises: RecipeError if one has too few of what it is cut by, before anything is changed.
     """
+    check_parts(model, chosen, group.num_parts)
     made = {}
     for name, word in chosen.items():
         layer = model.get_submodule(name)

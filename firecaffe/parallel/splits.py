@@ -9,7 +9,7 @@ from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.cut import Cut, cut, scaled
-from firecaffe.parallel.layers import ByBoth, ByInputs, ByOutputs, Place, SplitLayer
+from firecaffe.parallel.layers import ByBoth, ByInputs, ByOutputs, Made, Place, SplitLayer
 
 
 def _linear(_: nn.Module, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
@@ -48,39 +48,62 @@ KINDS: dict[type[nn.Module], Kind] = {
 """The layers that can be split. Others that inherit from them may do something else."""
 
 
+BY_OUTPUTS = ("neurons", "filters")
+"""The words by which a layer without groups is cut between its outputs."""
+
+
+def elements_of(layer: nn.Module, word: str) -> tuple[int, str]:
+    """What a layer is cut between by a word: how many there are, and what they are called."""
+    kind = KINDS[type(layer)]
+    num_groups = getattr(layer, kind.groups, 1)
+    if kind.groups == kind.outputs:
+        return num_groups, "channels"
+    if num_groups > 1:
+        return num_groups, "groups"
+    return getattr(layer, kind.outputs if word in BY_OUTPUTS else kind.inputs), word
+
+
+def check_elements(name: str, layer: nn.Module, word: str, num_parts: int) -> None:
+    """Raises: RecipeError if a layer cannot be cut into so many parts."""
+    size, what = elements_of(layer, word)
+    if size < num_parts:
+        raise RecipeError(
+            f"split: {name} has {size} {what}, fewer than {num_parts} parts; "
+            f"leave it out of split, or take parts={size} or fewer"
+        )
+
+
 def by_outputs(layer: nn.Module, place: Place) -> SplitLayer:
-    """Each part is some rows of the weight. Raises: RecipeError if there are too few."""
+    """Each part is some rows of the weight."""
     kind = KINDS[type(layer)]
     inputs = getattr(layer, kind.inputs)
-    outputs = _cut(place, getattr(layer, kind.outputs), place.word)
+    outputs = cut(getattr(layer, kind.outputs), place.group.num_parts)
     cuts = {"weight": (0, outputs), "bias": (0, outputs)}
     parts = [
         _part(layer, cuts, number, inputs, _length(outputs, number)) for number in place.group.own
     ]
-    return ByOutputs(place, str(layer), parts, cuts, outputs, kind.dim)
+    return ByOutputs(place, Made(str(layer), parts, cuts), outputs, kind.dim)
 
 
 def by_inputs(layer: nn.Module, place: Place) -> SplitLayer:
-    """Each part is some columns of the weight. Raises: RecipeError if there are too few."""
+    """Each part is some columns of the weight."""
     kind, bias = KINDS[type(layer)], layer.bias
     outputs = getattr(layer, kind.outputs)
-    inputs = _cut(place, getattr(layer, kind.inputs), place.word)
+    inputs = cut(getattr(layer, kind.inputs), place.group.num_parts)
     cuts = {"weight": (1, inputs)}
     parts = [
         _part(layer, cuts, number, _length(inputs, number), outputs, bias=False)
         for number in place.group.own
     ]
     assert bias is None or isinstance(bias, nn.Parameter)
-    return ByInputs(place, str(layer), parts, cuts, inputs, kind.dim, bias)
+    return ByInputs(place, Made(str(layer), parts, cuts), inputs, kind.dim, bias)
 
 
 def by_both(layer: nn.Module, place: Place) -> SplitLayer:
-    """Each part is some groups, which see their own inputs alone. Raises: RecipeError if there are
-    too few.
-    """
+    """Each part is some groups, which see their own inputs alone."""
     kind = KINDS[type(layer)]
     num_groups = getattr(layer, kind.groups)
-    groups = _cut(place, num_groups, "groups" if kind.groups == "groups" else "channels")
+    groups = cut(num_groups, place.group.num_parts)
     inputs = scaled(groups, getattr(layer, kind.inputs) // num_groups)
     outputs = scaled(groups, getattr(layer, kind.outputs) // num_groups)
     cuts = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (0, outputs))
@@ -88,7 +111,7 @@ def by_both(layer: nn.Module, place: Place) -> SplitLayer:
     for number in place.group.own:
         sizes = [_length(each, number) for each in (inputs, outputs, groups)]
         parts.append(_part(layer, cuts, number, *sizes))
-    return ByBoth(place, str(layer), parts, cuts, inputs, outputs, kind.dim)
+    return ByBoth(place, Made(str(layer), parts, cuts), inputs, outputs, kind.dim)
 
 
 def conv(layer: nn.Module, place: Place, ungrouped: Callable[..., SplitLayer]) -> SplitLayer:
@@ -104,16 +127,6 @@ SPLITS: dict[str, dict[type[nn.Module], Callable[[nn.Module, Place], SplitLayer]
 }
 """The words, and the layers that each is for. Batch normalization goes with the outputs of the
 layer before it."""
-
-
-def _cut(place: Place, size: int, what: str) -> Cut:
-    try:
-        return cut(size, place.group.num_parts)
-    except ValueError:
-        raise RecipeError(
-            f"split: {place.name} has {size} {what}, fewer than {place.group.num_parts} parts; "
-            f"leave it out of split, or take parts={size} or fewer"
-        ) from None
 
 
 def _length(of: Cut, number: int) -> int:

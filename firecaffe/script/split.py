@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 from firecaffe.cluster.agree import agree, take_from_first
 from firecaffe.gradients.config import check_timeout
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.parallel.split import Split, choose_layers, split_layers
+from firecaffe.parallel.split import Split, check_parts, choose_layers, split_layers
 from firecaffe.script.group import join_launched_world, leave, meet
 from firecaffe.script.words import ArgumentError
 
@@ -60,6 +60,8 @@ def split(
     if not layers:
         raise ArgumentError("split: no layer is named; say {'classifier.*': 'neurons'}")
     chosen = choose_layers(model, layers)
+    if parts is not None:
+        check_parts(model, chosen, parts)  # before a world is joined, which would stay
     devices = sorted({str(each.device) for each in model.parameters()})
     if len(devices) > 1:
         raise ArgumentError(

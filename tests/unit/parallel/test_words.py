@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import firecaffe
@@ -60,6 +61,9 @@ def test_too_few_for_the_parts(words: dict[str, str], told: str) -> None:
     model = network()
     with pytest.raises(RecipeError, match=told):
         split_copy(model, words, 4)
+    with pytest.raises(RecipeError, match=told):
+        firecaffe.split(model, words, parts=4)
+    assert not dist.is_initialized()
 
 
 def test_the_last_pattern_decides() -> None:
