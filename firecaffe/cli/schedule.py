@@ -18,6 +18,7 @@ from firecaffe.exchange.route import FOLD, find_route
 from firecaffe.exchange.schedule import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
     AVERAGE,
     BROADCAST,
     VECTOR,
@@ -169,7 +170,7 @@ def _print_totals(found: dict[str, Any], console: Console) -> None:
     times = "" if ratio is None else f", {ratio:.2f} times the least that any all-reduce needs"
     order = "the order of the fixed tree" if found["adds_in_tree_order"] else "another order"
     adds = f"in {order} at this world size"
-    if found["kind"] in (ALL_GATHER, BROADCAST):
+    if found["kind"] in (ALL_GATHER, BROADCAST, ALL_TO_ALL):
         adds = "none"
     kind = "" if found["kind"] == ALL_REDUCE else f"{found['kind']} of "
     ranks = "1 rank" if found["world_size"] == 1 else f"{found['world_size']} ranks"

@@ -1,4 +1,5 @@
-"""Collectives that are a part of an all-reduce: its way there, its way back, or its mean.
+"""Collectives that are a part of an all-reduce: its way there, its way back, or its mean; and
+the all-to-all.
 
 A direct reduce-scatter is what reaches the servers of the sharded parameter server; the all-gather
 is what they send back; a broadcast is the way down of a tree. They begin and end in one vector:
@@ -12,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from firecaffe.exchange import (
+    all_to_all,
     find_schedule,
     parameter_server,
     ring,
@@ -21,6 +23,7 @@ from firecaffe.exchange import (
 from firecaffe.exchange.schedule import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
     AVERAGE,
     BROADCAST,
     REDUCE_SCATTER,
@@ -76,6 +79,7 @@ COLLECTIVES: dict[str, dict[str, MakeSchedule]] = {
         "parameter_server": half(parameter_server.schedule, BROADCAST),
         "tree": half(tree.schedule, BROADCAST),
     },
+    ALL_TO_ALL: {"direct": all_to_all.schedule},
 }
 """The collectives by kind, and by the name of the all-reduce that it is a part of; the average is
 any of them."""

@@ -10,9 +10,11 @@ bit of its result. What is gathered or broadcast must be its owner's symbol.
 from collections import defaultdict
 from dataclasses import dataclass
 
+from firecaffe.exchange.all_to_all import block
 from firecaffe.exchange.leaves import Node, sum_of_nodes, tree_sum
 from firecaffe.exchange.schedule import (
     ALL_GATHER,
+    ALL_TO_ALL,
     BROADCAST,
     REDUCE_SCATTER,
     VECTOR,
@@ -111,6 +113,15 @@ def _judge(
         first = [0] * len(owners) if schedule.kind == BROADCAST else owners
         is_right = all(row == first for row in held)
         return Proof(is_right, is_right)
+    if schedule.kind == ALL_TO_ALL:
+        is_right = all(
+            held[rank][cuts.index(start)] == source
+            for rank in range(p)
+            for source in range(p)
+            for start, stop in [block(schedule.num_elements, p, source, rank)]
+            if start != stop
+        )
+        return Proof(is_right, is_right)
     is_whole = schedule.kind != REDUCE_SCATTER
     results = [
         value
@@ -136,4 +147,7 @@ def _cuts(schedule: Schedule) -> list[int]:
     )
     if schedule.kind in (REDUCE_SCATTER, ALL_GATHER):
         return sorted({0, schedule.num_elements, *ends, *of_shards})
+    if schedule.kind == ALL_TO_ALL:
+        blocks = shards(schedule.num_elements, schedule.world_size**2)
+        return sorted({0, *(end for slice_ in blocks for end in slice_)})
     return sorted({0, schedule.num_elements, *ends})

@@ -31,10 +31,11 @@ VECTOR = -1
 """The number in `Transfer.reads` that stands for the source's vector, not an input."""
 
 ALL_REDUCE, AVERAGE, REDUCE_SCATTER = "all_reduce", "average", "reduce_scatter"
-ALL_GATHER, BROADCAST = "all_gather", "broadcast"
-KINDS = (ALL_REDUCE, AVERAGE, REDUCE_SCATTER, ALL_GATHER, BROADCAST)
+ALL_GATHER, BROADCAST, ALL_TO_ALL = "all_gather", "broadcast", "all_to_all"
+KINDS = (ALL_REDUCE, AVERAGE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL)
 """The kinds, by what all ranks have in the end: the total; that by the number of ranks; rank r
-shard r of the total; shard r of rank r, for all r; rank 0's vector."""
+shard r of the total; shard r of rank r, for all r; rank 0's vector; rank r what each rank had for
+it."""
 
 
 class Transfer(NamedTuple):

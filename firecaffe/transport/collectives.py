@@ -8,7 +8,7 @@ from torch import Tensor
 
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.pieces import PIECES, pieces
-from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, REDUCE_SCATTER, Schedule
+from firecaffe.exchange.schedule import ALL_GATHER, ALL_TO_ALL, AVERAGE, REDUCE_SCATTER, Schedule
 from firecaffe.transport.execute import PieceUnderWay, execute, in_one_call, one_by_one
 from firecaffe.transport.rank_rounds import (
     RankRound,
@@ -192,7 +192,7 @@ def _plan(
     whole = make(num_elements)
     # Shards that stay with their owners are those of the whole vector; and inputs are many messages
     # as they are (LOG.md).
-    stays = whole.kind in (REDUCE_SCATTER, ALL_GATHER) or bool(whole.inputs)
+    stays = whole.kind in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL) or bool(whole.inputs)
     parts = pieces(whole, itemsize) if cuts and not stays else [(0, num_elements)]
     schedules = {num_elements: whole}
     found = []

@@ -8,10 +8,16 @@ import torch.distributed as dist
 
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import ALGORITHMS, EXCHANGES
+from firecaffe.exchange.all_to_all import block
 from firecaffe.exchange.collectives import COLLECTIVES, average
 from firecaffe.exchange.leaves import Node, TreeSum, largest_nodes, leaf_share
 from firecaffe.exchange.pieces import pieces
-from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, BROADCAST, REDUCE_SCATTER, shard
+from firecaffe.exchange.schedule import (
+    ALL_GATHER,
+    AVERAGE,
+    BROADCAST,
+    shard,
+)
 from firecaffe.transport.collectives import Collectives
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.fold import NodeSum
@@ -72,6 +78,18 @@ def test_integers_sum_to_what_torch_says(ranks: Ranks) -> None:
     assert ranks.shared(4, compare_with_torch, 12345) == [True] * 4
 
 
+def all_to_all_of_torch(own: torch.Tensor, world: World) -> torch.Tensor:
+    """What torch gives this rank, of blocks of which it begins with its row."""
+    n, p, rank = own.numel(), world.world_size, world.rank
+    row = [slice(*block(n, p, rank, other)) for other in range(p)]
+    column = [stop - start for start, stop in (block(n, p, other, rank) for other in range(p))]
+    exchanged = torch.empty(sum(column))
+    given = torch.cat([own[each] for each in row])
+    counts = [each.stop - each.start for each in row]
+    dist.all_to_all_single(exchanged, given, column, counts, group=world.group)
+    return exchanged
+
+
 def collectives_and_torchs() -> dict[str, bool]:
     """Whether each of ours ends in what torch's own collective gives, of whole numbers."""
     same: dict[str, bool] = {}
@@ -87,6 +105,7 @@ def collectives_and_torchs() -> dict[str, bool]:
             dist.broadcast(first, group_src=0, group=world.group)
             scattered = torch.empty(stop - start)
             dist.reduce_scatter_single(scattered, own.clone(), group=world.group)
+            exchanged = all_to_all_of_torch(own, world)
             mean = {f"{AVERAGE} {name}": average(make) for name, make in ALGORITHMS.items()}
             makers = {
                 f"{kind} {name}": make
@@ -96,13 +115,16 @@ def collectives_and_torchs() -> dict[str, bool]:
             for name, make in makers.items():
                 vector = own.clone()
                 ours.run(name, partial(make, p), vector, ranks)
-                kind = name.split()[0]
                 expected = {ALL_GATHER: gathered, BROADCAST: first, AVERAGE: total / p}
-                is_same = (
-                    torch.equal(vector[start:stop], scattered)
-                    if kind == REDUCE_SCATTER
-                    else torch.equal(vector, expected[kind])
-                )
+                match name.split()[0]:
+                    case "reduce_scatter":
+                        is_same = torch.equal(vector[start:stop], scattered)
+                    case "all_to_all":
+                        column = (block(num_elements, p, a, world.rank) for a in ranks)
+                        found = torch.cat([vector[start:stop] for start, stop in column])
+                        is_same = torch.equal(found, exchanged)
+                    case kind:
+                        is_same = torch.equal(vector, expected[kind])
                 same[name] = same.get(name, True) and is_same
     return same
 

@@ -13,6 +13,7 @@ from firecaffe.exchange.proof import prove
 from firecaffe.exchange.schedule import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
     AVERAGE,
     BROADCAST,
     KINDS,
@@ -21,8 +22,8 @@ from firecaffe.exchange.schedule import (
 
 PAIRS = [(kind, name) for kind, by_name in COLLECTIVES.items() for name in by_name]
 WORLD_SIZES = range(1, 18)
-DIVISIBLE = 720720 * 17
-"""A multiple of every world size, so that all shards are equal."""
+DIVISIBLE = (720720 * 17) ** 2
+"""A multiple of every world size squared, so that all shards and blocks are equal."""
 
 
 def test_every_kind_has_an_algorithm() -> None:
@@ -39,8 +40,8 @@ def test_every_rank_ends_with_what_the_kind_says(kind: str, name: str) -> None:
             proof = prove(schedule)
             assert (schedule.kind, schedule.algorithm) == (kind, name)
             assert proof.complete
-            # Empty shards have no order.
-            if num_elements > world_size:
+            # Empty shards have no order, and there is no message for an empty block.
+            if num_elements > world_size**2:
                 assert proof.in_tree_order == schedule.in_tree_order
                 assert schedule.num_messages == len(list(schedule.transfers()))
             sent = sum(t.num_elements for t in schedule.transfers())
@@ -66,6 +67,7 @@ COSTS: dict[tuple[str, str], Callable[[int], tuple[int, int, int | Fraction]]] =
     (ALL_GATHER, "sharded_parameter_server"): lambda p: (p > 1, p - 1, Fraction(p - 1, p)),
     (BROADCAST, "parameter_server"): lambda p: (p > 1, p - 1, p - 1),
     (BROADCAST, "tree"): lambda p: ((p - 1).bit_length(),) * 3,
+    (ALL_TO_ALL, "direct"): lambda p: (p > 1, p - 1, Fraction(p - 1, p * p)),
 }
 
 
