@@ -35,7 +35,7 @@ class PartGroup:
         self.shares = equal_shares(num_parts, group.world_size)
         """The parts of each rank."""
         self._sum = NodeSum(group, inputs_of(num_parts, self.shares), num_parts)
-        self._collectives = Collectives(group)
+        self.collectives = Collectives(group)
 
     @property
     def own(self) -> range:
@@ -82,7 +82,7 @@ class PartGroup:
         ]
         torch.cat(list(own), dim, out=places[self.group.rank])
         make = partial(find_collective(ALL_GATHER, "sharded_parameter_server"), size)
-        self._collectives.run(ALL_GATHER, make, vector, range(size))
+        self.collectives.run(ALL_GATHER, make, vector, range(size))
         return torch.cat(places, dim)
 
     def slice(self, whole: Tensor, cut: Cut, dim: int) -> list[Tensor]:

@@ -4,6 +4,7 @@ What is not here is not wrong: the parts are gathered before it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from firecaffe.parallel import flow
 from firecaffe.parallel.cut import scaled
+from firecaffe.parallel.halo import with_halos
 
 if TYPE_CHECKING:
     from firecaffe.parallel.tensor import TensorInParts
@@ -128,7 +130,7 @@ def _flatten(x: "TensorInParts", start_dim: int = 0, end_dim: int = -1) -> Any:
 
 
 def _view(x: "TensorInParts", *shape: Any, **named: Any) -> Any:
-    """The usual `x.view(x.size(0), -1)` is a flatten; the same shape is no change."""
+    """The usual `x.view(x.size(0), -1)` is a flatten; what is cut, and all before it, may stay."""
     wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
     if named or not all(isinstance(each, int) for each in wanted):
         return NotImplemented
@@ -136,7 +138,10 @@ def _view(x: "TensorInParts", *shape: Any, **named: Any) -> Any:
     wanted = tuple(rest if each == -1 else each for each in wanted)
     if wanted == (*x.shape[: x.cut_dim], prod(x.shape[x.cut_dim :])):
         return _flatten(x, x.cut_dim)
-    return x if wanted == tuple(x.shape) else NotImplemented
+    kept = x.cut_dim + 1
+    if wanted[:kept] != tuple(x.shape[:kept]):
+        return NotImplemented
+    return x.with_parts([each.reshape(*each.shape[:kept], *wanted[kept:]) for each in x.own])
 
 
 def _dropout(
@@ -157,6 +162,24 @@ def _dropout(
     return x.with_parts([part * own for part, own in zip(x.own, masks, strict=True)])
 
 
+def _local_response_norm(x: "TensorInParts", size: int, *words: Any, **named: Any) -> Any:
+    """Each part with so many channels of its neighbours as its own ones are normalized by."""
+    if x.cut_dim != 1 or x.ndim < 3:
+        return NotImplemented
+    before, after, ends = size // 2, (size - 1) // 2, x.cut
+    windows = tuple(
+        range(max(0, start - before), min(stop + after, ends[-1])) for start, stop in pairwise(ends)
+    )
+    seen = with_halos(x.group, x.own, ends, windows, 1)
+    own = [
+        F.local_response_norm(each, size, *words, **named).narrow(
+            1, ends[number] - windows[number].start, ends[number + 1] - ends[number]
+        )
+        for number, each in zip(cycle(x.group.own), seen, strict=False)
+    ]
+    return x.with_parts(own)
+
+
 RULES: dict[Function, Callable[..., Any]] = {
     torch.flatten: _flatten,
     Tensor.flatten: _flatten,
@@ -164,5 +187,6 @@ RULES: dict[Function, Callable[..., Any]] = {
     Tensor.reshape: _view,
     torch.reshape: _view,
     F.dropout: _dropout,
+    F.local_response_norm: _local_response_norm,
 }
 """Functions that need to know how the tensor is cut; called with its tensor in parts first."""

@@ -40,6 +40,16 @@ def gather_numbers(workers: int, numbers: float, elements: int) -> float:
     return (workers - 1) * ceil(elements / workers) * numbers / elements
 
 
+def halo_numbers(workers: int, numbers: float, elements: int, halo: int) -> float:
+    """What each sends until the parts of a tensor have their halos; the mean over workers, for the
+    first and the last send on one side alone.
+
+    elements: of all parts. halo: elements that a part sees of its neighbours, on both sides
+    together; no worker has fewer than it sends.
+    """
+    return (workers - 1) * halo * numbers / elements / workers
+
+
 def data_numbers(layer: Sizes, workers: int) -> float:
     """By data, for a batch of any size: the sum of the weights' gradients."""
     return sum_numbers(workers, layer.weights)
