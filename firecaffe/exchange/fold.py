@@ -15,11 +15,12 @@ Source: Li et al., OSDI 2014 (shards); the order of additions is that of `exchan
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 
 from firecaffe.exchange.leaves import Node, Shares, largest_nodes, small_first
-from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, shard
+from firecaffe.exchange.schedule import REDUCE_SCATTER, OwnRound, Schedule, Transfer, shard
 
 
 def schedule(
@@ -56,6 +57,22 @@ def schedule(
     )
 
 
+def reduce_scatter(
+    inputs: Sequence[Sequence[Node]], num_leaves: int, num_elements: int
+) -> Schedule:
+    """The way to the owners alone: each has the total of its shard in the end."""
+    whole = schedule(inputs, num_leaves, num_elements)
+    p = len(inputs)
+    return replace(
+        whole,
+        of_rank=partial(_to_owners, whole),
+        kind=REDUCE_SCATTER,
+        num_rounds=1,
+        num_messages=whole.num_messages - p * (p - 1),
+        sent_elements=whole.sent_elements - (p - 1) * num_elements,
+    )
+
+
 def early_nodes(nodes: Sequence[Node], num_leaves: int) -> list[Node]:
     """Those of a rank's nodes that are whole before it computes its last one, in this order."""
     return small_first(nodes, num_leaves)[:-1]
@@ -86,6 +103,10 @@ def _waves(inputs: Sequence[Sequence[Node]], num_leaves: int, early: bool) -> li
         for wave, node in [*zip(waves, before, strict=False), (waves[-1], last)]:
             wave[rank].append(start + nodes.index(node))
     return waves
+
+
+def _to_owners(whole: Schedule, rank: int) -> Iterator[OwnRound]:
+    return (each for each in whole.of_rank(rank) if each[0] == 0)
 
 
 def _rounds(waves: Sequence[Wave], n: int, grain: int, rank: int) -> Iterator[OwnRound]:

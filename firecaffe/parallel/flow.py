@@ -7,7 +7,9 @@
 | `gather`: parts are put together | each rank takes its parts of the gradient |
 | `slice_own`: each rank takes its parts | the parts of the gradient are put together |
 
-A tensor that is whole is the same on all ranks, and so is its gradient.
+A tensor that is whole is the same on all ranks, and so is its gradient. With one weird trick it is
+that of each rank's own samples, and each rank has its parts of the samples of all
+(`parallel.own_samples`).
 
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3, for the conjugate pairs.
 """
@@ -51,7 +53,7 @@ class _Copy(Function):
     @staticmethod
     def forward(ctx: Any, group: PartGroup, whole: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
-        return tuple(whole.view_as(whole) for _ in group.own)
+        return tuple(group.copies(whole))
 
     @staticmethod
     @once_differentiable
@@ -68,7 +70,7 @@ class _Add(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *(gradient for _ in ctx.group.own)
+        return None, *ctx.group.copies(gradient)
 
 
 class _Gather(Function):

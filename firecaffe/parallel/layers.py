@@ -81,6 +81,13 @@ class SplitLayer(nn.Module):
             f"parts {own.start} to {own.stop - 1} of {self.place.group.num_parts}"
         )
 
+    def _each(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """What each part makes of its input, for each micro-batch that there is."""
+        group, parts = self.place.group, list(self.parts.values())
+        return [
+            group.call(parts[number % len(parts)], number, x) for number, x in enumerate(inputs)
+        ]
+
     def _in_parts(self, own: Sequence[Tensor], cut: Cut, dim: int) -> TensorInParts:
         return TensorInParts(self.place.group, own, cut, dim, self.place.name)
 
@@ -103,7 +110,7 @@ class ByOutputs(SplitLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         copies = flow.copy(self.place.group, whole(x))
-        own = [part(each) for part, each in zip(self.parts.values(), copies, strict=True)]
+        own = self._each(copies)
         return self._in_parts(own, self.cut, own[0].ndim + self.dim)
 
 
@@ -125,7 +132,7 @@ class ByInputs(SplitLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         taken = self._taken(x, self.cut, x.ndim + self.dim)
-        own = [part(each) for part, each in zip(self.parts.values(), taken, strict=True)]
+        own = self._each(taken)
         y = flow.add(self.place.group, own)
         if self.bias is None:
             return y
@@ -144,5 +151,5 @@ class ByBoth(SplitLayer):
     def forward(self, x: Tensor) -> Tensor:
         dim = self.dim % x.ndim
         taken = self._taken(x, self.inputs, dim)
-        own = [part(each) for part, each in zip(self.parts.values(), taken, strict=True)]
+        own = self._each(taken)
         return self._in_parts(own, self.outputs, dim)

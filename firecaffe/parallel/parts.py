@@ -11,7 +11,7 @@ from functools import partial
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.collectives import find_collective
@@ -42,9 +42,18 @@ class PartGroup:
         """The parts of this rank."""
         return self.shares[self.group.rank]
 
+    @property
+    def first_own(self) -> int:
+        """The place of a part of this rank's own samples, among its parts of a tensor."""
+        return 0
+
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Itself: a copy of a network is held by the same ranks."""
         return self
+
+    def copies(self, whole: Tensor) -> list[Tensor]:
+        """A tensor that all ranks have, for each of this rank's parts."""
+        return [whole.view_as(whole) for _ in self.own]
 
     def sum(self, own: Sequence[Tensor]) -> Tensor:
         """The sum over all parts, in the order of the tree, on all ranks.
@@ -52,14 +61,8 @@ class PartGroup:
         own: this rank's addends, one for each of its parts, all of one shape; they are not changed.
         Raises: PeerLostError.
         """
-        counter: TreeSum[Tensor] = TreeSum(self.num_parts, torch.add)
-        for part, addend in zip(self.own, own, strict=True):
-            counter.push(Node(0, part), addend)
-        # What goes to others may be added to in place; an addend is somebody else's.
-        nodes = [
-            value.clone() if any(value is a for a in own) else value for _, value in counter.pending
-        ]
-        return self._sum([node.reshape(-1) for node in nodes]).view(own[0].shape)
+        nodes = [node.reshape(-1) for node in self._nodes(own)]
+        return self._sum(nodes).view(own[0].shape)
 
     def gather(self, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
         """The whole tensor, on all ranks, from this rank's parts of dimension `dim`.
@@ -68,11 +71,23 @@ class PartGroup:
         """
         if self.group.exchange_group is None:
             return torch.cat(list(own), dim)
-        shape = list(own[0].shape)
-        shapes = []
+        shapes = self._shapes(own[0], cut, dim)
+        return torch.cat(self._all_gather(own, shapes, dim), dim)
+
+    def _shapes(self, own: Tensor, cut: Cut, dim: int) -> list[torch.Size]:
+        """The shape of what each rank has of a tensor, all of its parts together."""
+        shape, shapes = list(own.shape), []
         for share in self.shares:
             shape[dim] = cut[share.stop] - cut[share.start]
             shapes.append(torch.Size(shape))
+        return shapes
+
+    def _all_gather(
+        self, own: Sequence[Tensor], shapes: Sequence[torch.Size], dim: int
+    ) -> list[Tensor]:
+        """The tensors of all ranks, as views of one vector. own: this rank's, one behind the other.
+        shapes: of each rank's.
+        """
         most = max(each.numel() for each in shapes)
         size = self.group.world_size
         vector = own[0].new_empty(size * most)
@@ -83,7 +98,24 @@ class PartGroup:
         torch.cat(list(own), dim, out=places[self.group.rank])
         make = partial(find_collective(ALL_GATHER, "sharded_parameter_server"), size)
         self.collectives.run(ALL_GATHER, make, vector, range(size))
-        return torch.cat(places, dim)
+        return places
+
+    def call(self, part: nn.Module, number: int, x: Tensor) -> Tensor:
+        """What a part of a layer makes of its input. number: of the input, among all of this rank's
+        parts of a tensor.
+        """
+        made: Tensor = part(x)
+        return made
+
+    def _nodes(self, own: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's nodes of the tree over parts, as tensors that may be added to in place."""
+        counter: TreeSum[Tensor] = TreeSum(self.num_parts, torch.add)
+        for part, addend in zip(self.own, own, strict=True):
+            counter.push(Node(0, part), addend)
+        # An addend is somebody else's.
+        return [
+            value.clone() if any(value is a for a in own) else value for _, value in counter.pending
+        ]
 
     def slice(self, whole: Tensor, cut: Cut, dim: int) -> list[Tensor]:
         """This rank's parts of a tensor that it has whole, as tensors of their own: how memory is

@@ -152,9 +152,11 @@ def _dropout(
     """
     if not training or p == 0:
         return x
-    first = x.own[0]
-    mask = F.dropout(torch.ones(x.shape, dtype=first.dtype, device=first.device), p)
-    masks = x.group.slice(mask, x.cut, x.cut_dim)
+    one = torch.ones((), dtype=x.dtype, device=x.device)
+    kept = F.dropout(one.expand(x.shape), p) != 0
+    # Ranks with samples of their own send each other these, so bytes.
+    own_kept = x.group.slice(kept.to(torch.uint8), x.cut, x.cut_dim)
+    masks = [torch.where(each != 0, one / (1 - p), 0) for each in own_kept]
     if inplace:
         for part, own_mask in zip(x.own, masks, strict=True):
             part.mul_(own_mask)

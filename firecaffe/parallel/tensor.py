@@ -38,7 +38,7 @@ class TensorInParts(Tensor):
     def __new__(
         cls, group: PartGroup, own: Sequence[Tensor], cut: Cut, cut_dim: int, maker: str
     ) -> Self:
-        first = own[0]
+        first = own[group.first_own]
         shape = list(first.shape)
         shape[cut_dim] = cut[-1]
         made: Self = torch.Tensor._make_wrapper_subclass(

@@ -13,7 +13,7 @@ from torch import Tensor
 from firecaffe.cluster.group import Group
 from firecaffe.exchange import fold
 from firecaffe.exchange.leaves import Node, sum_of_nodes
-from firecaffe.exchange.schedule import Schedule
+from firecaffe.exchange.schedule import REDUCE_SCATTER, Schedule
 from firecaffe.transport.collectives import Begun, Collectives
 
 
@@ -105,6 +105,22 @@ class NodeSum:
             return codec.encode(self._add(decoded)).reshape(-1)
 
         return codec.decode(self._sum(dict(enumerate(flat)), grain, add).view(rows))
+
+    def scattered(self, vectors: Sequence[Tensor]) -> Tensor:
+        """This rank's shard of the root, of vectors that are a multiple of the ranks.
+
+        vectors: this rank's, one for each of its nodes, which may be changed. Raises:
+        PeerLostError.
+        """
+        if self.world.exchange_group is None:
+            return self._add(vectors)
+        total, ranks = vectors[0].new_empty(vectors[0].numel()), range(self.world.world_size)
+        make = partial(fold.reduce_scatter, self.nodes_of_rank, self.num_leaves)
+        inputs = dict(enumerate(vectors))
+        self._collectives.run(
+            REDUCE_SCATTER, make, total, ranks, inputs=inputs, sum_inputs=self._add
+        )
+        return total.view(len(ranks), -1)[self.world.rank]
 
     def _sum(
         self,

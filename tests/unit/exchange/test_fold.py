@@ -35,6 +35,17 @@ def test_every_rank_ends_with_every_leaf_once_in_tree_order(num_elements: int) -
             assert schedule.num_messages == len(transfers)
 
 
+def test_the_way_to_the_owners_alone() -> None:
+    for leaves, p in ((1, 1), (2, 2), (6, 2), (7, 3), (16, 4), (21, 5)):
+        schedule = fold.reduce_scatter(inputs_of(leaves, p), leaves, 61)
+        check(schedule)
+        proof, transfers = prove(schedule), list(schedule.transfers())
+        assert (schedule.kind, len(schedule.rounds)) == ("reduce_scatter", int(p > 1))
+        assert (proof.complete, proof.in_tree_order) == (True, True)
+        assert schedule.sent_elements == sum(t.num_elements for t in transfers)
+        assert schedule.num_messages == len(transfers)
+
+
 def inputs_of(num_leaves: int, world_size: int) -> list[list[Node]]:
     return fold.inputs_of(num_leaves, equal_shares(num_leaves, world_size))
 

@@ -1,0 +1,181 @@
+"""One weird trick: ranks that hold a layer in parts, and each bring samples of their own.
+
+What is not split is computed by each rank for its own micro-batch, as by data parallelism. At a
+split layer each rank has its parts of the tensors of all ranks' micro-batches:
+
+| exchange | with the same samples | with samples of their own |
+|---|---|---|
+| a whole tensor goes to all parts | nothing is sent | each gathers the samples of all |
+| the sum over parts | all have it | each has that of its samples |
+| parts are put together | all gather all parts | each gets all parts of its samples |
+| a whole tensor is cut | each takes its parts | each gets its parts of all samples |
+
+Micro-batches are never mixed: each is computed apart, in the same parts, and so are its gradients
+of the weights. So the bits are those of ranks that all train the same samples.
+
+Source: Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all samples at once.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+
+from firecaffe.cluster.group import Group
+from firecaffe.exchange.collectives import find_collective
+from firecaffe.exchange.schedule import ALL_TO_ALL
+from firecaffe.parallel.cut import Cut
+from firecaffe.parallel.parts import PartGroup
+
+Gradients = dict[nn.Parameter, Tensor]
+
+
+class OwnSamples(PartGroup):
+    """Ranks that hold one model in parts; its tensors in parts are rank 0's micro-batch's parts,
+    then rank 1's, and so on.
+    """
+
+    def __init__(self, group: Group, num_parts: int) -> None:
+        super().__init__(group, num_parts)
+        self._samples: Sequence[int] = ()
+        self._is_shared = False
+        self._kept: dict[int, Gradients] = defaultdict(dict)
+
+    def begin(self, samples: Sequence[int]) -> None:
+        """Begins a micro-batch on each rank. samples: of each rank's."""
+        self._samples = samples
+        self._kept.clear()
+
+    @contextmanager
+    def same_samples(self) -> Iterator[None]:
+        """Lets all ranks have the same samples, for a `with` block, as in an evaluation."""
+        self._is_shared = True
+        try:
+            yield
+        finally:
+            self._is_shared = False
+
+    def take_gradients(self) -> list[Gradients]:
+        """The gradients of this rank's parts by the micro-batch of each rank, since `begin`."""
+        return [self._kept.pop(place, {}) for place in range(self.group.world_size)]
+
+    @property
+    def first_own(self) -> int:
+        return 0 if self._is_shared else self.group.rank * len(self.own)
+
+    def copies(self, whole: Tensor) -> list[Tensor]:
+        if self._is_shared:
+            return super().copies(whole)
+        every = [whole]
+        if self.group.exchange_group is not None:
+            shapes = [torch.Size((samples, *whole.shape[1:])) for samples in self._samples]
+            # Memory of its own: how it is aligned may show in the bits.
+            every = [each.clone() for each in self._all_gather([whole], shapes, 0)]
+        return [each.view_as(each) for each in every for _ in self.own]
+
+    def sum(self, own: Sequence[Tensor]) -> Tensor:
+        if self._is_shared:
+            return super().sum(own)
+        nodes = [self._nodes(each) for each in self._by_rank(own)]
+        shape = nodes[self.group.rank][0].shape
+        most = max(each[0].numel() for each in nodes)
+        vectors = [_padded(of_ranks, most) for of_ranks in zip(*nodes, strict=True)]
+        return self._sum.scattered(vectors)[: shape.numel()].view(shape).clone()
+
+    def gather(self, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
+        if self._is_shared:
+            return super().gather(own, cut, dim)
+        given = [torch.cat(list(each), dim) for each in self._by_rank(own)]
+        shapes = self._shapes(given[self.group.rank], cut, dim)
+        return torch.cat(self._all_to_all(given, shapes, self._most(given[0], cut, dim)), dim)
+
+    def slice(self, whole: Tensor, cut: Cut, dim: int) -> list[Tensor]:
+        if self._is_shared:
+            return super().slice(whole, cut, dim)
+        given = [
+            whole.narrow(dim, cut[share.start], cut[share.stop] - cut[share.start])
+            for share in self.shares
+        ]
+        own = given[self.group.rank].shape
+        shapes = [torch.Size((samples, *own[1:])) for samples in self._samples]
+        every = self._all_to_all(given, shapes, self._most(whole, cut, dim))
+        lengths = [cut[part + 1] - cut[part] for part in self.own]
+        return [
+            part.clone(memory_format=torch.contiguous_format)
+            for each in every
+            for part in torch.split(each, lengths, dim)
+        ]
+
+    def call(self, part: nn.Module, number: int, x: Tensor) -> Tensor:
+        if self._is_shared or not torch.is_grad_enabled():
+            return super().call(part, number, x)
+        place = number // len(self.own)
+        weights = {
+            name: _Apart.apply(self._kept[place], each)  # type: ignore[no-untyped-call]
+            for name, each in part.named_parameters()
+            if each.requires_grad
+        }
+        made: Tensor = functional_call(part, weights, (x,))
+        return made
+
+    def _by_rank(self, own: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """The parts of each rank's micro-batch."""
+        count = len(self.own)
+        return [own[start : start + count] for start in range(0, len(own), count)]
+
+    def _most(self, example: Tensor, cut: Cut, dim: int) -> int:
+        """The most numbers that one rank has for another of a tensor that is cut."""
+        longest = max(cut[share.stop] - cut[share.start] for share in self.shares)
+        sample = example.numel() // (example.shape[0] * example.shape[dim])
+        return max(self._samples) * sample * longest
+
+    def _all_to_all(
+        self, given: Sequence[Tensor], shapes: Sequence[torch.Size], most: int
+    ) -> list[Tensor]:
+        """What each rank has for this one. given: what this one has for each. shapes: of what it
+        gets. most: numbers of the largest of all.
+        """
+        rank, size = self.group.rank, self.group.world_size
+        if self.group.exchange_group is None:
+            return list(given)
+        vector = given[0].new_empty(size * size * most)
+        blocks = vector.view(size, size, most)
+        for other, tensor in enumerate(given):
+            blocks[rank, other, : tensor.numel()].view(tensor.shape).copy_(tensor)
+        make = partial(find_collective(ALL_TO_ALL, "direct"), size)
+        self.collectives.run(ALL_TO_ALL, make, vector, range(size))
+        return [
+            blocks[other, rank, : shape.numel()].view(shape).clone()
+            for other, shape in enumerate(shapes)
+        ]
+
+
+class _Apart(Function):
+    """A parameter whose gradient by one micro-batch is kept by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: Gradients, parameter: nn.Parameter) -> Tensor:
+        ctx.kept, ctx.parameter = kept, parameter
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        before = ctx.kept.get(ctx.parameter)
+        ctx.kept[ctx.parameter] = gradient if before is None else before + gradient
+        return None, None
+
+
+def _padded(tensors: Sequence[Tensor], most: int) -> Tensor:
+    """One vector of tensors, each with room for the most numbers."""
+    vector = tensors[0].new_zeros(len(tensors), most)
+    for row, tensor in zip(vector, tensors, strict=True):
+        row[: tensor.numel()].view(tensor.shape).copy_(tensor)
+    return vector.view(-1)
