@@ -1,0 +1,131 @@
+"""In which order each stage of a pipeline computes, as values; nothing here computes.
+
+A stage has a run of the network's layers. A micro-batch goes forward through the stages and then
+backward through them; while it is in one, others may be in the rest.
+
+    gpipe   forward of all micro-batches, then backward of all
+    1f1b    as few forwards as keep the later stages busy, then one backward and one forward in turn
+
+Both leave a stage idle for the same time. 1f1b holds fewer activations.
+
+Source: Huang et al. 2019 (GPipe, arXiv 1811.06965); Narayanan et al. 2019 (PipeDream, SOSP '19) and
+2021 (arXiv 2104.04473), where 1f1b with a flush after each step is PipeDream-Flush.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+
+class Action(NamedTuple):
+    """What a stage does next."""
+
+    is_forward: bool
+    micro_batch: int
+    """Counted from 0 in the step."""
+
+
+def gpipe(num_stages: int, num_micro_batches: int, stage: int) -> tuple[Action, ...]:
+    """Forward of all, then backward of all: m micro-batches are held at once."""
+    numbers = range(num_micro_batches)
+    return (*(Action(True, n) for n in numbers), *(Action(False, n) for n in numbers))
+
+
+def one_forward_one_backward(
+    num_stages: int, num_micro_batches: int, stage: int
+) -> tuple[Action, ...]:
+    """One forward for each later stage, then in turn: stage k of K holds K - k at once, at most."""
+    ahead = min(num_stages - stage - 1, num_micro_batches)
+    actions = [Action(True, n) for n in range(ahead)]
+    for backward in range(num_micro_batches):
+        if backward + ahead < num_micro_batches:
+            actions.append(Action(True, backward + ahead))
+        actions.append(Action(False, backward))
+    return tuple(actions)
+
+
+Order = Callable[[int, int, int], tuple[Action, ...]]
+"""(stages, micro-batches, stage) -> what that stage does. Backward goes in the order of forward."""
+
+ORDERS: dict[str, Order] = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
+"""The orders by name."""
+
+
+def idle_share(num_stages: int, num_micro_batches: int) -> Fraction:
+    """The share of a step for which a stage has nothing to do, in either order, if all stages take
+    equally long and messages take no time: (K - 1) / (m + K - 1).
+    """
+    return Fraction(num_stages - 1, num_micro_batches + num_stages - 1)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A step of a pipeline, simulated."""
+
+    length_s: Fraction
+    """From the first forward to the last backward."""
+    busy_s: tuple[Fraction, ...]
+    """For how long each stage computed."""
+
+    @property
+    def idle_share(self) -> Fraction:
+        """The share of all stages' time in which they had nothing to do."""
+        return 1 - sum(self.busy_s, Fraction()) / (self.length_s * len(self.busy_s))
+
+
+def simulate(
+    stages: Sequence[Sequence[Action]],
+    forward_s: Sequence[Fraction | int],
+    backward_s: Sequence[Fraction | int],
+) -> Simulated:
+    """Simulates a step, by each stage's actions and its seconds for a micro-batch. Messages take no
+    time.
+
+    Raises: ValueError if stages wait for each other forever.
+    """
+    ends: dict[tuple[int, Action], Fraction] = {}
+    now = [Fraction()] * len(stages)
+    left = [list(reversed(actions)) for actions in stages]
+    while any(left):
+        moved = False
+        for stage, actions in enumerate(left):
+            while actions and (ready := _ready(stage, actions[-1], len(stages), ends)) is not None:
+                action = actions.pop()
+                taken = (forward_s if action.is_forward else backward_s)[stage]
+                now[stage] = max(now[stage], ready) + taken
+                ends[stage, action] = now[stage]
+                moved = True
+        if not moved:
+            stuck = next(stage for stage, actions in enumerate(left) if actions)
+            raise ValueError(f"stage {stuck} waits forever for {left[stuck][-1]}")
+    busy = tuple(
+        sum(
+            (Fraction((forward_s if each.is_forward else backward_s)[stage]) for each in actions),
+            Fraction(),
+        )
+        for stage, actions in enumerate(stages)
+    )
+    return Simulated(max(now), busy)
+
+
+def _ready(
+    stage: int, action: Action, num_stages: int, ends: dict[tuple[int, Action], Fraction]
+) -> Fraction | None:
+    """When all that the action needs is there; None if that is not known yet."""
+    if action.is_forward:
+        return ends.get((stage - 1, action)) if stage else Fraction()
+    if stage == num_stages - 1:
+        return ends.get((stage, Action(True, action.micro_batch)))
+    return ends.get((stage + 1, action))
+
+
+def most_held(actions: Sequence[Action]) -> int:
+    """The most micro-batches whose activations a stage holds at once, between their forward and
+    their backward.
+    """
+    held = most = 0
+    for action in actions:
+        held += 1 if action.is_forward else -1
+        most = max(most, held)
+    return most
