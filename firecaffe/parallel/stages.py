@@ -1,0 +1,233 @@
+"""A network cut into stages: runs of its calls, one after the other.
+
+A stage begins with a module that is named, and has all that the network calls from there until the
+next one begins. Order is that of the calls: so what a later stage adds to a gradient, and what
+dropout draws, comes in the order of the whole network, and a stage's bits are the network's.
+
+torch.fx follows the network's own forward, and that of each module inside which a stage begins;
+their conditions on data cannot be followed. All other modules are called as they are, whatever they
+do. A value that a later stage needs goes along through those between.
+"""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from firecaffe.errors import RecipeError
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Where a network keeps what others call around it."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A run of a network's calls."""
+
+    number: int
+    num_stages: int
+    module: fx.GraphModule
+    """Called with the values that it takes, or the network's inputs; returns a tuple of those that
+    it gives, or the network's outputs. It has this stage's modules: the network's own, by their
+    names.
+    """
+    takes: tuple[str, ...]
+    """The values from the stage before, as torch.fx names them; none in the first stage."""
+    gives: tuple[str, ...]
+    """The values for the stage after; none in the last."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.num_stages - 1
+
+
+def cut_stages(network: nn.Module, names: Sequence[str]) -> list[Stage]:
+    """Cuts a network before each of the named modules, as "features.6", in the order of its calls.
+
+    What it calls in training and in evaluation may differ; the stages are those of the mode that it
+    is in. Cut it again for the other: parameters are the same tensors in both.
+
+    Raises: RecipeError if a name is no module, or is not called once, in order; if a forward cannot
+    be followed; if two stages would hold one parameter or buffer.
+    """
+    _check_names(network, names)
+    before = set(vars(network))
+    tracer = _trace(network, names)
+    at = tracer.stage_of
+    nodes = list(tracer.graph.nodes)
+    for number, name in enumerate(("", *names)):
+        if not any(at[node] == number and node.op in CALLS for node in nodes):
+            where = f"the stage of {name}" if name else "the first stage"
+            raise RecipeError(
+                f"stages: {where} would be empty; leave out {name or names[0]}, or let the next "
+                "stage begin later"
+            )
+    last = len(names)
+    crossing = [
+        [n for n in nodes if at[n] <= number and any(at[user] > number for user in n.users)]
+        for number in range(last)
+    ]
+    stages = []
+    for number in range(last + 1):
+        takes = crossing[number - 1] if number else []
+        gives = crossing[number] if number < last else None
+        graph = _graph_of([node for node in nodes if at[node] == number], takes, gives)
+        module = fx.GraphModule(network, graph, f"Stage{number}")
+        module.train(network.training)
+        _keep_names(module, network)
+        named = (tuple(node.name for node in each or ()) for each in (takes, gives))
+        stages.append(Stage(number, last + 1, module, *named))
+    for name in set(vars(network)) - before:
+        delattr(network, name)  # a tensor that a forward has made, which the stages have now
+    _check_held_once(network, stages, [node for each in crossing for node in each])
+    return stages
+
+
+CALLS = ("call_module", "call_function", "call_method")
+
+
+class _Tracer(fx.Tracer):
+    """Follows what contains the beginning of a stage, and notes in which stage each node is."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names, self.stage = names, 0
+        self.stage_of: dict[fx.Node, int] = {}
+        self.inside = [""]
+        """The modules that are being followed."""
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        return not any(each.startswith(f"{name}.") for each in self.names)
+
+    def call_module(
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        name = self.path_of_module(module)
+        if name in self.names:
+            self._begin(name)
+        self.inside.append(name)
+        result = super().call_module(module, forward, args, kwargs)
+        self.inside.pop()
+        return result
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        self.stage_of[node] = self.stage
+        return node
+
+    def _begin(self, name: str) -> None:
+        place = self.names.index(name)
+        if place < self.stage:
+            raise RecipeError(
+                f"stages: {name} is called more than once; a stage begins with a module that is "
+                "called once"
+            )
+        if place > self.stage:
+            raise RecipeError(
+                f"stages: {name} is called before {self.names[self.stage]}; name modules in the "
+                "order in which the network calls them"
+            )
+        self.stage += 1
+
+
+def _trace(network: nn.Module, names: Sequence[str]) -> _Tracer:
+    tracer, before = _Tracer(names), torch.get_rng_state()
+    try:
+        tracer.trace(network)
+    except RecipeError:
+        raise
+    except Exception as error:
+        where = tracer.inside[-1] or type(network).__name__
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RecipeError(
+            f"stages: what {where} calls cannot be followed ({reason}); let no stage begin inside "
+            "it, or take what depends on data out of its forward into a module of its own"
+        ) from error
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise RecipeError(
+            "stages: random numbers are drawn beside the network's modules, in a forward inside "
+            "which a stage begins; draw them in a module of its own"
+        )
+    if tracer.stage < len(names):
+        mode = "training" if network.training else "evaluation"
+        raise RecipeError(f"stages: {names[tracer.stage]} is not called in {mode}")
+    return tracer
+
+
+def _graph_of(
+    nodes: Sequence[fx.Node], takes: Sequence[fx.Node], gives: Sequence[fx.Node] | None
+) -> fx.Graph:
+    """gives: None for the network's outputs, which are among the nodes."""
+    graph = fx.Graph()
+    made = {node: graph.placeholder(node.name) for node in takes}
+    for node in nodes:
+        made[node] = graph.node_copy(node, made.__getitem__)
+    if gives is not None:
+        graph.output(tuple(made[node] for node in gives))
+    return graph
+
+
+def _keep_names(module: fx.GraphModule, network: nn.Module) -> None:
+    """Makes plain attributes of tensors that are no buffers of the network; torch.fx has registered
+    them.
+    """
+    own = dict(network.named_buffers(remove_duplicate=False))
+    for prefix, each in module.named_modules():
+        for name in list(each._buffers):
+            if ".".join(filter(None, (prefix, name))) not in own:
+                setattr(each, name, each._buffers.pop(name))
+
+
+def _check_names(network: nn.Module, names: Sequence[str]) -> None:
+    for hooks in HOOKS:
+        if getattr(network, hooks):
+            raise RecipeError("stages: the network has hooks, which would be lost; remove them")
+    known = [name for name, _ in network.named_modules(remove_duplicate=False) if name]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise RecipeError(f"stages: {name} is named twice")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            shown = close or [*known[:4], *(["…"] if len(known) > 4 else [])]
+            raise RecipeError(
+                f"stages: {name!r} is no module of the network, as {', '.join(shown)}"
+            )
+
+
+def _check_held_once(
+    network: nn.Module, stages: Sequence[Stage], crossing: Sequence[fx.Node]
+) -> None:
+    """Raises: RecipeError if a tensor of the network's is used in several stages."""
+    own = {
+        name: tensor
+        for kind in (network.named_parameters, network.named_buffers)
+        for name, tensor in kind(remove_duplicate=False)
+    }
+    for node in crossing:
+        if node.op == "get_attr" and node.target in own:
+            raise RecipeError(_held_twice(str(node.target), str(node.target)))
+    holder: dict[torch.Tensor, tuple[int, str]] = {}
+    for stage in stages:
+        for name, tensor in (*stage.module.named_parameters(), *stage.module.named_buffers()):
+            number, other = holder.setdefault(tensor, (stage.number, name))
+            if number != stage.number:
+                raise RecipeError(_held_twice(name, other))
+
+
+def _held_twice(name: str, other: str) -> str:
+    which = f"{name} is used" if name == other else f"{other} and {name} are one tensor, used"
+    return f"stages: {which} in two stages; let no stage begin between them"

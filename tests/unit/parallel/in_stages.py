@@ -1,0 +1,73 @@
+"""Stages one after the other in one process, as if each were on a rank; and narrow networks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.models.table import build_model
+from firecaffe.parallel.boundary import Arrivals, root_of
+from firecaffe.parallel.passed import check_apart, pack, room_for, tensors_in, unpack
+from firecaffe.parallel.stages import Stage
+
+NARROW = 8
+"""Widths are divided by it."""
+
+
+def narrow(name: str, num_classes: int = 5) -> nn.Module:
+    """One of our networks with an eighth of its widths; LeNet as it is."""
+    if name == "lenet":
+        return build_model(name)
+    with torch.device("meta"):
+        model = build_model(name, num_classes)
+    for place, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Conv2d):
+            shape = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups
+            inputs, outputs = _less(layer.in_channels, 3), _less(layer.out_channels, num_classes)
+            made: Any = nn.Conv2d
+            smaller: nn.Module = made(inputs, outputs, *shape, layer.bias is not None)
+        elif isinstance(layer, nn.Linear):
+            outputs = _less(layer.out_features, num_classes)
+            smaller = nn.Linear(layer.in_features // NARROW, outputs)
+        elif isinstance(layer, nn.BatchNorm2d):
+            smaller = nn.BatchNorm2d(layer.num_features // NARROW)
+        else:
+            continue
+        model.set_submodule(place, smaller)
+    return model
+
+
+def _less(width: int, kept: int) -> int:
+    return width if width == kept else width // NARROW
+
+
+def sent(value: Any) -> tuple[Any, list[Tensor]]:
+    """A value, as it is after it was sent; and those of its tensors that want gradients."""
+    packed = pack(value)
+    runs = room_for(packed.outline)
+    for run, given in zip(runs, packed.runs, strict=True):
+        run.copy_(given)
+    return unpack(packed.outline, runs, torch.device("cpu"))
+
+
+def run_in_stages(stages: Sequence[Stage], x: Any, loss_of: Callable[[Any], Tensor]) -> Tensor:
+    """Forward and backward of one micro-batch. Returns its loss."""
+    values: tuple[Any, ...] = (x,)
+    boundaries = []
+    for stage in stages[:-1]:
+        given = stage.module(*values)
+        ends = tensors_in(given)
+        check_apart(ends)
+        values, wanted = sent(given)
+        boundaries.append(([each for each in ends if each.requires_grad], Arrivals(wanted)))
+    loss = loss_of(stages[-1].module(*values))
+    root: Tensor | None = loss
+    for ends, arrivals in reversed(boundaries):
+        assert root is not None
+        torch.autograd.backward(root)
+        gradients, _ = sent(arrivals.gradients)
+        root = root_of(ends, gradients)
+    if root is not None:
+        torch.autograd.backward(root)
+    return loss.detach()

@@ -1,0 +1,320 @@
+"""Networks in stages, one after the other, end in the bits of the whole network."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from firecaffe.errors import RecipeError
+from firecaffe.models.model import classification_loss
+from firecaffe.parallel.passed import pack
+from firecaffe.parallel.stages import cut_stages
+from tests.unit.parallel.in_stages import narrow, run_in_stages, sent
+
+NETWORKS = [
+    ("lenet", 28, [["conv2", "ip1"], ["relu1"]]),
+    ("alexnet", 227, [["features.1", "features.8", "classifier.1"], ["classifier"]]),
+    ("vgg16", 224, [["features.5", "features.17", "classifier.3"]]),
+    ("googlenet", 224, [["norm2", "inception4b", "inception5a"], ["inception3b.branch3.1.conv"]]),
+    ("googlenet_bn", 224, [["inception4b", "inception4e.branch2", "fc"]]),
+    ("squeezenet1_1", 64, [["features.6.expand3x3", "classifier"], ["features.4.expand3x3"]]),
+    ("resnet18", 64, [["layer1.1.bn2", "layer2", "layer3.0.downsample"]]),
+]
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def check_same_bits(
+    network: nn.Module, names: list[str], x: Any, loss_of: Callable[[Any], Tensor]
+) -> None:
+    """Compares a network with a copy of it that is cut into stages."""
+    whole, copied = copy.deepcopy(network), copy.deepcopy(network)
+    stages = cut_stages(copied, names)
+    assert [stage.number for stage in stages] == list(range(len(names) + 1))
+    torch.manual_seed(11)
+    expected = loss_of(whole(x))
+    torch.autograd.backward(expected)
+    drawn = torch.get_rng_state()
+    torch.manual_seed(11)
+    found = run_in_stages(stages, x, loss_of)
+    assert torch.equal(found, expected.detach())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    expected_gradients, found_gradients = gradients_of(whole), gradients_of(copied)
+    assert found_gradients.keys() == expected_gradients.keys()
+    for name, gradient in expected_gradients.items():
+        assert torch.equal(found_gradients[name], gradient), name
+        assert found_gradients[name].stride() == gradient.stride(), name
+    for name, buffer in whole.named_buffers():
+        assert torch.equal(copied.get_buffer(name), buffer), name
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "names"),
+    [(name, size, names) for name, size, cuts in NETWORKS for names in cuts],
+)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_our_networks(name: str, size: int, names: list[str], training: bool) -> None:
+    torch.manual_seed(0)
+    network = narrow(name).train(training)
+    x = torch.randn(3, 1 if name == "lenet" else 3, size, size)
+    check_same_bits(network, names, x, lambda y: classification_loss(y, torch.tensor([0, 2, 4])))
+
+
+def test_each_tensor_is_the_networks_own_by_its_name() -> None:
+    network = narrow("googlenet_bn")
+    stages = cut_stages(network, ["inception4b", "fc"])
+    found: dict[str, Tensor] = {}
+    for stage in stages:
+        own = dict(stage.module.named_parameters()) | dict(stage.module.named_buffers())
+        assert not own.keys() & found.keys()
+        found |= own
+    expected = dict(network.named_parameters()) | dict(network.named_buffers())
+    assert found.keys() == expected.keys()
+    assert all(found[name] is each for name, each in expected.items())
+
+
+class Odd(nn.Module):
+    """What a cut has to get right: changes in place behind it, a value that several stages need, a
+    head in the middle, a size as a number, a layout of memory; a parameter, a buffer and a tensor
+    beside modules.
+    """
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6))
+        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(6 * 64, 4))
+        self.act = nn.ReLU(inplace=True)
+        self.middle = nn.Sequential(nn.Dropout(0.3), nn.Conv2d(6, 6, 3, padding=1), nn.Tanh())
+        self.scale = nn.Parameter(torch.full((6,), 0.7))
+        self.register_buffer("calls", torch.zeros(()))
+        self.last = nn.Sequential(nn.LazyLinear(8), nn.Dropout(0.4, inplace=True), nn.Linear(8, 4))
+
+    def forward(self, x: dict[str, Tensor]) -> Any:
+        image = x["image"]
+        self.calls.add_(1)
+        y = self.first(image)
+        side = self.head(y) if self.training else None
+        y = self.act(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        z = self.middle(y) * torch.ones(6).view(6, 1, 1)
+        z = z * self.scale.view(6, 1, 1) + y
+        z = self.last(torch.cat([z, y], 1).reshape(image.shape[0], -1))
+        return {"out": z + x["image"].mean(), "side": side}
+
+
+def odd_loss(outputs: Any) -> Tensor:
+    loss = F.cross_entropy(outputs["out"], torch.tensor([0, 1, 2]))
+    if outputs["side"] is not None:
+        loss = loss + 0.3 * F.cross_entropy(outputs["side"], torch.tensor([1, 1, 0]))
+    return loss
+
+
+def odd() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(1)
+    x = {"image": torch.randn(3, 3, 8, 8)}
+    network = Odd()
+    network(x)  # makes the lazy layer
+    return network, x
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        ["head"],
+        ["act"],
+        ["act", "middle", "last"],
+        ["middle.1", "last.1"],
+        ["first.1", "head.2", "middle.2", "last.2"],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_an_odd_network(names: list[str], training: bool) -> None:
+    network, x = odd()
+    if not training:
+        names = [name for name in names if not name.startswith("head")]
+    check_same_bits(network.train(training), names, x, odd_loss)
+
+
+def test_the_network_stays_as_it_is() -> None:
+    network, _ = odd()
+    state, own = copy.deepcopy(network.state_dict()), set(vars(network))
+    stages = cut_stages(network, ["middle"])
+    names = [name for stage in stages for name in stage.module.state_dict()]
+    assert sorted(names) == sorted(state)
+    assert set(vars(network)) == own
+    assert all(torch.equal(each, state[name]) for name, each in network.state_dict().items())
+
+
+def test_inputs_that_need_no_gradient_and_stages_without_any() -> None:
+    """A frozen first stage, and a last one without parameters."""
+    network, x = odd()
+    network.get_submodule("first").requires_grad_(False)
+    check_same_bits(network, ["head", "last.2"], x, odd_loss)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Softmax(1)).requires_grad_(False)
+    plain[0].requires_grad_(True)
+    check_same_bits(plain, ["1", "2"], torch.randn(2, 4), lambda y: y.square().sum())
+
+
+class Alike(nn.Module):
+    """Two branches that call one activation, around what stands at two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.act = nn.ReLU()
+        self.unused = nn.Linear(4, 4)
+        self.d = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.a(x)) + self.shift
+        y = self.act(self.b(y))
+        result: Tensor = self.d(self.c(y))
+        return result
+
+
+def shared_weight(model: Any) -> None:
+    model.c.weight = model.a.weight
+
+
+def buffer_of_two(model: Any) -> None:
+    model.c.register_buffer("own", model.shift)
+
+
+def hooked(model: Any) -> None:
+    model.register_forward_hook(lambda *_: None)
+
+
+def depends_on_data(model: Any) -> None:
+    model.d.forward = lambda x: model.d[1](model.d[0](x)) if x.sum() > 0 else x
+
+
+def draws(model: Any) -> None:
+    model.d.forward = lambda x: model.d[1](model.d[0](x)) * float(torch.rand(1))
+
+
+def nothing(model: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("names", "change", "told"),
+    [
+        (["dd"], nothing, "'dd' is no module of the network, as d$"),
+        (["elsewhere"], nothing, "'elsewhere' is no module of the network, as a, b, c, act, …"),
+        (["c", "b"], nothing, "b is called before c; name modules in the order"),
+        (["b", "b"], nothing, "b is named twice"),
+        (["act"], nothing, "act is called more than once"),
+        (["b", "unused"], nothing, "unused is not called in training"),
+        (["a"], nothing, "the first stage would be empty; leave out a"),
+        (["b", "d", "d.0"], nothing, "the stage of d would be empty; leave out d"),
+        (["b"], shared_weight, "a.weight and c.weight are one tensor, used in two stages"),
+        (["b"], buffer_of_two, "(shift and c.own|c.own and shift) are one tensor"),
+        (["b"], hooked, "the network has hooks"),
+        (["d.1"], depends_on_data, "what d calls cannot be followed .*let no stage begin inside"),
+        (["d.1"], draws, "random numbers are drawn beside the network's modules"),
+    ],
+)
+def test_cuts_that_cannot_be(
+    names: list[str], change: Callable[[nn.Module], None], told: str
+) -> None:
+    network = Alike()
+    change(network)
+    before = torch.get_rng_state()
+    with pytest.raises(RecipeError, match=f"^stages: {told}"):
+        cut_stages(network, names)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_depends_on_data_may_stand_inside_a_stage() -> None:
+    network = Alike()
+    depends_on_data(network)
+    check_same_bits(network, ["c", "d"], torch.randn(3, 4), lambda y: y.square().sum())
+
+
+class Twice(nn.Module):
+    """A parameter, or a buffer, that is used before and after a cut."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        if kind == "parameter":
+            self.scale = nn.Parameter(torch.ones(4))
+        else:
+            self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(self.a(x) * self.scale) * self.scale
+        return y
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+def test_a_tensor_that_two_stages_use(kind: str) -> None:
+    with pytest.raises(RecipeError, match=r"^stages: scale is used in two stages"):
+        cut_stages(Twice(kind), ["b"])
+
+
+class Shared(nn.Module):
+    """Two values that share memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        left, right = y.chunk(2, 1)
+        total: Tensor = self.b(left) + right
+        return total
+
+
+def test_values_that_share_memory() -> None:
+    network = Shared()
+    with pytest.raises(RecipeError, match=r"^stages: two tensors that share memory"):
+        run_in_stages(cut_stages(network, ["b"]), torch.randn(2, 4), torch.sum)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        (torch.randn(2, 3).t(), [1, True, None, "a"], {"b": (0.1, float("inf"))}),
+        torch.randn(5, 7)[1:4, ::2],
+        torch.randn(3, 1).expand(3, 4),
+        torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        (torch.zeros(0, 3), torch.tensor(2), torch.ones(3, dtype=torch.bool)),
+        torch.randn(4).bfloat16(),
+        torch.Size([2, 3]),
+    ],
+    ids=str,
+)
+def test_values_arrive_as_they_were(value: Any) -> None:
+    found, wanted = sent(value)
+    assert not wanted
+    assert str(found) == str(tuple(value) if isinstance(value, torch.Size) else value)
+    pairs = [(found, value)] if isinstance(value, Tensor) else []
+    for one, other in pairs:
+        assert torch.equal(one, other)
+        assert (one.stride(), one.dtype) == (other.stride(), other.dtype)
+        assert one.data_ptr() % 64 == other.data_ptr() % 64
+
+
+def test_one_tensor_at_two_places_stays_one() -> None:
+    x = torch.randn(3, requires_grad=True)
+    (a, b), wanted = sent((x, x))
+    assert a is b
+    assert len(wanted) == 1
+
+
+@pytest.mark.parametrize("value", [{1: 2}, {3}, nn.Linear(1, 1), torch.eye(2).to_sparse()])
+def test_values_that_cannot_be_sent(value: Any) -> None:
+    with pytest.raises(RecipeError, match="goes from one stage to the next"):
+        pack(value)
