@@ -38,7 +38,6 @@ from firecaffe.data.dataset import Dataset
 from firecaffe.data.datasets import open_data
 from firecaffe.errors import DivergedError, NotFiniteError
 from firecaffe.models import build_model, fillers
-from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.folder import read_run_file
 
 SIDE, SAMPLES, LEAVES, MOMENTUM = 16, 16, 4, 0.9
@@ -119,12 +118,6 @@ def train(
     return {**row, "loss": result["loss"], "error": 100 - 100 * result["top1"], "staleness": late}
 
 
-def best_rate(out: Path) -> float:
-    """By the searches; of those with one loss the lowest."""
-    found = raw_lines.read(out, "search")
-    return float(min(found, key=lambda each: (each["loss"], each["rate"]))["rate"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -139,22 +132,17 @@ def main() -> None:
         print(page(given.out))
         return
     torch.set_num_threads(1)
-    if not given.out.exists():
-        conditions = {"cpu": cpu_name(), "commit": commit()[:12], "torch": torch.__version__}
-        raw_lines.append(given.out, {"kind": "conditions", **conditions})
+    raw_lines.begin(given.out)
     for rate in RATES:
-        if not _has(given.out, "search", rate=rate):
+        if not raw_lines.read(given.out, "search", row=ONE, rate=rate):
             found = train(ONE, rate, SEARCH_EPOCHS, SEARCH_SEED, HOLD_OUT)
             raw_lines.append(given.out, {"kind": "search", **found})
     for seed in given.seeds:
         for name in given.rows:
-            if not _has(given.out, "final", row=name, seed=seed, epochs=given.epochs):
-                found = train(name, best_rate(given.out), given.epochs, seed)
+            if not raw_lines.read(given.out, "final", row=name, seed=seed, epochs=given.epochs):
+                rate = raw_lines.best_rate(given.out, ONE)
+                found = train(name, rate, given.epochs, seed)
                 raw_lines.append(given.out, {"kind": "final", **found})
-
-
-def _has(out: Path, kind: str, **key: Any) -> bool:
-    return any(key.items() <= row.items() for row in raw_lines.read(out, kind))
 
 
 def page(out: Path) -> str:

@@ -32,7 +32,6 @@ from firecaffe import (
     TrainConfig,
 )
 from firecaffe.errors import NotFiniteError
-from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.folder import read_run_file
 
 SAMPLES, LEAVES = 4, 16
@@ -117,11 +116,6 @@ def train(
         return {**row, "loss": found["loss"], "error": percent, "staleness": staleness}
 
 
-def best_rate(found: list[dict[str, Any]]) -> float:
-    """Of a row's searches."""
-    return float(min(found, key=lambda each: each["loss"])["rate"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -134,24 +128,17 @@ def main() -> None:
         print(page(given.out))
         return
     torch.set_num_threads(1)
-    if not given.out.exists():
-        conditions = {"cpu": cpu_name(), "commit": commit()[:12], "torch": torch.__version__}
-        raw_lines.append(given.out, {"kind": "conditions", **conditions})
+    raw_lines.begin(given.out)
     for name in ROWS:
         for rate in RATES:
-            if not _found(given.out, "search", name, rate=rate):
+            if not raw_lines.read(given.out, "search", row=name, rate=rate):
                 row = train(name, rate, SEARCH_EPOCHS, SEARCH_SEED, HOLD_OUT)
                 raw_lines.append(given.out, {"kind": "search", **row})
     for seed in given.seeds:
         for name in ROWS:
-            if not _found(given.out, "final", name, seed=seed):
-                rate = best_rate(_found(given.out, "search", name))
+            if not raw_lines.read(given.out, "final", row=name, seed=seed):
+                rate = raw_lines.best_rate(given.out, name)
                 raw_lines.append(given.out, {"kind": "final", **train(name, rate, EPOCHS, seed)})
-
-
-def _found(out: Path, kind: str, name: str, **key: Any) -> list[dict[str, Any]]:
-    rows = [row for row in raw_lines.read(out, kind) if row["row"] == name]
-    return [row for row in rows if key.items() <= row.items()]
 
 
 def page(out: Path) -> str:
@@ -159,14 +146,14 @@ def page(out: Path) -> str:
     lines = ["| | " + " | ".join(f"{rate:g}" for rate in RATES) + " |"]
     lines.append("|---" * (1 + len(RATES)) + "|")
     for name in ROWS:
-        losses = (_found(out, "search", name, rate=rate) for rate in RATES)
+        losses = (raw_lines.read(out, "search", row=name, rate=rate) for rate in RATES)
         cells = [f"{each[0]['loss']:.3f}" if each else "" for each in losses]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", "| | rate | seeds | error, % | to synchronous, points | staleness |"]
     lines.append("|---|---|---|---|---|---|")
-    base = {row["seed"]: row["error"] for row in _found(out, "final", SYNCHRONOUS)}
+    base = {row["seed"]: row["error"] for row in raw_lines.read(out, "final", row=SYNCHRONOUS)}
     for name in ROWS:
-        found = [row for row in _found(out, "final", name) if row["seed"] in base]
+        found = [row for row in raw_lines.read(out, "final", row=name) if row["seed"] in base]
         if found:
             apart = [row["error"] - base[row["seed"]] for row in found]
             errors = f"{fmean(row['error'] for row in found):.2f}"
