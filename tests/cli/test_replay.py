@@ -5,25 +5,13 @@ from pathlib import Path
 
 import pytest
 
-import firecaffe
-from firecaffe import DataConfig, ModelConfig, Recipe, RunConfig, SynchronyConfig, TrainConfig
 from firecaffe.cli import main
-
-WORDS = SynchronyConfig("stale", clock="simulated", learners=3, speeds="one_slow", warm_steps=1)
+from tests.cli.stale_run import train_stale
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("replay") / "run"
-    recipe = Recipe(
-        model=ModelConfig("lenet"),
-        data=DataConfig("generated"),
-        train=TrainConfig(32, 8, steps=3, eval_batch_size=1000),
-        run=RunConfig(folder=str(folder), tensorboard=False),
-        synchrony=WORDS,
-    )
-    firecaffe.train(recipe)
-    return folder
+    return train_stale(tmp_path_factory.mktemp("replay") / "run")
 
 
 def test_the_same(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,8 +27,8 @@ from firecaffe.data import Batch, Batches, TensorDataset
 from firecaffe.errors import FirecaffeError
 from firecaffe.training.served.parcel import parcel_bytes
 from tests.ranks.networks import Everything
-from tests.ranks.test_real_clock import (
-    end_of,
+from tests.ranks.served import (
+    LOCKLESS,
     fit,
     fit_corners,
     fit_until_lost,
@@ -37,8 +37,6 @@ from tests.ranks.test_real_clock import (
     synchrony,
 )
 from tests.world import Ranks
-
-LOCKLESS: dict[str, Any] = {"mode": "asynchronous", "lock": "none"}
 
 
 def linear() -> nn.Module:
@@ -160,11 +158,3 @@ def test_one_worker_has_the_bits_of_one_with_a_server(tmp_path: Path) -> None:
         digests.append(fit(made).weights_sha256)
         assert (tmp_path / lock / "events.jsonl").exists() == (lock == "server")
     assert digests[0] == digests[1]
-
-
-def test_numbers_that_are_not_finite_end_all(ranks: Ranks, tmp_path: Path) -> None:
-    made = recipe(tmp_path / "run", LOCKLESS)
-    made = dataclasses.replace(made, solver=SolverConfig(base_lr=1e30))
-    (kind, goes_along, line), other = ranks.run(2, end_of, made)
-    assert (kind, goes_along) == ("NotFiniteError", False)
-    assert other == (kind, True, line)

@@ -5,7 +5,6 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -19,22 +18,17 @@ from firecaffe.training.served.parcel import Parcel
 from firecaffe.training.served.shards.carrier import ASK, Head, Layout
 from firecaffe.training.served.shards.cut import cut
 from tests.ranks.networks import Everything
-from tests.ranks.test_real_clock import (
+from tests.ranks.served import (
     MODES,
-    end_of,
     events_of,
     fit,
     fit_and_digest,
     recipe,
     replayed,
+    sharded,
     synchrony,
 )
 from tests.world import Ranks
-
-
-def sharded(name: str) -> dict[str, Any]:
-    words = {**MODES[name], "server": "sharded"}
-    return {**words, "compressor": "float16"} if "compressor" in words else words
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -165,21 +159,3 @@ def test_a_lost_owner_ends_all(ranks: Ranks, tmp_path: Path) -> None:
     rest = recipe(again, sharded("softsync"), steps=40, eval_every=0)
     ranks.shared(2, fit, rest, str(checkpoint))
     assert replayed(again).is_same
-
-
-def test_numbers_that_are_not_finite_end_all(ranks: Ranks, tmp_path: Path) -> None:
-    made = recipe(tmp_path / "run", sharded("asynchronous"))
-    made = dataclasses.replace(made, solver=SolverConfig(base_lr=1e30))
-    (kind, goes_along, line), other = ranks.run(2, end_of, made)
-    assert (kind, goes_along) == ("NotFiniteError", False)
-    assert "gradients of 2 learners come late" in line
-    assert other == (kind, True, line)
-
-
-def test_a_worker_that_is_asked_to_stop_stops_all(ranks: Ranks, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    made = recipe(run, sharded("nesterov"), steps=1000, eval_every=0)
-    (kind, _, line), other = ranks.run(2, end_of, made, signal.SIGTERM)
-    assert kind == "PreemptedError"
-    assert other == (kind, False, line)
-    assert replayed(run).is_same
