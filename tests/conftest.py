@@ -1,10 +1,13 @@
-"""What all tests share: small worlds of real ranks, and emulated clusters."""
+"""What all tests share: small worlds of real ranks, emulated clusters, and that nothing is left."""
 
+import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from hypothesis import settings
 
 from benchmarks.namespaces import ClusterUnavailableError
@@ -14,6 +17,33 @@ from tests.world import Ranks
 # How long an example takes says how busy the machine is.
 settings.register_profile("firecaffe", deadline=None)
 settings.load_profile("firecaffe")
+
+
+LAUNCHED = re.compile(r"(FIRECAFFE|GLOO|GROUP|LOCAL|MASTER|TORCHELASTIC)_|(RANK|WORLD_SIZE)$")
+"""Variables by which a process is a rank, or a launcher."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """A process group, or a variable that makes a rank of a process, would be that of the tests
+    after this one, too: which these are is chance.
+    """
+    before = launched()
+    yield
+    after = launched()
+    for name in after:
+        del os.environ[name]
+    os.environ.update(before)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        pytest.fail("the test left a process group; destroy it in the test", pytrace=False)
+    if changed := sorted(dict(before.items() ^ after.items())):
+        said = ", ".join(changed)
+        pytest.fail(f"the test left other values of {said}; use monkeypatch", pytrace=False)
+
+
+def launched() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if LAUNCHED.match(name)}
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import firecaffe
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.split import choose_layers, split_layers
 from firecaffe.parallel.splits import KINDS, SPLITS
-from tests.unit.parallel.alone import split_copy
+from tests.unit.parallel.alone import split_alone, split_copy
 
 
 def network() -> Any:
@@ -117,7 +117,7 @@ def test_nothing_is_changed_before_all_is_known() -> None:
     before = copy.deepcopy(model.state_dict())
     for words in ({"classifier.1": "neurons", "classifier.3": "neurons"}, {"features.3": "rows"}):
         with pytest.raises(RecipeError):
-            firecaffe.split(model, words, parts=4)
+            split_alone(model, words, 4)
     assert model.state_dict().keys() == before.keys()
     assert all(map(torch.equal, model.state_dict().values(), before.values()))
 
