@@ -1,5 +1,8 @@
 """How a dimension is cut into parts."""
 
+from collections.abc import Sequence
+from functools import cache
+
 from firecaffe.exchange.schedule import shards
 
 Cut = tuple[int, ...]
@@ -15,6 +18,25 @@ def cut(size: int, num_parts: int, grain: int = 1) -> Cut:
     if num_parts > size // grain:
         raise ValueError(f"{size // grain} cannot be cut into {num_parts} parts")
     return (0, *(stop * grain for _, stop in shards(size // grain, num_parts)))
+
+
+def balanced(costs: Sequence[int], num_parts: int) -> Cut:
+    """Consecutive elements for each part, one at least, so that the costliest part is as cheap as
+    can be. costs: of each element, as many as parts at least.
+    """
+
+    @cache
+    def best(stop: int, parts: int) -> tuple[int, Cut]:
+        """The cost, and the cut, of the elements before `stop` in so many parts."""
+        if parts == 1:
+            return sum(costs[:stop]), (0, stop)
+        found = []
+        for last in range(parts - 1, stop):
+            cost, ends = best(last, parts - 1)
+            found.append((max(cost, sum(costs[last:stop])), (*ends, stop)))
+        return min(found)
+
+    return best(len(costs), num_parts)[1]
 
 
 def scaled(cut: Cut, by: int) -> Cut:

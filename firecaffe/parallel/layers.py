@@ -12,6 +12,7 @@ Outputs in parts go on as a `TensorInParts`; a layer that takes parts takes thes
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -31,6 +32,8 @@ class Held:
     dim: int = 0
     cut: Cut = ()
     """How dimension `dim` of the tensor is cut; empty if it is not."""
+    is_elsewhere: bool = False
+    """Whether other ranks have it; `own` is then its outline on the meta device."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,12 @@ class SplitLayer(nn.Module):
             f"parts {own.start} to {own.stop - 1} of {self.place.group.num_parts}"
         )
 
-    def _each(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What each part makes of its input, for each micro-batch that there is."""
+    def _each(self, *inputs: Sequence[Any]) -> list[Tensor]:
+        """What each part makes of its inputs, for each micro-batch that there is."""
         group, parts = self.place.group, list(self.parts.values())
         return [
-            group.call(parts[number % len(parts)], number, x) for number, x in enumerate(inputs)
+            group.call(parts[number % len(parts)], number, *own)
+            for number, own in enumerate(zip(*inputs, strict=True))
         ]
 
     def _in_parts(self, own: Sequence[Tensor], cut: Cut, dim: int) -> TensorInParts:

@@ -113,16 +113,16 @@ class OwnSamples(PartGroup):
             for part in torch.split(each, lengths, dim)
         ]
 
-    def call(self, part: nn.Module, number: int, x: Tensor) -> Tensor:
+    def call(self, part: nn.Module, number: int, *inputs: Any) -> Tensor:
         if self._is_shared or not torch.is_grad_enabled():
-            return super().call(part, number, x)
+            return super().call(part, number, *inputs)
         place = number // len(self.own)
         weights = {
             name: _Apart.apply(self._kept[place], each)  # type: ignore[no-untyped-call]
             for name, each in part.named_parameters()
             if each.requires_grad
         }
-        made: Tensor = functional_call(part, weights, (x,))
+        made: Tensor = functional_call(part, weights, inputs)
         return made
 
     def _by_rank(self, own: Sequence[Tensor]) -> list[Sequence[Tensor]]:

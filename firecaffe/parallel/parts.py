@@ -8,7 +8,7 @@ ranks changes no bit.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -100,11 +100,11 @@ class PartGroup:
         self.collectives.run(ALL_GATHER, make, vector, range(size))
         return places
 
-    def call(self, part: nn.Module, number: int, x: Tensor) -> Tensor:
-        """What a part of a layer makes of its input. number: of the input, among all of this rank's
+    def call(self, part: nn.Module, number: int, *inputs: Any) -> Tensor:
+        """What a part of a layer makes of its inputs. number: of these, among all of this rank's
         parts of a tensor.
         """
-        made: Tensor = part(x)
+        made: Tensor = part(*inputs)
         return made
 
     def _nodes(self, own: Sequence[Tensor]) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """A network some of whose layers are split over the ranks of a group."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,7 +14,7 @@ from firecaffe.cluster.digest import digest
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.layers import Held, Place, SplitLayer
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.parallel.splits import SPLITS, check_elements
+from firecaffe.parallel.splits import SPLITS, can_split, check_elements, make_split, why_not
 from firecaffe.parallel.tensor import whole
 from firecaffe.transport.collect import HeldPart, collect, list_wholes
 
@@ -73,7 +73,8 @@ class Split(nn.Module):
                 share = self.group.own
                 ends = range(held.cut[share.start], held.cut[share.stop])
                 part = HeldPart(rows, ends, held.cut[-1])
-            for _, found in collect(group, list_wholes(group, {name: part}), {name: part}):
+            parts = {} if held.is_elsewhere else {name: part}
+            for _, found in collect(group, list_wholes(group, parts), parts):
                 state[name] = found.movedim(0, held.dim).contiguous().clone()
         return state
 
@@ -135,9 +136,12 @@ def choose_layers(model: nn.Module, words: Mapping[str, str]) -> dict[str, str]:
             known = ", ".join(SPLITS)
             raise RecipeError(f"split: {pattern!r} is to be split by {word!r}; known are {known}")
         found = [name for name in named if fnmatchcase(name, pattern)]
-        fitting = [name for name in found if type(named[name]) in SPLITS[word]]
+        fitting = [name for name in found if can_split(named[name], word)]
+        inner = [name for name in found if _outer(name, fitting)]
+        fitting = [name for name in fitting if name not in inner]
         for name in found:
-            if list(named[name].parameters(recurse=False)) and name not in fitting:
+            has_weights = bool(list(named[name].parameters(recurse=False)))
+            if has_weights and name not in (*fitting, *inner):
                 raise RecipeError(f"split: {name} {_what_would_do(named[name], word)}")
         if not fitting:
             raise RecipeError(f"split: {_no_match(named, pattern, word)}")
@@ -145,6 +149,10 @@ def choose_layers(model: nn.Module, words: Mapping[str, str]) -> dict[str, str]:
             chosen.pop(name, None)
             chosen[name] = word
     for name in chosen:
+        if outer := _outer(name, chosen):
+            raise RecipeError(
+                f"split: {name} is in {outer}, which is split by {chosen[outer]}; name one of them"
+            )
         _check_layer(model, named, name)
     return chosen
 
@@ -163,24 +171,32 @@ def split_layers(model: nn.Module, chosen: Mapping[str, str], group: PartGroup) 
     check_parts(model, chosen, group.num_parts)
     made = {}
     for name, word in chosen.items():
-        layer = model.get_submodule(name)
-        made[name] = SPLITS[word][type(layer)](layer, Place(name, word, group))
+        made[name] = make_split(model.get_submodule(name), Place(name, word, group))
     for name, layer in made.items():
         # Whoever still calls the whole layer, from a list of his own, is to notice.
-        model.get_submodule(name)._parameters.clear()
+        whole_layer = model.get_submodule(name)
+        whole_layer._parameters.clear()
+        whole_layer._modules.clear()
         model.set_submodule(name, layer)
     return Split(model, group)
 
 
+def _outer(name: str, names: Iterable[str]) -> str | None:
+    """One of the names that the layer is inside of."""
+    return next((each for each in names if name.startswith(f"{each}.")), None)
+
+
 def _what_would_do(layer: nn.Module, word: str) -> str:
     kind = type(layer).__name__
-    others = [other for other in SPLITS if type(layer) in SPLITS[other]]
+    others = [other for other in SPLITS if can_split(layer, other)]
     would = f"it can be by {' or '.join(others)}" if others else "leave it out of the pattern"
     return f"is a {kind}, which cannot be split by {word}; {would}"
 
 
 def _no_match(named: Mapping[str, nn.Module], pattern: str, word: str) -> str:
-    can = [name for name, layer in named.items() if type(layer) in SPLITS[word]]
+    if pattern in named and (reason := why_not(named[pattern], word)):
+        return f"{pattern} cannot be split by {word}: {reason}"
+    can = [name for name, layer in named.items() if can_split(layer, word)]
     if pattern in named and any(name.startswith(f"{pattern}.") for name in can):
         return f"{pattern} is no layer but has some; say {pattern + '.*'!r}"
     if not can:
@@ -197,13 +213,14 @@ def _check_layer(model: nn.Module, named: Mapping[str, nn.Module], name: str) ->
             f"split: {name} has hooks, which would be lost; register them after split, or leave "
             f"{name} out of it"
         )
+    inner = set(layer.modules())
     for other, module in named.items():
         if other != name and module is layer:
             raise RecipeError(
                 f"split: {name} is {other} too; a layer that stands twice stays whole"
             )
-        for own in layer.parameters(recurse=False):
-            if module is not layer and any(own is each for each in module._parameters.values()):
+        for own in layer.parameters():
+            if module not in inner and any(own is each for each in module._parameters.values()):
                 raise RecipeError(
                     f"split: {name} shares a parameter with {other}; leave it out of split"
                 )

@@ -10,6 +10,7 @@ from torch import nn
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.cut import Cut, cut, scaled
 from firecaffe.parallel.layers import ByBoth, ByInputs, ByOutputs, Made, Place, SplitLayer
+from firecaffe.parallel.paths import NoPathsError, by_paths, find_paths
 
 
 def _linear(_: nn.Module, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
@@ -48,12 +49,17 @@ KINDS: dict[type[nn.Module], Kind] = {
 """The layers that can be split. Others that inherit from them may do something else."""
 
 
+PATHS = "paths"
+"""The word for modules of any kind whose forward is made of paths."""
+
 BY_OUTPUTS = ("neurons", "filters")
 """The words by which a layer without groups is cut between its outputs."""
 
 
 def elements_of(layer: nn.Module, word: str) -> tuple[int, str]:
     """What a layer is cut between by a word: how many there are, and what they are called."""
+    if word == PATHS:
+        return len(find_paths(layer).own), PATHS
     kind = KINDS[type(layer)]
     num_groups = getattr(layer, kind.groups, 1)
     if kind.groups == kind.outputs:
@@ -124,9 +130,31 @@ SPLITS: dict[str, dict[type[nn.Module], Callable[[nn.Module, Place], SplitLayer]
     "inputs": {nn.Linear: by_inputs},
     "filters": {nn.Conv2d: partial(conv, ungrouped=by_outputs), nn.BatchNorm2d: by_both},
     "channels": {nn.Conv2d: partial(conv, ungrouped=by_inputs)},
+    PATHS: {},
 }
 """The words, and the layers that each is for. Batch normalization goes with the outputs of the
-layer before it."""
+layer before it. Of what kind a module of paths is does not matter."""
+
+
+def can_split(layer: nn.Module, word: str) -> bool:
+    """Whether the word is for such a layer."""
+    return type(layer) in SPLITS[word] or (word == PATHS and not why_not(layer, word))
+
+
+def why_not(layer: nn.Module, word: str) -> str:
+    """Why a module is not made of paths; empty if it is, and for other words."""
+    if word != PATHS:
+        return ""
+    try:
+        find_paths(layer)
+    except NoPathsError as error:
+        return str(error)
+    return ""
+
+
+def make_split(layer: nn.Module, place: Place) -> SplitLayer:
+    """The layer in parts; one of those that `can_split` tells of."""
+    return SPLITS[place.word].get(type(layer), by_paths)(layer, place)
 
 
 def _length(of: Cut, number: int) -> int:

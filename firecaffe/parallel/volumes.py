@@ -74,6 +74,15 @@ def by_both(layer: Sizes, workers: int) -> float:
     return forward + layer.input_has_gradient * backward
 
 
+def by_paths(workers: int, inputs: float, largest: float) -> float:
+    """Paths of a module: outputs are gathered, gradients of what the paths take are summed.
+
+    inputs: numbers that the paths take, all together. largest: outputs of the worker with the most,
+    for as many are sent by each.
+    """
+    return (workers - 1) * largest + sum_numbers(workers, inputs)
+
+
 def most_samples(by_data: float, a_sample: float) -> int:
     """The largest batch, of all workers together, with which activations are fewer than gradients;
     0 if there is none.
