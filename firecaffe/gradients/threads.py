@@ -5,7 +5,7 @@ one order on all ranks.
 """
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import Future
 from functools import partial
 
 import torch
@@ -14,13 +14,10 @@ from torch import Tensor
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import waiting
 from firecaffe.transport.queue import Mark, Queue
-from firecaffe.transport.worker import Worker
+from firecaffe.transport.worker import Worker, raise_failure, wait_for
 
 Span = tuple[Mark, Mark]
 """The marks at which an exchange begins and ends."""
-
-LOOK_S = 0.1
-"""Seconds between two looks of a waiting step whether a rank is lost."""
 
 
 class ExchangeThreads:
@@ -55,7 +52,7 @@ class ExchangeThreads:
         Raises: PeerLostError; what a thread has met.
         """
         with waiting(self._world):
-            self._wait()
+            wait_for(self._world, [*self._early, *self._futures], self._lanes)
         spans = tuple(future.result() for future in self._futures)
         self._futures, self._early = [], []
         for _, end in spans:
@@ -64,27 +61,12 @@ class ExchangeThreads:
 
     def raise_failure(self) -> None:
         """Raises the error that a thread has met, if any."""
-        for lane in self._lanes:
-            if lane.failure is not None:
-                raise lane.failure
+        raise_failure(self._lanes)
 
     def close(self, wait: bool) -> None:
         """Ends the threads. wait: for them; one that waits for a lost rank may do so for long."""
         for lane in self._lanes:
             lane.close(wait)
-
-    def _wait(self) -> None:
-        """Waits for the threads. One that waits for a lost rank may never end: then the watch
-        tells, and the error that another thread has met is raised at once.
-        """
-        watch = self._world.watch
-        pending = {*self._early, *self._futures}
-        while pending:
-            if watch is not None:
-                watch.check()
-            timeout_s = None if watch is None else LOOK_S
-            pending = wait(pending, timeout_s, FIRST_EXCEPTION).not_done
-            self.raise_failure()
 
     def _run(self, work: Callable[[], None], tensors: list[Tensor], ready: Mark) -> Span:
         """Does a bucket's work, in a thread."""

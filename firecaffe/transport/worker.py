@@ -5,12 +5,17 @@ would hold the process up until the process group's time is over.
 """
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from firecaffe.cluster.group import Group
+
 T = TypeVar("T")
+
+LOOK_S = 0.1
+"""Seconds between two looks of who waits for a thread whether a rank is lost."""
 
 
 class Worker:
@@ -70,3 +75,25 @@ class Worker:
         except BaseException as error:
             self.failure = error
             future.set_exception(error)
+
+
+def wait_for(world: Group, futures: Iterable[Future[Any]], workers: Sequence[Worker]) -> None:
+    """Waits until all of the futures are done. A thread that waits for a lost rank may never end:
+    then the watch tells, and the error that another of the workers has met is raised at once.
+
+    Raises: PeerLostError; what a worker has met.
+    """
+    pending = set(futures)
+    while pending:
+        if world.watch is not None:
+            world.watch.check()
+        timeout_s = None if world.watch is None else LOOK_S
+        pending = wait(pending, timeout_s, FIRST_EXCEPTION).not_done
+        raise_failure(workers)
+
+
+def raise_failure(workers: Sequence[Worker]) -> None:
+    """Raises the error that one of the threads has met, if any."""
+    for worker in workers:
+        if worker.failure is not None:
+            raise worker.failure

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
@@ -14,6 +13,7 @@ from firecaffe.models.model import classification_loss
 from firecaffe.parallel.passed import pack
 from firecaffe.parallel.stages import cut_stages
 from tests.unit.parallel.in_stages import narrow, run_in_stages, sent
+from tests.unit.parallel.odd import odd, odd_loss
 
 NETWORKS = [
     ("lenet", 28, [["conv2", "ip1"], ["relu1"]]),
@@ -77,51 +77,6 @@ def test_each_tensor_is_the_networks_own_by_its_name() -> None:
     expected = dict(network.named_parameters()) | dict(network.named_buffers())
     assert found.keys() == expected.keys()
     assert all(found[name] is each for name, each in expected.items())
-
-
-class Odd(nn.Module):
-    """What a cut has to get right: changes in place behind it, a value that several stages need, a
-    head in the middle, a size as a number, a layout of memory; a parameter, a buffer and a tensor
-    beside modules.
-    """
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6))
-        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(6 * 64, 4))
-        self.act = nn.ReLU(inplace=True)
-        self.middle = nn.Sequential(nn.Dropout(0.3), nn.Conv2d(6, 6, 3, padding=1), nn.Tanh())
-        self.scale = nn.Parameter(torch.full((6,), 0.7))
-        self.register_buffer("calls", torch.zeros(()))
-        self.last = nn.Sequential(nn.LazyLinear(8), nn.Dropout(0.4, inplace=True), nn.Linear(8, 4))
-
-    def forward(self, x: dict[str, Tensor]) -> Any:
-        image = x["image"]
-        self.calls.add_(1)
-        y = self.first(image)
-        side = self.head(y) if self.training else None
-        y = self.act(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        z = self.middle(y) * torch.ones(6).view(6, 1, 1)
-        z = z * self.scale.view(6, 1, 1) + y
-        z = self.last(torch.cat([z, y], 1).reshape(image.shape[0], -1))
-        return {"out": z + x["image"].mean(), "side": side}
-
-
-def odd_loss(outputs: Any) -> Tensor:
-    loss = F.cross_entropy(outputs["out"], torch.tensor([0, 1, 2]))
-    if outputs["side"] is not None:
-        loss = loss + 0.3 * F.cross_entropy(outputs["side"], torch.tensor([1, 1, 0]))
-    return loss
-
-
-def odd() -> tuple[nn.Module, dict[str, Tensor]]:
-    torch.manual_seed(1)
-    x = {"image": torch.randn(3, 3, 8, 8)}
-    network = Odd()
-    network(x)  # makes the lazy layer
-    return network, x
 
 
 @pytest.mark.parametrize(

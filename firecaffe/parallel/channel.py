@@ -1,0 +1,101 @@
+"""One way between two stages: values go from one rank to another, in order.
+
+Threads send and receive, so a stage computes meanwhile, and no two stages wait for each other to
+send. A value's outline is told if it is another than that of the value before; its memory follows.
+"""
+
+from collections import deque
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firecaffe.cluster.group import Group
+from firecaffe.cluster.world import peers_may_be_lost, waiting
+from firecaffe.parallel.passed import Packed, pack, room_for, unpack
+from firecaffe.transport.lane import Line
+from firecaffe.transport.worker import Worker, raise_failure, wait_for
+
+
+class Sender:
+    """Sends values to a rank of the group."""
+
+    def __init__(self, group: Group, other: int) -> None:
+        self._group, self._line = group, Line(group.exchange_group, other)
+        self._worker = Worker(f"to stage {other}")
+        self._told = ""
+
+    def send(self, value: Any) -> None:
+        """Begins to send a value, whose tensors must stay as they are until they are there.
+
+        Raises: RecipeError if it has something in it that cannot be sent; what the thread has met.
+        """
+        raise_failure([self._worker])
+        packed = pack(value)
+        runs = [run.cpu() for run in packed.runs]
+        self._worker.submit(lambda: self._send(Packed(packed.outline, runs)))
+
+    def close(self, wait: bool) -> None:
+        """Ends the thread. wait: for what is on its way; to a lost rank it may be so for long."""
+        self._worker.close(wait)
+
+    def _send(self, packed: Packed) -> None:
+        outline = b"" if packed.outline == self._told else packed.outline.encode()
+        self._told = packed.outline
+        parts = [torch.tensor([len(outline)]), torch.tensor(list(outline), dtype=torch.uint8)]
+        with peers_may_be_lost(self._group):
+            for finish in [
+                self._line.begin_send(_as_bytes(part))
+                for part in (*parts, *packed.runs)
+                if part.numel()
+            ]:
+                finish()
+        self._group.traffic.add(sum(run.nbytes for run in packed.runs))
+
+
+class Receiver:
+    """Receives values from a rank of the group, each after it was asked for."""
+
+    def __init__(self, group: Group, other: int) -> None:
+        self._group, self._line = group, Line(group.exchange_group, other)
+        self._worker = Worker(f"from stage {other}")
+        self._asked: deque[Future[Packed]] = deque()
+        self._told = ""
+
+    def ask(self) -> None:
+        """Lets the next value come in while this rank computes."""
+        self._asked.append(self._worker.submit(self._receive))
+
+    def take(self) -> tuple[Any, list[Tensor]]:
+        """Waits for the value that was asked for first. Returns it, and those of its tensors whose
+        gradients are wanted back.
+
+        Raises: PeerLostError; what the thread has met.
+        """
+        future = self._asked.popleft()
+        with waiting(self._group):
+            wait_for(self._group, [future], [self._worker])
+        packed = future.result()
+        return unpack(packed.outline, packed.runs, self._group.device)
+
+    def close(self, wait: bool) -> None:
+        """Ends the thread, as `Sender.close`."""
+        self._worker.close(wait)
+
+    def _receive(self) -> Packed:
+        length = torch.zeros(1, dtype=torch.int64)
+        with peers_may_be_lost(self._group):
+            self._line.receive(_as_bytes(length))
+            if length.item():
+                told = torch.empty(int(length), dtype=torch.uint8)
+                self._line.receive(told)
+                self._told = bytes(told.tolist()).decode()
+            runs = room_for(self._told)
+            for finish in [self._line.begin_receive(_as_bytes(run)) for run in runs if run.numel()]:
+                finish()
+        return Packed(self._told, runs)
+
+
+def _as_bytes(run: Tensor) -> Tensor:
+    return run.view(torch.uint8)
