@@ -1,7 +1,11 @@
 """Networks in stages, one after the other, end in the bits of the whole network."""
 
 import copy
+import gc
+import re
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,8 @@ from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.model import classification_loss
-from firecaffe.parallel.passed import pack
+from firecaffe.models.table import MODELS, build_model
+from firecaffe.parallel.passed import pack, tensors_in
 from firecaffe.parallel.stages import cut_stages
 from tests.unit.parallel.in_stages import narrow, run_in_stages, sent
 from tests.unit.parallel.odd import odd, odd_loss
@@ -97,6 +102,16 @@ def test_an_odd_network(names: list[str], training: bool) -> None:
     if not training:
         names = [name for name in names if not name.startswith("head")]
     check_same_bits(network.train(training), names, x, odd_loss)
+
+
+def test_a_rank_can_keep_its_stage_alone() -> None:
+    network, _ = odd()
+    others = weakref.ref(network.get_submodule("last.2"))
+    stage = cut_stages(network, ["last"])[0]
+    del network
+    gc.collect()
+    assert others() is None
+    assert stage.module.get_parameter("first.0.weight").shape == (6, 3, 3, 3)
 
 
 def test_the_network_stays_as_it_is() -> None:
@@ -273,3 +288,30 @@ def test_one_tensor_at_two_places_stays_one() -> None:
 def test_values_that_cannot_be_sent(value: Any) -> None:
     with pytest.raises(RecipeError, match="goes from one stage to the next"):
         pack(value)
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers of a row of a page that are longer than three digits."""
+    return [int(each.replace(",", "")) for each in re.findall(r"[\d,]{4,}", text)]
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ("AlexNet | `features.8`", "alexnet"),
+        ("AlexNet | `classifier`", "alexnet"),
+        ("VGG-16 | `features.17`", "vgg16"),
+        ("ResNet-50 | `layer3`", "resnet50"),
+        ("GoogLeNet | `inception4a`", "googlenet"),
+        ("GoogLeNet | `inception5a`", "googlenet"),
+    ],
+)
+def test_the_numbers_of_the_page(row: str, name: str) -> None:
+    page = (Path(__file__).parents[3] / "docs/pipeline.md").read_text("utf-8")
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| {row}"))
+    with torch.device("meta"):
+        network = build_model(name)
+        first, second = cut_stages(network, [row.split("`")[1]])
+        given = first.module(torch.randn(1, *MODELS[name].input_CHW))
+    weights = [sum(p.numel() for p in each.module.parameters()) for each in (first, second)]
+    assert numbers(line) == [sum(each.numel() for each in tensors_in(given)), *weights]
