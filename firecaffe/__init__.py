@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from firecaffe.errors import FirecaffeError
     from firecaffe.gradients.config import ExchangeConfig
     from firecaffe.models.config import ModelConfig
+    from firecaffe.parallel.config import ParallelConfig
     from firecaffe.recipe.config import CheckpointConfig, TrainConfig
     from firecaffe.recipe.sections import Recipe
     from firecaffe.runs.folder import RunConfig
@@ -43,6 +44,7 @@ _PLACES = {
     "ExchangeConfig": "gradients.config",
     "FirecaffeError": "errors",
     "ModelConfig": "models.config",
+    "ParallelConfig": "parallel.config",
     "Recipe": "recipe.sections",
     "Result": "training.result",
     "RunConfig": "runs.folder",
@@ -71,6 +73,7 @@ __all__ = [
     "ExchangeConfig",
     "FirecaffeError",
     "ModelConfig",
+    "ParallelConfig",
     "Recipe",
     "Result",
     "RunConfig",

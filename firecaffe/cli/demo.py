@@ -11,7 +11,7 @@ from firecaffe.cli import data as data_command
 from firecaffe.cli.compare import show
 from firecaffe.cli.options.demo import make_parser
 from firecaffe.cli.parse import parse_recipe
-from firecaffe.cli.twin import check_twins, train_twin
+from firecaffe.cli.twin import by_workers, check_twins, train_twin
 from firecaffe.errors import DataError, NotIdenticalError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import read_run
@@ -24,12 +24,15 @@ def main(argv: list[str]) -> int:
     recipe, _ = parse_recipe(make_parser(), argv)
     recipe = _with_data(recipe)
     counts = (1, max(2, min(MOST_WORKERS, _cores())))
-    check_twins(recipe, counts)
+    twins = by_workers(recipe, counts)
+    check_twins(twins)
     with tempfile.TemporaryDirectory(prefix="firecaffe-demo-") as parent:
         runs = []
-        for workers in counts:
-            print(f"\ntraining on {workers} worker{'s' if workers > 1 else ''} …", flush=True)
-            runs.append(read_run(train_twin(recipe, workers, Path(parent))))
+        for twin in twins:
+            print(
+                f"\ntraining on {twin.name} worker{'s' if twin.workers > 1 else ''} …", flush=True
+            )
+            runs.append(read_run(train_twin(twin, Path(parent))))
         show(runs)
         print(f"data: {runs[0].result['data']}")
         print(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from firecaffe.cluster.hosts import Hosts, check_memory
@@ -12,26 +13,47 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.training.preflight import preflight
 
 
-def check_twins(recipe: Recipe, counts: Iterable[int]) -> None:
-    """Raises: what `preflight` raises for one of these numbers of workers; RecipeError if the bits
-    are those of events. Twins have folders of their own.
+@dataclass(frozen=True)
+class Twin:
+    """One of the trainings."""
+
+    name: str
+    """As the user has said it: a number of workers, or a layout."""
+    workers: int
+    recipe: Recipe
+
+
+def by_workers(recipe: Recipe, counts: Iterable[int]) -> list[Twin]:
+    """The recipe on these numbers of workers."""
+    return [Twin(str(count), count, recipe) for count in counts]
+
+
+def check_twins(twins: Iterable[Twin]) -> None:
+    """Raises: what `preflight` raises for one of them; RecipeError if the bits are those of events.
+    Twins have folders of their own.
     """
+    for twin in twins:
+        _check(twin.recipe, twin.workers)
+
+
+def _check(recipe: Recipe, workers: int) -> None:
     if recipe.synchrony.is_served:
         raise RecipeError(
             f"synchrony.mode {recipe.synchrony.mode} has no twins of other numbers of workers: who "
             "was early decides bits; train it, then firecaffe replay RUN, or verify RUN, compares"
         )
     bare = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, folder=""))
-    for workers in counts:
-        preflight(bare, workers)
-        check_memory(workers)
+    preflight(bare, workers)
+    check_memory(workers)
 
 
-def train_twin(recipe: Recipe, workers: int, parent: Path, digests: bool = False) -> Path:
-    """Trains a recipe on so many local workers; returns the run's folder below `parent`."""
-    name = f"{workers}-worker{'s' if workers > 1 else ''}"
+def train_twin(twin: Twin, parent: Path, digests: bool = False) -> Path:
+    """Trains it on local workers; returns the run's folder below `parent`."""
+    name, recipe = twin.name, twin.recipe
+    if name.isdigit():
+        name += f"-worker{'s' if twin.workers > 1 else ''}"
     folder, path = parent / name, parent / f"{name}.toml"
     words = dataclasses.replace(recipe.run, folder=str(folder), digests=digests, tensorboard=False)
     path.write_text(to_toml(dataclasses.replace(recipe, run=words)), encoding="utf-8")
-    launch(["train", str(path)], Hosts(workers))
+    launch(["train", str(path)], Hosts(twin.workers))
     return folder

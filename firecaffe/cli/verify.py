@@ -7,9 +7,10 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
+from firecaffe.cli.layouts import layouts_of
 from firecaffe.cli.options.verify import make_parser
 from firecaffe.cli.parse import parse_recipe
-from firecaffe.cli.twin import check_twins, train_twin
+from firecaffe.cli.twin import by_workers, check_twins, train_twin
 from firecaffe.cli.verify_run import main as verify_run
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.runs.differ import first_difference
@@ -21,21 +22,22 @@ def main(argv: list[str]) -> int:
     if any(Path(each).is_dir() for each in parser.read(argv).positionals):
         return verify_run(argv)
     recipe, options = parse_recipe(parser, argv)
-    workers = _numbers(options.nproc_per_node)
     if options.steps < 1:
         raise RecipeError(f"--steps is {options.steps}; it must be at least 1")
     recipe = dataclasses.replace(
         recipe, train=dataclasses.replace(recipe.train, steps=options.steps, epochs=0)
     )
-    check_twins(recipe, workers)
+    if options.layouts:
+        twins = layouts_of(options.layouts, recipe)
+    else:
+        twins = by_workers(recipe, _numbers(options.nproc_per_node))
+    check_twins(twins)
     with tempfile.TemporaryDirectory(prefix="firecaffe-verify-") as folder:
-        runs = {
-            number: train_twin(recipe, number, Path(folder), digests=True) for number in workers
-        }
-        return _report(runs, options.steps)
+        runs = {twin.name: train_twin(twin, Path(folder), digests=True) for twin in twins}
+        return _report(runs, options.steps, "layouts" if options.layouts else "workers")
 
 
-def _report(runs: dict[int, Path], steps: int) -> int:
+def _report(runs: dict[str, Path], steps: int, what: str) -> int:
     first, *others = runs
     for number in others:
         difference = first_difference(runs[first], runs[number])
@@ -47,16 +49,16 @@ def _report(runs: dict[int, Path], steps: int) -> int:
             )
             why = f"; {'; '.join(doubts)}" if doubts else ""
             raise NotIdenticalError(
-                f"{first} and {number} workers differ from step {difference.step} on, "
+                f"{first} and {number} {what} differ from step {difference.step} on, "
                 f"first in {difference.tensor}{why}"
             )
     results = [read_run_file(run, "result.json") for run in runs.values()]
     result = results[0]
     for doubt in dict.fromkeys(doubt for each in results for doubt in each["identity_doubts"]):
         print(f"note: {doubt}")
-    counts = ", ".join(map(str, runs))
+    counts = ", ".join(runs)
     print(
-        f"identical: {counts} workers, every tensor after each of {steps} steps; "
+        f"identical: {counts} {what}, every tensor after each of {steps} steps; "
         f"weights {result['weights_sha256'][:12]}, state {result['state_sha256'][:12]}"
     )
     return 0

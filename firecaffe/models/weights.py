@@ -26,6 +26,9 @@ OWN_PIECES = {"parameter/": True, "buffer/": True, "ema/": True, "optimizer/": F
 average takes the place of the parameters, for it is what was evaluated.
 """
 
+STATE = "state.safetensors"
+"""The file of a checkpoint of ours."""
+
 MOST_SHOWN = 16
 """Bytes of a file of another kind that its line shows."""
 
@@ -134,7 +137,7 @@ def _read(file: str) -> tuple[dict[str, Tensor], list[str]]:
     path = Path(file)
     try:
         if path.suffix == ".safetensors":
-            return _without_pieces(load_file(path)), []
+            return _without_pieces({**load_file(path), **_beside(path)}), []
         is_zip = zipfile.is_zipfile(path)
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
     except OSError as error:
@@ -146,6 +149,25 @@ def _read(file: str) -> tuple[dict[str, Tensor], list[str]]:
     except Exception as error:  # of many kinds, as the bytes may be anything
         raise RecipeError(_why_not(file, error)) from error
     return _tensors(file, held)
+
+
+def _beside(path: Path) -> dict[str, Tensor]:
+    """The network's pieces that a checkpoint of ours has in files of their own, for ranks have held
+    them in parts.
+    """
+    if path.name != STATE:
+        return {}
+    files = {
+        piece: path.with_name(piece.removesuffix("/") + path.suffix)
+        for piece, is_of_network in OWN_PIECES.items()
+        if is_of_network
+    }
+    return {
+        piece + name: each
+        for piece, file in files.items()
+        if file.is_file()
+        for name, each in load_file(file).items()
+    }
 
 
 def _why_not(file: str, error: Exception) -> str:

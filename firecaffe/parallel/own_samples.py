@@ -17,8 +17,7 @@ Source: Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all samples at once.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -45,25 +44,19 @@ class OwnSamples(PartGroup):
     def __init__(self, group: Group, num_parts: int) -> None:
         super().__init__(group, num_parts)
         self._samples: Sequence[int] = ()
-        self._is_shared = False
+        self._is_shared = True
         self._kept: dict[int, Gradients] = defaultdict(dict)
 
     def begin(self, samples: Sequence[int]) -> None:
-        """Begins a micro-batch on each rank. samples: of each rank's."""
-        self._samples = samples
+        """Begins a micro-batch on each rank. samples: of each rank's. Before, and after
+        `take_gradients`, all ranks have the same samples, as in an evaluation.
+        """
+        self._samples, self._is_shared = samples, False
         self._kept.clear()
 
-    @contextmanager
-    def same_samples(self) -> Iterator[None]:
-        """Lets all ranks have the same samples, for a `with` block, as in an evaluation."""
-        self._is_shared = True
-        try:
-            yield
-        finally:
-            self._is_shared = False
-
     def take_gradients(self) -> list[Gradients]:
-        """The gradients of this rank's parts by the micro-batch of each rank, since `begin`."""
+        """Ends it. Returns the gradients of this rank's parts by the micro-batch of each rank."""
+        self._is_shared = True
         return [self._kept.pop(place, {}) for place in range(self.group.world_size)]
 
     @property

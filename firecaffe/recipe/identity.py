@@ -49,6 +49,11 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     words["exchange.compressor"] = recipe.exchange.compressor
     if recipe.exchange.compressor != NO_COMPRESSOR:
         words["exchange.compressor_level"] = recipe.exchange.compressor_level
+    if recipe.parallel.is_split:
+        words["parallel.split"] = recipe.parallel.split
+        words["parallel.parts"] = recipe.parallel.num_parts
+        if not recipe.parallel.split:  # it says which layers are
+            words["parallel.scheme"] = recipe.parallel.scheme
     synchrony = recipe.synchrony
     ends_matter = synchrony.is_served or (
         synchrony.mode == LOCAL

@@ -34,6 +34,8 @@ class Ranks:
     """The number of ranks of each host; 1 if hosts differ."""
     share_memory: bool = False
     """Whether ranks of one host may add in memory."""
+    in_all: int = 0
+    """The number of ranks with those that compute the same samples as others; 0: there are none."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Run:
     def title(self) -> str:
         """The network and the workers, for people."""
         name = re.sub(r"[^\w.]+", "-", without_folder(self.recipe.model.name))
-        return f"{name}-{self.ranks.world_size}w"
+        return f"{name}-{self.ranks.in_all or self.ranks.world_size}w"
 
     @property
     def shares(self) -> Shares:

@@ -9,6 +9,7 @@ from firecaffe.exchange.leaves import num_nodes
 from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig, check_exchange
 from firecaffe.models.config import ModelConfig
+from firecaffe.parallel.config import ParallelConfig, check_parallel
 from firecaffe.recipe.config import (
     CheckpointConfig,
     TrainConfig,
@@ -17,6 +18,7 @@ from firecaffe.recipe.config import (
     check_train,
 )
 from firecaffe.recipe.local import check_local
+from firecaffe.recipe.parallel import check_beside
 from firecaffe.recipe.served import check_served
 from firecaffe.runs.folder import RunConfig
 from firecaffe.runs.loggers import check_loggers
@@ -49,6 +51,8 @@ class Recipe:
     """The loss, and what evaluations measure."""
     synchrony: SynchronyConfig = field(default_factory=SynchronyConfig)
     """When workers exchange, and who computes what."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """Which workers hold one model together, and by what it is split."""
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -71,6 +75,8 @@ def check_recipe(recipe: Recipe) -> None:
     check_shares(recipe.synchrony, recipe.exchange)
     check_served(recipe.synchrony, recipe.train, recipe.solver, recipe.exchange)
     check_local(recipe.synchrony, recipe.train, recipe.solver)
+    check_parallel(recipe.parallel)
+    check_beside(recipe.parallel, recipe.train, recipe.solver, recipe.exchange, recipe.synchrony)
     if recipe.exchange.compressor != NO_COMPRESSOR and recipe.train.autocast == "float16":
         raise RecipeError(
             f"exchange.compressor {recipe.exchange.compressor} with train.autocast float16: the "

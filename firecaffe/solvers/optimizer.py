@@ -94,14 +94,16 @@ def make_optimizer(
     config: SolverConfig,
     delayed: int = 0,
     runs: Mapping[str, nn.Parameter] | None = None,
+    called: Callable[[str], str] = str,
 ) -> optim.Optimizer:
     """The solver's optimizer. All of ours use torch's `foreach` form: the form changes bits.
     delayed: the updates over which Nesterov's momentum is delayed; 0: it is in each one. runs: runs
-    of the elements of some parameters, by name, which are updated instead of these.
+    of the elements of some parameters, by name, which are updated instead of these. called: the
+    name by which patterns know a parameter.
 
     Raises: RecipeError, OwnCodeError for an optimizer of the user's own.
     """
-    groups = groups_of(named, config)
+    groups = groups_of(named, config, called)
     if runs is not None:
         groups = _with_runs(groups, named, runs)
     if delayed:
@@ -140,14 +142,17 @@ def _decay(optimizer: optim.Optimizer, *_: object) -> None:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["decay"])
 
 
-def groups_of(named: Mapping[str, nn.Parameter], config: SolverConfig) -> list[dict[str, Any]]:
-    """Groups parameters with the same multipliers, in the network's order.
+def groups_of(
+    named: Mapping[str, nn.Parameter], config: SolverConfig, called: Callable[[str], str] = str
+) -> list[dict[str, Any]]:
+    """Groups parameters with the same multipliers, in the network's order. called: the name by
+    which patterns know a parameter.
 
     Raises: RecipeError if a pattern matches no parameter.
     """
     for word in ("lr_mult", "decay_mult"):
         for pattern in getattr(config, word):
-            if not any(_matches(pattern, name, each) for name, each in named.items()):
+            if not any(_matches(pattern, called(name), each) for name, each in named.items()):
                 raise RecipeError(
                     f"solver.{word} has {pattern!r}, which no parameter of the network matches; "
                     f"they are called {', '.join(list(named)[:4])} …"
@@ -155,8 +160,8 @@ def groups_of(named: Mapping[str, nn.Parameter], config: SolverConfig) -> list[d
     by_factors: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named.items():
         factors = (
-            _multiplier(config.lr_mult, name, parameter),
-            _multiplier(config.decay_mult, name, parameter),
+            _multiplier(config.lr_mult, called(name), parameter),
+            _multiplier(config.decay_mult, called(name), parameter),
         )
         by_factors.setdefault(factors, []).append(parameter)
     return [

@@ -7,10 +7,12 @@ events.jsonl. All else is a function of the recipe, so the same bits have to com
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
+from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.log import EVENTS, LogReader
@@ -20,6 +22,7 @@ from firecaffe.training.facts import describe_training
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.local.sums import LocalOutcome
 from firecaffe.training.outcome import Outcome
+from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.parts import Parts, open_parts
 from firecaffe.training.state import State
 from firecaffe.training.steps import Steps, make_steps
@@ -79,14 +82,16 @@ def train_again(folder: Path, recipe: Recipe, world: World, parts: Parts) -> Ite
             "that nobody knows; such a run cannot be computed again"
         )
     log = LogReader(folder / EVENTS) if recipe.synchrony.is_served else None
+    recipe = replace(recipe, parallel=recipe.parallel.over(1, 1))
     set_arithmetic(recipe.train, world.device)
     data = open_parts(recipe, parts)
     described = describe_training(recipe, data)
     with ExitStack() as resources:
         run = resolve(recipe, data, Ranks(), described=described)
         learners = 0 if log is None else log.learners
-        learner = build_learner(run, parts, data, world, None, (), learners)
-        run, reducers, _ = connect(run, learner, world, None, resources)
-        made = run, learner, world, data, reducers
+        mesh = make_mesh(world, layout_of(recipe.parallel, 1), resources)
+        learner = build_learner(run, parts, data, mesh, None, (), learners)
+        run, reducers, _ = connect(run, learner, mesh.sharers, None, resources)
+        made = run, learner, mesh, data, reducers
         steps = make_steps(*made, (), 0, True, resources, source=log)
         yield Again(run, learner, steps, log)

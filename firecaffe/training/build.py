@@ -20,6 +20,7 @@ from firecaffe.gradients.combine import Hook
 from firecaffe.plan.of_recipe import write_forecast
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.local import check_local_workers
+from firecaffe.recipe.parallel import check_layout, layout_of
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.recipe.served import check_served_workers
@@ -43,6 +44,7 @@ from firecaffe.training.given_task import OWN
 from firecaffe.training.learner import build_learner
 from firecaffe.training.loop import Training
 from firecaffe.training.loop import train as run_training
+from firecaffe.training.parallel.mesh import Mesh, make_mesh
 from firecaffe.training.parts import Parts, check_arguments, open_parts
 from firecaffe.training.plugins import (
     Plugin,
@@ -119,7 +121,9 @@ def train(
             world
         ) as found,  # inside, so that others hear of it before anything is waited for
     ):
-        check_workers(recipe.train, world.world_size, exchange.level)
+        layout = layout_of(recipe.parallel, world.world_size)
+        check_layout(layout, recipe.train)
+        check_workers(recipe.train, layout.sharers, exchange.level)
         check_served_workers(synchrony, world.world_size)
         check_local_workers(synchrony, world.world_size, exchange.level)
         check_hosts(recipe, world)
@@ -127,11 +131,12 @@ def train(
         if world.attempt == 0:  # later there may be fewer
             check(plugins, world.world_size)
         start = find_start(world, resume)
-        return _train_in(world, recipe, parts, plugins, start, found, resources)
+        mesh = make_mesh(world, layout, resources)
+        return _train_in(mesh, recipe, parts, plugins, start, found, resources)
 
 
 def _train_in(
-    world: World,
+    mesh: Mesh,
     recipe: Recipe,
     parts: Parts,
     plugins: Sequence[Plugin],
@@ -142,26 +147,28 @@ def _train_in(
     """Builds the training's parts and runs it. resources: takes all that has to be closed, as soon
     as it is there.
     """
+    world = mesh.world
     set_arithmetic(recipe.train, world.device)
     data = open_parts(recipe, parts)
     unlike = unrepeatable(world, data)
     is_repeatable = "training" not in unlike
     described = describe_training(recipe, data, is_repeatable)
-    run = resolve(recipe, data, _ranks(world), described=described, hook=parts.hook_name)
+    run = resolve(recipe, data, _ranks(mesh), described=described, hook=parts.hook_name)
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
     learners = recipe.synchrony.num_learners(world.world_size)
-    learner = build_learner(run, parts, data, world, start.checkpoint, unlike, learners)
+    learner = build_learner(run, parts, data, mesh, start.checkpoint, unlike, learners)
     # From here on faults have a place to be written to.
     folder = make_folder(world, run, start, about_of(parts, data), learner.own_code)
     found.write_into(folder)
-    run, reducers, choice = connect(run, learner, world, parts.comm_hook, resources)
+    run, reducers, choice = connect(run, learner, mesh.sharers, parts.comm_hook, resources)
     network, is_resumed = learner.forward.model, start.checkpoint is not None
     frozen = frozen_of(network, recipe.model, learner.first_weights, is_resumed)
     notes = notes_of(run, data, learner, frozen, choice, start, plugins)
     served = learner.served
     # A network that was given as an object of Python may be the very one that is trained.
-    if world.is_first and parts.model is None and run.route.way != HOOK:
+    is_planned = parts.model is None and run.route.way != HOOK and learner.split is None
+    if world.is_first and is_planned:
         words = recipe, data, world.world_size, world.local_world_size, world.device
         notes += write_forecast(folder, *words, run.route.algorithm, run.rounds)
     records = Records(folder, run, world, start.step, goes_on=start.folder is not None)
@@ -171,7 +178,9 @@ def _train_in(
     saver = Saver(folder / "checkpoints", keep_last, write, records.say, records.weights)
     resources.enter_context(closing(saver))
     parts_of_run = run, learner, world, data
-    steps = make_steps(*parts_of_run, reducers, plugins, start.step, is_repeatable, resources)
+    steps = make_steps(
+        run, learner, mesh, data, reducers, plugins, start.step, is_repeatable, resources
+    )
     if served is not None:
         if world.is_first:
             notes += served.open(folder, start.checkpoint)
@@ -180,6 +189,7 @@ def _train_in(
     training = Training(
         run=run,
         world=world,
+        evaluators=mesh.column,
         data=data,
         stepper=steps.stepper,
         ahead=steps.ahead,
@@ -213,10 +223,11 @@ def _train_in(
     return result
 
 
-def _ranks(world: World) -> Ranks:
-    """The ranks of this world, for the run. All ranks call it."""
-    share_memory = world.device.type == "cpu" and sys.platform.startswith("linux")
-    return Ranks(world.world_size, ranks_per_host(world), share_memory)
+def _ranks(mesh: Mesh) -> Ranks:
+    """The ranks that share out micro-batches, for the run. All ranks call it."""
+    ranks = mesh.sharers
+    share_memory = ranks.device.type == "cpu" and sys.platform.startswith("linux")
+    return Ranks(ranks.world_size, ranks_per_host(ranks), share_memory, mesh.world.world_size)
 
 
 def _balance(run: Run, world: World) -> Balance | None:

@@ -7,8 +7,8 @@ from contextlib import ExitStack, closing
 
 from torch import nn
 
+from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import group_of_one
-from firecaffe.cluster.world import World
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.combine import Hook
@@ -25,7 +25,7 @@ from firecaffe.transport.local import LocalRanks, meet_local_ranks
 def connect(
     run: Run,
     learner: Learner,
-    world: World,
+    world: Group,
     hook: tuple[object, Hook] | None,
     resources: ExitStack,
 ) -> tuple[Run, list[GradientReducer], AutoChoice | None]:
@@ -43,7 +43,7 @@ def connect(
         run = run.without_shared_memory()
     else:
         resources.callback(local.close)  # also if there is no exchange yet that closes it
-    parts: list[Mapping[str, nn.Parameter]] = [learner.named]
+    parts: list[Mapping[str, nn.Parameter]] = [learner.summed]
     tails, counts = [learner.forward.empty_tail()], empty_counts(learner.forward)
     if run.recipe.synchrony.mode == LOCAL:
         assert learner.local is not None

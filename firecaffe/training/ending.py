@@ -44,6 +44,7 @@ def record_of(
         "samples_seen": run.order.samples_before(result.steps),
         "balance": balance and balance.as_dict(),
         "synchrony": (served and served.row) or (local and local.row(result.steps)),
+        "parallel": learner.split and learner.split.row,
         "tuned": tuned_by(recipe),
         "resumed_from": start.resumed_from,
         "cost_of_determinism": learner.cost_of_determinism,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.cluster.agree import gather_bytes, gather_text
-from firecaffe.cluster.world import World
+from firecaffe.cluster.group import Group
 from firecaffe.data import DataConfig, Dataset, eval_batches, num_samples
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.config import TrainConfig
@@ -68,7 +68,7 @@ def evaluate(
     dataset: Dataset,
     data: DataConfig,
     config: TrainConfig,
-    world: World,
+    world: Group,
     labels_L: Tensor | None = None,
 ) -> Evaluation:
     """Evaluates the model on all ranks together; every rank returns the same.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from firecaffe.data import num_samples
 from firecaffe.gradients.buffers import BufferChanges
@@ -52,16 +52,18 @@ class Forward:
         self.buffers.begin_step()
 
     def __call__(
-        self, inputs: Any, targets: Any, step: int, leaf: int
+        self, inputs: Any, targets: Any, step: int, leaf: int, stand_in: int = 0
     ) -> tuple[Tensor | None, list[Tensor]]:
         """The loss to differentiate, and the tail: the loss by itself, and the changes to buffers.
 
         A micro-batch without samples (at the end of an epoch) has no loss and a tail of zeros.
+        stand_in: how many samples of zeros such a one computes instead, with a loss of 0, if other
+        ranks wait for it.
         """
         self.buffers.begin_micro_batch()
         samples = num_samples(inputs, targets)
         if samples == 0:
-            return None, self.empty_tail()
+            return self._zero_loss(inputs, stand_in) if stand_in else None, self.empty_tail()
         mixed = self.mixing(inputs, targets, step, leaf)
         seed_random(self.config.seed, "dropout", step, leaf)
         with self._arithmetic():
@@ -78,6 +80,14 @@ class Forward:
         # A copy: the loss may be a view of what backward needs, and the tail is added to in place.
         tail = [loss.detach().float().reshape(1).clone(), *self.buffers.take(place, weight)]
         return self.scaler.scale(loss), tail
+
+    def _zero_loss(self, inputs: Any, samples: int) -> Tensor:
+        zeros = tree_map(lambda each: each.new_zeros(samples, *each.shape[1:]), inputs)
+        with self._arithmetic():
+            outputs = tree_leaves(self._run(laid_out(zeros, self.config)))
+        self.buffers.begin_micro_batch()  # as if nothing had been computed
+        sums = [each.sum() * 0 for each in outputs if isinstance(each, Tensor)]
+        return self.scaler.scale(torch.stack(sums).sum())
 
     def no_counts(self) -> Tensor:
         """What the task counts of no samples."""

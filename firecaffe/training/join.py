@@ -20,6 +20,7 @@ from firecaffe.cluster.tree import star_of
 from firecaffe.cluster.watch import Watch
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError, RecipeError
+from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.config import FIRST
@@ -27,6 +28,7 @@ from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.facts import describe_training
 from firecaffe.training.learner import Learner, build_learner
+from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.parts import Parts, open_parts
 from firecaffe.training.plugins import around_batches, load_plugins
 from firecaffe.training.progress import say
@@ -69,7 +71,8 @@ def join_run(recipe: Recipe, place: str) -> Result:
         parts, plugins = Parts(), load_plugins()
         data = open_parts(recipe, parts)
         run = resolve(recipe, data, Ranks(), described=describe_training(recipe, data))
-        learner = build_learner(run, parts, data, alone, None, (), comes.facts["learners"])
+        mesh = make_mesh(alone, layout_of(recipe.parallel, 1), resources)
+        learner = build_learner(run, parts, data, mesh, None, (), comes.facts["learners"])
         own = facts_of(run, learner, comes.facts["learners"])
         check_same(own, comes.facts)
         resources.enter_context(data_workers(data))

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.cluster.agree import agree
-from firecaffe.cluster.world import World
 from firecaffe.data import Batches, Data
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.probe import Probe, run_probe
@@ -29,12 +28,15 @@ from firecaffe.training.local.make import Local, make_local
 from firecaffe.training.mix import mixing_of
 from firecaffe.training.norms import NORMS, Norms
 from firecaffe.training.own_code import own_code
+from firecaffe.training.parallel.mesh import Mesh
+from firecaffe.training.parallel.network import SplitNetwork, split_network
 from firecaffe.training.parts import Parts, build_network
 from firecaffe.training.rise import Rise
 from firecaffe.training.served.make import Served, make_served
 from firecaffe.training.served.stepper import delayed_updates
 from firecaffe.training.served.unsent import FeedbackEncoder
 from firecaffe.training.state import State, state_of
+from firecaffe.training.stored import InMemory
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Learner:
     """What sees a loss that stays above its start; None in every_step."""
     batches: Batches
     probe: Probe
+    split: SplitNetwork | None
+    """What a model that is split has beside; None if it is not."""
     doubts: list[str]
     """Reasons why other numbers of workers may not end in the same bits."""
     cost_of_determinism: float | None
@@ -71,6 +75,14 @@ class Learner:
     """What was taken from `model.weights`; None if nothing was."""
     damaged: list[str]
     """Why newer checkpoints of the run that `model.weights` names were not taken."""
+
+    @property
+    def summed(self) -> dict[str, nn.Parameter]:
+        """The parameters whose gradients are summed over those that share out micro-batches."""
+        if self.split is None or self.split.own_samples is None:
+            return self.named
+        parts = self.split.parameters
+        return {name: each for name, each in self.named.items() if each not in parts}
 
     def ready_order(self, part: Mapping[str, nn.Parameter]) -> list[int]:
         """The places in a part of `named`, in the order in which backward finishes gradients."""
@@ -83,7 +95,7 @@ def build_learner(
     run: Run,
     parts: Parts,
     data: Data,
-    world: World,
+    mesh: Mesh,
     checkpoint: Checkpoint | None,
     unlike: Sequence[str],
     served_learners: int = 0,
@@ -93,21 +105,27 @@ def build_learner(
 
     Raises: RecipeError, AgreementError, CheckpointError.
     """
-    recipe = run.recipe
+    recipe, world = run.recipe, mesh.world
     model = build_network(recipe, parts, data.train, world.device)
+    split: SplitNetwork | None = None
+    if recipe.parallel.is_split:
+        split = split_network(model, recipe.parallel, mesh)
+    called = str if split is None else split.called
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
     if recipe.exchange.codec:
         check_coded(recipe, named, parts.comm_hook is not None)
     optimizer = make_optimizer(
-        named, recipe.solver, delayed_updates(recipe.synchrony, served_learners)
+        named, recipe.solver, delayed_updates(recipe.synchrony, served_learners), called=called
     )
     state = state_of(world, model, optimizer)
     ema: Ema | None = None
     if recipe.train.ema_decay:
         ema = Ema(named, recipe.train.ema_decay, recipe.train.ema_warmup)
         state.pieces["ema"] = ema.piece
+    if split is not None:
+        split.cut_pieces(state)
     weights, damaged = "", list[str]()
     if checkpoint is None and recipe.model.weights:
         weights, damaged = find_weights(recipe.model.weights)
@@ -143,11 +161,18 @@ def build_learner(
     is_own = parts.loss is not None or parts.task is not None
     check_outputs(forward, batches, recipe, data.train, is_own)
     first_loss = partial(_first_loss, forward, batches)
-    probe = run_probe(model, list(named.values()), first_loss, world)
+    probe = run_probe(model, list(named.values()), first_loss, mesh.column)
     cost = None
     if world.device.type == "cuda" and recipe.train.deterministic:
         cost = _cost_of_determinism(forward, batches)
-    first_weights = load_weights(model, weights, weights_sha256) if weights else None
+    first_weights: FirstWeights | None = None
+    if weights and split is None:
+        first_weights = load_weights(model, weights, weights_sha256)
+    elif weights:
+        whole = build_network(recipe, parts, data.train, world.device)
+        first_weights = load_weights(whole, weights, weights_sha256)
+        state.pieces["parameter"].load(InMemory(dict(whole.named_parameters())))
+        state.pieces["buffer"].load(InMemory(dict(whole.named_buffers())))
     if checkpoint is not None:
         check_identity(checkpoint, dict(run.deciding), run.steps)
         check_whole(checkpoint, run.rounds)
@@ -167,6 +192,7 @@ def build_learner(
         rise=rise,
         batches=batches,
         probe=probe,
+        split=split,
         doubts=once,
         cost_of_determinism=cost,
         own_code=code,

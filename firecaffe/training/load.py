@@ -20,7 +20,7 @@ from firecaffe.training.checkpoint import BEST, POINTERS, SUMS, Checkpoint, load
 from firecaffe.training.forward import lay_out
 from firecaffe.training.norms import NORMS
 from firecaffe.training.parts import Parts
-from firecaffe.training.stored import Under
+from firecaffe.training.state import stored_piece
 from firecaffe.training.weights import Weights
 
 Given = Callable[[], nn.Module] | nn.Module
@@ -123,13 +123,13 @@ def fill(network: nn.Module, checkpoint: Checkpoint) -> str:
 
     Raises: CheckpointError if names, shapes or types are not the network's.
     """
-    Weights(network.named_parameters).load(Under(checkpoint.tensors, "parameter"))
-    Weights(network.named_buffers).load(Under(checkpoint.tensors, "buffer"))
+    Weights(network.named_parameters).load(stored_piece(checkpoint, "parameter"))
+    Weights(network.named_buffers).load(stored_piece(checkpoint, "buffer"))
     buffers = dict(network.named_buffers())
-    norms = Under(checkpoint.tensors, NORMS)
+    norms = stored_piece(checkpoint, NORMS)
     for name in norms:
         buffers[name].copy_(norms[name])
-    averages = Under(checkpoint.tensors, "ema")
+    averages = stored_piece(checkpoint, "ema")
     if not len(averages):
         return "weights"
     named = dict(network.named_parameters())

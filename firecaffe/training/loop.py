@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import (
     CheckpointError,
     DivergedError,
-    FirecaffeError,
-    LauncherLostError,
-    PreemptedError,
 )
 from firecaffe.exchange.leaves import Shares
 from firecaffe.recipe.run import Run
@@ -37,7 +35,7 @@ from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.stepper import ServedStepper
 from firecaffe.training.state import WEIGHTS, State, weights_digest
 from firecaffe.training.step import Stepper
-from firecaffe.training.stop import LAUNCHER, StopRequest
+from firecaffe.training.stop import StopRequest, stopped
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,8 @@ class Training:
 
     run: Run
     world: World
+    evaluators: Group
+    """The ranks that share out the samples of an evaluation."""
     data: Data
     stepper: Stepper | ServedStepper | LocalStepper
     ahead: BatchesAhead
@@ -175,7 +175,7 @@ class _Loop:
         if done < run.steps and votes.stop:
             reason = self._stop.reason  # before others may be asked to end
             _finish_saving(t)
-            raise _stopped(reason, done, t.folder)
+            raise stopped(reason, done, t.folder)
 
     def _vote(self) -> Votes:
         every_s = self.t.run.recipe.checkpoint.every_s
@@ -242,7 +242,8 @@ class _Loop:
             t.stepper.ema.exchange()
         if t.norms is not None:
             t.norms.put()
-        result.hold(t.stepper.forward.model)
+        if t.state.has_all_weights:
+            result.hold(t.stepper.forward.model)
         for line in result.lines(self._known):
             records.say(line)
         return result
@@ -345,18 +346,6 @@ def _finish_saving(t: Training) -> None:
         raise unsaved
 
 
-def _stopped(reason: str, done: int, folder: Path) -> FirecaffeError:
-    words = (
-        f"stopped after step {done} ({reason or 'another rank was asked to'}); "
-        f"a checkpoint is saved, resume with --resume {folder}"
-    )
-    if reason == LAUNCHER:
-        return LauncherLostError(words)
-    error = PreemptedError(words)
-    error.goes_along = not reason
-    return error
-
-
 def _validate(t: Training, done: int, records: Records) -> Evaluation | None:
     if t.data.validation is None:
         return None
@@ -375,7 +364,9 @@ def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Rec
     averaged = nullcontext() if t.stepper.ema is None else t.stepper.ema.in_place()
     estimated = nullcontext() if t.norms is None else t.norms.in_place()
     with averaged, estimated, _turn(t):
-        found = evaluate(forward.model, forward.task, dataset, words.data, words.train, t.world)
+        found = evaluate(
+            forward.model, forward.task, dataset, words.data, words.train, t.evaluators
+        )
     records.evaluation(split, done, found)
     return found
 

@@ -89,13 +89,11 @@ class Outcome:
 
     def check_finite(self) -> None:
         """Looks at the sums over all ranks, so that all decide alike. Raises: NotFiniteError."""
-        problem = self._not_finite()
-        if problem:
-            error = NotFiniteError(problem)
-            error.step = self.step + 1
-            raise error
+        raise_not_finite(self.problem, self.step)
 
-    def _not_finite(self) -> str:
+    @property
+    def problem(self) -> str:
+        """What is not finite; empty if all is."""
         loss = self.loss
         if math.isfinite(loss) and self.overflows:
             return ""
@@ -109,14 +107,18 @@ class Outcome:
             return f"the loss is {loss:.4g}, though all gradients are finite"
         return "" if bool(self.norm.isfinite()) else "the norm of the gradient is beyond float32"
 
+    def wait(self, look: Callable[[], None] = lambda: None) -> None:
+        """Waits for its end. look: called meanwhile; it may raise."""
+        while not self.end.is_over():
+            look()
+            time.sleep(LOOK_S)
+
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
         """Waits for the step's end. look: called meanwhile; it may raise.
 
         Raises: NotFiniteError.
         """
-        while not self.end.is_over():
-            look()
-            time.sleep(LOOK_S)
+        self.wait(look)
         self.check_finite()
         _, *counts, stop, save = self.sums.tolist()
         shares = (count / self.samples for count in counts)
@@ -137,3 +139,11 @@ class Outcome:
             step_s=self.end.seconds_after(self.start),
             micro_batches=self.micro_batches,
         )
+
+
+def raise_not_finite(problem: str, step: int) -> None:
+    """Raises: NotFiniteError of a step, counted from 0, if there is a problem."""
+    if problem:
+        error = NotFiniteError(problem)
+        error.step = step + 1
+        raise error

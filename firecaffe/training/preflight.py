@@ -9,9 +9,11 @@ from firecaffe.data import Dataset, check_data
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.models.network import with_outline
 from firecaffe.models.weights import load_weights
+from firecaffe.parallel.split import check_parts
 from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.local import check_local_workers
+from firecaffe.recipe.parallel import check_layout, layout_of
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.recipe.served import check_served_workers
@@ -26,6 +28,7 @@ from firecaffe.training.facts import describe_training
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_task import task_for
 from firecaffe.training.norms import layers_of
+from firecaffe.training.parallel.network import chosen_layers
 from firecaffe.training.parts import counts_of
 
 
@@ -38,12 +41,14 @@ def preflight(
     Raises: the FirecaffeError that the training would have met.
     """
     check_recipe(recipe)
-    check_workers(recipe.train, world_size, recipe.exchange.level)
+    layout = layout_of(recipe.parallel, world_size)
+    check_layout(layout, recipe.train)
+    check_workers(recipe.train, layout.sharers, recipe.exchange.level)
     check_served_workers(recipe.synchrony, world_size)
     check_local_workers(recipe.synchrony, world_size, recipe.exchange.level)
     data = check_data(recipe.data)
     described = "" if resume is None else describe_training(recipe, data)
-    run = resolve(recipe, data, Ranks(world_size), described=described)
+    run = resolve(recipe, data, Ranks(layout.sharers), described=described)
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
     rounds = run.rounds  # raises if the training is shorter than one
@@ -78,6 +83,9 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
         make_optimizer(named, recipe.solver)
         if recipe.synchrony.mode == LOCAL:
             cut_fragments([each.numel() for each in named.values()], recipe.synchrony.fragments)
+        if recipe.parallel.is_split:
+            chosen = chosen_layers(network, recipe.parallel)
+            check_parts(network, chosen, recipe.parallel.num_parts)
         if recipe.train.batch_norm_samples:
             layers_of(network, recipe.train.batch_norm_samples)
         if recipe.model.weights and not is_resumed:

@@ -58,7 +58,7 @@ class State:
         """
         self.pieces[name] = piece
         if self._resumed is not None:
-            piece.load(_stored(self._resumed, name, piece.held_by_all))
+            piece.load(stored_piece(self._resumed, name, piece.held_by_all))
 
     def take_from_first(self) -> list[int]:
         """Gives every rank rank 0's values of the pieces that all hold. Returns the ranks that had
@@ -81,7 +81,7 @@ class State:
                     f"checkpoint holds {full_name}, which the model does not have"
                 )
         for name, piece in self.pieces.items():
-            piece.load(_stored(checkpoint, name, piece.held_by_all))
+            piece.load(stored_piece(checkpoint, name, piece.held_by_all))
         for word, numbers in self.numbers.items():
             if checkpoint.numbers.get(word):
                 numbers.load_state_dict(checkpoint.numbers[word])
@@ -182,7 +182,7 @@ class State:
         """The same digests of what a checkpoint holds."""
         found: dict[str, str] = {}
         for name in self._results():
-            stored = _stored(checkpoint, name, self.pieces[name].held_by_all)
+            stored = stored_piece(checkpoint, name, self.pieces[name].held_by_all)
             found |= digest_each((f"{name}/{key}", stored[key]) for key in stored)
         return {name: each[:16] for name, each in {**found, "losses": checkpoint.history}.items()}
 
@@ -237,7 +237,7 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _stored(checkpoint: Checkpoint, name: str, held_by_all: bool) -> Stored:
+def stored_piece(checkpoint: Checkpoint, name: str, held_by_all: bool = True) -> Stored:
     """The stored tensors of a piece, from its own file or from those that rank 0 passes on."""
     if name in checkpoint.piece_files:
         return TensorFile(checkpoint.piece_files[name])

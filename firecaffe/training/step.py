@@ -22,6 +22,7 @@ from firecaffe.solvers.optimizer import set_rate
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Votes
+from firecaffe.training.parallel.step import Rows
 
 VOTES = 2
 """The number of votes: to stop, and to save."""
@@ -53,6 +54,8 @@ class Stepper:
     """The momentum of a step, counted from 0, if the policy moves it."""
     ema: Ema | None = None
     """The moving average of the weights, if one is kept."""
+    rows: Rows | None = None
+    """The ranks that hold one model with this one, if it is split."""
 
     @property
     def behind(self) -> int:
@@ -72,37 +75,49 @@ class Stepper:
         weight = samples / self.forward.config.micro_batch_size
         self.reducer.begin_step(weight)
         self.forward.begin_step()
+        if self.rows is not None:
+            self.rows.begin_step()
         waits = []
-        for leaf in self.leaves:
+        for number, leaf in enumerate(self.leaves):
             asked = queue.mark()
             batch = self.batches.train_batch(step, leaf)
             waits.append((asked, queue.mark()))
-            loss, tail = self.forward(*batch, step, leaf)
+            stand_in = 0 if self.rows is None else self.rows.begin(step, number)
+            loss, tail = self.forward(*batch, step, leaf, stand_in)
             if leaf != self.leaves[-1]:
                 self.reducer.add(leaf, loss, tail)
             else:
                 counts = torch.cat([self.forward.counts, ballot(vote(), self.forward.device)])
                 self.reducer.add_last(leaf, loss, tail, counts)
+            if self.rows is not None:
+                self.rows.end(number)
         totals = self.reducer.finish_step()
-        is_finite = queue.to_host(self.reducer.finite())  # before the norm may scale it
+        finite: Tensor = self.reducer.finite()
+        names: Sequence[str] = self.reducer.names
+        if self.rows is not None:
+            finite, names = self.rows.finish_step(weight, finite, names)
+        is_finite = queue.to_host(finite)  # before the norm may scale it
         norm = queue.to_host(self._scale_gradients())
+        sums = queue.to_host(torch.cat([totals.tail[0], totals.counts]))
         outcome = partial(
             Outcome,
             step=step,
             samples=samples,
             weight=weight,
             metrics=self.forward.task.counted,
-            sums=queue.to_host(torch.cat([totals.tail[0], totals.counts])),
+            sums=sums,
             is_finite=is_finite,
             norm=norm,
-            names=self.reducer.names,
+            names=names,
             overflows=self.forward.scaler.is_enabled(),
             totals=totals,
             start=start,
             waits=waits,
             micro_batches=len(self.leaves),
         )
-        if not queue.works_behind:
+        if self.rows is not None:
+            sums[-VOTES:] = self.rows.agree(outcome(end=queue.mark()), sums[-VOTES:])
+        elif not queue.works_behind:
             outcome(end=totals.summed).check_finite()
         set_rate(self.optimizer, learning_rate, self.momentum(step))
         self.forward.scaler.step(self.optimizer)

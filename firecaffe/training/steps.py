@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from firecaffe.cluster.world import World
 from firecaffe.data import Data
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.gradients.reducer import GradientReducer
@@ -22,6 +21,8 @@ from firecaffe.training.ema import Ema
 from firecaffe.training.learner import Learner
 from firecaffe.training.local.make import local_stepper
 from firecaffe.training.local.stepper import LocalStepper
+from firecaffe.training.parallel.mesh import Mesh
+from firecaffe.training.parallel.step import make_rows
 from firecaffe.training.plugins import Plugin, around_batches
 from firecaffe.training.served.holders import Holders
 from firecaffe.training.served.lockless.bench import Rule
@@ -48,7 +49,7 @@ class Steps:
 def make_steps(
     run: Run,
     learner: Learner,
-    world: World,
+    mesh: Mesh,
     data: Data,
     reducers: Sequence[GradientReducer],
     plugins: Sequence[Plugin],
@@ -68,8 +69,9 @@ def make_steps(
         source: Of a server's events, instead of its clock.
     """
     recipe, served, local = run.recipe, learner.served, learner.local
+    world = mesh.world
     first = run.synchronous if first_step < run.rounds.synchronous else run
-    leaves = first.micro_batches(world.rank)
+    leaves = first.micro_batches(mesh.sharers.rank)
     late_doubts = learner.doubts if is_repeatable else None
     last_ahead = run.steps if served is None else served.leaves.first_step
     ahead = BatchesAhead(learner.batches, leaves, first_step, last_ahead, late_doubts)
@@ -81,6 +83,8 @@ def make_steps(
     batches, clip = around_batches(plugins, ahead, world), recipe.solver.clip_gradients
     stepper = Stepper(learner.forward, batches, learner.optimizer, sums, leaves, clip)
     stepper.momentum, stepper.ema = run.momentum, learner.ema
+    if learner.split is not None:
+        stepper.rows = make_rows(run, learner.split, learner.named)
     if local is not None:
         own = local_stepper(local, run, world, stepper, ahead, reducers, resources)
         return Steps(own, ahead, None)

@@ -4,10 +4,12 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
 from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.errors import FirecaffeError, LauncherLostError, PreemptedError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """The signals that schedulers send before they take the machine away, and Ctrl-C. A second one ends
@@ -61,3 +63,16 @@ class StopRequest:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def stopped(reason: str, done: int, folder: Path) -> FirecaffeError:
+    """The error that a run ends with that was asked to stop after so many steps."""
+    words = (
+        f"stopped after step {done} ({reason or 'another rank was asked to'}); "
+        f"a checkpoint is saved, resume with --resume {folder}"
+    )
+    if reason == LAUNCHER:
+        return LauncherLostError(words)
+    error = PreemptedError(words)
+    error.goes_along = not reason
+    return error

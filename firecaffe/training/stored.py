@@ -14,9 +14,9 @@ class Stored(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         """Whether there is such a tensor, without reading it."""
 
-    def rows(self, name: str, rows: range) -> Tensor:
-        """Some consecutive rows of a tensor."""
-        return self[name][rows.start : rows.stop]
+    def rows(self, name: str, rows: range, dim: int = 0) -> Tensor:
+        """Some consecutive rows of a tensor, of one of its dimensions."""
+        return self[name].narrow(dim, rows.start, len(rows))
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self[name].shape)
@@ -63,8 +63,8 @@ class Under(Stored):
     def dtype(self, name: str) -> torch.dtype:
         return self._stored.dtype(self._prefix + name)
 
-    def rows(self, name: str, rows: range) -> Tensor:
-        return self._stored.rows(self._prefix + name, rows)
+    def rows(self, name: str, rows: range, dim: int = 0) -> Tensor:
+        return self._stored.rows(self._prefix + name, rows, dim)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._stored[self._prefix + name]

@@ -91,8 +91,10 @@ class TensorFile(Stored):
     def __getitem__(self, name: str) -> Tensor:
         return self._read(name, self.shape(name), 0)
 
-    def rows(self, name: str, rows: range) -> Tensor:
-        """Reads some consecutive rows, and nothing else. Raises: IndexError."""
+    def rows(self, name: str, rows: range, dim: int = 0) -> Tensor:
+        """Reads some consecutive rows; those of dimension 0 alone. Raises: IndexError."""
+        if dim:
+            return super().rows(name, rows, dim)
         num_rows, *row = self.shape(name)
         if not 0 <= rows.start <= rows.stop <= num_rows:
             raise IndexError(f"{name} has {num_rows} rows, not {rows.start} to {rows.stop}")

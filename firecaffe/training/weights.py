@@ -1,6 +1,6 @@
 """Weights and buffers as pieces of a training's state: every rank holds all of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -48,4 +48,9 @@ def load_parts(parts: dict[str, HeldPart], stored: Stored) -> None:
                 f"{name} is {dtype} {shape} in the checkpoint, "
                 f"{part.tensor.dtype} {part.shape} in the model"
             )
-        part.tensor.copy_(stored[name] if part.rows is None else stored.rows(name, part.rows))
+        rows = stored[name] if part.rows is None else stored.rows(name, part.rows, part.dim)
+        own: Sequence[Tensor] = [rows]
+        if part.rest:
+            own = torch.split(rows, [each.shape[part.dim] for each in part.tensors], part.dim)
+        for tensor, each in zip(part.tensors, own, strict=True):
+            tensor.copy_(each)

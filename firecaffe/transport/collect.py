@@ -17,7 +17,7 @@ from firecaffe.errors import AgreementError
 
 @dataclass(frozen=True)
 class HeldPart:
-    """What this rank holds of a named tensor: all of it, or some rows (of dimension 0)."""
+    """What this rank holds of a named tensor: all of it, or some rows."""
 
     tensor: Tensor
     """The live tensor, no copy."""
@@ -27,12 +27,27 @@ class HeldPart:
     """The number of rows of the whole tensor, if only some are here."""
     order: int = 0
     """The place among the tensors of all ranks; of the same place, rank 0's come first."""
+    dim: int = 0
+    """The dimension of which they are rows."""
+    rest: tuple[Tensor, ...] = ()
+    """Live tensors with further rows, behind those of `tensor`."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.tensor, *self.rest
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The whole tensor's shape."""
-        own = tuple(self.tensor.shape)
-        return own if self.rows is None else (self.num_rows, *own[1:])
+        own = list(self.tensor.shape)
+        if self.rows is not None:
+            own[self.dim] = self.num_rows
+        return tuple(own)
+
+    def on_host(self) -> Tensor:
+        """All rows that are here, on the CPU; the live tensor itself if it can be."""
+        tensors = [each.detach().cpu() for each in self.tensors]
+        return (torch.cat(tensors, self.dim) if self.rest else tensors[0]).contiguous()
 
 
 Holder = tuple[int, range | None]
@@ -48,6 +63,8 @@ class Whole:
     dtype: torch.dtype
     holders: tuple[Holder, ...]
     """One holder of each row, in the order of rows."""
+    dim: int = 0
+    """The dimension of which ranks hold rows."""
 
     @property
     def nbytes(self) -> int:
@@ -62,14 +79,14 @@ def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
     PeerLostError.
     """
     own = [
-        [name, part.order, part.shape, str(part.tensor.dtype), _ends(part.rows)]
+        [name, part.order, part.shape, str(part.tensor.dtype), part.dim, _ends(part.rows)]
         for name, part in parts.items()
     ]
-    kinds: dict[str, tuple[int, tuple[int, ...], str]] = {}
+    kinds: dict[str, tuple[int, tuple[int, ...], str, int]] = {}
     found: dict[str, list[Holder]] = {}
     for rank, text in enumerate(gather_text(world, json.dumps(own))):
-        for name, order, shape, dtype, ends in json.loads(text):
-            kind = order, tuple(shape), dtype
+        for name, order, shape, dtype, dim, ends in json.loads(text):
+            kind = order, tuple(shape), dtype, dim
             if kinds.setdefault(name, kind) != kind:
                 raise AgreementError(
                     f"rank {rank} holds {name} as {dtype} {kind[1]} at place {order}, another rank "
@@ -77,8 +94,8 @@ def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
                 )
             found.setdefault(name, []).append((rank, None if ends is None else range(*ends)))
     return [
-        Whole(name, shape, _dtype(dtype), _holders(name, shape, found[name]))
-        for name, (_, shape, dtype) in sorted(kinds.items(), key=lambda item: item[1][0])
+        Whole(name, shape, _dtype(dtype), _holders(name, shape[dim : dim + 1], found[name]), dim)
+        for name, (_, shape, dtype, dim) in sorted(kinds.items(), key=lambda item: item[1][0])
     ]
 
 
@@ -96,26 +113,29 @@ def collect(
             for _ in (rank for rank, _ in each.holders if rank == world.rank):
                 assert own is not None
                 with waiting(world), peers_may_be_lost(world):
-                    given = own.tensor.detach().cpu().contiguous()
-                    dist.send(given, group_dst=0, group=world.group)
+                    dist.send(own.on_host(), group_dst=0, group=world.group)
             continue
         if each.holders == ((0, None),):
             assert own is not None
-            yield each.name, own.tensor.detach().cpu().contiguous()
+            yield each.name, own.on_host()
             continue
         whole = torch.empty(each.shape, dtype=each.dtype)
         for rank, rows in each.holders:
-            place = whole if rows is None else whole[rows.start : rows.stop]
+            place = whole if rows is None else whole.narrow(each.dim, rows.start, len(rows))
             if rank == 0:
                 assert own is not None
-                place.copy_(own.tensor.detach())
-            else:
-                with waiting(world), peers_may_be_lost(world):
-                    dist.recv(place, group_src=rank, group=world.group)
+                place.copy_(own.on_host())
+                continue
+            # Rows of another dimension than the first do not lie together.
+            arrived = place if place.is_contiguous() else torch.empty_like(place)
+            with waiting(world), peers_may_be_lost(world):
+                dist.recv(arrived, group_src=rank, group=world.group)
+            if arrived is not place:
+                place.copy_(arrived)
         yield each.name, whole
 
 
-def _holders(name: str, shape: tuple[int, ...], found: Sequence[Holder]) -> tuple[Holder, ...]:
+def _holders(name: str, rows_shape: tuple[int, ...], found: Sequence[Holder]) -> tuple[Holder, ...]:
     """The first rank that holds all rows; else ranks that hold each row once between them."""
     for rank, rows in found:
         if rows is None:
@@ -127,8 +147,9 @@ def _holders(name: str, shape: tuple[int, ...], found: Sequence[Holder]) -> tupl
         if rows.start == covered < rows.stop:
             holders.append((rank, rows))
             covered = rows.stop
-    if covered != shape[0]:
-        raise AgreementError(f"no rank gives row {covered} of {name}, which has {shape[0]}")
+    num_rows = rows_shape[0]
+    if covered != num_rows:
+        raise AgreementError(f"no rank gives row {covered} of {name}, which has {num_rows}")
     return tuple(holders)
 
 

@@ -101,11 +101,11 @@ def evaluated() -> Tensor:
         row = OwnSamples(world, PARTS)
         model = split_by(row).eval()
         torch.manual_seed(9)
-        with row.same_samples(), torch.no_grad():
+        with torch.no_grad():
             outputs: Tensor = whole(model(torch.randn(7, 3, 13, 13)))
         return outputs
 
 
-def test_an_evaluation_may_give_all_ranks_the_same_samples(ranks: Ranks) -> None:
+def test_an_evaluation_gives_all_ranks_the_same_samples(ranks: Ranks) -> None:
     [expected] = ranks.shared(1, evaluated)
     assert all(torch.equal(each, expected) for each in ranks.shared(4, evaluated))

@@ -2,7 +2,9 @@
 
 from firecaffe.cli.parser import Parser
 
-USAGE = "RECIPE.toml | RUN [--nproc-per-node 1,2] [--steps 20] [--section.word value …]"
+USAGE = (
+    "RECIPE.toml | RUN [--nproc-per-node 1,2 | --layouts L,L] [--steps 20] [--section.word value …]"
+)
 STEPS = "--steps says how long each training is"
 FOLDER = "each training has a folder of its own, which is removed"
 OF_TWINS = {"run.folder": FOLDER, "run.tensorboard": FOLDER, "run.digests": FOLDER}
@@ -21,6 +23,14 @@ def make_parser() -> Parser:
     )
     add = parser.add_argument
     add("--nproc-per-node", type=str, default="1,2", metavar="N,N", help="numbers of workers")
+    add(
+        "--layouts",
+        type=str,
+        default="",
+        metavar="L,L",
+        help="instead of numbers of workers, layouts of a model that is split: 1, data=D, "
+        "model=DxK, trick=DxK",
+    )
     add(
         "--steps",
         type=int,

@@ -13,7 +13,7 @@ from firecaffe.cli import main
 from firecaffe.cli.profile_parallel import render_parallel
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.parallel.splits import ROWS, SPLITS
+from firecaffe.parallel.splits import SPLITS
 from firecaffe.plan.parallel import WORDS, LayerVolumes, Volumes, layers_on, volumes_of
 from firecaffe.plan.workload import images_of, input_of
 
@@ -58,9 +58,8 @@ def found(workers: int) -> dict[str, LayerVolumes]:
 
 
 def test_words_are_those_of_split() -> None:
-    """But rows, for they take no weights from a worker, and what they send depends on images."""
     assert {(word, kind) for kind, words in WORDS.items() for word in words} == {
-        (word, kind) for word, kinds in SPLITS.items() for kind in kinds if word != ROWS
+        (word, kind) for word, kinds in SPLITS.items() for kind in kinds
     }
 
 
@@ -135,8 +134,7 @@ def test_the_page_shows_what_the_command_does() -> None:
         console.print(render_parallel(alexnet(128, 8)))
     lines = (re.split(r"\s{2,}", line.strip()) for line in capture.get().splitlines())
     shown = {cells[0]: [cells[2], *cells[4:]] for cells in lines if len(cells) == 11}
-    first = PAGE.partition("## Planning a split")[0].splitlines()
-    rows = (line.split(" | ") for line in first if line.startswith("| `"))
+    rows = (line.split(" | ") for line in PAGE.splitlines() if line.startswith("| `"))
     told = {row[0].strip("| `"): [each.strip(" |") for each in row[1:]] for row in rows}
     names = [name for name in shown if name != "layer"]
     assert len(names) == 8

@@ -11,6 +11,7 @@ import pytest
 from firecaffe import (
     CheckpointConfig,
     ExchangeConfig,
+    ParallelConfig,
     Recipe,
     RunConfig,
     SolverConfig,
@@ -27,6 +28,10 @@ from firecaffe.recipe.identity import flatten, identity, to_toml
 from firecaffe.recipe.sections import check_recipe
 
 SECTIONS = get_type_hints(Recipe)
+
+PARALLEL = [f"parallel.{word.name}" for word in dataclasses.fields(ParallelConfig)]
+"""Layers that are split cannot be had with a compressor and other words of OTHER; see
+test_parallel.py."""
 
 # Every word has another value than its default.
 OTHER = Recipe(
@@ -173,11 +178,12 @@ def changed(recipe: Recipe, name: str, value: Any) -> Recipe:
 def test_the_example_changes_every_word() -> None:
     default, other = flatten(Recipe()), flatten(OTHER)
     assert default.keys() == other.keys()
-    # The length beside which there is no other; and what a compressor goes with alone.
+    # The length beside which there is no other; and what a compressor goes with alone, or not.
     assert [name for name in default if default[name] == other[name]] == [
         "train.epochs",
         "synchrony.mode",
         "synchrony.shares",
+        *PARALLEL,
     ]
 
 
@@ -248,14 +254,14 @@ OF_A_SERVER = {f"synchrony.{word.name}" for word in dataclasses.fields(Synchrony
 
 
 def test_every_word_is_free_or_decides() -> None:
-    assert set(identity(OTHER, 70)) == set(flatten(OTHER)) - FREE - OF_A_SERVER
+    assert set(identity(OTHER, 70)) == set(flatten(OTHER)) - FREE - OF_A_SERVER - {*PARALLEL}
     served = identity(changed(OTHER, "synchrony.mode", "stale"), 70)
     # Who waits at the end depends on where that is.
     more = {"synchrony.mode", "train.steps", *OF_A_SERVER}
     assert served.keys() - identity(OTHER, 70).keys() == more
 
 
-@pytest.mark.parametrize("name", flatten(OTHER))
+@pytest.mark.parametrize("name", [name for name in flatten(OTHER) if name not in PARALLEL])
 def test_identity(name: str) -> None:
     """Each word changed alone, from the default to the other value."""
     start = Recipe()

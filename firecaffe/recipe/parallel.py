@@ -1,0 +1,89 @@
+"""What [parallel] asks of the other sections and of the workers."""
+
+from dataclasses import dataclass
+
+from firecaffe.errors import RecipeError
+from firecaffe.gradients.config import ExchangeConfig
+from firecaffe.parallel.config import ParallelConfig
+from firecaffe.recipe.config import TrainConfig
+from firecaffe.solvers.config import SolverConfig
+from firecaffe.synchrony.config import EVERY_STEP, MEASURED, SynchronyConfig
+
+BY_ELEMENT = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adamw")
+"""Solvers that treat each weight by itself, so that a part is updated as the whole would be."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Workers in rows and columns: rank d · model + k holds part k of model d."""
+
+    data: int
+    model: int
+    shares_samples: bool
+    """Whether the workers of a row compute the same samples."""
+
+    @property
+    def rows(self) -> list[range]:
+        """The ranks that hold one model together."""
+        return [range(d * self.model, (d + 1) * self.model) for d in range(self.data)]
+
+    @property
+    def columns(self) -> list[range]:
+        """The ranks that hold the same parts."""
+        return [range(k, self.data * self.model, self.model) for k in range(self.model)]
+
+    @property
+    def sharers(self) -> int:
+        """How many share out the micro-batches of a step."""
+        return self.data if self.shares_samples else self.data * self.model
+
+
+def layout_of(words: ParallelConfig, world_size: int) -> Layout:
+    """The layout of so many workers. Raises: RecipeError if there is none."""
+    data = words.data or world_size // words.model
+    if data * words.model != world_size:
+        said = f"parallel.data {words.data} and " if words.data else ""
+        needed = f"{words.data * words.model}" if words.data else f"a multiple of {words.model}"
+        raise RecipeError(
+            f"{world_size} workers with {said}parallel.model {words.model}: there must be {needed}"
+        )
+    return Layout(data, words.model, words.shares_samples)
+
+
+def check_layout(layout: Layout, train: TrainConfig) -> None:
+    """Raises: RecipeError if the workers cannot share out the micro-batches."""
+    leaves = train.num_micro_batches
+    if not layout.shares_samples and leaves % layout.sharers:
+        raise RecipeError(
+            f"parallel.scheme one_weird_trick with {leaves} micro-batches a step on "
+            f"{layout.sharers} workers: they exchange one each at a time, so they must divide them"
+        )
+
+
+def check_beside(
+    words: ParallelConfig,
+    train: TrainConfig,
+    solver: SolverConfig,
+    exchange: ExchangeConfig,
+    synchrony: SynchronyConfig,
+) -> None:
+    """Raises: RecipeError if another section's word cannot be had with layers that are split."""
+    if not words.is_split:
+        return
+    wrong = {
+        f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
+        "synchrony.shares measured": synchrony.shares == MEASURED,
+        f"exchange.compressor {exchange.compressor}": bool(exchange.codec),
+        "train.autocast float16, whose loss scale all would have to agree on": train.autocast
+        == "float16",
+        "train.compile": train.compile,
+        "train.batch_norm_samples": bool(train.batch_norm_samples),
+        "solver.clip_gradients, a norm over all parts": bool(solver.clip_gradients),
+        f"solver.type {solver.type}": solver.type not in BY_ELEMENT,
+    }
+    found = next((word for word, is_wrong in wrong.items() if is_wrong), "")
+    if found:
+        would = "leave it out, or parallel.split"
+        if found.startswith("solver.type"):
+            would = f"{', '.join(BY_ELEMENT)} treat each weight by itself"
+        raise RecipeError(f"parallel.split with {found}: not possible; {would}")

@@ -1,0 +1,1 @@
+"""A training whose model is split over ranks."""

@@ -1,0 +1,129 @@
+"""A recipe's network, with its layers split."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from firecaffe.cluster.agree import take_from_first
+from firecaffe.errors import RecipeError
+from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.parallel.layers import SplitLayer
+from firecaffe.parallel.own_samples import OwnSamples
+from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.split import choose_layers, split_layers
+from firecaffe.parallel.tensor import whole
+from firecaffe.training.parallel.mesh import Mesh
+from firecaffe.training.parallel.pieces import InParts, Names, NumbersInParts, Source
+from firecaffe.training.state import State
+
+FULLY_CONNECTED = ("neurons", "inputs")
+"""The words of layers that one weird trick splits."""
+
+
+@dataclass(frozen=True)
+class SplitNetwork:
+    """What a training has beside a network whose layers are split."""
+
+    mesh: Mesh
+    group: PartGroup
+    """The row, with its parts."""
+    names: Names
+    parameters: frozenset[nn.Parameter]
+    """Those of which each rank of a row has a part."""
+    chosen: dict[str, str]
+    """The layers that are split, each with its word."""
+    has_buffers: bool
+    """Whether the whole network has any."""
+
+    def called(self, name: str) -> str:
+        """The whole tensor's name, by this rank's of a part."""
+        return self.names.source(name)[0].whole
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What a run's record says of it."""
+        mesh = self.mesh
+        return {
+            "data": mesh.column.world_size,
+            "model": mesh.row.world_size,
+            "scheme": "none" if self.own_samples is None else ONE_WEIRD_TRICK,
+            "parts": self.group.num_parts,
+            "split": self.chosen,
+        }
+
+    def cut_pieces(self, state: State) -> None:
+        """Lets a state know that ranks hold parts."""
+        for name, piece in state.pieces.items():
+            if name != "buffer" or self.has_buffers:
+                state.pieces[name] = InParts(piece, self.names)
+        for word, numbers in state.numbers.items():
+            state.numbers[word] = NumbersInParts(numbers, self.names)
+
+    @property
+    def own_samples(self) -> OwnSamples | None:
+        """The row, if its ranks have samples of their own."""
+        return self.group if isinstance(self.group, OwnSamples) else None
+
+
+def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
+    """The layers that a recipe splits. With one weird trick and no word for any, the fully
+    connected ones, by neurons and by inputs in turns.
+
+    Raises: RecipeError, with the layer's name, if one cannot be split so.
+    """
+    if words.split:
+        chosen = choose_layers(model, words.split)
+    else:
+        linear = [name for name, each in model.named_modules() if type(each) is nn.Linear]
+        if not linear:
+            raise RecipeError(
+                "parallel.scheme one_weird_trick: the network has no fully connected layer"
+            )
+        # The last one has few outputs, which are wanted whole anyway.
+        turns = {name: FULLY_CONNECTED[place % 2] for place, name in enumerate(linear)}
+        chosen = choose_layers(model, turns)
+    for name, word in chosen.items():
+        if words.scheme == ONE_WEIRD_TRICK and type(model.get_submodule(name)) is not nn.Linear:
+            raise RecipeError(
+                f"parallel.split has {name} by {word}: one_weird_trick splits fully connected "
+                "layers alone; leave it out, or take parallel.scheme none"
+            )
+    return chosen
+
+
+def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitNetwork:
+    """Splits a network's layers in place; its outputs are whole. All ranks call it.
+
+    Raises: RecipeError, with the layer's name, if one cannot be split so.
+    """
+    wholes = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    take_from_first(mesh.world, [each.detach() for each in wholes.values()])
+    has_buffers = any(True for _ in model.buffers())
+    chosen = chosen_layers(model, words)
+    kind = PartGroup if words.shares_samples else OwnSamples
+    group = kind(mesh.row, words.num_parts)
+    split_layers(model, chosen, group)
+    model.register_forward_hook(_give_whole)
+    sources: dict[str, Source] = {}
+    parameters, elsewhere = set(), set()
+    for layer_name, layer in model.named_modules():
+        if isinstance(layer, SplitLayer):
+            own_names = {id(each): n for n, each in layer.state_dict(keep_vars=True).items()}
+            for name, held in layer.held().items():
+                whole_name = f"{layer_name}.{name}"
+                if held.is_elsewhere:
+                    elsewhere.add(whole_name)
+                    continue
+                for number, tensor in enumerate(held.own):
+                    part = group.own.start + number
+                    own = f"{layer_name}.{own_names[id(tensor)]}"
+                    sources[own] = Source(whole_name, held.dim, held.cut, part)
+                    if held.cut and isinstance(tensor, nn.Parameter):
+                        parameters.add(tensor)
+    names = Names(sources, {n: place for place, n in enumerate(wholes)}, frozenset(elsewhere))
+    return SplitNetwork(mesh, group, names, frozenset(parameters), chosen, has_buffers)
+
+
+def _give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
+    return whole(outputs)

@@ -1,0 +1,101 @@
+"""What a step does besides if the model is split: its ranks agree, and may exchange samples."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from firecaffe.cluster.agree import finish, gather_text
+from firecaffe.data import SampleOrder
+from firecaffe.recipe.run import Run
+from firecaffe.training.outcome import Outcome, raise_not_finite
+from firecaffe.training.parallel.network import SplitNetwork
+from firecaffe.training.parallel.sums import PartSums
+
+SAMPLES_OF_NONE = 2
+"""The zeros that a rank computes if its micro-batch is empty, so that others get an answer; two,
+for a batch normalization refuses one."""
+
+
+def make_rows(run: Run, split: SplitNetwork, named: Mapping[str, nn.Parameter]) -> "Rows":
+    """named: the parameters that are trained."""
+    mesh, own_samples = split.mesh, split.own_samples
+    if own_samples is None:
+        return Rows(split, run.order, None, [])
+    size = mesh.row.world_size
+    rows = [run.shares[start : start + size] for start in range(0, mesh.world.world_size, size)]
+    first = mesh.world.rank // size * size
+    leaves = [run.micro_batches(rank) for rank in range(first, first + size)]
+    parts = {name: each for name, each in named.items() if each in split.parameters}
+    return Rows(split, run.order, PartSums(parts, mesh.column, rows), leaves)
+
+
+class Rows:
+    """The ranks of a row, in a step."""
+
+    def __init__(
+        self,
+        split: SplitNetwork,
+        order: SampleOrder,
+        sums: PartSums | None,
+        leaves: Sequence[Sequence[int]],
+    ) -> None:
+        """sums: of the parts, if ranks have samples of their own. leaves: the micro-batches of each
+        rank of the row.
+        """
+        self._split, self._order, self.sums, self._leaves = split, order, sums, leaves
+
+    def begin_step(self) -> None:
+        if self.sums is not None:
+            self.sums.begin()
+
+    def begin(self, step: int, number: int) -> int:
+        """Begins a micro-batch on each rank, the same number of each share. Returns how many
+        samples an empty one has to compute all the same.
+        """
+        own = self._split.own_samples
+        if own is None:
+            return 0
+        samples = [self._samples(step, leaves[number]) for leaves in self._leaves]
+        own.begin([each or SAMPLES_OF_NONE for each in samples])
+        return SAMPLES_OF_NONE if any(samples) else 0
+
+    def end(self, number: int) -> None:
+        """Takes the gradients that the micro-batches have left."""
+        own = self._split.own_samples
+        if own is not None:
+            assert self.sums is not None
+            self.sums.add([leaves[number] for leaves in self._leaves], own.take_gradients())
+
+    def finish_step(
+        self, weight: float, finite: Tensor, names: Sequence[str]
+    ) -> tuple[Tensor, Sequence[str]]:
+        """Leaves the mean gradients of what only this part of the ranks sums. finite, names: of the
+        others. Returns those of all.
+        """
+        if self.sums is None:
+            return finite, names
+        self.sums.finish(weight)
+        return torch.cat([finite, self.sums.finite()]), [*names, *self.sums.names]
+
+    def agree(self, outcome: Outcome, votes: Tensor) -> Tensor:
+        """The votes of the whole row. One rank of it alone may see what is not finite.
+
+        Raises: NotFiniteError on all ranks; PeerLostError.
+        """
+        outcome.wait()
+        row, problem = self._split.mesh.row, outcome.problem
+        if row.group is not None:
+            told = torch.cat([votes, votes.new_tensor([float(bool(problem))])])
+            finish(row, partial(dist.all_reduce, told, group=row.group))
+            votes = told[:-1]
+            if told[-1] > 0:
+                problem = next(each for each in gather_text(row, problem) if each)
+        raise_not_finite(problem, outcome.step)
+        return votes
+
+    def _samples(self, step: int, leaf: int) -> int:
+        size = self._order.micro_batch_size
+        return max(0, min(size, self._order.samples_in_step(step) - leaf * size))

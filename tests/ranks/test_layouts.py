@@ -1,0 +1,155 @@
+"""One model over rows and columns of ranks: any layout comes to the bits of one worker."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import firecaffe
+from firecaffe import CheckpointConfig, ParallelConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe.errors import NotFiniteError
+from firecaffe.models.inception import Inception
+from firecaffe.models.weights import load_weights
+from firecaffe.training.first_weights import find_weights
+from tests.ranks.networks import small_data
+from tests.world import Ranks
+
+# 12 micro-batches of 4 over 100 samples: steps 3, 6 and 9 end an epoch with one micro-batch.
+RECIPE = Recipe(
+    train=TrainConfig(48, 4, steps=7, seed=5, device="cpu", ema_decay=0.8),
+    solver=SolverConfig(base_lr=0.02, momentum=0.9, weight_decay=1e-3, decay_mult={"@vector": 0.0}),
+    checkpoint=CheckpointConfig(every=5),
+)
+HEAD = {"classifier.*": "neurons", "classifier.3": "inputs"}
+ALL = {"features.?": "filters", "features.4": "channels", **HEAD}
+PATHS = {"features.6": "paths", **HEAD}
+
+LAYOUTS = {
+    "data 2": ParallelConfig(split=HEAD, parts=4),
+    "data 4": ParallelConfig(split=HEAD, parts=4),
+    "model 2": ParallelConfig(1, 2, HEAD, 4),
+    "model 4": ParallelConfig(1, 4, HEAD, 4),
+    "2 x 2": ParallelConfig(2, 2, HEAD, 4),
+    "trick 1": ParallelConfig(1, 1, HEAD, 4, "one_weird_trick"),
+    "trick 2": ParallelConfig(1, 2, HEAD, 4, "one_weird_trick"),
+    "trick 4": ParallelConfig(1, 4, HEAD, 4, "one_weird_trick"),
+    "trick 2 x 2": ParallelConfig(2, 2, HEAD, 4, "one_weird_trick"),
+}
+WORKERS = {"data 2": 2, "model 2": 2, "trick 1": 1, "trick 2": 2}
+"""Of the layouts that are not for 4."""
+
+
+class Net(nn.Module):
+    """Convolutions and paths with BatchNorm, and fully connected layers with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(inplace=True)),
+            *(nn.MaxPool2d(2), nn.Conv2d(6, 8, 1), nn.ReLU()),
+            Inception(8, (2, 3, 2, 3, 1, 2), batch_norm=True),
+        )
+        self.classifier = nn.Sequential(
+            *(nn.Linear(63, 21), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+            *(nn.Linear(21, 14), nn.ReLU(inplace=True), nn.Linear(14, 4)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.classifier(self.features(x).flatten(1))
+        return y
+
+
+def fit(parallel: ParallelConfig, folder: str, resume: str | None = None) -> firecaffe.Result:
+    run = RunConfig(folder=folder, tensorboard=False)
+    recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run)
+    return firecaffe.train(recipe, Net, small_data(100), small_data(30, 1), resume=resume)
+
+
+def trained(
+    ranks: Ranks, workers: int, parallel: ParallelConfig, folder: Path, resume: str | None = None
+) -> firecaffe.Result:
+    results = ranks.shared(workers, fit, parallel, str(folder), resume)
+    assert len({(each.state_sha256, each.weights_sha256, each.test_loss) for each in results}) == 1
+    result: firecaffe.Result = results[0]
+    return result
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> firecaffe.Result:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    return trained(ranks, 1, ParallelConfig(split=HEAD, parts=4), folder)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_layout(ranks: Ranks, alone: firecaffe.Result, name: str, tmp_path: Path) -> None:
+    found = trained(ranks, WORKERS.get(name, 4), LAYOUTS[name], tmp_path / "run")
+    assert found.loss == alone.loss
+    assert found.weights_sha256 == alone.weights_sha256
+    assert found.state_sha256 == alone.state_sha256
+    assert (found.test_loss, found.metrics) == (alone.test_loss, alone.metrics)
+
+
+@pytest.mark.parametrize("name", ["model 4", "2 x 2"])
+@pytest.mark.parametrize("words", [ALL, PATHS], ids=["layers", "paths"])
+def test_convolutions_and_paths_in_parts(
+    ranks: Ranks, name: str, words: dict[str, str], tmp_path: Path
+) -> None:
+    parallel = dataclasses.replace(LAYOUTS[name], split=words)
+    expected = trained(ranks, 1, parallel.over(1, 1), tmp_path / "alone")
+    found = trained(ranks, 4, parallel, tmp_path / "run")
+    assert found.state_sha256 == expected.state_sha256
+    assert (found.loss, found.test_loss) == (expected.loss, expected.test_loss)
+
+
+def test_a_layout_goes_on_from_any_other(
+    ranks: Ranks, alone: firecaffe.Result, tmp_path: Path
+) -> None:
+    """After step 5, each time: trick 2 x 2 from model 4, and so on round."""
+    trained(ranks, 4, LAYOUTS["model 4"], tmp_path / "model 4")
+    before = tmp_path / "model 4"
+    for name in ("trick 2 x 2", "data 2", "trick 2", "trick 1", "2 x 2"):
+        checkpoint = str(before / "checkpoints" / "step-00000005")
+        folder = tmp_path / name
+        found = trained(ranks, WORKERS.get(name, 4), LAYOUTS[name], folder, checkpoint)
+        assert found.state_sha256 == alone.state_sha256, name
+        trained(ranks, WORKERS.get(name, 4), LAYOUTS[name], before := tmp_path / f"{name} whole")
+
+
+def test_a_split_run_is_read_as_any_other(
+    ranks: Ranks, alone: firecaffe.Result, tmp_path: Path
+) -> None:
+    """Its checkpoint has whole tensors by the network's own names."""
+    folder = tmp_path / "run"
+    result = trained(ranks, 4, LAYOUTS["trick 2 x 2"], folder)
+    network = firecaffe.load(folder, Net)
+    assert sum(each.numel() for each in network.parameters()) == sum(
+        each.numel() for each in Net().parameters()
+    )
+    averages = load_file(folder / "checkpoints/step-00000007/ema.safetensors")
+    for name, each in network.named_parameters():
+        assert each.equal(averages[name]), name
+    taken = load_weights(Net(), find_weights(str(folder))[0])
+    assert (taken.taken, taken.missing, taken.unexpected) == (len(Net().state_dict()), [], [])
+    assert result.weights_sha256 == alone.weights_sha256
+
+
+def test_a_number_that_is_not_finite_in_one_part_ends_all_ranks(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    for name in ("model 4", "trick 2 x 2"):
+        said = ranks.shared(4, diverge, LAYOUTS[name], str(tmp_path / name))
+        assert len(set(said)) == 1, said
+        assert "classifier.5" in said[0] or "the loss is" in said[0]
+
+
+def diverge(parallel: ParallelConfig, folder: str) -> str:
+    run = RunConfig(folder=folder, tensorboard=False)
+    solver = dataclasses.replace(RECIPE.solver, base_lr=1e30)
+    recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, solver=solver)
+    try:
+        firecaffe.train(recipe, Net, small_data(100), small_data(30, 1))
+    except NotFiniteError as error:
+        return str(error)
+    return "it went on"

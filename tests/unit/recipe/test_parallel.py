@@ -1,0 +1,110 @@
+"""[parallel]: what it decides, which workers it takes, and what cannot stand beside it."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from firecaffe import ParallelConfig, Recipe, SolverConfig, TrainConfig
+from firecaffe.errors import RecipeError
+from firecaffe.parallel.config import check_parallel
+from firecaffe.recipe.identity import identity
+from firecaffe.recipe.parallel import Layout, check_layout, layout_of
+from firecaffe.recipe.sections import check_recipe
+
+HEAD = {"classifier.*": "neurons"}
+TRICK: Any = "one_weird_trick"
+
+
+def of(*words: Any) -> dict[str, Any]:
+    """What decides bits, of these words of [parallel]."""
+    found = identity(Recipe(parallel=ParallelConfig(*words)), 10)
+    return {name: value for name, value in found.items() if name.startswith("parallel.")}
+
+
+def test_parts_decide_bits_and_workers_do_not() -> None:
+    assert of() == {}
+    assert of(2, 1) == {}
+    split = {"parallel.split": HEAD, "parallel.parts": 4}
+    assert of(0, 4, HEAD) == of(2, 2, HEAD, 4) == of(1, 1, HEAD, 4, TRICK) == split
+    assert of(0, 2, HEAD) == {**split, "parallel.parts": 2}
+    # It chooses the layers if nobody else does.
+    assert of(1, 2, {}, 2, TRICK)["parallel.scheme"] == TRICK
+
+
+def test_the_same_split_over_other_workers() -> None:
+    words = ParallelConfig(2, 4, HEAD)
+    assert words.over(1, 1) == ParallelConfig(1, 1, HEAD, 4)
+    assert of(2, 4, HEAD) == of(1, 1, HEAD, 4)
+    assert ParallelConfig(2).over(1, 1) == ParallelConfig(1)
+
+
+def test_rows_hold_a_model_and_columns_the_same_parts() -> None:
+    layout = layout_of(ParallelConfig(0, 3, HEAD), 6)
+    assert layout == Layout(2, 3, shares_samples=True)
+    assert layout.rows == [range(3), range(3, 6)]
+    assert [list(column) for column in layout.columns] == [[0, 3], [1, 4], [2, 5]]
+    assert (layout.sharers, layout_of(ParallelConfig(2, 3, HEAD, 3, TRICK), 6).sharers) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("words", "workers", "line"),
+    [
+        ((0, 2, HEAD), 3, "3 workers with parallel.model 2: there must be a multiple of 2"),
+        ((2, 2, HEAD), 3, "3 workers with parallel.data 2 and parallel.model 2: there must be 4"),
+        ((3,), 2, "2 workers with parallel.data 3 and parallel.model 1: there must be 3"),
+        ((0, 4, HEAD), 2, "2 workers with parallel.model 4: there must be a multiple of 4"),
+    ],
+)
+def test_workers_that_make_no_mesh(words: Any, workers: int, line: str) -> None:
+    with pytest.raises(RecipeError) as told:
+        layout_of(ParallelConfig(*words), workers)
+    assert str(told.value) == line
+
+
+def test_one_weird_trick_wants_equally_many_micro_batches() -> None:
+    words = ParallelConfig(1, 4, HEAD, 4, TRICK)
+    check_layout(layout_of(words, 4), TrainConfig(64, 8))
+    with pytest.raises(RecipeError, match=r"with 6 micro-batches a step on 4 workers"):
+        check_layout(layout_of(words, 4), TrainConfig(48, 8))
+    check_layout(layout_of(dataclasses.replace(words, scheme="none"), 4), TrainConfig(48, 8))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((-1,), "parallel.data is -1; it must be 0 to 4096"),
+        ((0, 0), "parallel.model is 0; it must be 1 to 4096"),
+        ((0, 2), "parallel.model is 2, but no layer is split"),
+        ((0, 1, {}, 2), "parallel.parts is 2, but no layer is split"),
+        ((0, 2, HEAD, 3), "parallel.parts is 3, which 2 workers cannot hold equally"),
+    ],
+)
+def test_words_that_cannot_be(words: Any, line: str) -> None:
+    with pytest.raises(RecipeError) as told:
+        check_parallel(ParallelConfig(*words))
+    assert str(told.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("section", "words", "line"),
+    [
+        ("exchange", {"compressor": "int8"}, "exchange.compressor int8"),
+        ("synchrony", {"mode": "stale"}, "synchrony.mode stale"),
+        ("synchrony", {"shares": "measured"}, "synchrony.shares measured"),
+        ("train", {"autocast": "float16"}, "train.autocast float16"),
+        ("train", {"batch_norm_samples": 64}, "train.batch_norm_samples"),
+        ("train", {"compile": True}, "train.compile"),
+        ("solver", {"clip_gradients": 1.0}, "solver.clip_gradients"),
+        ("solver", {"type": "lars"}, "solver.type lars"),
+        ("solver", {"type": "torch.optim:NAdam"}, "solver.type torch.optim:NAdam"),
+    ],
+)
+def test_what_cannot_stand_beside_it(section: str, words: dict[str, Any], line: str) -> None:
+    train, solver = TrainConfig(64, 8, steps=9), SolverConfig(type="sgd")
+    recipe = Recipe(train=train, solver=solver, parallel=ParallelConfig(0, 2, HEAD))
+    check_recipe(recipe)
+    config = dataclasses.replace(getattr(recipe, section), **words)
+    with pytest.raises(RecipeError) as told:
+        check_recipe(dataclasses.replace(recipe, **{section: config}))
+    assert str(told.value).startswith(f"parallel.split with {line}")
