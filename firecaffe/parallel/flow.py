@@ -5,6 +5,7 @@
 | `copy`: a whole tensor goes to all parts | the sum over parts of its gradients |
 | `add`: the sum over parts is whole | its gradient goes to all parts |
 | `gather`: parts are put together | each rank takes its parts of the gradient |
+| `copy_gathered`: parts that were put together go to all parts | the sum, each rank's parts of it |
 | `slice_own`: each rank takes its parts | the parts of the gradient are put together |
 
 A tensor that is whole is the same on all ranks, and so is its gradient. With one weird trick it is
@@ -40,6 +41,16 @@ def add(group: PartGroup, own: Sequence[Tensor]) -> Tensor:
 def gather(group: PartGroup, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
     """The whole tensor, from this rank's parts of a dimension."""
     made: Tensor = _Gather.apply(group, cut, dim, *own)  # type: ignore[no-untyped-call]
+    return made
+
+
+def copy_gathered(
+    group: PartGroup, gathered: Tensor, own: Sequence[Tensor], cut: Cut, dim: int
+) -> tuple[Tensor, ...]:
+    """As `gather` and then `copy`, whose sum no rank needs whole. gathered: the whole of `own`."""
+    made: tuple[Tensor, ...] = _CopyGathered.apply(  # type: ignore[no-untyped-call]
+        group, cut, dim, gathered.detach(), *own
+    )
     return made
 
 
@@ -83,6 +94,20 @@ class _Gather(Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, None, *ctx.group.slice(gradient, ctx.cut, ctx.dim)
+
+
+class _CopyGathered(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, group: PartGroup, cut: Cut, dim: int, gathered: Tensor, *own: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.group, ctx.cut, ctx.dim = group, cut, dim
+        return tuple(group.copies(gathered))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, None, None, *ctx.group.sum_own(gradients, ctx.cut, ctx.dim)
 
 
 class _Slice(Function):

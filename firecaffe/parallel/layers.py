@@ -20,7 +20,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.parallel import flow
 from firecaffe.parallel.cut import Cut
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.parallel.tensor import TensorInParts, parts_of, whole
+from firecaffe.parallel.tensor import TensorInParts, copies_of, parts_of
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,7 @@ class ByOutputs(SplitLayer):
         self.cut, self.dim = cut, dim
 
     def forward(self, x: Tensor) -> Tensor:
-        copies = flow.copy(self.place.group, whole(x))
-        own = self._each(copies)
+        own = self._each(copies_of(x, self.place.group))
         return self._in_parts(own, self.cut, own[0].ndim + self.dim)
 
 

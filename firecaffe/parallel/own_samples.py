@@ -82,6 +82,11 @@ class OwnSamples(PartGroup):
         vectors = [_padded(of_ranks, most) for of_ranks in zip(*nodes, strict=True)]
         return self._sum.scattered(vectors)[: shape.numel()].view(shape).clone()
 
+    def sum_own(self, own: Sequence[Tensor], cut: Cut, dim: int) -> list[Tensor]:
+        if self._is_shared:
+            return super().sum_own(own, cut, dim)
+        return self.slice(self.sum(own), cut, dim)
+
     def gather(self, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
         if self._is_shared:
             return super().gather(own, cut, dim)

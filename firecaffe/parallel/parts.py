@@ -64,6 +64,32 @@ class PartGroup:
         nodes = [node.reshape(-1) for node in self._nodes(own)]
         return self._sum(nodes).view(own[0].shape)
 
+    def sum_own(self, own: Sequence[Tensor], cut: Cut, dim: int) -> list[Tensor]:
+        """This rank's parts of that sum, for half of what the whole of it takes.
+
+        Ranks send as much as the largest of them has. Raises: PeerLostError.
+        """
+        nodes = self._nodes(own)
+        if self.group.exchange_group is None:
+            return self.slice(nodes[0], cut, dim)
+        shapes = self._shapes(own[0], cut, dim)
+        most = max(each.numel() for each in shapes)
+        vectors = []
+        for node in nodes:
+            rows = node.new_zeros(len(shapes), most)
+            for row, share, shape in zip(rows, self.shares, shapes, strict=True):
+                row[: shape.numel()].view(shape).copy_(
+                    node.narrow(dim, cut[share.start], shape[dim])
+                )
+            vectors.append(rows.view(-1))
+        shape = shapes[self.group.rank]
+        total = self._sum.scattered(vectors)[: shape.numel()].view(shape)
+        lengths = [cut[part + 1] - cut[part] for part in self.own]
+        return [
+            each.clone(memory_format=torch.contiguous_format)
+            for each in torch.split(total, lengths, dim)
+        ]
+
     def gather(self, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
         """The whole tensor, on all ranks, from this rank's parts of dimension `dim`.
 

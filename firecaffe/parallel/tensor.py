@@ -131,6 +131,13 @@ def whole(value: Any) -> Any:
     return tree_map_only(TensorInParts, TensorInParts.gathered, value)
 
 
+def copies_of(x: Tensor, group: PartGroup) -> Sequence[Tensor]:
+    """The whole of a tensor for each of this rank's parts."""
+    if isinstance(x, TensorInParts) and x.group is group:
+        return flow.copy_gathered(group, x.gathered(), x.own, x.cut, x.cut_dim)
+    return flow.copy(group, whole(x))
+
+
 def parts_of(x: Tensor, group: PartGroup, cut: Cut, dim: int) -> Sequence[Tensor]:
     """This rank's parts of a tensor, if it is cut so: they are there, or are cut out of it."""
     if isinstance(x, TensorInParts) and x.is_cut_as(group, cut, dim):

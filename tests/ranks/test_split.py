@@ -128,12 +128,14 @@ def sent_by(words: dict[str, str], batch: int) -> list[int]:
 
 
 def test_bytes_that_travel_are_those_of_the_formulas(ranks: Ranks) -> None:
-    """docs/parallel.md: a sum is 2 (K - 1) / K of the tensor, a gathering (K - 1) / K."""
+    """docs/parallel.md: a sum is 2 (K - 1) / K of the tensor, one's parts of a sum, or a gathering,
+    (K - 1) / K.
+    """
     batch, share = 12, 3 / 4 * 4
     pair = ranks.shared(4, sent_by, {"0": "neurons", "2": "inputs"}, batch)
     assert pair == [[2 * share * batch * 8, 2 * share * batch * 16]] * 4
     alike = ranks.shared(4, sent_by, {"*": "neurons"}, batch)
-    assert alike == [[share * batch * (32 + 8), 2 * share * batch * (32 + 16)]] * 4
+    assert alike == [[share * batch * (32 + 8), share * batch * (32 + 2 * 16)]] * 4
 
 
 def alone() -> list[tuple[str, nn.Module, tuple[int, ...]]]:
