@@ -11,7 +11,7 @@ do. A value that a later stage needs goes along through those between.
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import fx, nn
 from firecaffe.errors import RecipeError
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Where a network keeps what others call around it."""
+"""Where a module keeps what others call around it."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,6 @@ def cut_stages(network: nn.Module, names: Sequence[str]) -> list[Stage]:
         gives = crossing[number] if number < last else None
         graph = _graph_of([node for node in nodes if at[node] == number], takes, gives)
         module = fx.GraphModule(network, graph, f"Stage{number}")
-        module.train(network.training)
         _keep_names(module, network)
         named = (tuple(node.name for node in each or ()) for each in (takes, gives))
         stages.append(Stage(number, last + 1, module, *named))
@@ -105,6 +104,13 @@ class _Tracer(fx.Tracer):
         self.inside = [""]
         """The modules that are being followed."""
 
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """The network is called with its inputs alone; other arguments have their defaults."""
+        inputs = self.create_proxy("placeholder", "inputs", (), {})
+        return lambda network, given: network.forward(given), [self.root, inputs]
+
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
         return not any(each.startswith(f"{name}.") for each in self.names)
 
@@ -127,6 +133,12 @@ class _Tracer(fx.Tracer):
         node = super().create_node(*args, **kwargs)
         self.stage_of[node] = self.stage
         return node
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, dict) and is_dataclass(a):
+            # As those of Hugging Face return; torch.fx makes a plain dict of it.
+            return self.create_node("call_function", type(a), (), super().create_arg(dict(a)))
+        return super().create_arg(a)
 
     def _begin(self, name: str) -> None:
         place = self.names.index(name)
@@ -154,7 +166,8 @@ def _trace(network: nn.Module, names: Sequence[str]) -> _Tracer:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RecipeError(
             f"stages: what {where} calls cannot be followed ({reason}); let no stage begin inside "
-            "it, or take what depends on data out of its forward into a module of its own"
+            "it, take what depends on data out of its forward into a module of its own, or make it "
+            "an nn.Sequential of stages"
         ) from error
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
@@ -193,9 +206,6 @@ def _keep_names(module: fx.GraphModule, network: nn.Module) -> None:
 
 
 def _check_names(network: nn.Module, names: Sequence[str]) -> None:
-    for hooks in HOOKS:
-        if getattr(network, hooks):
-            raise RecipeError("stages: the network has hooks, which would be lost; remove them")
     known = [name for name, _ in network.named_modules(remove_duplicate=False) if name]
     for place, name in enumerate(names):
         if name in names[:place]:
@@ -205,6 +215,13 @@ def _check_names(network: nn.Module, names: Sequence[str]) -> None:
             shown = close or [*known[:4], *(["…"] if len(known) > 4 else [])]
             raise RecipeError(
                 f"stages: {name!r} is no module of the network, as {', '.join(shown)}"
+            )
+    for name, module in network.named_modules():
+        is_followed = not name or any(each.startswith(f"{name}.") for each in names)
+        if is_followed and any(getattr(module, hooks) for hooks in HOOKS):
+            raise RecipeError(
+                f"stages: {name or 'the network'} has hooks, which would be lost; remove them, or "
+                "let no stage begin inside it"
             )
 
 

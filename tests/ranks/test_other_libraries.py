@@ -10,6 +10,9 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import DataConfig, ModelConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.data import TensorDataset
+from firecaffe.errors import RecipeError
+from firecaffe.parallel.stages import cut_stages
+from tests.unit.parallel.in_stages import check_same_bits
 from tests.world import Ranks
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -97,3 +100,20 @@ def test_a_network_of_timm(ranks: Ranks, tmp_path: Path) -> None:
     made = timm.create_model("mobilenetv3_small_050", num_classes=10, in_chans=1)
     assert network.state_dict().keys() == made.state_dict().keys()
     assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_networks_of_transformers_in_stages() -> None:
+    hf = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[dev]'")
+    torch.manual_seed(3)
+    small = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    bert = hf.BertForSequenceClassification(hf.BertConfig(**small, intermediate_size=32)).train()
+    words = torch.randint(0, 100, (2, 8))
+    check_same_bits(bert, ["bert.encoder.layer.1"], words, lambda y: y.logits.square().sum())
+    config = hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2])
+    resnet = hf.ResNetForImageClassification(config).train()
+    images = torch.randn(2, 3, 32, 32)
+    names = ["resnet.encoder.stages.1.layers.1", "classifier"]
+    check_same_bits(resnet, names, images, lambda y: y.logits.square().sum())
+    vit = hf.ViTForImageClassification(hf.ViTConfig(**small, image_size=32, patch_size=8))
+    with pytest.raises(RecipeError, match="what vit calls cannot be followed"):
+        cut_stages(vit, ["vit.layers.1"])

@@ -1,5 +1,6 @@
 """Stages one after the other in one process, as if each were on a rank; and narrow networks."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from firecaffe.models.table import build_model
 from firecaffe.parallel.boundary import Arrivals, root_of
 from firecaffe.parallel.passed import check_apart, pack, room_for, tensors_in, unpack
-from firecaffe.parallel.stages import Stage
+from firecaffe.parallel.stages import Stage, cut_stages
 
 NARROW = 8
 """Widths are divided by it."""
@@ -71,3 +72,31 @@ def run_in_stages(stages: Sequence[Stage], x: Any, loss_of: Callable[[Any], Tens
     if root is not None:
         torch.autograd.backward(root)
     return loss.detach()
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def check_same_bits(
+    network: nn.Module, names: list[str], x: Any, loss_of: Callable[[Any], Tensor]
+) -> None:
+    """Compares a network with a copy of it that is cut into stages."""
+    whole, copied = copy.deepcopy(network), copy.deepcopy(network)
+    stages = cut_stages(copied, names)
+    assert [stage.number for stage in stages] == list(range(len(names) + 1))
+    torch.manual_seed(11)
+    expected = loss_of(whole(x))
+    torch.autograd.backward(expected)
+    drawn = torch.get_rng_state()
+    torch.manual_seed(11)
+    found = run_in_stages(stages, x, loss_of)
+    assert torch.equal(found, expected.detach())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    expected_gradients, found_gradients = gradients_of(whole), gradients_of(copied)
+    assert found_gradients.keys() == expected_gradients.keys()
+    for name, gradient in expected_gradients.items():
+        assert torch.equal(found_gradients[name], gradient), name
+        assert found_gradients[name].stride() == gradient.stride(), name
+    for name, buffer in whole.named_buffers():
+        assert torch.equal(copied.get_buffer(name), buffer), name

@@ -4,7 +4,9 @@ import copy
 import gc
 import re
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from firecaffe.models.model import classification_loss
 from firecaffe.models.table import MODELS, build_model
 from firecaffe.parallel.passed import pack, tensors_in
 from firecaffe.parallel.stages import cut_stages
-from tests.unit.parallel.in_stages import narrow, run_in_stages, sent
+from tests.unit.parallel.in_stages import check_same_bits, narrow, run_in_stages, sent
 from tests.unit.parallel.odd import odd, odd_loss
 
 NETWORKS = [
@@ -29,34 +31,6 @@ NETWORKS = [
     ("squeezenet1_1", 64, [["features.6.expand3x3", "classifier"], ["features.4.expand3x3"]]),
     ("resnet18", 64, [["layer1.1.bn2", "layer2", "layer3.0.downsample"]]),
 ]
-
-
-def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-
-
-def check_same_bits(
-    network: nn.Module, names: list[str], x: Any, loss_of: Callable[[Any], Tensor]
-) -> None:
-    """Compares a network with a copy of it that is cut into stages."""
-    whole, copied = copy.deepcopy(network), copy.deepcopy(network)
-    stages = cut_stages(copied, names)
-    assert [stage.number for stage in stages] == list(range(len(names) + 1))
-    torch.manual_seed(11)
-    expected = loss_of(whole(x))
-    torch.autograd.backward(expected)
-    drawn = torch.get_rng_state()
-    torch.manual_seed(11)
-    found = run_in_stages(stages, x, loss_of)
-    assert torch.equal(found, expected.detach())
-    assert torch.equal(torch.get_rng_state(), drawn)
-    expected_gradients, found_gradients = gradients_of(whole), gradients_of(copied)
-    assert found_gradients.keys() == expected_gradients.keys()
-    for name, gradient in expected_gradients.items():
-        assert torch.equal(found_gradients[name], gradient), name
-        assert found_gradients[name].stride() == gradient.stride(), name
-    for name, buffer in whole.named_buffers():
-        assert torch.equal(copied.get_buffer(name), buffer), name
 
 
 @pytest.mark.parametrize(
@@ -172,6 +146,10 @@ def draws(model: Any) -> None:
     model.d.forward = lambda x: model.d[1](model.d[0](x)) * float(torch.rand(1))
 
 
+def hooked_inside(model: Any) -> None:
+    model.d.register_full_backward_hook(lambda *_: None)
+
+
 def nothing(model: Any) -> None:
     pass
 
@@ -190,6 +168,7 @@ def nothing(model: Any) -> None:
         (["b"], shared_weight, "a.weight and c.weight are one tensor, used in two stages"),
         (["b"], buffer_of_two, "(shift and c.own|c.own and shift) are one tensor"),
         (["b"], hooked, "the network has hooks"),
+        (["d.1"], hooked_inside, "d has hooks"),
         (["d.1"], depends_on_data, "what d calls cannot be followed .*let no stage begin inside"),
         (["d.1"], draws, "random numbers are drawn beside the network's modules"),
     ],
@@ -209,6 +188,48 @@ def test_what_depends_on_data_may_stand_inside_a_stage() -> None:
     network = Alike()
     depends_on_data(network)
     check_same_bits(network, ["c", "d"], torch.randn(3, 4), lambda y: y.square().sum())
+
+
+@dataclass
+class Outputs(OrderedDict[str, Any]):
+    """Like those of Hugging Face: a dict and its attributes."""
+
+    logits: Tensor
+    side: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.update({"logits": self.logits} | ({} if self.side is None else {"side": self.side}))
+
+
+class WithOptions(nn.Module):
+    """Takes more than a trainer gives it, and returns what it has a name for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *more: Any, **options: Any) -> Any:
+        y = self.a(x if mask is None else x * mask)
+        if more or options.get("twice"):
+            y = y * 2
+        return Outputs(self.b(y), side=y)
+
+
+def test_options_have_their_defaults_and_outputs_their_kind() -> None:
+    def loss_of(outputs: Any) -> Tensor:
+        assert type(outputs) is Outputs
+        total: Tensor = outputs.logits.square().sum() + outputs["side"].sum()
+        return total
+
+    check_same_bits(WithOptions(), ["b"], torch.randn(3, 4), loss_of)
+
+
+def test_layers_in_another_mode_than_the_network_stay_so() -> None:
+    """As a frozen batch normalization."""
+    network = WithOptions()
+    network.b.eval()
+    check_same_bits(network, ["b"], torch.randn(3, 4), lambda y: y.logits.square().sum())
+    assert not cut_stages(network, ["b"])[1].module.get_submodule("b").training
 
 
 class Twice(nn.Module):
@@ -253,28 +274,27 @@ def test_values_that_share_memory() -> None:
         run_in_stages(cut_stages(network, ["b"]), torch.randn(2, 4), torch.sum)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        (torch.randn(2, 3).t(), [1, True, None, "a"], {"b": (0.1, float("inf"))}),
-        torch.randn(5, 7)[1:4, ::2],
-        torch.randn(3, 1).expand(3, 4),
-        torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
-        (torch.zeros(0, 3), torch.tensor(2), torch.ones(3, dtype=torch.bool)),
-        torch.randn(4).bfloat16(),
-        torch.Size([2, 3]),
-    ],
-    ids=str,
-)
-def test_values_arrive_as_they_were(value: Any) -> None:
+VALUES: dict[str, Any] = {
+    "many kinds": (torch.rand(2, 3).t(), [1, True, None, "a"], {"b": (0.1, float("inf"))}),
+    "every other column": torch.rand(5, 7)[1:4, ::2],
+    "expanded": torch.rand(3, 1).expand(3, 4),
+    "channels last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "empty": (torch.zeros(0, 3), torch.tensor(2), torch.ones(3, dtype=torch.bool)),
+    "bfloat16": torch.rand(4).bfloat16(),
+    "size": torch.Size([2, 3]),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_arrive_as_they_were(name: str) -> None:
+    value = VALUES[name]
     found, wanted = sent(value)
     assert not wanted
     assert str(found) == str(tuple(value) if isinstance(value, torch.Size) else value)
-    pairs = [(found, value)] if isinstance(value, Tensor) else []
-    for one, other in pairs:
-        assert torch.equal(one, other)
-        assert (one.stride(), one.dtype) == (other.stride(), other.dtype)
-        assert one.data_ptr() % 64 == other.data_ptr() % 64
+    if isinstance(value, Tensor):
+        assert torch.equal(found, value)
+        assert (found.stride(), found.dtype) == (value.stride(), value.dtype)
+        assert found.data_ptr() % 64 == value.data_ptr() % 64
 
 
 def test_one_tensor_at_two_places_stays_one() -> None:
