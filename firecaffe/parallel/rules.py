@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from firecaffe.parallel import flow
+from firecaffe.parallel import flow, rows
 from firecaffe.parallel.cut import scaled
 from firecaffe.parallel.halo import with_halos
 
@@ -72,9 +72,8 @@ def go_on(
     x = found[0]
     if func in EACH_ELEMENT:
         return _part_by_part(func, found, args, kwargs)
-    if func in EACH_CHANNEL:
-        is_images = x.cut_dim == x.ndim - 3
-        return _part_by_part(func, found, args, kwargs) if is_images else NotImplemented
+    if func in EACH_CHANNEL and x.cut_dim == x.ndim - 3:
+        return _part_by_part(func, found, args, kwargs)
     rule = RULES.get(func)
     if rule is None or not args or args[0] is not x:
         return NotImplemented
@@ -130,7 +129,9 @@ def _flatten(x: "TensorInParts", start_dim: int = 0, end_dim: int = -1) -> Any:
 
 
 def _view(x: "TensorInParts", *shape: Any, **named: Any) -> Any:
-    """The usual `x.view(x.size(0), -1)` is a flatten; what is cut, and all before it, may stay."""
+    """The usual `x.view(x.size(0), -1)` is a flatten, and may be undone; or what is cut, and all
+    before it, stays.
+    """
     wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
     if named or not all(isinstance(each, int) for each in wanted):
         return NotImplemented
@@ -138,6 +139,14 @@ def _view(x: "TensorInParts", *shape: Any, **named: Any) -> Any:
     wanted = tuple(rest if each == -1 else each for each in wanted)
     if wanted == (*x.shape[: x.cut_dim], prod(x.shape[x.cut_dim :])):
         return _flatten(x, x.cut_dim)
+    if prod(wanted) != x.numel() or 0 in wanted:
+        return NotImplemented
+    columns = prod(wanted[x.cut_dim + 1 :])
+    if wanted[: x.cut_dim] == tuple(x.shape[: x.cut_dim]) and x.ndim == x.cut_dim + 1:
+        if any(end % columns for end in x.cut):
+            return NotImplemented
+        own = [each.reshape(*each.shape[:-1], -1, *wanted[x.ndim :]) for each in x.own]
+        return x.with_parts(own, tuple(end // columns for end in x.cut))
     kept = x.cut_dim + 1
     if wanted[:kept] != tuple(x.shape[:kept]):
         return NotImplemented
@@ -166,8 +175,10 @@ def _dropout(
 
 def _local_response_norm(x: "TensorInParts", size: int, *words: Any, **named: Any) -> Any:
     """Each part with so many channels of its neighbours as its own ones are normalized by."""
-    if x.cut_dim != 1 or x.ndim < 3:
+    if x.cut_dim == 0 or x.ndim < 3:
         return NotImplemented
+    if x.cut_dim > 1:
+        return x.with_parts([F.local_response_norm(y, size, *words, **named) for y in x.own])
     before, after, ends = size // 2, (size - 1) // 2, x.cut
     windows = tuple(
         range(max(0, start - before), min(stop + after, ends[-1])) for start, stop in pairwise(ends)
@@ -190,5 +201,7 @@ RULES: dict[Function, Callable[..., Any]] = {
     torch.reshape: _view,
     F.dropout: _dropout,
     F.local_response_norm: _local_response_norm,
+    F.max_pool2d: rows.max_pool,
+    F.avg_pool2d: rows.average_pool,
 }
 """Functions that need to know how the tensor is cut; called with its tensor in parts first."""

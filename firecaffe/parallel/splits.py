@@ -11,6 +11,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.parallel.cut import Cut, cut, scaled
 from firecaffe.parallel.layers import ByBoth, ByInputs, ByOutputs, Made, Place, SplitLayer
 from firecaffe.parallel.paths import NoPathsError, by_paths, find_paths
+from firecaffe.parallel.row_layers import check_rows, over_rows
 
 
 def _linear(_: nn.Module, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
@@ -24,7 +25,7 @@ def _conv(whole: Any, inputs: int, outputs: int, groups: int, bias: bool) -> nn.
 
 def _norm(whole: Any, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
     words = whole.eps, whole.momentum, whole.affine, whole.track_running_stats
-    made: nn.Module = type(whole)(outputs, *words)
+    made: nn.Module = type(whole)(outputs, *words, bias=bias)
     return made
 
 
@@ -49,6 +50,9 @@ KINDS: dict[type[nn.Module], Kind] = {
 """The layers that can be split. Others that inherit from them may do something else."""
 
 
+ROWS = "rows"
+"""The word for layers of images, which are cut: how many rows there are is known when they come."""
+
 PATHS = "paths"
 """The word for modules of any kind whose forward is made of paths."""
 
@@ -71,6 +75,9 @@ def elements_of(layer: nn.Module, word: str) -> tuple[int, str]:
 
 def check_elements(name: str, layer: nn.Module, word: str, num_parts: int) -> None:
     """Raises: RecipeError if a layer cannot be cut into so many parts."""
+    if word == ROWS:
+        check_rows(name, layer)
+        return
     size, what = elements_of(layer, word)
     if size < num_parts:
         raise RecipeError(
@@ -125,11 +132,12 @@ def conv(layer: nn.Module, place: Place, ungrouped: Callable[..., SplitLayer]) -
     return by_both(layer, place) if layer.groups != 1 else ungrouped(layer, place)
 
 
-SPLITS: dict[str, dict[type[nn.Module], Callable[[nn.Module, Place], SplitLayer]]] = {
+SPLITS: dict[str, dict[type[nn.Module], Callable[[nn.Module, Place], nn.Module]]] = {
     "neurons": {nn.Linear: by_outputs, nn.BatchNorm1d: by_both},
     "inputs": {nn.Linear: by_inputs},
     "filters": {nn.Conv2d: partial(conv, ungrouped=by_outputs), nn.BatchNorm2d: by_both},
     "channels": {nn.Conv2d: partial(conv, ungrouped=by_inputs)},
+    ROWS: {nn.Conv2d: over_rows, nn.BatchNorm2d: over_rows},
     PATHS: {},
 }
 """The words, and the layers that each is for. Batch normalization goes with the outputs of the
@@ -152,7 +160,7 @@ def why_not(layer: nn.Module, word: str) -> str:
     return ""
 
 
-def make_split(layer: nn.Module, place: Place) -> SplitLayer:
+def make_split(layer: nn.Module, place: Place) -> nn.Module:
     """The layer in parts; one of those that `can_split` tells of."""
     return SPLITS[place.word].get(type(layer), by_paths)(layer, place)
 

@@ -83,6 +83,14 @@ def by_paths(workers: int, inputs: float, largest: float) -> float:
     return (workers - 1) * largest + sum_numbers(workers, inputs)
 
 
+def by_rows(workers: int, weights: int, halo: float) -> float:
+    """Rows of images: the gradients of the weights are summed; halos go there and back.
+
+    halo: numbers that cross the border of two workers, both ways together.
+    """
+    return sum_numbers(workers, weights) + 2 * (workers - 1) * halo / workers
+
+
 def most_samples(by_data: float, a_sample: float) -> int:
     """The largest batch, of all workers together, with which activations are fewer than gradients;
     0 if there is none.

@@ -42,8 +42,9 @@ def split(
         model: The network, on its device, not in DDP. It is changed: its layers are replaced.
         layers: By what each layer is split, by patterns of layers' names: `neurons` or `inputs` for
             a Linear, `filters` or `channels` (of its input) for a Conv2d. BatchNorm goes with the
-            `neurons` or `filters` of the layer before it. `paths` is for a module that returns
-            `torch.cat` of several, as Inception. The last pattern that matches decides.
+            `neurons` or `filters` of the layer before it. `rows` cuts the images of a Conv2d or a
+            BatchNorm2d. `paths` is for a module that returns `torch.cat` of several, as Inception.
+            The last pattern that matches decides.
         process_group: The ranks that hold one model together; by default all.
         parts: How many parts a layer is cut into; each rank holds equally many. By default one for
             each rank, and then the number of ranks decides bits.

@@ -112,6 +112,7 @@ def test_linear_of_more_dimensions() -> None:
         (nn.Linear(3, 7), nn.BatchNorm1d(7), (4, 3), "neurons"),
         (nn.Conv2d(3, 7, 3), nn.BatchNorm2d(7, affine=False), (4, 3, 6, 6), "filters"),
         (nn.Conv2d(3, 7, 3), nn.BatchNorm2d(7, momentum=None), (4, 3, 6, 6), "filters"),
+        (nn.Conv2d(3, 7, 3), nn.BatchNorm2d(7, bias=False), (4, 3, 6, 6), "filters"),
     ],
 )
 def test_batch_norm_is_over_all_samples(

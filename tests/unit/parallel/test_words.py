@@ -30,7 +30,7 @@ WRONG = [
     ({"head.*": "neurons"}, "'head.*' matches no layer.*as classifier.1, classifier.3"),
     ({"classifier": "neurons"}, "classifier is no layer but has some; say 'classifier.*'"),
     ({"classifier.0": "neurons"}, "'classifier.0' matches no layer"),
-    ({"classifier.*": "rows"}, "'rows'; known are neurons, inputs, filters, channels"),
+    ({"classifier.*": "columns"}, "'columns'; known are neurons, inputs, filters, channels, rows"),
     (
         {"*": "neurons"},
         "features.0 is a Conv2d.* split by neurons; it can be by filters or channels",
@@ -115,7 +115,10 @@ def test_layers_that_are_more_than_they_seem(change: Callable[[Any], None], told
 def test_nothing_is_changed_before_all_is_known() -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())
-    for words in ({"classifier.1": "neurons", "classifier.3": "neurons"}, {"features.3": "rows"}):
+    for words in (
+        {"classifier.1": "neurons", "classifier.3": "neurons"},
+        {"features.3": "columns"},
+    ):
         with pytest.raises(RecipeError):
             split_alone(model, words, 4)
     assert model.state_dict().keys() == before.keys()

@@ -13,7 +13,7 @@ from firecaffe.cli import main
 from firecaffe.cli.profile_parallel import render_parallel
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.parallel.splits import SPLITS
+from firecaffe.parallel.splits import ROWS, SPLITS
 from firecaffe.plan.parallel import WORDS, LayerVolumes, Volumes, layers_on, volumes_of
 from firecaffe.plan.workload import images_of, input_of
 
@@ -58,8 +58,9 @@ def found(workers: int) -> dict[str, LayerVolumes]:
 
 
 def test_words_are_those_of_split() -> None:
+    """But rows, for they take no weights from a worker, and what they send depends on images."""
     assert {(word, kind) for kind, words in WORDS.items() for word in words} == {
-        (word, kind) for word, kinds in SPLITS.items() for kind in kinds
+        (word, kind) for word, kinds in SPLITS.items() for kind in kinds if word != ROWS
     }
 
 

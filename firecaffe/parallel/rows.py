@@ -1,0 +1,153 @@
+"""Images in parts of rows: what a kernel sees of them, and the pools that go on over them.
+
+The rows that a kernel makes are cut anew, equally. Each part is given the rows that its own ones
+are made of, and the padding beyond the edges of the image; columns stay whole.
+
+Source: Dryden et al. 2019, section 3 (spatial parallelism).
+"""
+
+from collections.abc import Sequence
+from itertools import cycle, pairwise
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from firecaffe.parallel.cut import Cut, cut
+from firecaffe.parallel.halo import with_halos
+
+if TYPE_CHECKING:
+    from firecaffe.parallel.tensor import TensorInParts
+
+
+class Slide(NamedTuple):
+    """How a kernel goes over rows."""
+
+    kernel: int
+    stride: int
+    before: int
+    """Rows of padding before the first one."""
+    after: int
+    dilation: int = 1
+    is_ceil: bool = False
+    """Whether the last window may reach beyond the padding."""
+
+    @property
+    def reach(self) -> int:
+        """Rows from the first to the last that the kernel sees, with those it leaves out."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    def outputs(self, rows: int) -> int:
+        """The rows that it makes of so many; less than one if there are too few."""
+        left = rows + self.before + self.after - self.reach
+        count = (-(-left // self.stride) if self.is_ceil else left // self.stride) + 1
+        begins_behind = (count - 1) * self.stride >= rows + self.before
+        return count - 1 if self.is_ceil and begins_behind else count
+
+    def seen(self, outputs: range) -> range:
+        """The rows that these are made of; some are beyond the edges."""
+        first, last = outputs[0] * self.stride, outputs[-1] * self.stride
+        return range(first - self.before, last - self.before + self.reach)
+
+
+def is_in_rows(x: "TensorInParts") -> bool:
+    return x.ndim in (3, 4) and x.cut_dim == x.ndim - 2
+
+
+def seen_of(x: "TensorInParts", slide: Slide, fill: float) -> tuple[Cut, list[Tensor]]:
+    """How the rows that are made are cut, and what each of this rank's parts of them is made of,
+    with rows of `fill` beyond the edges.
+    """
+    rows = x.shape[x.cut_dim]
+    ends = cut(slide.outputs(rows), x.group.num_parts)
+    seen = [slide.seen(range(start, stop)) for start, stop in pairwise(ends)]
+    # One row at least: a kernel may see nothing but padding, and that row is then cropped.
+    windows = tuple(
+        range(min(max(each.start, 0), rows - 1), max(min(each.stop, rows), 1)) for each in seen
+    )
+    given = with_halos(x.group, x.own, x.cut, windows, x.cut_dim)
+    padded = []
+    for number, part in zip(cycle(x.group.own), given, strict=False):
+        before = windows[number].start - seen[number].start
+        after = seen[number].stop - windows[number].stop
+        is_whole = before == after == 0
+        padded.append(part if is_whole else F.pad(part, (0, 0, before, after), value=fill))
+    return ends, padded
+
+
+def max_pool(
+    x: "TensorInParts",
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """`F.max_pool2d`; NotImplemented if it is to be of the whole."""
+    slide = _slide(kernel_size, stride, padding, dilation, ceil_mode)
+    if return_indices or not _can_go_on(x, slide):
+        return NotImplemented
+    ends, seen = seen_of(x, slide, -inf)
+    words = kernel_size, stride, (0, _pair(padding)[1]), dilation, ceil_mode
+    return x.with_parts([F.max_pool2d(each, *words) for each in seen], ends)
+
+
+def average_pool(
+    x: "TensorInParts",
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """`F.avg_pool2d`; NotImplemented if it is to be of the whole."""
+    slide = _slide(kernel_size, stride, padding, 1, ceil_mode)
+    if not _can_go_on(x, slide):
+        return NotImplemented
+    ends, seen = seen_of(x, slide, 0.0)
+    words = kernel_size, stride, (0, _pair(padding)[1]), ceil_mode, count_include_pad
+    own = [F.avg_pool2d(each, *words, divisor_override) for each in seen]
+    if divisor_override is None:
+        low, high = -slide.before, x.shape[x.cut_dim] + slide.after
+        if not count_include_pad:
+            low, high = low + slide.before, high - slide.after
+        own = [
+            _divided_anew(each, slide, range(ends[number], ends[number + 1]), low, high)
+            for number, each in zip(cycle(x.group.own), own, strict=False)
+        ]
+    return x.with_parts(own, ends)
+
+
+def _divided_anew(means: Tensor, slide: Slide, outputs: range, low: int, high: int) -> Tensor:
+    """Means by the number of rows that count, which are those of [low, high), not by all."""
+    counts = []
+    for output in outputs:
+        seen = slide.seen(range(output, output + 1))
+        counts.append(min(seen.stop, high) - max(seen.start, low))
+    if all(count == slide.kernel for count in counts):
+        return means
+    by = [slide.kernel / count for count in counts]
+    return means * torch.tensor(by, dtype=means.dtype, device=means.device).view(-1, 1)
+
+
+def _slide(kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Slide:
+    kernel = _pair(kernel_size)[0]
+    step = kernel if stride is None or stride == [] else _pair(stride)[0]
+    before = _pair(padding)[0]
+    return Slide(kernel, step, before, before, _pair(dilation)[0], ceil_mode)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    """Of rows, and of columns."""
+    if isinstance(value, Sequence):
+        return value[0], value[-1]
+    return value, value
+
+
+def _can_go_on(x: "TensorInParts", slide: Slide) -> bool:
+    """Whether rows are cut, and enough of them are made."""
+    return is_in_rows(x) and slide.outputs(x.shape[x.cut_dim]) >= x.group.num_parts

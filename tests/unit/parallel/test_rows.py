@@ -1,0 +1,245 @@
+"""Images in parts of rows, in one process: against the layers over whole images, in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from firecaffe.errors import RecipeError
+from firecaffe.models.alexnet import alexnet
+from firecaffe.models.local_response_norm import LocalResponseNorm
+from firecaffe.models.resnet import BasicBlock
+from firecaffe.models.table import build_model
+from firecaffe.parallel.rows import Slide
+from firecaffe.parallel.split import choose_layers
+from firecaffe.parallel.tensor import TensorInParts
+from tests.unit.parallel.alone import compare, split_copy
+from tests.unit.parallel.test_layers import NETWORKS, layers_of
+
+CONVOLUTIONS = sorted(
+    {each for name in NETWORKS for each in layers_of(name) if each[0] is nn.Conv2d}, key=str
+)
+
+
+def pools() -> list[nn.Module]:
+    """Those of the networks, by their words."""
+    found = {}
+    for name in NETWORKS:
+        with torch.device("meta"):
+            model = build_model(name)
+        for layer in model.modules():
+            if isinstance(layer, (nn.MaxPool2d, nn.AvgPool2d)):
+                found[str(layer)] = layer
+    return [found[text] for text in sorted(found)]
+
+
+def rows_for(outputs: int, kernel: int, stride: int, padding: int) -> int:
+    return max(1, (outputs - 1) * stride + kernel - 2 * padding)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 4])
+def test_each_convolution_of_our_networks(num_parts: int) -> None:
+    """On images of as few rows as do, one a part, and of more that leave some over."""
+    seen = set()
+    for _, inputs, outputs, *shape in CONVOLUTIONS:
+        groups = shape[4]
+        if (*shape,) in seen:
+            continue  # another one by channels alone
+        seen.add((*shape,))
+        torch.manual_seed(0)
+        layer = nn.Conv2d(min(inputs, 2 * groups), min(outputs, 2 * groups), *shape).double()
+        kernel, stride, padding = (each[0] for each in shape[:3])
+        for more in (0, 1, 2 * stride + 1):
+            rows = rows_for(num_parts, kernel, stride, padding) + more
+            if rows < num_parts:
+                continue
+            x = torch.randn(2, layer.in_channels, rows, kernel + stride).double()
+            compare(nn.Sequential(layer), {"0": "rows"}, num_parts, x)
+    assert len(seen) >= 8
+
+
+ODD = [
+    nn.Conv2d(4, 6, (5, 3), (3, 1), (2, 0), (2, 1), 2, bias=False),
+    nn.Conv2d(3, 2, (4, 3), padding="same", dilation=(2, 3)),
+    nn.Conv2d(3, 2, 3, padding="valid"),
+    nn.Conv2d(3, 2, 2, 4),  # rows that nobody sees
+]
+
+
+@pytest.mark.parametrize("layer", ODD, ids=str)
+@pytest.mark.parametrize("rows", [11, 12, 23])
+def test_odd_convolutions(layer: nn.Conv2d, rows: int) -> None:
+    for num_parts in (1, 2, 3):
+        compare(
+            nn.Sequential(layer.double()),
+            {"0": "rows"},
+            num_parts,
+            torch.randn(2, layer.in_channels, rows, 7).double(),
+        )
+
+
+@pytest.mark.parametrize("rows", [3, 4, 7])
+def test_parts_that_see_padding_alone(rows: int) -> None:
+    layer = nn.Conv2d(3, 2, 1, padding=4).double()
+    compare(nn.Sequential(layer), {"0": "rows"}, 3, torch.randn(2, 3, rows, 4).double())
+
+
+POOLS = [
+    *pools(),
+    nn.MaxPool2d(3, 2, padding=1, ceil_mode=True),
+    nn.MaxPool2d((2, 3), (3, 1), dilation=(2, 1)),
+    nn.MaxPool2d(2, 3, ceil_mode=True),
+    nn.AvgPool2d(3, 2, padding=1, ceil_mode=True),
+    nn.AvgPool2d(3, 2, padding=1, ceil_mode=True, count_include_pad=False),
+    nn.AvgPool2d((4, 3), (3, 2), (2, 1), divisor_override=5),
+    nn.AvgPool2d((4, 3), (3, 2), (2, 1), count_include_pad=False),
+]
+
+
+class Pooled(nn.Sequential):
+    """A convolution, and a pool of its rows."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__(nn.Conv2d(2, 3, 3, padding=1), pool, nn.Tanh())
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_pools_go_on_over_rows(pool: nn.Module) -> None:
+    model = Pooled(pool).double()
+    for num_parts in (1, 2, 3, 4):
+        for rows in (*range(12, 19), 5):
+            x = torch.randn(2, 2, rows, 9).double()
+            split = compare(model, {"0": "rows"}, num_parts, x)
+            inner = split.module(x)
+            assert isinstance(inner, TensorInParts) == (model(x).shape[2] >= num_parts)
+
+
+def test_the_rows_that_a_kernel_makes_are_those_of_torch() -> None:
+    for rows in range(1, 20):
+        for kernel, stride, padding, dilation in (
+            *((1, 1, 0, 1), (2, 2, 0, 1), (3, 2, 0, 1), (3, 2, 1, 1), (2, 3, 1, 1)),
+            *((3, 1, 1, 3), (4, 5, 2, 1), (11, 4, 0, 1), (2, 1, 1, 2)),
+        ):
+            for is_ceil in (False, True):
+                slide = Slide(kernel, stride, padding, padding, dilation, is_ceil)
+                if slide.outputs(rows) < 1:
+                    continue
+                found = F.max_pool2d(
+                    torch.zeros(1, rows, 1),
+                    (kernel, 1),
+                    (stride, 1),
+                    (padding, 0),
+                    (dilation, 1),
+                    is_ceil,
+                ).shape[1]
+                assert slide.outputs(rows) == found, (rows, slide)
+
+
+class Functional(nn.Module):
+    """As people write it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.max_pool2d(F.relu(x), 2, ceil_mode=True) + F.avg_pool2d(x, (2, 2), ceil_mode=True)
+        return F.dropout(y * 2, 0.3)
+
+
+class Between(nn.Module):
+    def __init__(self, between: Any) -> None:
+        super().__init__()
+        self.first, self.between = nn.Conv2d(2, 6, 3, padding=1), between
+        self.last = nn.Conv2d(6, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.between(self.first(x)))
+        return y
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        Functional(),
+        nn.BatchNorm2d(6),
+        nn.LocalResponseNorm(5, 0.5),
+        LocalResponseNorm(5, 0.5),
+        nn.Sequential(nn.ReLU(inplace=True), nn.Dropout()),
+        nn.AdaptiveAvgPool2d(7),
+        nn.Upsample(scale_factor=2),
+        nn.Softmax(2),
+        nn.MaxPool2d(2, return_indices=False),
+    ],
+    ids=str,
+)
+def test_what_stands_between_layers_over_rows(between: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Between(between).double(), torch.randn(3, 2, 13, 9).double()
+    for num_parts in (1, 2, 3):
+        compare(model, {"first": "rows", "last": "rows"}, num_parts, x)
+        compare(model, {"first": "rows"}, num_parts, x)
+        compare(model, {"first": "filters", "last": "rows"}, num_parts, x)
+        compare(model, {"first": "rows", "last": "channels"}, num_parts, x)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(6),
+        nn.BatchNorm2d(6, affine=False),
+        nn.BatchNorm2d(6, bias=False),
+        nn.BatchNorm2d(6, momentum=None),
+        nn.BatchNorm2d(6, track_running_stats=False),
+    ],
+    ids=str,
+)
+def test_batch_norm_is_over_all_rows(norm: nn.Module) -> None:
+    torch.manual_seed(0)
+    model, x = Between(norm).double(), torch.randn(3, 2, 9, 7).double() * 3 + 5
+    for num_parts in (1, 2, 4):
+        split = compare(model, {"*": "rows"}, num_parts, x)
+        split.eval(), model.eval()
+        torch.testing.assert_close(split(x), model(x), rtol=1e-10, atol=1e-12)
+        compare(model, {"*": "rows"}, num_parts, x)
+        model.train()
+
+
+def test_blocks_of_a_residual_network() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 7, 2, 3), BasicBlock(4, 6, 2), BasicBlock(6, 6, 1))
+    compare(model.double(), {"*": "rows"}, 4, torch.randn(2, 3, 17, 9).double())
+
+
+def test_alexnet_narrowed_by_rows_then_neurons() -> None:
+    with torch.device("meta"):
+        model = alexnet()
+    words = {"features.*": "rows", "classifier.*": "neurons"}
+    assert list(choose_layers(model, words).values()) == ["rows"] * 5 + ["neurons"] * 3
+    torch.manual_seed(0)
+    layers: list[Any] = list(model.features)
+    for number, layer in enumerate(layers):
+        if isinstance(layer, nn.Conv2d):
+            shape: Any = layer.kernel_size, layer.stride, layer.padding, 1, layer.groups
+            layers[number] = nn.Conv2d(min(layer.in_channels, 4), 4, *shape)
+    small = nn.Sequential(nn.Sequential(*layers), nn.Flatten(), nn.Linear(4 * 3 * 2, 5)).double()
+    compare(small, {"0.*": "rows", "2": "neurons"}, 3, torch.randn(1, 3, 115, 99).double())
+
+
+def test_images_without_a_batch() -> None:
+    compare(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)).double(),
+        {"0": "rows"},
+        3,
+        torch.randn(3, 11, 8).double(),
+    )
+
+
+def test_too_few_rows_are_told_with_the_layer() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 2, 3, 2))
+    split = split_copy(model, {"*": "rows"}, 4)
+    with pytest.raises(RecipeError, match="2 makes 3 rows of 7, fewer than 4 parts; leave it out"):
+        split(torch.randn(1, 2, 7, 7))
+    with pytest.raises(RecipeError, match="0 makes 3 rows of 3, fewer than 4 parts"):
+        split(torch.randn(1, 2, 3, 7))
+    mirrored = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"))
+    with pytest.raises(RecipeError, match="0 has padding_mode 'reflect'; by rows"):
+        split_copy(mirrored, {"0": "rows"}, 2)
