@@ -13,21 +13,24 @@ from rich.console import Console
 from rich.table import Table
 
 from firecaffe.cli.cluster_file import check_cluster_file, write_cluster
-from firecaffe.cli.console import make_console
+from firecaffe.cli.console import make_console, time_words
 from firecaffe.cli.network import network_of
 from firecaffe.cli.options.plan import USAGE, make_parser
 from firecaffe.cli.parse import parse_recipe, read_recipe
 from firecaffe.cli.plan_modes import Modes
+from firecaffe.cli.plan_parallel import Parallel, ways
 from firecaffe.cli.plan_plot import SUFFIXES, plot
 from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
+from firecaffe.models.config import ModelConfig
 from firecaffe.plan.advice import paragraph
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import Forecast, by_workers, fastest, forecasts, is_own
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
 from firecaffe.plan.workload import Workload
+from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 
 MOST_WORKERS = 1_000_000
@@ -39,7 +42,7 @@ LEAST_BATCH_SIZE = 256
 def main(argv: list[str]) -> int:
     if make_parser().read(argv).positionals:
         recipe, options = parse_recipe(make_parser(has_recipe=True), argv)
-        works = {str(options.recipe): (workload_of(recipe), recipe.synchrony)}
+        works = {str(options.recipe): _work(recipe)}
         compressors = _compressors(options.compressors, recipe.exchange.compressor)
     else:
         options = make_parser().parse_args(argv)
@@ -56,21 +59,23 @@ def main(argv: list[str]) -> int:
     # Not at the comma of hierarchical(INNER,OUTER).
     names = re.split(r",(?![^(]*\))", options.exchanges)
     exchanges = None if names == ["all"] else names
+    shared = ways(options.parallel) if options.parallel else []
     plans = []
-    for name, (work, words) in works.items():
+    for name, (work, words, network) in works.items():
         for cluster in clusters:
             workers = _workers(options.workers, work, cluster)
             try:
                 rows = forecasts(work, cluster, workers, exchanges, compressors)
             except ValueError as error:
                 raise RecipeError(f"--exchanges: {error}") from error
-            if not any(row.fits for row in rows):
+            if not shared and not any(row.fits for row in rows):
                 raise RecipeError(_does_not_fit(work, cluster, rows))
             has_modes = options.modes or words.mode != EVERY_STEP
             modes = Modes(work, cluster, rows, words) if has_modes else None
-            plans.append((name, work, cluster, rows, modes))
+            parallel = Parallel(network, work, cluster, rows, shared) if shared else None
+            plans.append((name, work, cluster, rows, modes, parallel))
     if options.plot:
-        plot(Path(options.plot), [(f"{n} on {c.name}", rows) for n, _, c, rows, _ in plans])
+        plot(Path(options.plot), [(f"{n} on {c.name}", rows) for n, _, c, rows, *_ in plans])
     if options.json:
         print(json.dumps([_as_dict(*plan) for plan in plans], indent=2))
         return 0
@@ -82,8 +87,16 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _works(options: Namespace) -> dict[str, tuple[Workload, SynchronyConfig]]:
-    """The workload of a network alone, or those of two recipes, by name; with [synchrony]."""
+Work = tuple[Workload, SynchronyConfig, ModelConfig]
+"""A workload, with [synchrony] and the network of what it was made of."""
+
+
+def _work(recipe: Recipe) -> Work:
+    return workload_of(recipe), recipe.synchrony, recipe.model
+
+
+def _works(options: Namespace) -> dict[str, Work]:
+    """The workload of a network alone, or those of two recipes, by name."""
     model, compared = options.model, options.compare
     if bool(model) == bool(compared):
         raise RecipeError(f"give a recipe, --model or --compare; usage: firecaffe plan {USAGE}")
@@ -95,7 +108,7 @@ def _works(options: Namespace) -> dict[str, tuple[Workload, SynchronyConfig]]:
                     f"theirs (train.{word})"
                 )
         recipes = {path: read_recipe(Path(path)) for path in compared}
-        return {path: (workload_of(each), each.synchrony) for path, each in recipes.items()}
+        return {path: _work(each) for path, each in recipes.items()}
     global_batch_size, micro_batch_size = options.global_batch_size, options.micro_batch_size
     if micro_batch_size is None:
         micro_batch_size = MICRO_BATCH_SIZE
@@ -108,8 +121,9 @@ def _works(options: Namespace) -> dict[str, tuple[Workload, SynchronyConfig]]:
             f"no --global-batch-size is given: {global_batch_size} is taken, {most} micro-batches "
             f"of {micro_batch_size} for at most as many workers"
         )
-    work = workload_of_model(*network_of(options), global_batch_size, micro_batch_size)
-    return {model: (replace(work, assumption=said), SynchronyConfig())}
+    network, shape = network_of(options)
+    work = workload_of_model(network, shape, global_batch_size, micro_batch_size)
+    return {model: (replace(work, assumption=said), SynchronyConfig(), network)}
 
 
 def _learn(
@@ -185,6 +199,7 @@ def _as_dict(
     cluster: Cluster,
     rows: Sequence[Forecast],
     modes: Modes | None,
+    parallel: Parallel | None,
 ) -> dict[str, Any]:
     return {
         "workload": name,
@@ -197,6 +212,7 @@ def _as_dict(
         "rows": [row.as_dict() for row in rows],
         "advice": paragraph(work, cluster, rows),
         "modes": modes and modes.as_dicts(),
+        "parallel": parallel and parallel.as_dict(),
     }
 
 
@@ -207,6 +223,7 @@ def _show(
     cluster: Cluster,
     rows: Sequence[Forecast],
     modes: Modes | None,
+    parallel: Parallel | None,
     is_long: bool,
 ) -> None:
     console.print(
@@ -238,6 +255,8 @@ def _show(
     console.print()
     if modes is not None:
         modes.show(console)
+    if parallel is not None:
+        parallel.show(console)
 
 
 def _assumptions(
@@ -275,12 +294,12 @@ HEADERS = (
 
 def _cells(row: Forecast, device_bytes: float) -> list[str]:
     return [
-        _time(row.step_s),
+        time_words(row.step_s),
         _band(row.step_low_s, row.step_high_s),
-        _time(row.compute_s),
-        _time(row.exposed_communication_s),
-        _time(row.data_s),
-        _time(row.update_s),
+        time_words(row.compute_s),
+        time_words(row.exposed_communication_s),
+        time_words(row.data_s),
+        time_words(row.update_s),
         f"{row.images_per_s:,.0f}",
         f"{row.speedup:.3g}",
         f"{row.efficiency:.0%}",
@@ -332,9 +351,3 @@ def _hours(hours: float) -> str:
 def _band(low_s: float, high_s: float) -> str:
     scale, unit = (1.0, "s") if high_s >= 1 else (1e3, "ms")
     return f"{low_s * scale:.3g} - {high_s * scale:.3g} {unit}"
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms"

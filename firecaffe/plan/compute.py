@@ -47,25 +47,31 @@ class MicroBatch:
 def micro_batch(workload: Workload, device: Device, images: int) -> MicroBatch:
     """One micro-batch, by the device's figures and, if it has them, its measurements."""
     scale = correction(workload, device, images)
+    times = [layer_s(layer, workload, device, images) for layer in workload.layers]
+    forward_s = scale * sum(forward for forward, _ in times)
+    return MicroBatch(forward_s, tuple(scale * backward for _, backward in reversed(times)))
+
+
+def layer_s(
+    layer: LayerWork, workload: Workload, device: Device, images: int
+) -> tuple[float, float]:
+    """Forward and backward of one layer on one micro-batch, by the device's figures alone."""
     flops, rate = _rates(workload, device)
     half = 0.5 if workload.autocast in HALF_PRECISION else 1.0
-    forward = [_layer_s(layer, images, flops, rate, half, device) for layer in workload.layers]
-    backward = [
-        layer.backward_share * BACKWARD_CALLS * each
-        if layer.flops
-        else each * 1.5 * (layer.backward_share > 0)
-        for layer, each in zip(workload.layers, forward, strict=True)
-    ]
-    return MicroBatch(scale * sum(forward), tuple(scale * each for each in reversed(backward)))
+    moved = half * (layer.moved_bytes * images + layer.weight_bytes)
+    forward_s = max(layer.flops * images / flops, moved / rate) + device.overhead_s
+    if layer.flops:
+        return forward_s, layer.backward_share * BACKWARD_CALLS * forward_s
+    return forward_s, forward_s * 1.5 * (layer.backward_share > 0)
 
 
-def update_s(workload: Workload, device: Device) -> float:
-    """The optimizer's update, once a step."""
+def update_s(workload: Workload, device: Device, share: float = 1.0) -> float:
+    """The optimizer's update, once a step. share: of the weights, that the worker holds."""
     measured = [row.update_s for row in _rows(workload, device) if row.update_s]
     if measured:
-        return float(np.median(measured))
+        return share * float(np.median(measured))
     passes = UPDATE_PASSES * (1 + workload.optimizer_vectors)
-    moved = passes * workload.parameter_bytes
+    moved = share * passes * workload.parameter_bytes
     return moved / (device.memory_bytes_per_s * device.efficiency) + device.overhead_s
 
 
@@ -115,10 +121,3 @@ def _rates(workload: Workload, device: Device) -> tuple[float, float]:
     peaks = device.peak_flops
     peak = peaks.get(dtype) or (dtype != "float32" and peaks.get(other)) or peaks["float32"]
     return peak * device.efficiency, device.memory_bytes_per_s * device.efficiency
-
-
-def _layer_s(
-    layer: LayerWork, images: int, flops: float, rate: float, half: float, device: Device
-) -> float:
-    moved = half * (layer.moved_bytes * images + layer.weight_bytes)
-    return max(layer.flops * images / flops, moved / rate) + device.overhead_s

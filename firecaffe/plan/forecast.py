@@ -14,7 +14,7 @@ from typing import Any
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE
 from firecaffe.exchange.leaves import num_nodes
-from firecaffe.exchange.route import Route, find_route
+from firecaffe.exchange.route import find_route
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.accuracy import IMAGENET_IMAGES, LAWS
 from firecaffe.plan.cluster import Cluster
@@ -279,7 +279,8 @@ class _Cost:
             update_s=compute * update_s(work, device),
             exchange_s=sum(taken_s),
         )
-        return replace(step, data_s=step.data_s + self._storage_s(world_size, step, read))
+        waits_s = storage_s(work, self.cluster, world_size, step.step_s, read)
+        return replace(step, data_s=step.data_s + waits_s)
 
     def _exchanges(self, world_size: int) -> list[float]:
         if world_size not in self._exchange_s:
@@ -297,28 +298,12 @@ class _Cost:
         return self._exchange_s[world_size]
 
     def _prices(self, network: Network) -> Prices:
-        """Those of what a training would take: at some numbers of workers another exchange stands
-        in.
-        """
-        route = self._route(network)
-        leaves = self.workload.num_micro_batches
-        return Prices(route.summed_by, network, num_leaves=leaves, across=route.across)
-
-    def _route(self, network: Network) -> Route:
-        may_share = self.workload.shared_memory and network.links[0].memory_bytes_per_s > 0
-        return find_route(
-            self.exchange,
-            self.workload.num_micro_batches,
-            network.world_size,
-            ranks_per_node(network),
-            shared_memory=may_share,
-            any_shares=self.workload.any_shares,
-        )
+        return prices_of(self.workload, self.exchange, network)
 
     def _lanes(self, world_size: int) -> int:
         """How many buckets are under way at once; one if they are summed in memory."""
         has_route = world_size > 1 and self.compressor == NO_COMPRESSOR
-        shares = has_route and self._route(Network(self.cluster.links, world_size)).shares_memory
+        shares = has_route and self._prices(Network(self.cluster.links, world_size)).across
         return 1 if shares else self.cluster.lanes
 
     def _share_beside(self, world_size: int) -> float:
@@ -332,17 +317,37 @@ class _Cost:
             self._shares[world_size] = prices.share_beside_another(size, self.cluster.lanes)
         return self._shares[world_size]
 
-    def _storage_s(self, world_size: int, step: Step, factor: float) -> float:
-        """What reading and decoding take longer than the step that they are prefetched for."""
-        storage, work = self.cluster.storage, self.workload
-        if storage is None or not work.stored_bytes:
-            return 0.0
-        per_node = min(world_size, self.cluster.devices_per_node)
-        images = work.global_batch_size / world_size * per_node
-        taken_s = images * work.stored_bytes / storage.read_bytes_per_s
-        if storage.decoded_images_per_s:
-            taken_s = max(taken_s, images / storage.decoded_images_per_s)
-        return max(0.0, factor * taken_s - step.step_s)
+
+def prices_of(workload: Workload, exchange: str, network: Network) -> Prices:
+    """Those of what a training would take: at some numbers of workers another exchange stands in.
+
+    Raises: ValueError if there is no such exchange among so many workers.
+    """
+    route = find_route(
+        exchange,
+        workload.num_micro_batches,
+        network.world_size,
+        ranks_per_node(network),
+        shared_memory=workload.shared_memory and network.links[0].memory_bytes_per_s > 0,
+        any_shares=workload.any_shares,
+    )
+    leaves = workload.num_micro_batches
+    return Prices(route.summed_by, network, num_leaves=leaves, across=route.across)
+
+
+def storage_s(
+    work: Workload, cluster: Cluster, world_size: int, step_s: float, factor: float = 1.0
+) -> float:
+    """What reading and decoding take longer than the step that they are prefetched for."""
+    storage = cluster.storage
+    if storage is None or not work.stored_bytes:
+        return 0.0
+    per_node = min(world_size, cluster.devices_per_node)
+    images = work.global_batch_size / world_size * per_node
+    taken_s = images * work.stored_bytes / storage.read_bytes_per_s
+    if storage.decoded_images_per_s:
+        taken_s = max(taken_s, images / storage.decoded_images_per_s)
+    return max(0.0, factor * taken_s - step_s)
 
 
 def _goodput(cluster: Cluster, memory: dict[str, float], nodes: int) -> float:

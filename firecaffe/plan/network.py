@@ -5,7 +5,7 @@ ranks meet at the innermost link that joins them. There each side's group has po
 devices share: device i of a group goes through port i mod ports.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from firecaffe.plan.cluster import Link
@@ -48,3 +48,31 @@ class Network:
         out = level, "out", source // inner, source % inner % count
         into = level, "in", destination // inner, destination % inner % count
         return out, into
+
+    def strided(self, stride: int) -> "Network":
+        """What each of `stride` sets of ranks, of every stride-th one, has of the network while all
+        of them exchange alike at once: a rank in it stands for `stride` ranks, which share ports.
+
+        Raises: ValueError if so many ranks in a row neither fill groups nor divide them.
+        """
+        if stride == 1:
+            return self
+        links = []
+        for link, inner in zip(self.links, self.inner, strict=True):
+            if link.group and max(link.group, stride) % min(link.group, stride):
+                raise ValueError(f"{stride} ranks in a row, and {link.name} joins {link.group}")
+            if link.group and link.group <= stride:
+                continue  # it joins none of one set
+            sharing = min(inner, stride)
+            times = max(1, sharing // link.ports)
+            links.append(
+                replace(
+                    link,
+                    group=link.group // stride,
+                    ports=max(1, link.ports // sharing) if inner > stride else 1,
+                    latency_s=link.latency_s * times,
+                    bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / times,
+                    memory_bytes_per_s=0.0,
+                )
+            )
+        return Network(tuple(links), self.world_size // stride)

@@ -44,6 +44,8 @@ class LayerWork:
     """What of its backward is done: 0.5 if its weights are frozen (only the gradients of its inputs
     are needed), 0 if all before it are frozen too.
     """
+    output_bytes: float = 0.0
+    """What its output takes for one image, as float32; a part of `moved_bytes`."""
 
     @cached_property
     def parameters_bytes(self) -> tuple[int, ...]:
@@ -200,6 +202,7 @@ def _layers(config: ModelConfig, network: nn.Module, layout: Layout) -> Layers:
                 weight_bytes=row.weight_bytes,
                 shapes=shapes,
                 backward_share=share,
+                output_bytes=row.output_activation_bytes / PROFILED_IMAGES,
             )
         )
     # What the forward does not call is exchanged all the same.

@@ -15,6 +15,7 @@ import pytest
 from firecaffe.cli import main
 from firecaffe.cli.cluster_file import write_cluster
 from firecaffe.plan.cluster import load_cluster
+from firecaffe.plan.split_plans import WAYS
 from tests.typed import firecaffe, torchrun
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "nin_small.toml"
@@ -167,6 +168,11 @@ def test_a_plan_starts_no_process_and_loads_nothing_that_trains() -> None:
         (["none.toml"], "No such file"),
         ([str(RECIPE), "--cluster", "none.toml"], "No such file"),
         ([str(RECIPE), "--plot", "plan.gif"], "must end in .png or .html"),
+        ([str(RECIPE), "--parallel", "columns"], "--parallel: no 'columns'; there are all, data,"),
+        (
+            [str(RECIPE), "--workers", "1", "--parallel", "all"],
+            "--parallel plans for 2 to 512 workers; found 1",
+        ),
     ],
 )
 def test_impossible_input_gets_one_line(words: list[str], said: str) -> None:
@@ -194,6 +200,38 @@ def test_modes_are_planned_where_they_are_asked_for_and_where_a_recipe_has_one(
     shown = firecaffe("plan", str(served), "--workers", "1")
     assert "stale, s = 4" in shown.stdout
     assert "mode, on 1 worker " in shown.stdout
+
+
+def test_ways_to_share_the_network() -> None:
+    words = ["--model", "alexnet", "--cluster", "ethernet-10g", "--workers", "1,4"]
+    words += ["--exchanges", "ring"]
+    (found,) = planned(*words, "--parallel", "all")
+    plans = {each["name"]: each for each in found["parallel"]["plans"]}
+    assert [*plans] == [*WAYS]
+    assert plans["data"]["step_s"] == pytest.approx(found["rows"][-1]["step_s"])
+    assert plans["one_weird_trick"]["layouts"]["classifier.0"] in ("neurons 4", "inputs 4")
+    assert plans["layers"]["step_s"] == min(each["step_s"] for each in plans.values())
+    assert plans["pipeline"]["cuts"][0] == "features.0"
+    layers = {each["name"]: each for each in found["parallel"]["layers"]}
+    assert layers["classifier.0"]["weights_bytes"] == 4 * 37_752_832
+    assert layers["classifier.0"]["data_bytes"] == 4 * 256 * (9216 + 4096)
+    assert layers["features.0"]["sent_bytes"] == layers["features.0"]["by_data_bytes"]
+    assert planned(*words)[0]["parallel"] is None
+    code, out, _ = plan(*words, "--parallel", "data,pipeline")
+    assert code == 0
+    assert "pipeline, 4 stages, 9% idle" in out
+    assert "one_weird_trick" not in out
+
+
+def test_a_way_is_planned_where_by_data_nothing_fits() -> None:
+    words = ["--model", "vgg19", "--cluster", "titan", "--workers", "4", "--exchanges", "ring"]
+    words += ["--global-batch-size", "512", "--micro-batch-size", "8"]
+    (found,) = planned(*words, "--parallel", "all")
+    fits = {each["name"]: each["fits"] for each in found["parallel"]["plans"]}
+    assert not fits["data"]
+    assert fits["one_weird_trick"]
+    widest = {each["name"]: each["widest"] for each in found["parallel"]["plans"]}
+    assert {name for name, by in widest.items() if by >= 1} == {n for n, fit in fits.items() if fit}
 
 
 def test_a_link_without_bandwidth_is_refused(tmp_path: Path) -> None:

@@ -44,6 +44,13 @@ def make_parser(has_recipe: bool = False) -> Parser:
         action="store_true",
         help="what other modes of [synchrony] would make of the rate, too",
     )
+    add(
+        "--parallel",
+        type=str,
+        default="",
+        metavar="A,B",
+        help="other ways than by data to share the network, too: all, or names with commas",
+    )
     add("--all", action="store_true", help="every exchange, not the three fastest and the recipe's")
     add(
         "--runs",

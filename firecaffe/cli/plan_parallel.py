@@ -1,0 +1,176 @@
+"""The tables of `firecaffe plan --parallel`: the ways to share a network, and each layer's why."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from firecaffe.cli.console import time_words
+from firecaffe.errors import RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.plan.chain import chain_of
+from firecaffe.plan.cluster import Cluster
+from firecaffe.plan.forecast import Forecast
+from firecaffe.plan.layouts import words_of
+from firecaffe.plan.split_plans import WAYS, SplitPlan, exchange_for, split_plans
+from firecaffe.plan.split_reasons import Reason, reasons
+from firecaffe.plan.split_step import SplitCost
+from firecaffe.plan.workload import Workload
+
+MOST_WORKERS = 512
+"""Of each two of them the search asks what they have in common."""
+
+HEADERS = (
+    "step",
+    "samples/s",
+    "speedup",
+    "compute",
+    "between",
+    "exposed",
+    "sends",
+    "memory",
+    "widest",
+)
+
+
+def ways(words: str) -> list[str]:
+    """The ways that were asked for. Raises: RecipeError."""
+    names = [*WAYS] if words == "all" else words.split(",")
+    for name in names:
+        if name not in WAYS:
+            raise RecipeError(f"--parallel: no {name!r}; there are all, {', '.join(WAYS)}")
+    return names
+
+
+class Parallel:
+    """The ways on each planned number of workers, and the reasons of the fastest on the most."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        work: Workload,
+        cluster: Cluster,
+        rows: Sequence[Forecast],
+        names: Sequence[str],
+    ) -> None:
+        """Raises: RecipeError if there are not so many workers, or none of the ways can be."""
+        self.work, self.cluster = work, cluster
+        workers = sorted({row.workers for row in rows if row.workers > 1})
+        if not workers or workers[-1] > MOST_WORKERS:
+            found = max(row.workers for row in rows)
+            raise RecipeError(f"--parallel plans for 2 to {MOST_WORKERS} workers; found {found}")
+        self.chain = chain_of(config, work)
+        self.plans: list[SplitPlan] = []
+        for size in workers:
+            exchange = exchange_for(rows, size)
+            self.plans += split_plans(work, cluster, self.chain, size, exchange, names)
+        if not self.plans:
+            raise RecipeError(
+                f"--parallel {','.join(names)}: {work.model} cannot be shared so by "
+                f"{', '.join(map(str, workers))} workers"
+            )
+        last = [plan for plan in self.plans if plan.workers == workers[-1] and plan.layouts]
+        self.best = min(last, key=lambda plan: (not plan.fits, plan.step.step_s), default=None)
+        self.reasons: list[Reason] = []
+        if self.best is not None:
+            cost = SplitCost(work, cluster, self.chain, workers[-1], self.best.exchange)
+            self.reasons = reasons(self.best, cost)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "plans": [self._as_dict(plan) for plan in self.plans],
+            "layers": [asdict(each) for each in self.reasons],
+        }
+
+    def _as_dict(self, plan: SplitPlan) -> dict[str, Any]:
+        units = [unit.name for unit in self.chain]
+        layouts = {
+            unit.name: words_of(unit, layout)
+            for unit, layout in zip(self.chain, plan.layouts, strict=False)
+            if unit.works
+        }
+        begins = [units[at] for at in plan.cuts[:-1]]
+        return asdict(plan) | {
+            "step_s": plan.step.step_s,
+            "layouts": layouts,
+            "cuts": begins,
+        }
+
+    def show(self, console: Console) -> None:
+        table = Table(box=SIMPLE_HEAD)
+        table.add_column("workers", justify="right", no_wrap=True)
+        table.add_column("way", no_wrap=True)
+        for header in HEADERS:
+            table.add_column(header, justify="right", no_wrap=True)
+        before = 0
+        for plan in self.plans:
+            if before not in (0, plan.workers):
+                table.add_section()
+            before = plan.workers
+            table.add_row(str(plan.workers), _way(plan), *_cells(plan))
+        console.print(table)
+        if self.best is not None:
+            console.print(self._why(self.best))
+        for line in self.lines():
+            console.print(line, markup=False, soft_wrap=True)
+        console.print()
+
+    def _why(self, best: SplitPlan) -> Table:
+        table = Table(box=SIMPLE_HEAD, title=f"{_way(best)} on {best.workers} workers, MB and ms")
+        table.add_column("layer", no_wrap=True)
+        table.add_column("layout", no_wrap=True)
+        for header in ("|W|", "|D|", "by data", "ms", "so", "ms"):
+            table.add_column(header, justify="right", no_wrap=True)
+        for each in self.reasons:
+            table.add_row(
+                each.name,
+                each.words,
+                *(f"{size / 1e6:,.2f}" for size in (each.weights_bytes, each.data_bytes)),
+                *(f"{each.by_data_bytes / 1e6:,.2f}", f"{each.by_data_s * 1e3:,.2f}"),
+                *(f"{each.sent_bytes / 1e6:,.2f}", f"{each.sent_s * 1e3:,.2f}"),
+            )
+        return table
+
+    def lines(self) -> list[str]:
+        """What the columns are, and what was taken for granted."""
+        exchanges = {plan.workers: plan.exchange for plan in self.plans}
+        ways = ", ".join(f"{name} on {workers}" for workers, name in exchanges.items())
+        said = [
+            f"Gradients by {ways}, as float32. Between: exchanges of activations, for which "
+            "everybody waits. Exposed: what backward does not hide of the sums of gradients. "
+            "Sends: MB of each worker in a step, gradients + activations. Widest: how many times "
+            "as wide all layers may be within the memory of a device."
+        ]
+        if self.best is not None:
+            said.append(
+                "|W|: its weights. |D|: its input and output, of the whole batch. By data: what "
+                "each worker would send of its gradients. So: what it sends in this layout, and "
+                "between this layer and the one before. Each with what it takes by itself."
+            )
+        if any(plan.idle for plan in self.plans):
+            said.append("A pipeline's compute has its idle turns; layers are cut as a sequence.")
+        return said
+
+
+def _way(plan: SplitPlan) -> str:
+    if plan.idle:
+        return f"pipeline, {plan.model} stages, {plan.idle:.0%} idle"
+    return plan.name if plan.model == 1 else f"{plan.name}, {plan.model} a model"
+
+
+def _cells(plan: SplitPlan) -> list[str]:
+    step = plan.step
+    times = (step.compute_s, step.activations_s, step.exposed_communication_s)
+    sent = step.gradients_bytes / 1e6, step.activations_bytes / 1e6
+    return [
+        time_words(step.step_s),
+        f"{plan.images_per_s:,.0f}",
+        f"{plan.speedup:.3g}",
+        *(time_words(each) for each in times),
+        f"{sent[0]:,.1f} + {sent[1]:,.1f}",
+        f"{plan.memory_bytes / 1e9:.2f} GB{'' if plan.fits else '!'}",
+        f"{plan.widest:.2f}",
+    ]

@@ -1,0 +1,247 @@
+"""What workers send each other between two layers: sums of parts, and the boxes that they lack.
+
+Forward, the parts of an output are first summed where inputs are shared, each worker's share of
+the sum to itself (reduce-scatter); then each worker is sent what it lacks of what it needs.
+Backward, the same of the gradients. Every message goes straight from who has it to who needs it,
+as those of `exchange.collectives` do that a split layer runs: a gathering among the workers of a
+row is such an exchange, and so is the way from samples of each worker to all samples. What several
+have, the nearest of them send in equal shares.
+
+The worker that lacks most stands for all, which share ports by their number: if the boxes of two
+layouts lie alike, all workers lack as much as it does.
+
+Source: the model of rounds of Thakur, Rabenseifner and Gropp 2005, as in `plan.rounds`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.plan.layouts import Digit, Form, Layout
+from firecaffe.plan.network import Network
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a worker sends in one exchange, by the link that it goes over."""
+
+    messages: Array
+    """Shape (links,)."""
+    share: Array
+    """Shape (links,); of the whole batch's tensor."""
+    added: float = 0.0
+    """What it adds up, as a share of the same."""
+
+    @cached_property
+    def far(self) -> tuple[float, float]:
+        """What is sent over the outermost link, and over all."""
+        return float(self.share[-1]), float(self.share.sum())
+
+
+class Exchanges:
+    """The exchanges between layouts of all workers of a network, kept by form."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._fetched: dict[tuple[Form, Form], Traffic] = {}
+        self._summed: dict[tuple[Digit, Form], Traffic] = {}
+        self._indices: dict[tuple[Digit, ...], tuple[NDArray[np.int64], int]] = {}
+        self._owned: dict[tuple[tuple[Digit, ...], tuple[Digit, ...]], Array] = {}
+        self._overlaps: dict[tuple[tuple[Digit, ...], tuple[Digit, ...], int], Array] = {}
+
+    @cached_property
+    def _sharing(self) -> Array:
+        """Workers that go through one port of each link."""
+        pairs = zip(self.network.links, self.network.inner, strict=True)
+        world_size = self.network.world_size
+        return np.array([-(-min(inner, world_size) // link.ports) for link, inner in pairs], float)
+
+    @cached_property
+    def _level(self) -> NDArray[np.int64]:
+        """The link between each two ranks, shape (ranks, ranks)."""
+        ranks = np.arange(self.network.world_size)
+        level = np.full((len(ranks), len(ranks)), len(self.network.links) - 1)
+        for number, link in [*enumerate(self.network.links)][-2::-1]:
+            group = ranks // link.group
+            level[group[:, None] == group] = number
+        return level
+
+    def sums(self, digit: Digit, form: Form) -> Traffic:
+        """Of the workers that differ in a digit: each gets its share of the sum of their boxes."""
+        key = digit, form
+        if key not in self._summed:
+            self._summed[key] = self._sums(digit, form)
+        return self._summed[key]
+
+    def _sums(self, digit: Digit, form: Form) -> Traffic:
+        stride, size = digit
+        of_links = np.zeros(len(self.network.links))
+        for other in range(1, size):
+            of_links[self.network.level(0, stride * other)] += 1
+        box = 1 / _count(form.samples) / _count(form.channels) / size
+        return Traffic(of_links, of_links * box, (size - 1) * box)
+
+    def fetch(self, have: Form, need: Form) -> Traffic:
+        """Each worker has one box of a tensor, and is sent what it lacks of another."""
+        key = have, need
+        if key not in self._fetched:
+            self._fetched[key] = self._fetch(have, need)
+        return self._fetched[key]
+
+    def _fetch(self, have: Form, need: Form) -> Traffic:
+        links = len(self.network.links)
+        messages, share = np.zeros(links), np.zeros(links)
+        if have == need:
+            return Traffic(messages, share)
+        axes = (have.samples, need.samples), (have.channels, need.channels)
+        box = 1 / _count(need.samples) / _count(need.channels)
+        lacks = box - self._own(*axes[0]) * self._own(*axes[1])
+        rank = int(lacks.argmax())
+        if lacks[rank] < 1e-9:
+            return Traffic(messages, share)
+        shared = self._overlap(*axes[0], rank) * self._overlap(*axes[1], rank)
+        (rows, r), (columns, c) = self._index(have.samples), self._index(have.channels)
+        cell, level = rows * c + columns, self._level[rank]
+        nearest = np.full(r * c, links)
+        np.minimum.at(nearest, cell, level)
+        nearest[cell[rank]] = -1  # what it has itself nobody sends
+        sends = np.flatnonzero((level == nearest[cell]) & (shared > 0))
+        at, over = cell[sends], level[sends]
+        amount = shared[sends] / np.bincount(at, minlength=r * c)[at]
+        sent: Array = np.bincount(over, amount, links).astype(float)
+        return Traffic(np.bincount(over, minlength=links).astype(float), sent)
+
+    def _index(self, digits: tuple[Digit, ...]) -> tuple[NDArray[np.int64], int]:
+        """Which piece of a dimension each rank has, and how many pieces there are."""
+        if digits not in self._indices:
+            ranks = np.arange(self.network.world_size)
+            index = np.zeros_like(ranks)
+            for stride, size in digits:
+                index = index * size + ranks // stride % size
+            self._indices[digits] = index, _count(digits)
+        return self._indices[digits]
+
+    def _own(self, have: tuple[Digit, ...], need: tuple[Digit, ...]) -> Array:
+        """The share of a dimension that each rank needs and has itself, shape (ranks,)."""
+        key = have, need
+        if key not in self._owned:
+            self._owned[key] = _overlap(*self._index(have), *self._index(need))
+        return self._owned[key]
+
+    def _overlap(self, have: tuple[Digit, ...], need: tuple[Digit, ...], rank: int) -> Array:
+        """The share of a dimension that one rank needs and each rank has, shape (ranks,)."""
+        key = have, need, rank
+        if key not in self._overlaps:
+            needed, parts = self._index(need)
+            self._overlaps[key] = _overlap(*self._index(have), needed[rank], parts)
+        return self._overlaps[key]
+
+    def seconds(self, traffics: Sequence[Traffic], num_bytes: float, rounds: float) -> float:
+        """Of exchanges one after the other. num_bytes: of the whole batch's tensor. rounds: in so
+        many exchanges each.
+        """
+        messages, share, added = stacked(traffics, len(self.network.links))
+        return float(self.seconds_of(messages, share, added, num_bytes, rounds).sum())
+
+    def seconds_of(
+        self,
+        messages: Array,
+        share: Array,
+        added: Array,
+        num_bytes: Array | float,
+        rounds: Array | float,
+    ) -> Array:
+        """The same of each, by what `Traffic` has. Shapes (..., links), (..., links), (...), and
+        two that go with (...).
+        """
+        latency_s, byte_s, addition_s = self._rates
+        num_bytes, rounds = np.asarray(num_bytes), np.asarray(rounds)
+        busy_s = messages * rounds[..., None] * latency_s + share * num_bytes[..., None] * byte_s
+        longest_s: Array = (busy_s * self._sharing).max(-1)
+        added_s: Array = addition_s * added * num_bytes
+        return longest_s + added_s
+
+    @cached_property
+    def _rates(self) -> tuple[Array, Array, float]:
+        """Of each link what a message and what a byte takes; and what adding a byte does."""
+        links = self.network.links
+        latency_s = np.array([link.latency_s for link in links])
+        byte_s = np.array([1 / link.bandwidth_bytes_per_s for link in links])
+        return latency_s, byte_s, max(link.addition_s_per_byte for link in links)
+
+
+def stacked(traffics: Sequence[Traffic], links: int) -> tuple[Array, Array, Array]:
+    """Their parts as arrays: shapes (traffics, links), (traffics, links), (traffics,)."""
+    shape = len(traffics), links
+    messages = np.array([each.messages for each in traffics], dtype=float).reshape(shape)
+    share = np.array([each.share for each in traffics], dtype=float).reshape(shape)
+    return messages, share, np.array([each.added for each in traffics])
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """All that goes between two layers in a step: sums of one size, and the fetches after them."""
+
+    sums: tuple[Traffic, ...]
+    fetches: tuple[Traffic, ...]
+
+
+def boundary(
+    exchanges: Exchanges, before: Layout, after: Layout, has_gradient: bool = True
+) -> Boundary:
+    """Forward and backward between a layer and the next one. has_gradient: whether the gradient of
+    what is between them is wanted.
+    """
+    sums, found = [], []
+    forward = before.inputs > 1
+    backward = after.outputs > 1 and has_gradient
+    if forward:
+        sums.append(exchanges.sums(before.input_digit, before.makes))
+    if backward:
+        sums.append(exchanges.sums(after.output_digit, after.takes))
+    for made, taken in _cuts(before, after, forward, backward):
+        fetches = [exchanges.fetch(made, after.takes)]
+        if has_gradient:
+            fetches.append(exchanges.fetch(taken, before.makes))
+        found.append(tuple(fetches))
+    return Boundary(tuple(sums), min(found, key=_sent))
+
+
+def _cuts(before: Layout, after: Layout, forward: bool, backward: bool) -> list[tuple[Form, Form]]:
+    """What workers have after the sums: of the output, and of the input's gradient. A share of a
+    sum is some of the samples, or some of the channels.
+    """
+    made = [before.makes]
+    if forward:
+        made = [before.makes.finer(before.input_digit, each) for each in (True, False)]
+    taken = [after.takes]
+    if backward:
+        taken = [after.takes.finer(after.output_digit, each) for each in (True, False)]
+    return [*product(made, taken)]
+
+
+def _sent(fetches: Sequence[Traffic]) -> tuple[float, float]:
+    """The outermost link counts first, for it is the slowest."""
+    return sum(each.far[0] for each in fetches), sum(each.far[1] for each in fetches)
+
+
+def _count(digits: Sequence[Digit]) -> int:
+    size = 1
+    for _, each in digits:
+        size *= each
+    return size
+
+
+def _overlap(
+    had: NDArray[np.int64], pieces: int, needed: NDArray[np.int64] | np.int64, parts: int
+) -> Array:
+    """What piece `had` of `pieces` and piece `needed` of `parts` have in common of a dimension."""
+    start = np.maximum(needed / parts, had / pieces)
+    stop = np.minimum((needed + 1) / parts, (had + 1) / pieces)
+    return np.where(stop - start > 1e-9, stop - start, 0.0)

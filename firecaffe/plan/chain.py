@@ -1,0 +1,132 @@
+"""A network as a chain: each layer that may be cut, with those behind it that go on part by part.
+
+Layers stand in the order in which they are called. Branches (an inception module's, a head's, what
+a residual block adds) are taken one after the other, as if each were given what the one before it
+made, as large as its own input: what layers of one layout cost is right, and what a change of
+layout within a module costs is not.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.models.config import ModelConfig
+from firecaffe.models.network import with_outline
+from firecaffe.parallel.volumes import by_both
+from firecaffe.plan.parallel import Layer, layers_on
+from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, on_zeros
+
+PART_BY_PART = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
+    *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Dropout),
+    *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten),
+)
+"""Modules that work on each element or each channel by itself, as of `parallel.rules`."""
+
+WHOLE = "whole"
+"""What stands for the loss: the end of a chain, which takes whole samples."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer, and those behind it that go on with its parts."""
+
+    name: str
+    works: tuple[LayerWork, ...]
+    """The layer first, but for what stands before all layers."""
+    inputs: float
+    """Numbers of its input, of one sample."""
+    outputs: float
+    """Numbers that the layer itself makes, of one sample."""
+    output_elements: int = 1
+    """Parts that its outputs can be cut into: neurons, filters; 1 if it is not split so."""
+    input_elements: int = 1
+    """The same of its inputs: features, channels."""
+    group_elements: int = 1
+    """The same of a layer whose parts see their own inputs alone: groups, a BatchNorm's channels.
+    """
+    words: tuple[str, str] = ("", "")
+    """What a recipe's split calls it: by outputs, or by groups; and by inputs."""
+    is_dense: bool = False
+    """Whether it is fully connected."""
+    has_input_gradient: bool = True
+
+    @property
+    def weights(self) -> int:
+        """Numbers that are trained."""
+        return sum(sum(each.parameters_bytes) for each in self.works) // BYTES_PER_ELEMENT
+
+
+def chain_of(config: ModelConfig, work: Workload) -> tuple[Unit, ...]:
+    """The units of a workload's network, and the loss; found on the meta device.
+
+    Raises: as `plan.workload.layers_of`.
+    """
+
+    def find(network: nn.Module, inputs: Any) -> tuple[list[Layer], set[str]]:
+        passing = {name for name, part in network.named_modules() if type(part) in PART_BY_PART}
+        return layers_on(network, inputs), passing
+
+    layers, passing = with_outline(
+        config,
+        work.num_classes or None,
+        work.layout.channels,
+        lambda network: on_zeros(config, network, work.layout, PROFILED_IMAGES, find),
+    )
+    return units_of(work.layers, {each.name: each for each in layers}, passing)
+
+
+def units_of(
+    works: tuple[LayerWork, ...], layers: dict[str, Layer], passing: set[str]
+) -> tuple[Unit, ...]:
+    """The chain of layers. layers: those with trained weights, by name. passing: the names of
+    modules that go on part by part.
+    """
+    calls = Counter(each.name.partition("#")[0] for each in works)
+    units: list[Unit] = []
+    first: list[LayerWork] = []
+    """What stands before the first layer with weights, and belongs to it."""
+    for work in works:
+        name = work.name.partition("#")[0]
+        if name in passing:
+            if units:
+                units[-1] = _with(units[-1], work)
+            else:
+                first.append(work)
+            continue
+        # A layer that is called twice is left whole: its calls are at two places of the chain.
+        layer = layers.get(name) if calls[name] == 1 else None
+        units.append(_unit(work, layer, tuple(first)))
+        first = []
+    last = units[-1].works[-1].output_bytes / BYTES_PER_ELEMENT
+    return (*units, Unit(WHOLE, (), last, last))
+
+
+def _with(unit: Unit, work: LayerWork) -> Unit:
+    return Unit(**{**unit.__dict__, "works": (*unit.works, work)})
+
+
+def _unit(work: LayerWork, layer: Layer | None, before: tuple[LayerWork, ...]) -> Unit:
+    inputs = (work.moved_bytes - work.output_bytes) / BYTES_PER_ELEMENT
+    outputs = work.output_bytes / BYTES_PER_ELEMENT
+    works = (*before, work)
+    if layer is None or not layer.words:
+        has_gradient = layer is None or layer.sizes.input_has_gradient
+        return Unit(work.name, works, inputs, outputs, has_input_gradient=has_gradient)
+    words, sizes = [*layer.words], layer.sizes
+    has_groups = by_both in layer.words.values()
+    return Unit(
+        work.name,
+        works,
+        inputs,
+        outputs,
+        1 if has_groups else sizes.output_elements,
+        1 if has_groups else sizes.input_elements,
+        sizes.output_elements if has_groups else 1,
+        (words[0], words[-1]),
+        layer.kind == nn.Linear.__name__,
+        sizes.input_has_gradient,
+    )

@@ -1,0 +1,106 @@
+"""What one worker computes and holds of a network whose layers are shared in some layouts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain as joined
+from math import ceil
+
+from firecaffe.plan.chain import Unit
+from firecaffe.plan.layouts import Layout
+from firecaffe.plan.memory import memory_bytes
+from firecaffe.plan.workload import LayerWork, Workload
+
+Layouts = Sequence[Layout]
+"""One for each unit of a chain."""
+
+
+def micro_batches_of(work: Workload, layout: Layout) -> int:
+    """Micro-batches of a step that a worker has a part in."""
+    return ceil(work.num_micro_batches / layout.batch)
+
+
+def part_of(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
+    """A worker's part of a unit, for one of the images that it has a part in: the largest, if the
+    parts are not equal.
+    """
+    if layout.parts == 1:
+        return unit.works
+    out = _share(unit.output_elements, layout.outputs) * _share(unit.group_elements, layout.groups)
+    into = _share(unit.input_elements, layout.inputs)
+    taken = into * _share(unit.group_elements, layout.groups)
+    return tuple(_part(each, layout, out, into, taken) for each in unit.works)
+
+
+def _share(elements: int, workers: int) -> float:
+    return ceil(elements / workers) / elements
+
+
+def _part(work: LayerWork, layout: Layout, out: float, into: float, taken: float) -> LayerWork:
+    """out: the share of the outputs. into: of the inputs that a weight matrix has. taken: of those
+    that the layer is given.
+    """
+    if not work.shapes:  # what goes on with the layer's parts
+        return replace(
+            work, moved_bytes=work.moved_bytes * out, output_bytes=work.output_bytes * out
+        )
+    inputs_bytes = work.moved_bytes - work.output_bytes
+    return replace(
+        work,
+        flops=work.flops * out * into,
+        moved_bytes=inputs_bytes * taken + work.output_bytes * out,
+        weight_bytes=work.weight_bytes * out * into,
+        shapes=tuple(_cut(shape, out, into) for shape in work.shapes),
+        output_bytes=work.output_bytes * out,
+    )
+
+
+def _cut(shape: tuple[int, ...], out: float, into: float) -> tuple[int, ...]:
+    """Outputs are the first dimension and inputs the second; a bias has no inputs."""
+    first = round(shape[0] * out)
+    return (first,) if len(shape) == 1 else (first, round(shape[1] * into), *shape[2:])
+
+
+def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Workload:
+    """The workload as one worker has it: its parts of the layers.
+
+    Activations are those of a round, in which each worker computes one micro-batch of the units
+    that most workers share by batch, and as many of the others as there are then. What was gathered
+    for a unit whose outputs are shared is kept for its backward.
+    """
+    most = max(each.batch for each in layouts)
+    parts = [part_of(unit, layout) for unit, layout in zip(chain, layouts, strict=True)]
+    kept = 0.0
+    for part, layout in zip(parts, layouts, strict=True):
+        own = sum(each.output_bytes for each in part if each.backward_share > 0)
+        if layout.outputs > 1:
+            own += next(each.moved_bytes - each.output_bytes for each in part if each.shapes)
+        kept += own * most / layout.batch
+    return replace(work, layers=tuple(joined.from_iterable(parts)), activation_bytes=kept)
+
+
+def memory_of(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> dict[str, float]:
+    """Bytes of one worker by what they are for, as `plan.memory` counts them."""
+    parts = memory_bytes(rank_work(work, chain, layouts), 1)
+    sums = 0.0
+    for unit, layout in zip(chain, layouts, strict=True):
+        share = micro_batches_of(work, layout)
+        weights = sum(sum(each.parameters_bytes) for each in part_of(unit, layout))
+        sums += weights * max(0, share.bit_length() - 1)
+    return parts | {"sums": sums}
+
+
+def widest(memory: dict[str, float], device_bytes: float) -> float:
+    """How many times as wide all layers may be, so that a worker's memory just suffices.
+
+    The weights of layers that are w times as wide are w² as many, but for the first one's inputs
+    and the last one's outputs; their activations are w times as many. 0 if nothing fits.
+    """
+    of_weights = sum(memory[word] for word in WEIGHTS)
+    room = device_bytes - memory["library"]
+    half = memory["activations"] / 2
+    if room <= 0:
+        return 0.0
+    return float((half**2 + of_weights * room) ** 0.5 - half) / of_weights if of_weights else 0.0
+
+
+WEIGHTS = ("parameters", "gradients", "sums", "optimizer", "buckets")

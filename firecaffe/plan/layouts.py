@@ -1,0 +1,141 @@
+"""How the workers share a layer: its samples, its outputs and its inputs, each among some of them.
+
+Worker r has a place in a mixed radix number: the batch is its first digit, so that workers next to
+each other hold one model; then outputs and inputs, in either order. A layout says which digit cuts
+what, and a `Form` which box of a tensor (samples by channels) each worker then has.
+
+Source: configurations of Jia et al. 2019 (FlexFlow) and Elango 2021 (PaSE), without space.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from firecaffe.plan.chain import Unit
+
+Digit = tuple[int, int]
+"""(stride, size): worker r has the digit r // stride % size."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which box of a batch's tensor each worker has: the digits that cut its samples, and its
+    channels, the first one into the largest pieces. Workers that differ in others have the same.
+    """
+
+    samples: tuple[Digit, ...] = ()
+    channels: tuple[Digit, ...] = ()
+
+    def finer(self, digit: Digit, of_samples: bool) -> "Form":
+        """Each box cut once more."""
+        if of_samples:
+            return Form(_digits(*self.samples, digit), self.channels)
+        return Form(self.samples, _digits(*self.channels, digit))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Numbers of workers, whose product is all of them."""
+
+    batch: int = 1
+    """Of those that share the samples."""
+    outputs: int = 1
+    """Of those that share the outputs (neurons, filters) of a layer for the same samples."""
+    inputs: int = 1
+    """Of those whose sums of some inputs (channels) are added up."""
+    groups: int = 1
+    """Of those that share the groups of a layer, with both their inputs and their outputs."""
+    copies: int = 1
+    """Of those that all compute the same."""
+    inputs_inside: bool = False
+    """Whether workers next to each other share the inputs, and not the outputs."""
+
+    @property
+    def workers(self) -> int:
+        """All of them."""
+        return self.model * self.batch
+
+    @cached_property
+    def model(self) -> int:
+        """Workers that hold one model."""
+        return self.outputs * self.inputs * self.groups * self.copies
+
+    @property
+    def parts(self) -> int:
+        """Workers that share the layer's weights."""
+        return self.outputs * self.inputs * self.groups
+
+    @cached_property
+    def output_digit(self) -> Digit:
+        return (self.inputs if self.inputs_inside else 1, self.outputs)
+
+    @cached_property
+    def input_digit(self) -> Digit:
+        return (1 if self.inputs_inside else self.outputs, self.inputs)
+
+    @cached_property
+    def takes(self) -> Form:
+        """What each worker needs of the input."""
+        return Form(self._samples, _digits(self.input_digit, (1, self.groups)))
+
+    @cached_property
+    def makes(self) -> Form:
+        """What each worker makes of the output; one of `inputs` addends of it."""
+        return Form(self._samples, _digits(self.output_digit, (1, self.groups)))
+
+    @cached_property
+    def _samples(self) -> tuple[Digit, ...]:
+        return _digits((self.model, self.batch))
+
+
+def _digits(*digits: Digit) -> tuple[Digit, ...]:
+    """The same with those put together that follow each other, and without those of one value."""
+    found: list[Digit] = []
+    for stride, size in digits:
+        if size > 1 and found and found[-1][0] == stride * size:
+            found[-1] = stride, size * found[-1][1]
+        elif size > 1:
+            found.append((stride, size))
+    return tuple(found)
+
+
+def layouts_of(workers: int, micro_batches: int) -> list[Layout]:
+    """All layouts of so many workers, of whom no more than `micro_batches` share the batch."""
+    found = []
+    for batch in _divisors(workers):
+        model = workers // batch
+        if batch > micro_batches:
+            continue
+        for outputs in _divisors(model):
+            inputs = model // outputs
+            found.append(Layout(batch, outputs, inputs))
+            if outputs > 1 and inputs > 1:
+                found.append(Layout(batch, outputs, inputs, inputs_inside=True))
+        if model > 1:
+            found += [Layout(batch, groups=model), Layout(batch, copies=model)]
+    return found
+
+
+def allows(unit: Unit, layout: Layout) -> bool:
+    """Whether the unit has enough to share."""
+    return (
+        layout.outputs <= unit.output_elements
+        and layout.inputs <= unit.input_elements
+        and layout.groups <= unit.group_elements
+    )
+
+
+def words_of(unit: Unit, layout: Layout) -> str:
+    """A layout as people read it."""
+    by_outputs, by_inputs = unit.words
+    shares = (
+        ("batch", layout.batch),
+        (by_outputs or "outputs", layout.outputs * layout.groups),
+        (by_inputs or "inputs", layout.inputs),
+        ("copies", layout.copies),
+    )
+    return " x ".join(f"{word} {size}" for word, size in shares if size > 1) or "one worker"
+
+
+def _divisors(number: int) -> Iterator[int]:
+    return (each for each in range(1, number + 1) if number % each == 0)

@@ -1,0 +1,57 @@
+"""Why a plan shares each layer as it does, in numbers: its weights against its activations."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.parallel.volumes import sum_numbers
+from firecaffe.plan.layouts import Layout, words_of
+from firecaffe.plan.split_plans import SplitPlan
+from firecaffe.plan.split_step import SplitCost, weights_bytes
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A layer with weights: what it would send by data, and what it sends in the plan."""
+
+    name: str
+    words: str
+    """Its layout."""
+    weights_bytes: int
+    """|W|: of its gradients."""
+    data_bytes: float
+    """|D|: of its input and output, of the whole batch."""
+    by_data_bytes: float
+    """What each worker would send in a step, if all shared the batch."""
+    by_data_s: float
+    """What that takes by itself."""
+    sent_bytes: float
+    """What each worker sends of its gradients, and of what goes between it and the layer before."""
+    sent_s: float
+
+
+def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
+    """One for each layer that has weights, in their order. plan: one of layouts."""
+    by_data = Layout(cost.workers)
+    pairs = [*enumerate(pairwise(plan.layouts))]
+    between = [(0.0, 0.0), *(cost.between(at, *pair) for at, pair in pairs)]
+    found = []
+    rows = zip(cost.chain, plan.layouts, between, strict=True)
+    for unit, layout, (seconds, sent) in rows:
+        if not unit.weights:
+            continue
+        whole = BYTES_PER_ELEMENT * unit.weights
+        numbers = unit.inputs + unit.outputs
+        found.append(
+            Reason(
+                unit.name,
+                words_of(unit, layout),
+                whole,
+                cost.itemsize * numbers * cost.work.global_batch_size,
+                sum_numbers(cost.workers, whole),
+                cost.gradients_s(unit, by_data),
+                sum_numbers(layout.batch, weights_bytes(unit, layout)) + sent,
+                cost.gradients_s(unit, layout) + seconds,
+            )
+        )
+    return found

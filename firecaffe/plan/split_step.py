@@ -1,0 +1,209 @@
+"""The step of a network whose layers workers share in some layouts: computing, and what is sent.
+
+A layer's gradients are summed by the workers that share its batch, in the exchange that the
+training takes, beside backward; activations go between two layers while nobody computes, for the
+next layer waits for them. What is sent beside backward is hidden by computing alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import groupby, pairwise
+from math import ceil
+
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.gradients.buckets import cut
+from firecaffe.parallel.volumes import sum_numbers
+from firecaffe.plan.between import Boundary, Exchanges, Traffic, boundary
+from firecaffe.plan.chain import Unit
+from firecaffe.plan.cluster import Cluster
+from firecaffe.plan.compute import HALF_PRECISION, correction, data_s, layer_s, update_s
+from firecaffe.plan.forecast import prices_of, storage_s
+from firecaffe.plan.held import Layouts, micro_batches_of, part_of
+from firecaffe.plan.layouts import Layout
+from firecaffe.plan.network import Network
+from firecaffe.plan.price import Prices
+from firecaffe.plan.timeline import Bucket, overlap, slowest_of
+from firecaffe.plan.workload import Workload
+
+
+@dataclass(frozen=True)
+class SplitStep:
+    """The parts of a step's time, in seconds; and what each worker sends, in bytes."""
+
+    compute_s: float
+    data_s: float
+    activations_s: float
+    """Exchanges between layers, forward and backward."""
+    exposed_communication_s: float
+    """What backward does not hide of the sums of gradients."""
+    update_s: float
+    gradients_bytes: float
+    activations_bytes: float
+
+    @property
+    def step_s(self) -> float:
+        computes_s = self.compute_s + self.data_s + self.update_s
+        return computes_s + self.activations_s + self.exposed_communication_s
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A gradient of the last round's backward."""
+
+    model: int
+    """Workers that hold one model of its layer: others with its part are so far apart."""
+    ready_s: float
+    num_bytes: int
+
+
+class SplitCost:
+    """What layouts cost a workload on so many workers of a cluster; times are kept, so that many
+    layouts can be compared.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        cluster: Cluster,
+        chain: Sequence[Unit],
+        workers: int,
+        exchange: str,
+    ) -> None:
+        """exchange: of gradients."""
+        self.work, self.cluster, self.chain = work, cluster, chain
+        self.workers, self.exchange = workers, exchange
+        self.network = Network(cluster.links, workers)
+        self.exchanges = Exchanges(self.network)
+        self.itemsize = 2 if work.autocast in HALF_PRECISION else BYTES_PER_ELEMENT
+        self._scale = correction(work, cluster.device, work.micro_batch_size)
+        self._prices: dict[int, Prices] = {}
+        self.computes_s = cache(self._computes_s)
+        self.boundary = cache(self._boundary)
+
+    def step(self, layouts: Layouts) -> SplitStep:
+        """The step in which each unit has a layout.
+
+        Raises: ValueError if the exchange cannot be among the workers that share a batch.
+        """
+        work, device = self.work, self.cluster.device
+        own = [*zip(self.chain, layouts, strict=True)]
+        rounds = min(micro_batches_of(work, each) for each in layouts)
+        computed_s = sum(self.unit_s(*each) for each in own)
+        tensors, backward_s = self._last_backward(layouts)
+        slowed_s, exposed_s = self._beside_backward(tensors, backward_s)
+        between = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
+        held = sum(weights_bytes(*each) for each in own)
+        step = SplitStep(
+            compute_s=(computed_s + slowed_s - backward_s)
+            * slowest_of(self.workers, device.jitter, rounds),
+            data_s=rounds * data_s(work, device),
+            activations_s=sum(seconds for seconds, _ in between),
+            exposed_communication_s=exposed_s,
+            update_s=update_s(work, device, held / max(1, work.parameter_bytes)),
+            gradients_bytes=sum(
+                sum_numbers(layout.batch, weights_bytes(unit, layout)) for unit, layout in own
+            ),
+            activations_bytes=sum(sent for _, sent in between),
+        )
+        waits_s = storage_s(work, self.cluster, self.workers, step.step_s)
+        return replace(step, data_s=step.data_s + waits_s)
+
+    @cached_property
+    def alone_s(self) -> float:
+        """The step of one worker."""
+        alone = SplitCost(self.work, self.cluster, self.chain, 1, self.exchange)
+        return alone.step([Layout()] * len(self.chain)).step_s
+
+    def unit_s(self, unit: Unit, layout: Layout) -> float:
+        """Computing of a step."""
+        forward_s, backward_s = self.computes_s(unit, layout)
+        return micro_batches_of(self.work, layout) * (forward_s + sum(backward_s))
+
+    def _computes_s(self, unit: Unit, layout: Layout) -> tuple[float, tuple[float, ...]]:
+        """Forward of one micro-batch, and backward by layer, from the first to the last."""
+        work, device = self.work, self.cluster.device
+        times = [
+            layer_s(each, work, device, work.micro_batch_size) for each in part_of(unit, layout)
+        ]
+        backward_s = tuple(self._scale * backward for _, backward in times)
+        return self._scale * sum(forward for forward, _ in times), backward_s
+
+    def gradients_s(self, unit: Unit, layout: Layout) -> float:
+        """The sum of a unit's gradients by itself."""
+        numbers = weights_bytes(unit, layout) // BYTES_PER_ELEMENT
+        return self.prices(layout.model).seconds([numbers])[0] if numbers else 0.0
+
+    def prices(self, model: int) -> Prices:
+        """Those among the workers that hold the same parts, all sets of them at once."""
+        if model not in self._prices:
+            network = self.network.strided(model)
+            self._prices[model] = prices_of(self.work, self.exchange, network)
+        return self._prices[model]
+
+    def between(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
+        """Seconds, and bytes that each worker sends, between unit `at` and the next one."""
+        found = self.boundary(before, after, self.chain[at + 1].has_input_gradient)
+        num_bytes, rounds = self.size(at, before), self.rounds(before, after)
+        traffics: list[Traffic] = [*found.sums, *found.fetches]
+        seconds = self.exchanges.seconds(traffics, num_bytes, rounds)
+        return seconds, num_bytes * sum(float(each.share.sum()) for each in traffics)
+
+    def size(self, at: int, before: Layout) -> float:
+        """Bytes of what goes between two units, of the whole batch. Addends are summed before a
+        pool that stands between makes them fewer.
+        """
+        numbers = self.chain[at + 1].inputs
+        if before.inputs > 1:
+            numbers = max(numbers, self.chain[at].outputs)
+        return self.itemsize * numbers * self.work.global_batch_size
+
+    def rounds(self, before: Layout, after: Layout) -> int:
+        """Exchanges in a step: workers that share a batch each have a micro-batch in one."""
+        return min(micro_batches_of(self.work, each) for each in (before, after))
+
+    def _boundary(self, before: Layout, after: Layout, has_gradient: bool) -> Boundary:
+        return boundary(self.exchanges, before, after, has_gradient)
+
+    def _last_backward(self, layouts: Layouts) -> tuple[list[_Tensor], float]:
+        """The gradients in the order in which they become ready, and how long it takes."""
+        most = max(each.batch for each in layouts)
+        tensors, passed_s = [], 0.0
+        for unit, layout in [*zip(self.chain, layouts, strict=True)][::-1]:
+            _, backward_s = self.computes_s(unit, layout)
+            in_round = ceil(most / layout.batch)
+            for work, seconds in [*zip(part_of(unit, layout), backward_s, strict=True)][::-1]:
+                passed_s += in_round * seconds
+                sizes = work.parameters_bytes[::-1]
+                tensors += [_Tensor(layout.model, passed_s, size) for size in sizes]
+        return tensors, passed_s
+
+    def _beside_backward(
+        self, tensors: Sequence[_Tensor], backward_s: float
+    ) -> tuple[float, float]:
+        """What the last round's backward takes, and what is left of the exchange after it."""
+        sent: list[tuple[int, Bucket]] = []
+        for model, run in groupby(tensors, lambda each: each.model):
+            own = [*run]
+            for start, stop in cut([each.num_bytes for each in own], self.work.bucket_bytes):
+                size = sum(each.num_bytes for each in own[start:stop]) // BYTES_PER_ELEMENT
+                sent.append((model, Bucket(own[stop - 1].ready_s, size)))
+        by_model: dict[int, list[int]] = {}
+        for model, bucket in sent:
+            by_model.setdefault(model, []).append(bucket.num_elements)
+        taken = {model: iter(self.prices(model).seconds(own)) for model, own in by_model.items()}
+        taken_s = [next(taken[model]) for model, _ in sent]
+        lanes, together = self.cluster.lanes, 1.0
+        if any(self.prices(model).across for model in by_model):
+            lanes = 1
+        elif len(sent) > 1:
+            model, largest = max(sent, key=lambda each: each[1].num_elements)
+            together = self.prices(model).share_beside_another(largest.num_elements, lanes)
+        buckets = [bucket for _, bucket in sent]
+        slowdown = self.cluster.device.exchange_slowdown
+        return overlap(buckets, taken_s, backward_s, lanes, together, slowdown)
+
+
+def weights_bytes(unit: Unit, layout: Layout) -> int:
+    """Of the gradients that each worker sums up with those that hold the same part."""
+    return sum(sum(each.parameters_bytes) for each in part_of(unit, layout))

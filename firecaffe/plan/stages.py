@@ -1,0 +1,146 @@
+"""Layers in stages, a worker each: how they are cut, how long a step takes, what a worker holds.
+
+Micro-batches follow each other through the stages. A step has as many turns as there are
+micro-batches and stages, less one, each as long as the slowest stage; a worker is idle in all but
+those of its micro-batches: (K - 1) / (m + K - 1) of them. Branches are cut as a sequence, too.
+
+Source: Huang et al. 2019 (GPipe) for the idle share; Narayanan et al. 2019 (PipeDream) for one
+forward, one backward, by which a stage keeps activations of as many micro-batches as follow it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain as joined
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.parallel.volumes import sum_numbers
+from firecaffe.plan.chain import Unit
+from firecaffe.plan.compute import data_s, update_s
+from firecaffe.plan.held import micro_batches_of
+from firecaffe.plan.layouts import Layout
+from firecaffe.plan.memory import memory_bytes
+from firecaffe.plan.split_step import SplitCost, SplitStep, weights_bytes
+from firecaffe.plan.timeline import slowest_of
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A network in stages, on rows of as many workers."""
+
+    cuts: tuple[int, ...]
+    """Stage k has the units from cuts[k] to cuts[k + 1]."""
+    step: SplitStep
+    """Of the slowest stage, idle turns in its parts."""
+    idle: float
+    """The share of turns in which a worker has nothing to do."""
+    memory: dict[str, float]
+    """Of the stage that holds most, in bytes."""
+
+
+def best_stages(cost: SplitCost, stages: int) -> Stages:
+    """The cut whose slowest stage is the fastest; a stage is handed its input, too.
+
+    Raises: ValueError if there are fewer layers than stages, or the rows do not fit the links.
+    """
+    units = [unit for unit in cost.chain if unit.works]
+    if stages > len(units):
+        raise ValueError(f"{stages} stages of {len(units)} layers")
+    layout = Layout(cost.workers // stages, copies=stages)
+    computes_s = np.array([cost.unit_s(unit, layout) for unit in units])
+    passes_s = np.array([_passes_s(cost, stages, at) for at in range(len(units))]).T
+    micro_batches = micro_batches_of(cost.work, layout)
+    cuts = balanced(computes_s / micro_batches, passes_s)
+    memory = [
+        _memory(cost, units[start:stop], layout, min(micro_batches, stages - k))
+        for k, (start, stop) in enumerate(pairwise(cuts))
+    ]
+    return Stages(
+        cuts,
+        _step(cost, units, layout, cuts, computes_s / micro_batches, passes_s),
+        (stages - 1) / (micro_batches + stages - 1),
+        max(memory, key=lambda each: sum(each.values())),
+    )
+
+
+def _step(
+    cost: SplitCost,
+    units: Sequence[Unit],
+    layout: Layout,
+    cuts: tuple[int, ...],
+    computes_s: Array,
+    passes_s: Array,
+) -> SplitStep:
+    """computes_s, passes_s: as of `balanced`."""
+    work, device = cost.work, cost.cluster.device
+    parts = [*enumerate(pairwise(cuts))]
+    own_s, passed_s = max(
+        ((computes_s[start:stop].sum(), passes_s[k, start]) for k, (start, stop) in parts), key=sum
+    )
+    micro_batches = micro_batches_of(work, layout)
+    turns = micro_batches + layout.model - 1
+    weights = [sum(weights_bytes(each, layout) for each in units[a:b]) for _, (a, b) in parts]
+    # Stages end one after the other, the first one last; the sums of the others are under way then.
+    sums_s = cost.prices(layout.model).seconds([each // BYTES_PER_ELEMENT for each in weights])
+    exposed_s = max(each - k * own_s / 2 for k, each in enumerate(sums_s))
+    images = work.global_batch_size / layout.batch
+    edges = [0.0, *(cost.itemsize * units[start].inputs * images for _, (start, _) in parts[1:])]
+    sent = zip(weights, pairwise([*edges, 0.0]), strict=True)
+    most = max(((sum_numbers(layout.batch, each), sum(ends)) for each, ends in sent), key=sum)
+    return SplitStep(
+        compute_s=turns * own_s * slowest_of(cost.workers, device.jitter, micro_batches),
+        data_s=micro_batches * data_s(work, device),
+        activations_s=turns * passed_s,
+        exposed_communication_s=max(0.0, exposed_s),
+        update_s=update_s(work, device, max(weights) / max(1, work.parameter_bytes)),
+        gradients_bytes=most[0],
+        activations_bytes=most[1],
+    )
+
+
+def _memory(cost: SplitCost, units: Sequence[Unit], layout: Layout, kept: int) -> dict[str, float]:
+    """Bytes of a worker that has these units and keeps the activations of so many micro-batches."""
+    works = tuple(joined.from_iterable(unit.works for unit in units))
+    activations = sum(each.output_bytes for each in works if each.backward_share > 0)
+    own = replace(cost.work, layers=works, activation_bytes=kept * activations)
+    return memory_bytes(own, layout.batch)
+
+
+def balanced(computes_s: Array, passes_s: Array) -> tuple[int, ...]:
+    """The ends of consecutive parts, none empty, of which the slowest is the fastest.
+
+    computes_s: of each unit. passes_s: what stage k takes to be given the input of unit u, shape
+    (stages, units).
+    """
+    stages, units = passes_s.shape
+    before = np.concatenate([[0.0], computes_s.cumsum()])
+    least = np.full((stages + 1, units + 1), np.inf)
+    least[0, 0] = 0.0
+    came = np.zeros((stages + 1, units + 1), dtype=int)
+    for k in range(stages):
+        # own[a, b]: a stage of the units from a to b.
+        own = before[None, :] - before[:-1, None] + passes_s[k][:, None]
+        own[np.arange(units)[:, None] >= np.arange(units + 1)] = np.inf
+        through = np.maximum(least[k, :-1, None], own)
+        came[k + 1], least[k + 1] = through.argmin(0), through.min(0)
+    ends = [units]
+    for k in range(stages, 0, -1):
+        ends.append(int(came[k, ends[-1]]))
+    return tuple(ends[::-1])
+
+
+def _passes_s(cost: SplitCost, stages: int, at: int) -> list[float]:
+    """What handing the input of a unit to each stage takes, and its gradient back, a micro-batch at
+    a time.
+    """
+    num_bytes = cost.itemsize * cost.chain[at].inputs * cost.work.micro_batch_size
+    found = [0.0]
+    for k in range(1, stages):
+        link = cost.network.link(k - 1, k)
+        found.append(2 * (link.latency_s + num_bytes / link.bandwidth_bytes_per_s))
+    return found
