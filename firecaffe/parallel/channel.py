@@ -26,15 +26,21 @@ class Sender:
         self._worker = Worker(f"to stage {other}")
         self._told = ""
 
-    def send(self, value: Any) -> None:
-        """Begins to send a value, whose tensors must stay as they are until they are there.
+    def send(self, value: Any) -> Future[None]:
+        """Begins to send a value, whose tensors must stay as they are until they are there, which
+        is when the result is done.
 
         Raises: RecipeError if it has something in it that cannot be sent; what the thread has met.
         """
         raise_failure([self._worker])
         packed = pack(value)
         runs = [run.cpu() for run in packed.runs]
-        self._worker.submit(lambda: self._send(Packed(packed.outline, runs)))
+        return self._worker.submit(lambda: self._send(Packed(packed.outline, runs)))
+
+    def wait(self, sent: Future[None]) -> None:
+        """Waits until a value is there. Raises: PeerLostError; what the thread has met."""
+        with waiting(self._group):
+            wait_for(self._group, [sent], [self._worker])
 
     def close(self, wait: bool) -> None:
         """Ends the thread. wait: for what is on its way; to a lost rank it may be so for long."""

@@ -10,7 +10,9 @@ in the whole network:
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -24,6 +26,9 @@ from firecaffe.parallel.channel import Receiver, Sender
 from firecaffe.parallel.passed import check_apart, tensors_in
 from firecaffe.parallel.pipeline import ORDERS
 from firecaffe.parallel.stages import Stage
+
+AHEAD = 2
+"""Batches that a stage has sent and the next one has not taken, in evaluation."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -127,6 +132,34 @@ class StageRunner:
             yield Ready(leaf, self._root(now, is_more), now.kept)
             if self._to_before is not None:
                 self._to_before.send(now.arrivals.gradients)
+
+    @torch.no_grad()
+    def outputs(
+        self, stage: Stage, numbers: Sequence[int], inputs: Callable[[int], Any]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields each batch's number and, on the last stage, what the network returns for it; None
+        on the others. All ranks of the group take the same numbers, to the end.
+
+        stage: this rank's, of the network in evaluation. inputs: asked on the first stage.
+
+        Raises: as `run`.
+        """
+        on_way: deque[Future[None]] = deque()
+        if self._from_before is not None and numbers:
+            self._from_before.ask()
+        for place, number in enumerate(numbers):
+            if self._from_before is None:
+                taken: tuple[Any, ...] = (inputs(number),)
+            else:
+                taken, _ = self._take(self._from_before, place + 1 < len(numbers))
+            with self.arithmetic():
+                given = stage.module(*taken)
+            if self._to_after is not None:
+                check_apart(tensors_in(given))
+                on_way.append(self._to_after.send(given))
+                if len(on_way) > AHEAD:  # a slower stage sets the pace
+                    self._to_after.wait(on_way.popleft())
+            yield number, given if self._to_after is None else None
 
     def _forward(self, leaf: int, micro_batches: MicroBatches[Any], is_more: bool) -> _Held:
         wanted: list[Tensor] = []

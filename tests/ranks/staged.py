@@ -1,6 +1,8 @@
 """Steps of a network, whole or in stages, and what each of their micro-batches comes to."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,18 +19,24 @@ SAMPLES = 3
 
 
 class Case(NamedTuple):
-    """A network, the size of its images, its loss, and the micro-batches of a step."""
+    """A network, the size of its images, its loss, the micro-batches of a step, and what is around
+    forward.
+    """
 
     network: nn.Module
     size: int
     loss: Callable[[Any], Tensor]
     num_leaves: int
+    arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def case(name: str) -> Case:
     torch.manual_seed(2)
     if name == "odd":
         return Case(odd()[0], 8, odd_loss, 6)
+    if name == "odd in bfloat16":
+        autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+        return Case(odd()[0], 8, odd_loss, 6, autocast)
     return Case(narrow(name), 224, headed_loss, 3)
 
 
@@ -69,7 +77,9 @@ def whole(step: Step, network: nn.Module) -> Iterator[tuple[int, Tensor, list[Te
     """Each micro-batch of a step through the whole network."""
     for leaf in range(step.case.num_leaves):
         step.buffers.begin_micro_batch()
-        loss = step.loss(leaf, network(step.inputs(leaf)))
+        inputs = step.inputs(leaf)
+        with step.case.arithmetic():
+            loss = step.loss(leaf, network(inputs))
         yield leaf, loss, step.end(leaf)
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from firecaffe.cluster.digest import digest
 from firecaffe.cluster.group import Group, divide
@@ -17,7 +18,7 @@ from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.parallel.pipeline import ORDERS
+from firecaffe.parallel.pipeline import ORDERS, most_held
 from firecaffe.parallel.stage_run import StageRunner
 from firecaffe.parallel.stages import cut_stages
 from firecaffe.transport.exchange import Exchange
@@ -32,7 +33,7 @@ def by_stages(name: str, cuts: list[str], order: str) -> tuple[Found, float]:
     with join("cpu") as world:
         made = case(name)
         stage = cut_stages(made.network, cuts)[world.rank]
-        with StageRunner(stage, world, order) as runner:
+        with StageRunner(stage, world, order, made.arithmetic) as runner:
             step = Step(made, stage.module, 0)
             found = each_leaf(step, stage.module, in_stages(step, runner, range(made.num_leaves)))
             return found, runner.waited_s
@@ -53,6 +54,7 @@ def one_thread() -> Iterator[None]:
         *(("odd", ["act"], order) for order in ORDERS),
         *(("odd", ["head", "middle.1", "last"], order) for order in ORDERS),
         *(("odd", ["act", "middle", "last.2"], order) for order in ORDERS),
+        ("odd in bfloat16", ["middle.1"], "1f1b"),
         ("googlenet", ["inception4b"], "1f1b"),
         ("googlenet_bn", ["inception3b", "inception4b", "inception5a"], "gpipe"),
     ],
@@ -155,3 +157,87 @@ def test_training_in_stages_ends_in_the_bits_of_one_worker(
         assert losses == (expected_losses if is_last else [0.0] * STEPS)
         state |= own
     assert digest(sorted(state.items())) == digest(sorted(expected.items()))
+
+
+def evaluated(cuts: list[str]) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs before and after a step of training, as far as they are known here."""
+    with join("cpu") as world:
+        made = case("odd")
+        stage = cut_stages(made.network, cuts)[world.rank]
+        for_evaluation = cut_stages(made.network.eval(), cuts)[world.rank]
+        with StageRunner(stage, world) as runner:
+            found = []
+            for number in range(2):
+                step = Step(made, stage.module, number)
+                made.network.train()
+                each_leaf(step, stage.module, in_stages(step, runner, range(NUM_LEAVES)))
+                made.network.eval()
+                outputs = runner.outputs(for_evaluation, range(NUM_LEAVES), step.inputs)
+                known = [each for _, each in outputs if each is not None]
+                assert all(each["side"] is None for each in known)  # as the head is not called
+                found.append([each["out"] for each in known])
+            return found[0], found[1]
+
+
+def test_outputs_in_evaluation(ranks: Ranks, one_thread: None) -> None:
+    made = case("odd")
+    network = made.network.eval()
+    expected = []
+    for number in range(2):
+        step = Step(made, network, number)
+        with torch.no_grad():
+            expected.append([network(step.inputs(leaf))["out"] for leaf in range(NUM_LEAVES)])
+    *others, last = ranks.shared(3, evaluated, ["act", "last"])
+    assert others == [([], []), ([], [])]
+    for own, wanted in zip(last, expected, strict=True):
+        assert all(map(torch.equal, own, wanted))
+        assert len(own) == len(wanted)
+
+
+class Seen(nn.Module):
+    """Counts the micro-batches whose activations are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.seen: list[StorageWeakRef] = []
+        self.most = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        activation = torch.tanh(self.inner(x))
+        self.seen.append(StorageWeakRef(activation.untyped_storage()))  # type: ignore[no-untyped-call]
+        self.most = max(self.most, sum(not each.expired() for each in self.seen))  # type: ignore[no-untyped-call]
+        result: Tensor = self.outer(activation)
+        return result
+
+
+class Plain:
+    """Micro-batches of random numbers."""
+
+    def inputs(self, leaf: int) -> Tensor:
+        return torch.randn(2, 4)
+
+    def loss(self, leaf: int, outputs: Tensor) -> Tensor:
+        return outputs.sum()
+
+    def end(self, leaf: int) -> None:
+        pass
+
+
+def held(order: str) -> int:
+    with join("cpu") as world:
+        network = nn.Sequential(*[Seen() for _ in range(world.world_size)])
+        stage = cut_stages(network, [str(k) for k in range(1, world.world_size)])[world.rank]
+        with StageRunner(stage, world, order) as runner:
+            for ready in runner.run(range(NUM_LEAVES), Plain()):
+                assert ready.root is not None
+                torch.autograd.backward(ready.root)
+        module = stage.module.get_submodule(str(world.rank))
+        assert isinstance(module, Seen)
+        return module.most
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_as_many_activations_are_held_as_the_order_says(ranks: Ranks, order: str) -> None:
+    expected = [most_held(ORDERS[order](4, NUM_LEAVES, stage)) for stage in range(4)]
+    assert ranks.shared(4, held, order) == expected

@@ -18,7 +18,7 @@ class Gain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            self.gain.lerp_(1 + x.detach().mean(), 0.5)
+            self.gain.lerp_(1 + x.detach().float().mean(), 0.5)
         return x * self.gain
 
 
