@@ -63,15 +63,16 @@ def seen_of(x: "TensorInParts", slide: Slide, fill: float) -> tuple[Cut, list[Te
     rows = x.shape[x.cut_dim]
     ends = cut(slide.outputs(rows), x.group.num_parts)
     seen = [slide.seen(range(start, stop)) for start, stop in pairwise(ends)]
-    # One row at least: a kernel may see nothing but padding, and that row is then cropped.
+    # One row at least: a part may see nothing but padding, and that row is then cropped.
     windows = tuple(
         range(min(max(each.start, 0), rows - 1), max(min(each.stop, rows), 1)) for each in seen
     )
     given = with_halos(x.group, x.own, x.cut, windows, x.cut_dim)
     padded = []
     for number, part in zip(cycle(x.group.own), given, strict=False):
-        before = windows[number].start - seen[number].start
-        after = seen[number].stop - windows[number].stop
+        most = len(seen[number])
+        before = min(max(windows[number].start - seen[number].start, -1), most)
+        after = min(max(seen[number].stop - windows[number].stop, -1), most)
         is_whole = before == after == 0
         padded.append(part if is_whole else F.pad(part, (0, 0, before, after), value=fill))
     return ends, padded
