@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks import validate_emulated, validate_firecaffe, validate_planner
+from benchmarks import one_weird_trick, validate_emulated, validate_firecaffe, validate_planner
 from benchmarks.published_allreduce import predict as predict_allreduce
 from benchmarks.published_allreduce import read_allreduce
 from benchmarks.published_families import Outcome, predict, read_families
@@ -94,6 +94,31 @@ def test_shipped_devices_are_forecast_by_the_function_of_plan(
     assert plan.main([*words, "--global-batch-size", "32", "--micro-batch-size", "32"]) == 0
     (said,) = json.loads(capsys.readouterr().out)[0]["rows"]
     assert row.forecast_per_s == pytest.approx(said["images_per_s"])
+
+
+def test_one_weird_trick_is_forecast_by_the_function_of_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """From the hours of one device alone; the aim was 6 %, and four devices miss it."""
+    (record,) = one_weird_trick.read_records(FAMILIES)
+    assert record.alone_per_s == pytest.approx(90 * 1_281_167 / (98.05 * 3600))
+    text = (FAMILIES.parent / "k20.toml").read_text()
+    cluster = tmp_path / "k20.toml"
+    cluster.write_text(text.replace("efficiency = 1.0", f"efficiency = {record.efficiency!r}"))
+    words = ["--model", "alexnet_owt", "--cluster", str(cluster), "--micro-batch-size", "128"]
+    assert plan.main([*words, "--global-batch-size", "128", "--workers", "1", "--json"]) == 0
+    (alone,) = json.loads(capsys.readouterr().out)[0]["rows"]
+    assert alone["images_per_s"] == pytest.approx(record.alone_per_s)
+    for row in record.rows:
+        words += ["--global-batch-size", str(128 * row.workers), "--workers", str(row.workers)]
+        assert plan.main([*words, "--parallel", "one_weird_trick", "--json"]) == 0
+        (said,) = json.loads(capsys.readouterr().out)[0]["parallel"]["plans"]
+        assert row.predicted == pytest.approx(said["images_per_s"] / record.alone_per_s)
+    two, four, eight = record.rows
+    assert abs(two.error or 1) <= one_weird_trick.AIM
+    assert 0.06 < (four.error or 1) < 0.09
+    assert eight.published is None
+    assert two.linear_error == pytest.approx(2 / 1.95 - 1)
 
 
 def test_emulated_exchanges_at_200_mbit() -> None:
