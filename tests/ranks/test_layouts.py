@@ -25,6 +25,7 @@ RECIPE = Recipe(
 HEAD = {"classifier.*": "neurons", "classifier.3": "inputs"}
 ALL = {"features.?": "filters", "features.4": "channels", **HEAD}
 PATHS = {"features.6": "paths", **HEAD}
+ROWS = {"features.[01]": "rows", "features.4": "filters", **HEAD}
 
 LAYOUTS = {
     "data 2": ParallelConfig(split=HEAD, parts=4),
@@ -92,7 +93,7 @@ def test_any_layout(ranks: Ranks, alone: firecaffe.Result, name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["model 4", "2 x 2"])
-@pytest.mark.parametrize("words", [ALL, PATHS], ids=["layers", "paths"])
+@pytest.mark.parametrize("words", [ALL, PATHS, ROWS], ids=["layers", "paths", "rows"])
 def test_convolutions_and_paths_in_parts(
     ranks: Ranks, name: str, words: dict[str, str], tmp_path: Path
 ) -> None:
