@@ -7,7 +7,7 @@
 A window is what one part sees of the dimension that is cut. Gradients are added in the order of
 parts, whoever holds them, so the number of ranks changes no bit.
 
-Source: Dryden et al. 2019, section 3 (spatial parallelism).
+Source: Dryden et al. 2019 (IPDPS, arXiv 1903.06681), spatial parallelism.
 """
 
 from collections.abc import Callable, Mapping, Sequence

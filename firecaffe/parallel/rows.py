@@ -3,7 +3,7 @@
 The rows that a kernel makes are cut anew, equally. Each part is given the rows that its own ones
 are made of, and the padding beyond the edges of the image; columns stay whole.
 
-Source: Dryden et al. 2019, section 3 (spatial parallelism).
+Source: Dryden et al. 2019 (IPDPS, arXiv 1903.06681), spatial parallelism.
 """
 
 from collections.abc import Sequence
