@@ -47,6 +47,11 @@ class PartGroup:
         """The place of a part of this rank's own samples, among its parts of a tensor."""
         return 0
 
+    @property
+    def seconds(self) -> float:
+        """What exchanges on the host have taken so far."""
+        return self.collectives.seconds + self._sum.seconds
+
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Itself: a copy of a network is held by the same ranks."""
         return self

@@ -13,6 +13,7 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
 from firecaffe.runs.measure import Measure
+from firecaffe.runs.peak_memory import peak_memory_bytes
 from firecaffe.runs.record import read_json_lines
 from firecaffe.training.best import Best
 from firecaffe.training.evaluate import Evaluation
@@ -47,8 +48,11 @@ class Result:
     data_wait_by_rank: list[float]
     """The same of each rank."""
     sent_bytes_per_step_by_rank: list[float | None]
-    """Bytes of gradients sent to other ranks in a step, by rank; None for those that went through a
-    collective of the backend's."""
+    """Bytes of gradients, and of a split model's activations, sent to other ranks in a step, by
+    rank; None for those that went through a collective of the backend's."""
+    peak_memory_bytes_by_rank: list[int]
+    """The most memory that each rank has had: on a CPU the process, with its libraries; on a GPU
+    the tensors."""
     loss: float | None
     """Mean loss of the last step; None if a resumed run had no step left to do."""
     test_loss: float
@@ -240,6 +244,7 @@ def result_of(
         "data": _share(sums.data_s, sums.train_s),
         "checkpoints": asdict(costs),
         "sent": world.traffic.sent_bytes,
+        "memory": peak_memory_bytes(world.device),
         "broken": [each for of_part in sums.broken for each in of_part.values()],
         "doubts": list(doubts),
     }
@@ -256,6 +261,7 @@ def result_of(
         sent_bytes_per_step_by_rank=[
             None if rank["sent"] is None else _share(rank["sent"], steps_done) for rank in ranks
         ],
+        peak_memory_bytes_by_rank=[rank["memory"] for rank in ranks],
         loss=sums.loss,
         test_loss=test.loss,
         metrics=test.metrics,

@@ -100,7 +100,7 @@ class Stepper:
         norm = queue.to_host(self._scale_gradients())
         sums = queue.to_host(torch.cat([totals.tail[0], totals.counts]))
         outcome = partial(
-            Outcome,
+            Outcome if self.rows is None else self.rows.outcome(),
             step=step,
             samples=samples,
             weight=weight,

@@ -1,5 +1,6 @@
 """Schedules of any kind, run by this rank over its group: pieces, lanes, scratch, traffic."""
 
+import time
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -61,6 +62,8 @@ class Collectives:
         self.world = world
         self._plans: dict[Hashable, _Plan] = {}
         self._scratch: dict[tuple[Hashable, torch.dtype], Tensor] = {}
+        self.seconds = 0.0
+        """What exchanges of vectors on the host have taken so far."""
 
     def run(
         self,
@@ -152,7 +155,7 @@ class Collectives:
         """Carries out the parts' rounds."""
         group = self.world.exchange_group
         assert group is not None
-        is_gloo = not vector.is_cuda
+        is_gloo, begun_s = not vector.is_cuda, time.perf_counter()
         sent = sum(sent_elements(part.rounds) for part in parts)
         self.world.traffic.add(sent * vector.itemsize)
         # An only part, of inputs, may have more: what waits there is of rounds before.
@@ -178,6 +181,8 @@ class Collectives:
                 for i, part in enumerate(parts)
             ]
         )
+        if is_gloo:
+            self.seconds += time.perf_counter() - begun_s
 
     def _scratch_for(self, vector: Tensor, num_elements: int, place: Hashable) -> Tensor:
         scratch = self._scratch.get((place, vector.dtype))

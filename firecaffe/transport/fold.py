@@ -52,6 +52,11 @@ class NodeSum:
         self._collectives = Collectives(world)
 
     @property
+    def seconds(self) -> float:
+        """What its exchanges on the host have taken so far."""
+        return self._collectives.seconds
+
+    @property
     def own_nodes(self) -> Sequence[Node]:
         """This rank's nodes, in order."""
         return self.nodes_of_rank[self.world.rank]

@@ -1,6 +1,7 @@
 """What a step does besides if the model is split: its ranks agree, and may exchange samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from firecaffe.cluster.agree import finish, gather_text
 from firecaffe.data import SampleOrder
 from firecaffe.recipe.run import Run
-from firecaffe.training.outcome import Outcome, raise_not_finite
+from firecaffe.training.outcome import Outcome, Timings, raise_not_finite
 from firecaffe.training.parallel.network import SplitNetwork
 from firecaffe.training.parallel.sums import PartSums
 
@@ -48,8 +49,20 @@ class Rows:
         self._split, self._order, self.sums, self._leaves = split, order, sums, leaves
 
     def begin_step(self) -> None:
+        self._before = self._seconds
         if self.sums is not None:
             self.sums.begin()
+
+    def outcome(self) -> Callable[..., "SplitOutcome"]:
+        """Makes this step's outcome, once its exchanges are done."""
+        row_s, column_s = (
+            now - before for now, before in zip(self._seconds, self._before, strict=True)
+        )
+        return partial(SplitOutcome, row_s=row_s, column_s=column_s)
+
+    @property
+    def _seconds(self) -> tuple[float, float]:
+        return self._split.group.seconds, 0.0 if self.sums is None else self.sums.seconds
 
     def begin(self, step: int, number: int) -> int:
         """Begins a micro-batch on each rank, the same number of each share. Returns how many
@@ -99,3 +112,23 @@ class Rows:
     def _samples(self, step: int, leaf: int) -> int:
         size = self._order.micro_batch_size
         return max(0, min(size, self._order.samples_in_step(step) - leaf * size))
+
+
+@dataclass(frozen=True)
+class SplitOutcome(Outcome):
+    """The outcome of a step, with exchanges that no computation hides."""
+
+    row_s: float
+    """Seconds of those between layers."""
+    column_s: float
+    """Of those of the gradients of parts, after backward."""
+
+    def _timings(self) -> Timings:
+        found, waited_s = super()._timings(), self.row_s + self.column_s
+        return replace(
+            found,
+            compute_s=found.compute_s - self.row_s,
+            exposed_communication_s=found.exposed_communication_s + waited_s,
+            exchange_s=found.exchange_s + waited_s,
+            update_s=found.update_s - self.column_s,
+        )

@@ -35,6 +35,11 @@ class PartSums:
         ]
         self._sum = NodeSum(column, nodes, self._num_leaves)
 
+    @property
+    def seconds(self) -> float:
+        """What its exchanges on the host have taken so far."""
+        return self._sum.seconds
+
     def begin(self) -> None:
         """Begins a step."""
         for each in self._parameters:
