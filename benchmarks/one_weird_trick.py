@@ -1,4 +1,4 @@
-"""One weird trick on K20s: published speedups against what `firecaffe plan --parallel` says.
+"""One weird trick on K20s: published speedups against what `firecaffe plan --ways` says.
 
 One constant is fitted, the device's efficiency, to the hours of one device. Each row is the way
 `one_weird_trick` of the function that the command calls (`plan.split_plans.split_plans`), in rows
@@ -120,7 +120,7 @@ def page(path: Path) -> tuple[str, list[float], list[float]]:
         last = record.rows[-1].plan.step
         lines += [
             paragraph(
-                f"""Tested: the way `one_weird_trick` of `firecaffe plan --parallel`, by the
+                f"""Tested: the way `one_weird_trick` of `firecaffe plan --ways`, by the
                 function that it calls, on [a cluster file](../benchmarks/published/k20.toml) of
                 data sheets:
                 {record.net}, {record.batch} images a device. Fitted: the device's efficiency,

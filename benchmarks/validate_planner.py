@@ -130,7 +130,7 @@ def make_page(families: Path) -> str:
         Record("single devices, shipped files", "`firecaffe plan`", alone_errors),
         Record(
             "one weird trick on K20s, speedups",
-            "`firecaffe plan --parallel`",
+            "`firecaffe plan --ways`",
             split_errors,
             split_null,
             1,

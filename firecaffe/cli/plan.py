@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     # Not at the comma of hierarchical(INNER,OUTER).
     names = re.split(r",(?![^(]*\))", options.exchanges)
     exchanges = None if names == ["all"] else names
-    shared = ways(options.parallel) if options.parallel else []
+    shared = ways(options.ways) if options.ways else []
     plans = []
     for name, (work, words, network) in works.items():
         for cluster in clusters:

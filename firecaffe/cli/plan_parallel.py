@@ -1,4 +1,4 @@
-"""The tables of `firecaffe plan --parallel`: the ways to share a network, and each layer's why."""
+"""The tables of `firecaffe plan --ways`: the ways to share a network, and each layer's why."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -41,7 +41,7 @@ def ways(words: str) -> list[str]:
     names = [*WAYS] if words == "all" else words.split(",")
     for name in names:
         if name not in WAYS:
-            raise RecipeError(f"--parallel: no {name!r}; there are all, {', '.join(WAYS)}")
+            raise RecipeError(f"--ways: no {name!r}; there are all, {', '.join(WAYS)}")
     return names
 
 
@@ -61,7 +61,7 @@ class Parallel:
         workers = sorted({row.workers for row in rows if row.workers > 1})
         if not workers or workers[-1] > MOST_WORKERS:
             found = max(row.workers for row in rows)
-            raise RecipeError(f"--parallel plans for 2 to {MOST_WORKERS} workers; found {found}")
+            raise RecipeError(f"--ways plans for 2 to {MOST_WORKERS} workers; found {found}")
         self.chain = chain_of(config, work)
         self.plans: list[SplitPlan] = []
         for size in workers:
@@ -69,7 +69,7 @@ class Parallel:
             self.plans += split_plans(work, cluster, self.chain, size, exchange, names)
         if not self.plans:
             raise RecipeError(
-                f"--parallel {','.join(names)}: {work.model} cannot be shared so by "
+                f"--ways {','.join(names)}: {work.model} cannot be shared so by "
                 f"{', '.join(map(str, workers))} workers"
             )
         last = [plan for plan in self.plans if plan.workers == workers[-1] and plan.layouts]
@@ -98,6 +98,18 @@ class Parallel:
             "layouts": layouts,
             "cuts": begins,
         }
+
+    def _recipe(self, plan: SplitPlan) -> str:
+        """A way as a recipe has it."""
+        pairs = zip(self.chain, plan.layouts, strict=True)
+        split = {
+            unit.name: unit.words[layout.inputs > 1] for unit, layout in pairs if layout.parts > 1
+        }
+        words = ", ".join(f'"{name}" = "{word}"' for name, word in split.items())
+        return (
+            f"{_way(plan)} on {plan.workers}: parallel.model = {plan.model}, "
+            f'parallel.scheme = "{SCHEMES[plan.name]}", parallel.split = {{ {words} }}'
+        )
 
     def show(self, console: Console) -> None:
         table = Table(box=SIMPLE_HEAD)
@@ -150,9 +162,14 @@ class Parallel:
                 "each worker would send of its gradients. So: what it sends in this layout, and "
                 "between this layer and the one before. Each with what it takes by itself."
             )
+        said += [self._recipe(plan) for plan in self.plans if plan.name in SCHEMES]
         if any(plan.idle for plan in self.plans):
             said.append("A pipeline's compute has its idle turns; layers are cut as a sequence.")
         return said
+
+
+SCHEMES = {"rows": "none", "one_weird_trick": "one_weird_trick"}
+"""The ways that a recipe can have, by parallel.scheme."""
 
 
 def _way(plan: SplitPlan) -> str:

@@ -81,12 +81,25 @@ def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Worklo
 def memory_of(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> dict[str, float]:
     """Bytes of one worker by what they are for, as `plan.memory` counts them."""
     parts = memory_bytes(rank_work(work, chain, layouts), 1)
+    most = max(each.batch for each in layouts)
     sums = 0.0
     for unit, layout in zip(chain, layouts, strict=True):
         share = micro_batches_of(work, layout)
         weights = sum(sum(each.parameters_bytes) for each in part_of(unit, layout))
-        sums += weights * max(0, share.bit_length() - 1)
+        if is_apart(layout, most):
+            # A tree for each of those whose micro-batches it is given (`training.parallel.sums`).
+            sums += weights * most / layout.batch * ceil(work.num_micro_batches / most).bit_length()
+        else:
+            sums += weights * max(0, share.bit_length() - 1)
     return parts | {"sums": sums}
+
+
+def is_apart(layout: Layout, most: int) -> bool:
+    """Whether a worker has parts of a layer that is given the micro-batches of several workers:
+    their gradients are kept apart, and summed after backward. most: workers that share the batch of
+    the layers that most do.
+    """
+    return layout.parts > 1 and layout.batch < most
 
 
 def widest(memory: dict[str, float], device_bytes: float) -> float:

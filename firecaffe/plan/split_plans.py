@@ -111,7 +111,7 @@ WAYS: dict[str, Callable[[SplitCost], Iterator[SplitPlan]]] = {
     "layers": _layers,
     "pipeline": _pipeline,
 }
-"""Names for `--parallel`."""
+"""Names for `--ways`."""
 
 
 def data_layouts(cost: SplitCost) -> Layouts:
@@ -123,9 +123,11 @@ def dense_layouts(cost: SplitCost, is_trick: bool) -> Iterator[tuple[int, Layout
     """Fully connected layers shared by rows of workers, by neurons and by inputs in turn; with the
     number of workers of a row.
 
-    is_trick: all other layers are shared by samples among all workers (Krizhevsky 2014); else each
-    row computes them as if it were one worker.
+    is_trick: all other layers are shared by samples among all workers (Krizhevsky 2014), who must
+    divide the micro-batches; else each row computes them as if it were one worker.
     """
+    if is_trick and cost.work.num_micro_batches % cost.workers:
+        return
     for model in _models(cost):
         batch = cost.workers // model
         whole = Layout(cost.workers) if is_trick else Layout(batch, copies=model)

@@ -19,7 +19,7 @@ from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.compute import HALF_PRECISION, correction, data_s, layer_s, update_s
 from firecaffe.plan.forecast import prices_of, storage_s
-from firecaffe.plan.held import Layouts, micro_batches_of, part_of
+from firecaffe.plan.held import Layouts, is_apart, micro_batches_of, part_of
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices
@@ -168,15 +168,20 @@ class SplitCost:
     def _last_backward(self, layouts: Layouts) -> tuple[list[_Tensor], float]:
         """The gradients in the order in which they become ready, and how long it takes."""
         most = max(each.batch for each in layouts)
-        tensors, passed_s = [], 0.0
+        tensors, late, passed_s = [], [], 0.0
         for unit, layout in [*zip(self.chain, layouts, strict=True)][::-1]:
             _, backward_s = self.computes_s(unit, layout)
             in_round = ceil(most / layout.batch)
             for work, seconds in [*zip(part_of(unit, layout), backward_s, strict=True)][::-1]:
                 passed_s += in_round * seconds
-                sizes = work.parameters_bytes[::-1]
-                tensors += [_Tensor(layout.model, passed_s, size) for size in sizes]
-        return tensors, passed_s
+                found = [
+                    _Tensor(layout.model, passed_s, size) for size in work.parameters_bytes[::-1]
+                ]
+                if is_apart(layout, most):
+                    late += found
+                else:
+                    tensors += found
+        return [*tensors, *(replace(each, ready_s=passed_s) for each in late)], passed_s
 
     def _beside_backward(
         self, tensors: Sequence[_Tensor], backward_s: float

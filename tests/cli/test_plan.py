@@ -168,10 +168,10 @@ def test_a_plan_starts_no_process_and_loads_nothing_that_trains() -> None:
         (["none.toml"], "No such file"),
         ([str(RECIPE), "--cluster", "none.toml"], "No such file"),
         ([str(RECIPE), "--plot", "plan.gif"], "must end in .png or .html"),
-        ([str(RECIPE), "--parallel", "columns"], "--parallel: no 'columns'; there are all, data,"),
+        ([str(RECIPE), "--ways", "columns"], "--ways: no 'columns'; there are all, data,"),
         (
-            [str(RECIPE), "--workers", "1", "--parallel", "all"],
-            "--parallel plans for 2 to 512 workers; found 1",
+            [str(RECIPE), "--workers", "1", "--ways", "all"],
+            "--ways plans for 2 to 512 workers; found 1",
         ),
     ],
 )
@@ -205,7 +205,7 @@ def test_modes_are_planned_where_they_are_asked_for_and_where_a_recipe_has_one(
 def test_ways_to_share_the_network() -> None:
     words = ["--model", "alexnet", "--cluster", "ethernet-10g", "--workers", "1,4"]
     words += ["--exchanges", "ring"]
-    (found,) = planned(*words, "--parallel", "all")
+    (found,) = planned(*words, "--ways", "all")
     plans = {each["name"]: each for each in found["parallel"]["plans"]}
     assert [*plans] == [*WAYS]
     assert plans["data"]["step_s"] == pytest.approx(found["rows"][-1]["step_s"])
@@ -217,7 +217,7 @@ def test_ways_to_share_the_network() -> None:
     assert layers["classifier.0"]["data_bytes"] == 4 * 256 * (9216 + 4096)
     assert layers["features.0"]["sent_bytes"] == layers["features.0"]["by_data_bytes"]
     assert planned(*words)[0]["parallel"] is None
-    code, out, _ = plan(*words, "--parallel", "data,pipeline")
+    code, out, _ = plan(*words, "--ways", "data,pipeline")
     assert code == 0
     assert "pipeline, 4 stages, 9% idle" in out
     assert "one_weird_trick" not in out
@@ -226,7 +226,7 @@ def test_ways_to_share_the_network() -> None:
 def test_a_way_is_planned_where_by_data_nothing_fits() -> None:
     words = ["--model", "vgg19", "--cluster", "titan", "--workers", "4", "--exchanges", "ring"]
     words += ["--global-batch-size", "512", "--micro-batch-size", "8"]
-    (found,) = planned(*words, "--parallel", "all")
+    (found,) = planned(*words, "--ways", "all")
     fits = {each["name"]: each["fits"] for each in found["parallel"]["plans"]}
     assert not fits["data"]
     assert fits["one_weird_trick"]

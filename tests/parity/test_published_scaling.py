@@ -111,7 +111,7 @@ def test_one_weird_trick_is_forecast_by_the_function_of_plan(
     assert alone["images_per_s"] == pytest.approx(record.alone_per_s)
     for row in record.rows:
         words += ["--global-batch-size", str(128 * row.workers), "--workers", str(row.workers)]
-        assert plan.main([*words, "--parallel", "one_weird_trick", "--json"]) == 0
+        assert plan.main([*words, "--ways", "one_weird_trick", "--json"]) == 0
         (said,) = json.loads(capsys.readouterr().out)[0]["parallel"]["plans"]
         assert row.predicted == pytest.approx(said["images_per_s"] / record.alone_per_s)
     two, four, eight = record.rows

@@ -45,7 +45,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
         help="what other modes of [synchrony] would make of the rate, too",
     )
     add(
-        "--parallel",
+        "--ways",
         type=str,
         default="",
         metavar="A,B",

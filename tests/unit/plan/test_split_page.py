@@ -1,6 +1,8 @@
-"""The tables of docs/parallel.md are those that `firecaffe plan --parallel` prints."""
+"""The tables of docs/parallel.md are those that `firecaffe plan --ways` prints."""
 
 import re
+import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,13 @@ from rich.console import Console
 
 from firecaffe.cli.plan_parallel import Parallel
 from firecaffe.models.config import ModelConfig
+from firecaffe.models.network import with_outline
+from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig, check_parallel
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecasts
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.split_plans import WAYS
+from firecaffe.training.parallel.network import chosen_layers
 
 PAGE = (Path(__file__).parents[3] / "docs" / "parallel.md").read_text()
 
@@ -34,3 +39,20 @@ def test_the_page_shows_what_the_command_does(model: str, name: str) -> None:
         after = PAGE.partition("## Planning a split")[2].splitlines()
         assert [line for line in after if line.startswith("| `") and " x " in line] != []
         assert [line for line in after if re.match(r"\| `(features|classifier)", line)] == layers
+
+
+def test_a_recipe_takes_what_the_command_says_of_it() -> None:
+    config, cluster = ModelConfig("alexnet"), load_cluster("ethernet-10g")
+    work = workload_of_model(config, None, 256, 8)
+    rows = forecasts(work, cluster, [4], ["ring"])
+    found = Parallel(config, work, cluster, rows, ["rows", "one_weird_trick"])
+    lines = [line for line in found.lines() if "parallel.model" in line]
+    for plan, line in zip(found.plans, lines, strict=True):
+        words = line.partition(": ")[2].replace(", parallel.", "\nparallel.")
+        recipe = ParallelConfig(**tomllib.loads(words)["parallel"])
+        check_parallel(recipe)
+        assert recipe.model == plan.model
+        assert (recipe.scheme == ONE_WEIRD_TRICK) == (plan.name == ONE_WEIRD_TRICK)
+        assert (
+            with_outline(config, None, None, partial(chosen_layers, words=recipe)) == recipe.split
+        )

@@ -118,6 +118,25 @@ def test_one_weird_trick_by_hand() -> None:
     assert step.update_s < cost.step(data_layouts(cost)).update_s / 2
 
 
+def test_gradients_of_parts_are_summed_after_backward() -> None:
+    """Two rows of two: with one weird trick nothing hides them, else backward does."""
+    cost = cost_of("alexnet", "ethernet-10g", 4)
+    trick = cost.step(one_weird_trick(cost, 2))
+    rows = next(cost.step(each) for model, each in dense_layouts(cost, False) if model == 2)
+    parts = [unit for unit in cost.chain if unit.is_dense]
+    (layout,) = {each for each in one_weird_trick(cost, 2) if each.outputs == 2}
+    sums_s = sum(cost.gradients_s(unit, layout) for unit in parts)
+    assert trick.exposed_communication_s > sums_s
+    assert trick.exposed_communication_s > rows.exposed_communication_s
+
+
+def test_one_weird_trick_of_workers_who_divide_the_micro_batches() -> None:
+    """As the trainer asks: they exchange one each at a time."""
+    cost = cost_of("alexnet", "ethernet-10g", 6)
+    assert not [*dense_layouts(cost, is_trick=True)]
+    assert [*dense_layouts(cost, is_trick=False)]
+
+
 def test_rows_compute_alike_what_is_not_split() -> None:
     cost = cost_of("alexnet", "ethernet-10g", 4)
     rows = next(layouts for model, layouts in dense_layouts(cost, is_trick=False) if model == 4)
@@ -139,6 +158,8 @@ def test_memory_of_rows() -> None:
     bias = 4 * 4096 * 3 / 4  # of the layer by inputs, which all have
     assert trick["parameters"] == pytest.approx(conv + (whole - conv) / 4 + bias)
     assert trick["gradients"] == trick["optimizer"] == trick["parameters"]
+    # Eight micro-batches of each worker, of convolutions in one tree; of the parts in four.
+    assert trick["sums"] == pytest.approx(3 * conv + 4 * 4 * (trick["parameters"] - conv))
     # Of one micro-batch of convolutions, and of four of the others: fc6 with what it gathered and
     # its share of three outputs, fc7's addends, and fc8.
     dense = (9216 + 3 * 1024) + 3 * 4096 + (4096 + 250)
