@@ -35,7 +35,7 @@ from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 
 MODULE = "benchmarks.trick_speed"
-HOSTS, BATCH, MICRO_BATCH, CLASSES = 4, 128, 32, 1000
+HOSTS, CLASSES = 4, 1000
 TRICK, DDP = "one weird trick", "DDP"
 SPLIT = {"classifier.*": "neurons", "classifier.3": "inputs"}
 CHECKED_STEPS, STEPS, DDP_STEPS = 2, 6, 2
@@ -53,24 +53,24 @@ def make() -> nn.Module:
     return build_model("alexnet", num_classes=CLASSES)
 
 
-def train(model: int, steps: int, folder: Path) -> firecaffe.Result:
+def train(model: int, batch: int, steps: int, folder: Path) -> firecaffe.Result:
     """Trains in the world that there is. model: the workers that hold one together."""
     scheme = ParallelConfig(1, model, SPLIT, HOSTS, "one_weird_trick")
     recipe = Recipe(
         data=DataConfig(augment="none", mean=[0.5], std=[0.25]),
-        train=TrainConfig(BATCH, MICRO_BATCH, steps=steps, device="cpu", eval_batch_size=4),
+        train=TrainConfig(batch, batch // HOSTS, steps=steps, device="cpu", eval_batch_size=4),
         solver=SolverConfig(base_lr=0.001, momentum=0.9),
         parallel=scheme,
         run=RunConfig(folder=str(folder), tensorboard=False),
     )
-    return firecaffe.train(recipe, make, images(BATCH), images(4))
+    return firecaffe.train(recipe, make, images(batch), images(4))
 
 
-def ddp_step(rank: int) -> Callable[[], None]:
+def ddp_step(rank: int, batch: int) -> Callable[[], None]:
     network = DistributedDataParallel(make())
     optimizer = torch.optim.SGD(network.parameters(), lr=0.001, momentum=0.9)
-    share = BATCH // HOSTS
-    pixels, labels = images(BATCH).batch(torch.arange(rank * share, (rank + 1) * share))
+    share = batch // HOSTS
+    pixels, labels = images(batch).batch(torch.arange(rank * share, (rank + 1) * share))
     assert isinstance(pixels, Tensor)
     own = (pixels.float() / 255 - 0.5) / 0.25
 
@@ -83,20 +83,20 @@ def ddp_step(rank: int) -> Callable[[], None]:
     return step
 
 
-def rank_program(rounds: int, rate: str, out: Path) -> None:
+def rank_program(rounds: int, rate: str, batch: int, out: Path) -> None:
     """Raises: SystemExit if hosts do not end in one worker's bits."""
     torch.set_num_threads(1)
     [expected] = raw_lines.read(out, "alone")
     with join("cpu") as world, TemporaryDirectory() as place:
         folder = Path(from_first(place))
-        found = train(HOSTS, CHECKED_STEPS, folder / "check").state_sha256
+        found = train(HOSTS, batch, CHECKED_STEPS, folder / "check").state_sha256
         if found != expected["state_sha256"]:
             raise SystemExit("hosts end in other bits than one worker")
-        step = ddp_step(world.rank)
+        step = ddp_step(world.rank, batch)
         for number in range(rounds):
             for name in (TRICK, DDP) if number % 2 else (DDP, TRICK):
                 if name == TRICK:
-                    train(HOSTS, STEPS, folder / str(number))
+                    train(HOSTS, batch, STEPS, folder / str(number))
                     taken_s, steps = STARTS[-1] - STARTS[1], STEPS - 2
                 else:
                     step()
@@ -109,7 +109,7 @@ def rank_program(rounds: int, rate: str, out: Path) -> None:
                 longest = torch.tensor(taken_s)
                 dist.all_reduce(longest, dist.ReduceOp.MAX)
                 if world.is_first:
-                    rate_s = steps * BATCH / float(longest)
+                    rate_s = steps * batch / float(longest)
                     row = {"kind": "run", "rate": rate, "variant": name, "round": number}
                     raw_lines.append(out, {**row, "images_per_s": rate_s})
 
@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="raw JSON lines")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rates", nargs="+", default=["100mbit", "1gbit"])
+    parser.add_argument("--batch", type=int, default=64, help="samples of a step, of all hosts")
     parser.add_argument("--page", action="store_true", help="print the table of what OUT has")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -151,20 +152,21 @@ def main() -> None:
         print(page(given.out))
         return
     if given.rank:
-        rank_program(given.rounds, given.rates[0], given.out)
+        rank_program(given.rounds, given.rates[0], given.batch, given.out)
         return
     if given.out.exists():
         raise SystemExit(f"{given.out} exists; the rows of two runs are not to be mixed")
-    conditions = {"cpu": cpu_name(), "cores": os.cpu_count() or 1}
+    conditions = {"cpu": cpu_name(), "cores": os.cpu_count() or 1, "batch": given.batch}
     conditions |= {"torch": torch.__version__, "commit": commit()[:12]}
     raw_lines.append(given.out, {"kind": "conditions", **conditions})
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
-        digest = train(1, CHECKED_STEPS, Path(folder, "alone")).state_sha256
+        digest = train(1, given.batch, CHECKED_STEPS, Path(folder, "alone")).state_sha256
     raw_lines.append(given.out, {"kind": "alone", "state_sha256": digest})
     for rate in given.rates:
         command = [sys.executable, "-m", MODULE, "--rank", "--out", str(given.out.resolve())]
         command += ["--rounds", str(given.rounds), "--rates", rate]
+        command += ["--batch", str(given.batch)]
         with VirtualCluster(HOSTS, parse_rate(rate)) as cluster:
             cluster.run(command, timeout_s=3600.0, environment={PLUGINS: "benchmarks.step_starts"})
 
