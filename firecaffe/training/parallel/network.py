@@ -68,7 +68,8 @@ class SplitNetwork:
 
 def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
     """The layers that a recipe splits. With one weird trick and no word for any, the fully
-    connected ones, by neurons and by inputs in turns.
+    connected ones, by neurons and by inputs in turns; by inputs first if the first layer has fewer
+    outputs than inputs, for what is narrower is sent whole.
 
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
@@ -80,9 +81,10 @@ def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
             raise RecipeError(
                 "parallel.scheme one_weird_trick: the network has no fully connected layer"
             )
-        # The last one has few outputs, which are wanted whole anyway.
-        turns = {name: FULLY_CONNECTED[place % 2] for place, name in enumerate(linear)}
-        chosen = choose_layers(model, turns)
+        first: Any = model.get_submodule(linear[0])
+        shift = int(first.out_features < first.in_features)
+        words_of = {n: FULLY_CONNECTED[(place + shift) % 2] for place, n in enumerate(linear)}
+        chosen = choose_layers(model, words_of)
     for name, word in chosen.items():
         if words.scheme == ONE_WEIRD_TRICK and type(model.get_submodule(name)) is not nn.Linear:
             raise RecipeError(
