@@ -90,7 +90,8 @@ def train(t: Training, records: Records) -> Result:
         if not t.world.is_first:
             return _work(t, t.real, stop)
         with t.real.serving(records.say):
-            loop.t = replace(t, world=t.real.alone())
+            alone = t.real.alone()
+            loop.t = replace(t, world=alone, evaluators=alone)
             t.state.world = loop.t.world
             loop.run(t.run.steps)
             result = loop.end()
