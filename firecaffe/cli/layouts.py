@@ -12,7 +12,8 @@ from firecaffe.recipe.sections import Recipe
 SCHEMES: dict[str, Any] = {"model": "none", "trick": ONE_WEIRD_TRICK}
 """The schemes of the layouts whose workers hold a model together; see `ParallelConfig.scheme`."""
 
-LAYOUT = re.compile(r"(1)|data=(\d{1,4})|(model|trick)=(?:(\d{1,4})x)?(\d{1,4})")
+NUMBER = r"([1-9]\d{0,3})"
+LAYOUT = re.compile(rf"(1)|data={NUMBER}|(model|trick)=(?:{NUMBER}x)?{NUMBER}")
 
 
 def layouts_of(text: str, recipe: Recipe) -> list[Twin]:

@@ -7,7 +7,7 @@ backward makes gradients ready, which is the order of the buckets.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,9 +33,15 @@ class Probe:
 
 
 def run_probe(
-    model: nn.Module, parameters: list[nn.Parameter], loss: Callable[[], Tensor], world: Group
+    model: nn.Module,
+    parameters: list[nn.Parameter],
+    loss: Callable[[], Tensor],
+    world: Group,
+    left_out: Container[nn.Parameter] = (),
 ) -> Probe:
-    """Computes the loss and gradients of one micro-batch and leaves the model as it was."""
+    """Computes the loss and gradients of one micro-batch and leaves the model as it was. left_out:
+    parameters that do not enter the digest, for other ranks have others.
+    """
     ready: list[int] = []
     hooks = [
         parameter.register_post_accumulate_grad_hook(partial(_note, ready, index))  # type: ignore[no-untyped-call]
@@ -48,12 +54,13 @@ def run_probe(
     buffers.begin_micro_batch()
     for hook in hooks:
         hook.remove()
-    gradients = [(str(index), p.grad) for index, p in enumerate(parameters) if p.grad is not None]
+    compared = [each for each in parameters if each not in left_out] if left_out else parameters
+    gradients = [(str(index), p.grad) for index, p in enumerate(compared) if p.grad is not None]
     own = digest([("loss", value), *gradients])
     for parameter in parameters:
         parameter.grad = None
     ready += [index for index in range(len(parameters)) if index not in set(ready)]
-    different = ranks_that_differ(world, own)
+    different = [world.in_world(rank) for rank in ranks_that_differ(world, own)]
     order = json.loads(text_of_first(world, json.dumps(ready)))
     return Probe(own, order, different)
 

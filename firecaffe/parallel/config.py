@@ -61,9 +61,10 @@ def check_parallel(words: ParallelConfig) -> None:
     if words.is_split:
         if words.num_parts % words.model:
             below = words.num_parts // words.model * words.model
+            would = f"{below} or {below + words.model}" if below else str(words.model)
             raise RecipeError(
                 f"parallel.parts is {words.parts}, which {words.model} workers cannot hold equally "
-                f"(parallel.model); take {below or words.model} or {below + words.model}"
+                f"(parallel.model); take {would}"
             )
         return
     if words.model > 1:

@@ -66,7 +66,7 @@ class OwnSamples(PartGroup):
     def copies(self, whole: Tensor) -> list[Tensor]:
         if self._is_shared:
             return super().copies(whole)
-        every = [whole]
+        every = [whole.contiguous()]
         if self.group.exchange_group is not None:
             shapes = [torch.Size((samples, *whole.shape[1:])) for samples in self._samples]
             # Memory of its own: how it is aligned may show in the bits.

@@ -57,7 +57,10 @@ class PartGroup:
         return self
 
     def copies(self, whole: Tensor) -> list[Tensor]:
-        """A tensor that all ranks have, for each of this rank's parts."""
+        """A tensor that all ranks have, for each of this rank's parts; consecutive in memory, as it
+        is where it was sent: strides may show in the bits.
+        """
+        whole = whole.contiguous()
         return [whole.view_as(whole) for _ in self.own]
 
     def sum(self, own: Sequence[Tensor]) -> Tensor:

@@ -161,7 +161,8 @@ def build_learner(
     is_own = parts.loss is not None or parts.task is not None
     check_outputs(forward, batches, recipe, data.train, is_own)
     first_loss = partial(_first_loss, forward, batches)
-    probe = run_probe(model, list(named.values()), first_loss, mesh.column)
+    own_parts = frozenset[nn.Parameter]() if split is None else split.parameters
+    probe = run_probe(model, list(named.values()), first_loss, mesh.column, own_parts)
     cost = None
     if world.device.type == "cuda" and recipe.train.deterministic:
         cost = _cost_of_determinism(forward, batches)

@@ -87,6 +87,7 @@ def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> firecaffe.R
 def test_any_layout(ranks: Ranks, alone: firecaffe.Result, name: str, tmp_path: Path) -> None:
     found = trained(ranks, WORKERS.get(name, 4), LAYOUTS[name], tmp_path / "run")
     assert found.loss == alone.loss
+    assert not found.identity_doubts
     assert found.weights_sha256 == alone.weights_sha256
     assert found.state_sha256 == alone.state_sha256
     assert (found.test_loss, found.metrics) == (alone.test_loss, alone.metrics)
@@ -115,6 +116,7 @@ def test_a_layout_goes_on_from_any_other(
         folder = tmp_path / name
         found = trained(ranks, WORKERS.get(name, 4), LAYOUTS[name], folder, checkpoint)
         assert found.state_sha256 == alone.state_sha256, name
+        assert not found.identity_doubts
         trained(ranks, WORKERS.get(name, 4), LAYOUTS[name], before := tmp_path / f"{name} whole")
 
 
@@ -134,6 +136,46 @@ def test_a_split_run_is_read_as_any_other(
     taken = load_weights(Net(), find_weights(str(folder))[0])
     assert (taken.taken, taken.missing, taken.unexpected) == (len(Net().state_dict()), [], [])
     assert result.weights_sha256 == alone.weights_sha256
+
+
+class Frozen(Net):
+    """Tokens that do not lie one behind the other in memory, and a head that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 4))
+        self.classifier.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.classifier(self.features(x).flatten(2).transpose(1, 2))
+        return y.mean(1)
+
+
+class Tokens(Frozen):
+    """The same with a head that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(True)
+
+
+def fit_tokens(make: type[nn.Module], parallel: ParallelConfig, folder: str) -> str:
+    run, train = RunConfig(folder=folder, tensorboard=False), RECIPE.train
+    train = dataclasses.replace(train, autocast="bfloat16", steps=4)
+    recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, train=train)
+    return firecaffe.train(recipe, make, small_data(100), small_data(30, 1)).state_sha256
+
+
+@pytest.mark.parametrize("make", [Frozen, Tokens])
+def test_tokens_in_bfloat16_and_parts_that_are_frozen(
+    ranks: Ranks, make: type[nn.Module], tmp_path: Path
+) -> None:
+    words = ParallelConfig(1, 1, {"classifier.*": "neurons"}, 4)
+    [expected] = ranks.shared(1, fit_tokens, make, words, str(tmp_path / "alone"))
+    for scheme in ("none", "one_weird_trick"):
+        layout = dataclasses.replace(words.over(1, 2), scheme=scheme)
+        found = ranks.shared(2, fit_tokens, make, layout, str(tmp_path / scheme))
+        assert set(found) == {expected}, scheme
 
 
 def test_a_number_that_is_not_finite_in_one_part_ends_all_ranks(

@@ -30,7 +30,8 @@ def make_rows(run: Run, split: SplitNetwork, named: Mapping[str, nn.Parameter]) 
     first = mesh.world.rank // size * size
     leaves = [run.micro_batches(rank) for rank in range(first, first + size)]
     parts = {name: each for name, each in named.items() if each in split.parameters}
-    return Rows(split, run.order, PartSums(parts, mesh.column, rows), leaves)
+    sums = PartSums(parts, mesh.column, rows) if parts else None  # else all are frozen
+    return Rows(split, run.order, sums, leaves)
 
 
 class Rows:
@@ -78,9 +79,11 @@ class Rows:
     def end(self, number: int) -> None:
         """Takes the gradients that the micro-batches have left."""
         own = self._split.own_samples
-        if own is not None:
-            assert self.sums is not None
-            self.sums.add([leaves[number] for leaves in self._leaves], own.take_gradients())
+        if own is None:
+            return
+        gradients = own.take_gradients()
+        if self.sums is not None:
+            self.sums.add([leaves[number] for leaves in self._leaves], gradients)
 
     def finish_step(
         self, weight: float, finite: Tensor, names: Sequence[str]

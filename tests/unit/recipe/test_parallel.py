@@ -78,6 +78,10 @@ def test_one_weird_trick_wants_equally_many_micro_batches() -> None:
         ((0, 2), "parallel.model is 2, but no layer is split"),
         ((0, 1, {}, 2), "parallel.parts is 2, but no layer is split"),
         ((0, 2, HEAD, 3), "parallel.parts is 3, which 2 workers cannot hold equally"),
+        (
+            (0, 4, HEAD, 3),
+            "parallel.parts is 3, which 4 workers cannot hold equally (parallel.model); take 4",
+        ),
     ],
 )
 def test_words_that_cannot_be(words: Any, line: str) -> None:
