@@ -126,13 +126,19 @@ def collect(
                 assert own is not None
                 place.copy_(own.on_host())
                 continue
-            # Rows of another dimension than the first do not lie together.
-            arrived = place if place.is_contiguous() else torch.empty_like(place)
+            if not place.is_contiguous():  # rows of another dimension than the first
+                _receive_apart(world, rank, place)
+                continue
             with waiting(world), peers_may_be_lost(world):
-                dist.recv(arrived, group_src=rank, group=world.group)
-            if arrived is not place:
-                place.copy_(arrived)
+                dist.recv(place, group_src=rank, group=world.group)
         yield each.name, whole
+
+
+def _receive_apart(world: Group, rank: int, place: Tensor) -> None:
+    arrived = torch.empty_like(place, memory_format=torch.contiguous_format)
+    with waiting(world), peers_may_be_lost(world):
+        dist.recv(arrived, group_src=rank, group=world.group)
+    place.copy_(arrived)
 
 
 def _holders(name: str, rows_shape: tuple[int, ...], found: Sequence[Holder]) -> tuple[Holder, ...]:
