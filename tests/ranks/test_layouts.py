@@ -2,8 +2,10 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -151,26 +153,39 @@ class Frozen(Net):
         return y.mean(1)
 
 
-class Tokens(Frozen):
-    """The same with a head that is trained."""
+class Twice(Frozen):
+    """A head that is trained and called several times, and an output that no loss is made of."""
 
     def __init__(self) -> None:
         super().__init__()
         self.requires_grad_(True)
+        self.aside = nn.Linear(7, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        tokens = self.features(x).flatten(2).transpose(1, 2)
+        logits = self.classifier(tokens).mean(1) + self.classifier(tokens.square()).mean(1)
+        return logits, self.aside(tokens)
+
+
+def loss_of(outputs: Any, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs if isinstance(outputs, Tensor) else outputs[0], labels)
 
 
 def fit_tokens(make: type[nn.Module], parallel: ParallelConfig, folder: str) -> str:
     run, train = RunConfig(folder=folder, tensorboard=False), RECIPE.train
     train = dataclasses.replace(train, autocast="bfloat16", steps=4)
     recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, train=train)
-    return firecaffe.train(recipe, make, small_data(100), small_data(30, 1)).state_sha256
+    data = small_data(100), small_data(30, 1)
+    return firecaffe.train(recipe, make, *data, loss=loss_of).state_sha256
 
 
-@pytest.mark.parametrize("make", [Frozen, Tokens])
+@pytest.mark.parametrize("make", [Frozen, Twice])
 def test_tokens_in_bfloat16_and_parts_that_are_frozen(
     ranks: Ranks, make: type[nn.Module], tmp_path: Path
 ) -> None:
     words = ParallelConfig(1, 1, {"classifier.*": "neurons"}, 4)
+    if make is Twice:
+        words = dataclasses.replace(words, split={"aside": "neurons", **words.split})
     [expected] = ranks.shared(1, fit_tokens, make, words, str(tmp_path / "alone"))
     for scheme in ("none", "one_weird_trick"):
         layout = dataclasses.replace(words.over(1, 2), scheme=scheme)
