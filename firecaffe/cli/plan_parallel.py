@@ -168,7 +168,7 @@ class Parallel:
         return said
 
 
-SCHEMES = {"rows": "none", "one_weird_trick": "one_weird_trick"}
+SCHEMES = {"same_samples": "none", "one_weird_trick": "one_weird_trick"}
 """The ways that a recipe can have, by parallel.scheme."""
 
 

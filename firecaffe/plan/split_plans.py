@@ -80,9 +80,9 @@ def _data(cost: SplitCost) -> Iterator[SplitPlan]:
     yield _plan("data", cost, data_layouts(cost), 1)
 
 
-def _rows(cost: SplitCost) -> Iterator[SplitPlan]:
+def _same_samples(cost: SplitCost) -> Iterator[SplitPlan]:
     for model, layouts in dense_layouts(cost, is_trick=False):
-        yield _plan("rows", cost, layouts, model)
+        yield _plan("same_samples", cost, layouts, model)
 
 
 def _one_weird_trick(cost: SplitCost) -> Iterator[SplitPlan]:
@@ -106,7 +106,7 @@ def _pipeline(cost: SplitCost) -> Iterator[SplitPlan]:
 
 WAYS: dict[str, Callable[[SplitCost], Iterator[SplitPlan]]] = {
     "data": _data,
-    "rows": _rows,
+    "same_samples": _same_samples,
     "one_weird_trick": _one_weird_trick,
     "layers": _layers,
     "pipeline": _pipeline,

@@ -45,7 +45,7 @@ def test_a_recipe_takes_what_the_command_says_of_it() -> None:
     config, cluster = ModelConfig("alexnet"), load_cluster("ethernet-10g")
     work = workload_of_model(config, None, 256, 8)
     rows = forecasts(work, cluster, [4], ["ring"])
-    found = Parallel(config, work, cluster, rows, ["rows", "one_weird_trick"])
+    found = Parallel(config, work, cluster, rows, ["same_samples", "one_weird_trick"])
     lines = [line for line in found.lines() if "parallel.model" in line]
     for plan, line in zip(found.plans, lines, strict=True):
         words = line.partition(": ")[2].replace(", parallel.", "\nparallel.")

@@ -56,6 +56,6 @@ def test_more_stages_than_layers() -> None:
     with pytest.raises(ValueError, match="2 stages of 1 layers"):
         best_stages(cost, 2)
     plans = split_plans(cost.work, cost.cluster, cost.chain, 2, "ring", [*WAYS])
-    assert [each.name for each in plans] == ["data", "rows", "one_weird_trick", "layers"]
+    assert [each.name for each in plans] == ["data", "same_samples", "one_weird_trick", "layers"]
     fastest = min(plans, key=lambda each: each.step.step_s)
     assert fastest.step.step_s == plans[-1].step.step_s
