@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from firecaffe.data import num_samples
 from firecaffe.gradients.buffers import BufferChanges
@@ -15,7 +15,7 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Task
 from firecaffe.training.arithmetic import seed_random
 from firecaffe.training.compiled import compiled
-from firecaffe.training.mix import Mixing
+from firecaffe.training.mix import Mixed, Mixing
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -24,9 +24,16 @@ class Forward:
     """A network, a task and an arithmetic. The state is the network's and the loss scale."""
 
     def __init__(
-        self, model: nn.Module, task: Task, config: TrainConfig, mixing: Mixing | None = None
+        self,
+        model: nn.Module,
+        task: Task,
+        config: TrainConfig,
+        mixing: Mixing | None = None,
+        is_split: bool = False,
     ) -> None:
-        """mixing: what is done to a micro-batch before it goes into the network; None: nothing."""
+        """mixing: what is done to a micro-batch before it goes into the network; None: nothing.
+        is_split: whether layers of it are.
+        """
         self.model, self.task, self.config = model, task, config
         self._run = compiled(model) if config.compile else model
         self.mixing = mixing or Mixing(config.seed)
@@ -40,7 +47,10 @@ class Forward:
         self._arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
         if config.autocast in AUTOCAST:
             dtype = AUTOCAST[config.autocast]
-            self._arithmetic = partial(torch.autocast, self.device.type, dtype)
+            # A cast that is kept sums the gradients of a layer's calls in the shorter type. Torch
+            # keeps none of a layer whose ranks have samples of their own, so none may be kept.
+            keeps = not is_split
+            self._arithmetic = partial(torch.autocast, self.device.type, dtype, cache_enabled=keeps)
         self._first_leaf = 0
 
     def begin_step(self, first_leaf: int = 0) -> None:
@@ -52,23 +62,17 @@ class Forward:
         self.buffers.begin_step()
 
     def __call__(
-        self, inputs: Any, targets: Any, step: int, leaf: int, stand_in: int = 0
+        self, inputs: Any, targets: Any, step: int, leaf: int
     ) -> tuple[Tensor | None, list[Tensor]]:
         """The loss to differentiate, and the tail: the loss by itself, and the changes to buffers.
 
         A micro-batch without samples (at the end of an epoch) has no loss and a tail of zeros.
-        stand_in: how many samples of zeros such a one computes instead, with a loss of 0, if other
-        ranks wait for it.
         """
         self.buffers.begin_micro_batch()
         samples = num_samples(inputs, targets)
         if samples == 0:
-            return self._zero_loss(inputs, stand_in) if stand_in else None, self.empty_tail()
-        mixed = self.mixing(inputs, targets, step, leaf)
-        seed_random(self.config.seed, "dropout", step, leaf)
-        with self._arithmetic():
-            outputs = self._run(laid_out(mixed.inputs, self.config))
-            loss = mixed.loss(self.task.loss, outputs)
+            return None, self.empty_tail()
+        loss, outputs, mixed = self._loss(inputs, targets, step, leaf)
         # A short micro-batch weighs less; a full one is not multiplied, which keeps it cheap.
         weight = samples / self.config.micro_batch_size
         if weight != 1:
@@ -81,13 +85,22 @@ class Forward:
         tail = [loss.detach().float().reshape(1).clone(), *self.buffers.take(place, weight)]
         return self.scaler.scale(loss), tail
 
-    def _zero_loss(self, inputs: Any, samples: int) -> Tensor:
-        zeros = tree_map(lambda each: each.new_zeros(samples, *each.shape[1:]), inputs)
+    def go_along(self, inputs: Any, targets: Any, step: int, leaf: int) -> None:
+        """Computes a micro-batch forward and backward, and leaves nothing of it: for ranks that
+        wait at the same layers.
+        """
+        loss, _, _ = self._loss(inputs, targets, step, leaf)
+        trained = [each for each in self.model.parameters() if each.requires_grad]
+        torch.autograd.grad(loss, trained, allow_unused=True)
+        self.buffers.begin_micro_batch()
+
+    def _loss(self, inputs: Any, targets: Any, step: int, leaf: int) -> tuple[Tensor, Any, Mixed]:
+        """The mean loss of the samples, the network's outputs, and what they were made of."""
+        mixed = self.mixing(inputs, targets, step, leaf)
+        seed_random(self.config.seed, "dropout", step, leaf)
         with self._arithmetic():
-            outputs = tree_leaves(self._run(laid_out(zeros, self.config)))
-        self.buffers.begin_micro_batch()  # as if nothing had been computed
-        sums = [each.sum() * 0 for each in outputs if isinstance(each, Tensor)]
-        return self.scaler.scale(torch.stack(sums).sum())
+            outputs = self._run(laid_out(mixed.inputs, self.config))
+            return mixed.loss(self.task.loss, outputs), outputs, mixed
 
     def no_counts(self) -> Tensor:
         """What the task counts of no samples."""

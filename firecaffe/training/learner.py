@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.cluster.agree import agree
-from firecaffe.data import Batches, Data
+from firecaffe.data import Batch, Batches, Data
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.models.weights import FirstWeights, file_digest, load_weights
@@ -30,6 +30,7 @@ from firecaffe.training.norms import NORMS, Norms
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.network import SplitNetwork, split_network
+from firecaffe.training.parallel.step import stand_in_of
 from firecaffe.training.parts import Parts, build_network
 from firecaffe.training.rise import Rise
 from firecaffe.training.served.make import Served, make_served
@@ -62,6 +63,8 @@ class Learner:
     rise: Rise | None
     """What sees a loss that stays above its start; None in every_step."""
     batches: Batches
+    stand_in: Batch
+    """Samples for a rank that has none where others wait for it; see `parallel.step`."""
     probe: Probe
     split: SplitNetwork | None
     """What a model that is split has beside; None if it is not."""
@@ -135,7 +138,8 @@ def build_learner(
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(state.take_from_first())]
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
-    forward = Forward(model, task, recipe.train, mixing_of(recipe.data, recipe.train.seed))
+    mixing, is_split = mixing_of(recipe.data, recipe.train.seed), recipe.parallel.is_split
+    forward = Forward(model, task, recipe.train, mixing, is_split)
     served: Served | None = None
     if recipe.synchrony.is_served:
         served = make_served(run, forward, named, optimizer, ema, served_learners)
@@ -160,12 +164,14 @@ def build_learner(
     # Before weights are read, so that its digest compares with the first run's.
     is_own = parts.loss is not None or parts.task is not None
     check_outputs(forward, batches, recipe, data.train, is_own)
-    first_loss = partial(_first_loss, forward, batches)
+    first = batches.train_batch(0, 0)
+    stand_in = stand_in_of(first)
+    first_loss = partial(_first_loss, forward, first)
     own_parts = frozenset[nn.Parameter]() if split is None else split.parameters
     probe = run_probe(model, list(named.values()), first_loss, mesh.column, own_parts)
     cost = None
     if world.device.type == "cuda" and recipe.train.deterministic:
-        cost = _cost_of_determinism(forward, batches)
+        cost = _cost_of_determinism(forward, first)
     first_weights: FirstWeights | None = None
     if weights and split is None:
         first_weights = load_weights(model, weights, weights_sha256)
@@ -192,6 +198,7 @@ def build_learner(
         norms=norms,
         rise=rise,
         batches=batches,
+        stand_in=stand_in,
         probe=probe,
         split=split,
         doubts=once,
@@ -202,17 +209,17 @@ def build_learner(
     )
 
 
-def _first_loss(forward: Forward, batches: Batches) -> Tensor:
+def _first_loss(forward: Forward, first: Batch) -> Tensor:
     """The loss of the training's first micro-batch, which every rank can compute."""
     forward.begin_step()
-    loss, _ = forward(*batches.train_batch(0, 0), step=0, leaf=0)
+    loss, _ = forward(*first, step=0, leaf=0)
     assert loss is not None  # the first micro-batch of an epoch is never empty
     return loss
 
 
-def _cost_of_determinism(forward: Forward, batches: Batches) -> float:
+def _cost_of_determinism(forward: Forward, first: Batch) -> float:
     buffers = [buffer.clone() for buffer in forward.model.buffers()]
-    cost = cost_of_determinism(lambda: torch.autograd.backward(_first_loss(forward, batches)))
+    cost = cost_of_determinism(lambda: torch.autograd.backward(_first_loss(forward, first)))
     for buffer, start in zip(forward.model.buffers(), buffers, strict=True):
         buffer.copy_(start)
     forward.model.zero_grad()

@@ -82,8 +82,9 @@ class Stepper:
             asked = queue.mark()
             batch = self.batches.train_batch(step, leaf)
             waits.append((asked, queue.mark()))
-            stand_in = 0 if self.rows is None else self.rows.begin(step, number)
-            loss, tail = self.forward(*batch, step, leaf, stand_in)
+            if self.rows is not None:
+                self.rows.begin(step, number)
+            loss, tail = self.forward(*batch, step, leaf)
             if leaf != self.leaves[-1]:
                 self.reducer.add(leaf, loss, tail)
             else:

@@ -84,7 +84,9 @@ def make_steps(
     stepper = Stepper(learner.forward, batches, learner.optimizer, sums, leaves, clip)
     stepper.momentum, stepper.ema = run.momentum, learner.ema
     if learner.split is not None:
-        stepper.rows = make_rows(run, learner.split, learner.named)
+        stepper.rows = make_rows(
+            run, learner.split, learner.named, learner.forward, learner.stand_in
+        )
     if local is not None:
         own = local_stepper(local, run, world, stepper, ahead, reducers, resources)
         return Steps(own, ahead, None)

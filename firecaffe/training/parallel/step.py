@@ -9,29 +9,45 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from firecaffe.cluster.agree import finish, gather_text
-from firecaffe.data import SampleOrder
+from firecaffe.data import Batch, SampleOrder, num_samples
+from firecaffe.data.layout import map_batch
 from firecaffe.recipe.run import Run
+from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Timings, raise_not_finite
 from firecaffe.training.parallel.network import SplitNetwork
 from firecaffe.training.parallel.sums import PartSums
 
-SAMPLES_OF_NONE = 2
-"""The zeros that a rank computes if its micro-batch is empty, so that others get an answer; two,
-for a batch normalization refuses one."""
+STAND_IN_SAMPLES = 2
+"""A batch normalization refuses one."""
 
 
-def make_rows(run: Run, split: SplitNetwork, named: Mapping[str, nn.Parameter]) -> "Rows":
+def stand_in_of(first: Batch) -> Batch:
+    """What a rank computes where its micro-batch is empty and the others of its row are not: they
+    wait for it at each split layer, forward and backward. first: a micro-batch of the training, for
+    what the network and the loss take is known of its samples alone.
+    """
+    return map_batch(lambda each: each[:STAND_IN_SAMPLES].clone(), first)
+
+
+def make_rows(
+    run: Run,
+    split: SplitNetwork,
+    named: Mapping[str, nn.Parameter],
+    forward: Forward,
+    stand_in: Batch,
+) -> "Rows":
     """named: the parameters that are trained."""
     mesh, own_samples = split.mesh, split.own_samples
+    go_along = partial(forward.go_along, *stand_in)
     if own_samples is None:
-        return Rows(split, run.order, None, [])
+        return Rows(split, run.order, None, [], go_along, 0)
     size = mesh.row.world_size
     rows = [run.shares[start : start + size] for start in range(0, mesh.world.world_size, size)]
     first = mesh.world.rank // size * size
     leaves = [run.micro_batches(rank) for rank in range(first, first + size)]
     parts = {name: each for name, each in named.items() if each in split.parameters}
     sums = PartSums(parts, mesh.column, rows) if parts else None  # else all are frozen
-    return Rows(split, run.order, sums, leaves)
+    return Rows(split, run.order, sums, leaves, go_along, num_samples(*stand_in))
 
 
 class Rows:
@@ -43,11 +59,14 @@ class Rows:
         order: SampleOrder,
         sums: PartSums | None,
         leaves: Sequence[Sequence[int]],
+        go_along: Callable[[int, int], None],
+        stand_in_samples: int,
     ) -> None:
         """sums: of the parts, if ranks have samples of their own. leaves: the micro-batches of each
-        rank of the row.
+        rank of the row. go_along: computes the stand-in for an empty one, of so many samples.
         """
         self._split, self._order, self.sums, self._leaves = split, order, sums, leaves
+        self._go_along, self._stand_in_samples = go_along, stand_in_samples
 
     def begin_step(self) -> None:
         self._before = self._seconds
@@ -65,24 +84,27 @@ class Rows:
     def _seconds(self) -> tuple[float, float]:
         return self._split.group.seconds, 0.0 if self.sums is None else self.sums.seconds
 
-    def begin(self, step: int, number: int) -> int:
-        """Begins a micro-batch on each rank, the same number of each share. Returns how many
-        samples an empty one has to compute all the same.
+    def begin(self, step: int, number: int) -> None:
+        """Begins a micro-batch on each rank, the same number of each share. One that is empty is
+        done with then.
         """
         own = self._split.own_samples
         if own is None:
-            return 0
-        samples = [self._samples(step, leaves[number]) for leaves in self._leaves]
-        own.begin([each or SAMPLES_OF_NONE for each in samples])
-        return SAMPLES_OF_NONE if any(samples) else 0
+            return
+        self._samples = [self._samples_of(step, leaves[number]) for leaves in self._leaves]
+        own.begin([each or self._stand_in_samples for each in self._samples])
+        rank = self._split.mesh.row.rank
+        if any(self._samples) and not self._samples[rank]:
+            self._go_along(step, self._leaves[rank][number])
 
     def end(self, number: int) -> None:
         """Takes the gradients that the micro-batches have left."""
         own = self._split.own_samples
         if own is None:
             return
-        gradients = own.take_gradients()
+        kept = zip(self._samples, own.take_gradients(), strict=True)
         if self.sums is not None:
+            gradients = [each if samples else {} for samples, each in kept]
             self.sums.add([leaves[number] for leaves in self._leaves], gradients)
 
     def finish_step(
@@ -112,7 +134,7 @@ class Rows:
         raise_not_finite(problem, outcome.step)
         return votes
 
-    def _samples(self, step: int, leaf: int) -> int:
+    def _samples_of(self, step: int, leaf: int) -> int:
         size = self._order.micro_batch_size
         return max(0, min(size, self._order.samples_in_step(step) - leaf * size))
 
