@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,7 +16,14 @@ from firecaffe.cli.explain_served import show_served
 from firecaffe.cli.explain_words import ms, sentence
 from firecaffe.cli.options.explain import make_parser
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.runs.explain import PARTS, Explanation, explain, explain_rows, read_rows
+from firecaffe.runs.explain import (
+    PARTS,
+    Explanation,
+    RankTimes,
+    explain,
+    explain_rows,
+    read_rows,
+)
 from firecaffe.runs.explain_local import is_local, local_lines
 from firecaffe.runs.explain_served import ServedExplanation, explain_served
 from firecaffe.runs.fault import NAME
@@ -126,7 +134,18 @@ def lines(explanation: Explanation) -> list[str]:
     if explanation.shares is not None:
         slow = [each.rank for each in explanation.slow if each.cause == "computes"]
         said += filter(None, [shares_line(explanation.shares, slow)])
+    said += _waits(explanation.ranks)
     return [*said, *(f"not tested: {reason}" for reason in explanation.not_tested)]
+
+
+def _waits(ranks: Sequence[RankTimes]) -> list[str]:
+    """What the ranks of a split network wait for; nothing is said of another one."""
+    if not all(rank.waits_s for rank in ranks):
+        return []
+    step_s = median(rank.step_s for rank in ranks)
+    seconds = {kind: median(rank.waits_s[kind] for rank in ranks) for kind in ranks[0].waits_s}
+    words = (f"for {kind} {ms(each)} ({each / step_s:.0%})" for kind, each in seconds.items())
+    return [f"split layers: in a step the median rank waits {', '.join(words)}"]
 
 
 def _table(explanation: Explanation) -> Table:

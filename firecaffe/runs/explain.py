@@ -64,6 +64,8 @@ class RankTimes:
     steps: int
     step_s: float
     parts_s: dict[str, float]
+    waits_s: dict[str, float]
+    """Of a split network, how long it waits for activations and for gradients; else empty."""
 
     @property
     def rest_s(self) -> float:
@@ -154,9 +156,20 @@ def _times(
             len(rows),
             middle(row["step_s"] for row in counted),
             {part: middle(row[part] for row in counted) for part in PARTS},
+            {kind: middle(each) for kind, each in _waits(counted).items()},
         )
     except (KeyError, TypeError) as error:
         raise RunError(f"the timings of rank {rank} lack {error}") from error
+
+
+def _waits(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The seconds of each step, by what was exchanged; of a network that is not split, nothing."""
+    if not all("activations_s" in row for row in rows):
+        return {}
+    activations = [row["activations_s"] for row in rows]
+    exposed = [row["exposed_communication_s"] for row in rows]
+    gradients = [all_s - own_s for all_s, own_s in zip(exposed, activations, strict=True)]
+    return {"activations": activations, "gradients": gradients}
 
 
 def _slow_computers(timings: Rows) -> tuple[list[Slow], list[str]]:

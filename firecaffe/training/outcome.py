@@ -31,6 +31,9 @@ class Timings:
     by_rank: dict[int, tuple[int, float]] | None = None
     """In a mode with a server, which alone knows steps: the micro-batches of each rank that count
     in this one, and the seconds that it took to fetch and compute them."""
+    activations_s: float | None = None
+    """Of a split network: what of exposed_communication_s the exchanges between its layers took.
+    The rest of it went to gradients of weights."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from firecaffe import CheckpointConfig, ParallelConfig, Recipe, RunConfig, Solve
 from firecaffe.errors import NotFiniteError
 from firecaffe.models.inception import Inception
 from firecaffe.models.weights import load_weights
+from firecaffe.runs.explain import explain
 from firecaffe.training.first_weights import find_weights
 from tests.ranks.networks import small_data
 from tests.world import Ranks
@@ -93,6 +94,8 @@ def test_any_layout(ranks: Ranks, alone: firecaffe.Result, name: str, tmp_path: 
     assert found.weights_sha256 == alone.weights_sha256
     assert found.state_sha256 == alone.state_sha256
     assert (found.test_loss, found.metrics) == (alone.test_loss, alone.metrics)
+    for rank in explain(tmp_path / "run").ranks:
+        assert (rank.waits_s["activations"] > 0) == (LAYOUTS[name].model > 1)
 
 
 @pytest.mark.parametrize("name", ["model 4", "2 x 2"])

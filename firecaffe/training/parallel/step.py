@@ -156,4 +156,5 @@ class SplitOutcome(Outcome):
             exposed_communication_s=found.exposed_communication_s + waited_s,
             exchange_s=found.exchange_s + waited_s,
             update_s=found.update_s - self.column_s,
+            activations_s=self.row_s,
         )

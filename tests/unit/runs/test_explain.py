@@ -212,3 +212,18 @@ def test_a_slow_rank_is_told_what_measured_shares_would_bring(
     # 16 of a fast one's micro-batches before, 10 then, beside some waiting and the update.
     saved = 6 / 16 if counts == EQUAL else 0.0
     assert found.shares.saved == pytest.approx(saved, abs=0.05)
+
+
+def test_a_split_network_waits_for_activations_and_for_gradients(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, lambda *_: 0.1, ranks=2)  # each step is 111 ms, 10 of them waits
+    whole = explain(folder)
+    assert whole.ranks[0].waits_s == {}
+    assert not [line for line in lines(whole) if line.startswith("split layers")]
+    for path in folder.glob("timings/rank-*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        told = [json.dumps(row | {"activations_s": 0.007}) + "\n" for row in rows]
+        path.write_text("".join(told))
+    found = explain(folder)
+    assert found.ranks[1].waits_s == pytest.approx({"activations": 0.007, "gradients": 0.003})
+    (line,) = (line for line in lines(found) if line.startswith("split layers"))
+    assert "activations 7.0 ms (6%), for gradients 3.0 ms (3%)" in line
