@@ -33,7 +33,7 @@ class Timings:
     in this one, and the seconds that it took to fetch and compute them."""
     activations_s: float | None = None
     """Of a split network: what of exposed_communication_s the exchanges between its layers took.
-    The rest of it went to gradients of weights."""
+    By `rows` the sums of weights' gradients are among them. The rest went to other gradients."""
 
 
 @dataclass(frozen=True)
