@@ -71,7 +71,9 @@ ROWS = {
     "GoogLeNet with heads, its fully connected layers": Row(
         "googlenet", 224, {"fc": "neurons", "aux?.fc*": "neurons"}, BY_TRICK
     ),
-    "SqueezeNet 1.1, paths": Row("squeezenet1_1", 224, {"features.*": "paths"}, OVER_TWO, 2),
+    "SqueezeNet 1.1, paths": Row(
+        "squeezenet1_1", 224, {"features.[3-9]": "paths", "features.1?": "paths"}, OVER_TWO, 2
+    ),
     "SqueezeNet 1.1, filters": Row(
         "squeezenet1_1", 224, {"features.0": "filters", "*.expand?x?": "filters"}, BY_MODEL
     ),
