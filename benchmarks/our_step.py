@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.cluster.world import World
@@ -38,15 +39,16 @@ class OurStep:
         own = exchange.route.order(leaves, share)
         forward = Forward(model, replace(CLASSIFICATION, loss=loss), config)
 
-        def first_loss() -> Tensor:
+        def first_backward() -> Tensor:
             forward.begin_step()
             value, _ = forward(*batches.train_batch(0, 0), step=0, leaf=0)
             assert value is not None
+            torch.autograd.backward(value)
             return value
 
         self.reducer = GradientReducer(
             dict(model.named_parameters()),
-            run_probe(model, list(model.parameters()), first_loss, world).ready_order,
+            run_probe(model, dict(model.named_parameters()), first_backward, world).ready_order,
             forward.empty_tail(),
             empty_counts(forward),
             leaves,

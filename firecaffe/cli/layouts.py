@@ -1,4 +1,4 @@
-"""The layouts of `firecaffe verify --layouts 1,data=4,model=2x2,trick=2x2`."""
+"""The layouts of `firecaffe verify --layouts 1,data=4,model=2x2,trick=2x2,stages=2x2`."""
 
 import dataclasses
 import re
@@ -6,47 +6,66 @@ from typing import Any
 
 from firecaffe.cli.twin import Twin
 from firecaffe.errors import RecipeError
-from firecaffe.parallel.config import ONE_WEIRD_TRICK
+from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.recipe.sections import Recipe
 
 SCHEMES: dict[str, Any] = {"model": "none", "trick": ONE_WEIRD_TRICK}
 """The schemes of the layouts whose workers hold a model together; see `ParallelConfig.scheme`."""
 
 NUMBER = r"([1-9]\d{0,3})"
-LAYOUT = re.compile(rf"(1)|data={NUMBER}|(model|trick)=(?:{NUMBER}x)?{NUMBER}")
+LAYOUT = re.compile(rf"(1)|data={NUMBER}|(model|trick|stages)=(?:{NUMBER}x)?{NUMBER}")
+STAGES = "stages"
 
 
 def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
     """The recipe in each of the layouts, which are to come to the same bits.
 
-    Raises: RecipeError if there is no such layout, or the recipe splits no layer.
+    Raises: RecipeError if there is no such layout, or the recipe neither splits a layer nor names
+        stages.
     """
     words = recipe.parallel
-    if not words.is_split:
+    if not words.is_split and not words.stages:
         raise RecipeError(
-            "--layouts: the recipe splits no layer; say parallel.split, or parallel.scheme "
-            "one_weird_trick"
+            "--layouts: the recipe splits no layer and names no stages; say parallel.split, "
+            "parallel.scheme one_weird_trick, or parallel.stages"
         )
     twins: dict[str, Twin] = {}
     for name in text.split(","):
         found = LAYOUT.fullmatch(name)
         if found is None:
             raise RecipeError(
-                f"--layouts has {name!r}; a layout is 1, data=D, model=K, model=DxK, trick=K or "
-                "trick=DxK, as in 1,data=4,model=2x2"
+                f"--layouts has {name!r}; a layout is 1, data=D, model=K, trick=K or stages=K, or "
+                "of D models model=DxK and so on, as in 1,data=4,model=2x2"
             )
         one, data, kind, rows, columns = found.groups()
         size = (1, 1) if one else (int(data), 1) if data else (int(rows or 1), int(columns))
-        parallel = words.over(*size)
-        if kind:
-            parallel = dataclasses.replace(parallel, scheme=SCHEMES[kind])
-        if not parallel.is_split:
-            raise RecipeError(
-                f"--layouts has {name!r}: parallel.split does not say which layers are split, and "
-                "one_weird_trick's own choice is for trick alone; say parallel.split"
-            )
+        parallel = _over(words, kind, *size)
         twin = dataclasses.replace(recipe, parallel=parallel)
         twins[name] = Twin(name, size[0] * size[1], twin)
     if len(twins) < 2:
         raise RecipeError(f"--layouts is {text!r}; verify compares two or more, as 1,model=2x2")
     return list(twins.values())
+
+
+def _over(words: ParallelConfig, kind: str | None, data: int, size: int) -> ParallelConfig:
+    """The words of a layout. kind: None if each worker holds a whole model."""
+    if kind == STAGES:
+        if not words.stages:
+            raise RecipeError("--layouts has stages, but the recipe has no parallel.stages")
+        return words.in_stages(data, size)
+    parallel = words.over(data, size)
+    if kind is None and not words.is_split:
+        return parallel
+    if kind is not None and words.stages:
+        raise RecipeError(
+            f"--layouts has {kind}, but the recipe has parallel.stages and splits no layer; say "
+            "stages=K"
+        )
+    if kind is not None:
+        parallel = dataclasses.replace(parallel, scheme=SCHEMES[kind])
+    if not parallel.is_split:
+        raise RecipeError(
+            "--layouts: parallel.split does not say which layers are split, and one_weird_trick's "
+            "own choice is for trick alone; say parallel.split"
+        )
+    return parallel

@@ -258,6 +258,8 @@ class GradientReducer:
         """Whether each parameter's mean gradient is finite, in network order: bool, shape
         (parameters,).
         """
+        if not self.parameters:
+            return torch.ones(0, dtype=torch.bool)
         if not self.queue.works_behind and self._are_buckets_finite():
             return torch.ones(len(self.parameters), dtype=torch.bool)
         zero = self._unused.new_zeros(1)

@@ -100,18 +100,18 @@ def time_steps(
     world = World(0, 1, device)
     forward = Forward(model, task_for(recipe, None, None, data), train)
 
-    def first_loss() -> Tensor:
+    def first_backward() -> Tensor:
         forward.begin_step()
         value, _ = forward(*batches.train_batch(0, 0), step=0, leaf=0)
         assert value is not None
+        torch.autograd.backward(value)
         return value
 
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    parameters = list(named.values())
     optimizer = make_optimizer(named, recipe.solver)
     reducer = GradientReducer(
         named,
-        run_probe(model, parameters, first_loss, world).ready_order,
+        run_probe(model, named, first_backward, world).ready_order,
         forward.empty_tail(),
         empty_counts(forward),
         micro_batches,

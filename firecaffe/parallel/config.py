@@ -1,4 +1,6 @@
-"""The recipe's [parallel] section: which ranks hold one model together, and by what it is split."""
+"""The recipe's [parallel] section: which ranks hold one model together, and by what it is split, or
+in which stages it is.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
@@ -25,6 +27,10 @@ class ParallelConfig:
         scheme: What is done with layers that are not split. none: the workers of a model all
             compute the same samples. one_weird_trick: each computes samples of its own, and the
             fully connected layers, which alone are split, exchange them. The result is the same.
+        stages: The modules with which stages begin, as "features.6", in the order of the network's
+            calls: a worker for each stage holds one model. The result is the same.
+        pipeline: In which order a stage computes. 1f1b: one forward and one backward in turn.
+            gpipe: forward of all micro-batches, then backward of all. The result is the same.
     """
 
     data: int = 0
@@ -32,6 +38,8 @@ class ParallelConfig:
     split: dict[str, str] = field(default_factory=dict)
     parts: int = 0
     scheme: Literal["none", "one_weird_trick"] = "none"
+    stages: list[str] = field(default_factory=list)
+    pipeline: Literal["1f1b", "gpipe"] = "1f1b"
 
     @property
     def is_split(self) -> bool:
@@ -43,13 +51,33 @@ class ParallelConfig:
         return self.parts or self.model
 
     @property
+    def row_size(self) -> int:
+        """Workers that hold one model together."""
+        return len(self.stages) + 1 if self.stages else self.model
+
+    @property
     def shares_samples(self) -> bool:
         """Whether the workers of a model compute the same samples."""
         return self.scheme != ONE_WEIRD_TRICK
 
     def over(self, data: int, model: int) -> Self:
-        """The same split over other workers, which comes to the same bits."""
-        return replace(self, data=data, model=model, parts=self.num_parts if self.is_split else 0)
+        """The same split over other workers, without stages, which comes to the same bits."""
+        parts = self.num_parts if self.is_split else 0
+        return replace(self, data=data, model=model, parts=parts, stages=[])
+
+    def in_stages(self, data: int, stages: int) -> Self:
+        """So many models in so many stages, each of several that follow each other; the same bits.
+
+        Raises: RecipeError if these stages do not come to so many.
+        """
+        own = len(self.stages) + 1
+        if own % stages:
+            raise RecipeError(
+                f"parallel.stages names {own} stages, of which no {stages} can be made that are "
+                f"equally many each; {own} must be a multiple"
+            )
+        each = own // stages
+        return replace(self, data=data, model=1, stages=self.stages[each - 1 :: each])
 
 
 def check_parallel(words: ParallelConfig) -> None:
@@ -58,6 +86,9 @@ def check_parallel(words: ParallelConfig) -> None:
         value = getattr(words, word)
         if not least <= value <= MOST:
             raise RecipeError(f"parallel.{word} is {value}; it must be {least} to {MOST}")
+    if words.stages:
+        _check_stages(words)
+        return
     if words.is_split:
         if words.num_parts % words.model:
             below = words.num_parts // words.model * words.model
@@ -71,6 +102,25 @@ def check_parallel(words: ParallelConfig) -> None:
         raise RecipeError(
             f"parallel.model is {words.model}, but no layer is split; say "
             'parallel.split = { "classifier.*" = "neurons" }, or parallel.scheme one_weird_trick'
+        )
+    if words.parts:
+        raise RecipeError(f"parallel.parts is {words.parts}, but no layer is split")
+
+
+def _check_stages(words: ParallelConfig) -> None:
+    if words.is_split:
+        which = "split" if words.split else f"scheme {words.scheme}"
+        raise RecipeError(
+            f"parallel.stages and parallel.{which}: a stage's layers cannot be split yet; leave "
+            "one of them out"
+        )
+    twice = next((each for each in words.stages if words.stages.count(each) > 1), None)
+    if twice is not None:
+        raise RecipeError(f"parallel.stages has {twice!r} twice; a stage begins there once")
+    if words.model not in (1, words.row_size):
+        raise RecipeError(
+            f"parallel.model is {words.model}, but parallel.stages names {words.row_size} stages, "
+            "a worker each; leave parallel.model out"
         )
     if words.parts:
         raise RecipeError(f"parallel.parts is {words.parts}, but no layer is split")

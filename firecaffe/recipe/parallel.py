@@ -12,10 +12,13 @@ from firecaffe.synchrony.config import EVERY_STEP, MEASURED, SynchronyConfig
 BY_ELEMENT = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adamw")
 """Solvers that treat each weight by itself, so that a part is updated as the whole would be."""
 
+BY_LAYER = (*BY_ELEMENT, "lars", "lamb")
+"""Solvers that treat each parameter by itself, so that it does not matter who has the others."""
+
 
 @dataclass(frozen=True)
 class Layout:
-    """Workers in rows and columns: rank d · model + k holds part k of model d."""
+    """Workers in rows and columns: rank d · model + k holds part k of model d, or its stage k."""
 
     data: int
     model: int
@@ -29,7 +32,7 @@ class Layout:
 
     @property
     def columns(self) -> list[range]:
-        """The ranks that hold the same parts."""
+        """The ranks that hold the same parts, or the same stage."""
         return [range(k, self.data * self.model, self.model) for k in range(self.model)]
 
     @property
@@ -40,14 +43,14 @@ class Layout:
 
 def layout_of(words: ParallelConfig, world_size: int) -> Layout:
     """The layout of so many workers. Raises: RecipeError if there is none."""
-    data = words.data or world_size // words.model
-    if data * words.model != world_size:
+    size = words.row_size
+    data = words.data or world_size // size
+    if data * size != world_size:
         said = f"parallel.data {words.data} and " if words.data else ""
-        needed = f"{words.data * words.model}" if words.data else f"a multiple of {words.model}"
-        raise RecipeError(
-            f"{world_size} workers with {said}parallel.model {words.model}: there must be {needed}"
-        )
-    return Layout(data, words.model, words.shares_samples)
+        said += f"{size} stages" if words.stages else f"parallel.model {size}"
+        needed = f"{words.data * size}" if words.data else f"a multiple of {size}"
+        raise RecipeError(f"{world_size} workers with {said}: there must be {needed}")
+    return Layout(data, size, words.shares_samples)
 
 
 def check_layout(layout: Layout, train: TrainConfig) -> None:
@@ -67,9 +70,12 @@ def check_beside(
     exchange: ExchangeConfig,
     synchrony: SynchronyConfig,
 ) -> None:
-    """Raises: RecipeError if another section's word cannot be had with layers that are split."""
-    if not words.is_split:
+    """Raises: RecipeError if another section's word cannot be had with layers that are split, or
+    with stages.
+    """
+    if not words.is_split and not words.stages:
         return
+    word = "parallel.stages" if words.stages else "parallel.split"
     wrong = {
         f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
         "synchrony.shares measured": synchrony.shares == MEASURED,
@@ -78,12 +84,15 @@ def check_beside(
         == "float16",
         "train.compile": train.compile,
         "train.batch_norm_samples": bool(train.batch_norm_samples),
-        "solver.clip_gradients, a norm over all parts": bool(solver.clip_gradients),
-        f"solver.type {solver.type}": solver.type not in BY_ELEMENT,
+        "solver.clip_gradients, a norm over all parts": bool(solver.clip_gradients)
+        and words.is_split,
+        f"solver.type {solver.type}": solver.type not in (BY_LAYER if words.stages else BY_ELEMENT),
     }
-    found = next((word for word, is_wrong in wrong.items() if is_wrong), "")
+    found = next((each for each, is_wrong in wrong.items() if is_wrong), "")
     if found:
-        would = "leave it out, or parallel.split"
+        would = f"leave it out, or {word}"
         if found.startswith("solver.type"):
             would = f"{', '.join(BY_ELEMENT)} treat each weight by itself"
-        raise RecipeError(f"parallel.split with {found}: not possible; {would}")
+            if words.stages:
+                would = f"{', '.join(BY_LAYER)} treat each layer by itself"
+        raise RecipeError(f"{word} with {found}: not possible; {would}")

@@ -124,7 +124,9 @@ def explain_rows(timings: Rows, trips: Rows, where: object, in_rounds: bool = Fa
     try:
         found, not_tested = _slow_computers(timings)
         links, why = _slow_links(trips)
-        shares = shares_of(timings)
+        # Ranks with stages of a network have other work each, whatever the shares.
+        in_stages = any("idle_s" in row for rows in timings.values() for row in rows)
+        shares = None if in_stages else shares_of(timings)
     except (KeyError, TypeError) as error:
         raise RunError(f"{where}: a row of its timings lacks {error}") from error
     slow = sorted([*found, *links], key=lambda each: each.own_s - each.others_s, reverse=True)

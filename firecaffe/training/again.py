@@ -90,7 +90,7 @@ def train_again(folder: Path, recipe: Recipe, world: World, parts: Parts) -> Ite
         run = resolve(recipe, data, Ranks(), described=described)
         learners = 0 if log is None else log.learners
         mesh = make_mesh(world, layout_of(recipe.parallel, 1), resources)
-        learner = build_learner(run, parts, data, mesh, None, (), learners)
+        learner = build_learner(run, parts, data, mesh, None, (), resources, learners)
         run, reducers, _ = connect(run, learner, mesh.sharers, None, resources)
         made = run, learner, mesh, data, reducers
         steps = make_steps(*made, (), 0, True, resources, source=log)

@@ -157,13 +157,13 @@ def _train_in(
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
     learners = recipe.synchrony.num_learners(world.world_size)
-    learner = build_learner(run, parts, data, mesh, start.checkpoint, unlike, learners)
+    learner = build_learner(run, parts, data, mesh, start.checkpoint, unlike, resources, learners)
     # From here on faults have a place to be written to.
     folder = make_folder(world, run, start, about_of(parts, data), learner.own_code)
     found.write_into(folder)
     run, reducers, choice = connect(run, learner, mesh.sharers, parts.comm_hook, resources)
-    network, is_resumed = learner.forward.model, start.checkpoint is not None
-    frozen = frozen_of(network, recipe.model, learner.first_weights, is_resumed)
+    is_resumed = start.checkpoint is not None
+    frozen = frozen_of(learner.all_names, recipe.model, learner.first_weights, is_resumed)
     notes = notes_of(run, data, learner, frozen, choice, start, plugins)
     served = learner.served
     # A network that was given as an object of Python may be the very one that is trained.
@@ -203,6 +203,7 @@ def _train_in(
         first_step=start.step,
         probe=learner.probe.digest,
         doubts=learner.doubts,
+        stage=learner.stage,
         real=steps.real,
     )
     for note in notes:

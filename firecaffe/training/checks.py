@@ -1,7 +1,7 @@
 """Checks of what a recipe asks of its model, its data and the ranks, before the first step."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -58,29 +58,38 @@ def _not_taken(recipe: Recipe, what: str, error: Exception) -> RecipeError:
 
 
 def check_outputs(
-    forward: Forward, batches: Batches, recipe: Recipe, dataset: Dataset, is_own: bool
+    forward: Forward,
+    batches: Batches,
+    recipe: Recipe,
+    dataset: Dataset,
+    is_own: bool,
+    outputs_of: Callable[[Any], Any] | None = None,
 ) -> None:
     """Runs one sample of evaluation, and the shortest micro-batch of an epoch if it has one sample.
-    is_own: whether the loss or the task was given to `firecaffe.train`.
+    is_own: whether the loss or the task was given to `firecaffe.train`. outputs_of: what gives the
+    network's outputs, None where another rank has them; without it a call of the network.
 
     Raises: RecipeError if the network does not take the images, or has a BatchNorm that cannot be
     computed over one sample; or if the task does not take the outputs, or cannot be trained on.
     """
     model = forward.model
+    outputs_of = outputs_of or model
     inputs, targets = map_batch(_first_row, batches.train_batch(0, 0))
     inputs = laid_out(inputs, forward.config)
     try:
         with evaluating(model):
-            outputs = model(inputs)
+            outputs = outputs_of(inputs)
         with torch.no_grad():
             if len(dataset) % recipe.train.micro_batch_size == 1:
                 forward.buffers.begin_step()
-                model(inputs)
+                outputs_of(inputs)
                 forward.buffers.begin_micro_batch()
     except Exception as error:
         shape = _shape_words(inputs)
         what = f"{shape}, which an epoch of {len(dataset)} samples ends with or an evaluation may"
         raise _not_taken(recipe, what, error) from error
+    if outputs is None:
+        return
     check_prediction(forward.task, outputs, recipe)
     check_learnable(forward.task, outputs, targets, recipe, is_own)
 

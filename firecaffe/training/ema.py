@@ -44,6 +44,8 @@ class Ema:
     def update(self, step: int) -> None:
         """Takes in the weights after step `step`, counted from 0."""
         average = list(self.average.values())
+        if not average:  # a stage without weights
+            return
         if step == 0:
             torch._foreach_copy_(average, self._weights)
             return

@@ -2,10 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,20 @@ from firecaffe.tasks import Task
 from firecaffe.tasks.metric import Metric, State
 from firecaffe.tasks.states import Parts, add_batch, pack, unpack
 from firecaffe.training.forward import AUTOCAST, laid_out
+
+EvalBatch = tuple[int, Any, Any]
+"""The number of a batch, its inputs and its targets."""
+
+
+class Outputs(Protocol):
+    """A network, in evaluation."""
+
+    def __call__(
+        self, batches: Iterator[EvalBatch], numbers: Sequence[int]
+    ) -> Iterator[tuple[EvalBatch, Any]]:
+        """Yields each batch with what the network returns for it, on a rank that has that. numbers:
+        those of the batches.
+        """
 
 
 @dataclass(frozen=True)
@@ -70,12 +85,28 @@ def evaluate(
     config: TrainConfig,
     world: Group,
     labels_L: Tensor | None = None,
+    outputs_of: Outputs | None = None,
+    tellers: Group | None = None,
 ) -> Evaluation:
     """Evaluates the model on all ranks together; every rank returns the same.
 
     Batches are the same for every number of ranks, and what they come to is put together in their
-    order. labels_L: what the network calls each of the data set's labels, if not the same.
+    order.
+
+    Args:
+        model: The network.
+        task: Its loss and metrics.
+        dataset: The samples.
+        data: How they are cut and normalized.
+        config: The size of batches, and the arithmetic.
+        world: The ranks that share out the batches.
+        labels_L: What the network calls each of the data set's labels, if not the same.
+        outputs_of: What gives the network's outputs; None: a call of it.
+        tellers: The ranks that tell each other what they found, each of batches of its own; None:
+            world.
     """
+    tellers = tellers or world
+    outputs_of = outputs_of or partial(_outputs_of, model, config)
     metrics = task.measured
     rows: list[tuple[int, int, float]] = []
     parts: Parts = {}
@@ -88,25 +119,25 @@ def evaluate(
         config=data,
         device=world.device,
     )
+    numbers = range(world.rank, -(-len(dataset) // config.eval_batch_size), world.world_size)
     with evaluating(model), torch.no_grad(), autocast(config, world.device):
-        for number, inputs, targets in batches:
+        for (number, inputs, targets), outputs in outputs_of(batches, numbers):
             if labels_L is not None:
                 targets = labels_L.to(targets.device)[targets]
-            outputs = model(laid_out(inputs, config))
             samples = num_samples(inputs, targets)
             rows.append((number, samples, task.loss(outputs, targets).item() * samples))
             add_batch(parts, metrics, number, outputs, targets)
             if task.classes is not None:
                 of_class.update(task.classes(targets))
     stated = json.dumps({"rows": rows, "classes": list(of_class.items())})
-    gathered = [json.loads(text) for text in gather_text(world, stated)]
+    gathered = [json.loads(text) for text in gather_text(tellers, stated)]
     in_batch_order = sorted(tuple(row) for part in gathered for row in part["rows"])
     classes: Counter[int] = Counter()
     for part in gathered:
         classes.update(dict(part["classes"]))
     _, counts, losses = zip(*in_batch_order, strict=True)
     count = sum(counts)
-    states = unpack(metrics, gather_bytes(world, pack(parts))) if metrics else {}
+    states = unpack(metrics, gather_bytes(tellers, pack(parts))) if metrics else {}
     return Evaluation(
         samples=count,
         loss=sum(losses) / count,
@@ -114,6 +145,13 @@ def evaluate(
         shares=task.shares,
         largest_class_share=max(classes.values()) / count if classes else None,
     )
+
+
+def _outputs_of(
+    model: nn.Module, config: TrainConfig, batches: Iterator[EvalBatch], _: Sequence[int]
+) -> Iterator[tuple[EvalBatch, Any]]:
+    for batch in batches:
+        yield batch, model(laid_out(batch[1], config))
 
 
 def value_of(name: str, metric: Metric, state: State, samples: int) -> float:

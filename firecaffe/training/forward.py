@@ -30,27 +30,29 @@ class Forward:
         config: TrainConfig,
         mixing: Mixing | None = None,
         is_split: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         """mixing: what is done to a micro-batch before it goes into the network; None: nothing.
-        is_split: whether layers of it are.
+        is_split: whether layers of it are. device: None: that of the weights.
         """
         self.model, self.task, self.config = model, task, config
         self._run = compiled(model) if config.compile else model
         self.mixing = mixing or Mixing(config.seed)
-        self.device = next(model.parameters()).device
+        self.device = device or next(model.parameters()).device
         self.buffers = BufferChanges(model)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
         self.counts = self.no_counts()
         """What the task counts of this worker's samples of the step so far. Whole numbers have the
         same sum in any order, so they do not go through the tree.
         """
-        self._arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
+        self.arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
+        """What is around a forward."""
         if config.autocast in AUTOCAST:
             dtype = AUTOCAST[config.autocast]
             # A cast that is kept sums the gradients of a layer's calls in the shorter type. Torch
             # keeps none of a layer whose ranks have samples of their own, so none may be kept.
             keeps = not is_split
-            self._arithmetic = partial(torch.autocast, self.device.type, dtype, cache_enabled=keeps)
+            self.arithmetic = partial(torch.autocast, self.device.type, dtype, cache_enabled=keeps)
         self._first_leaf = 0
 
     def begin_step(self, first_leaf: int = 0) -> None:
@@ -73,17 +75,40 @@ class Forward:
         if samples == 0:
             return None, self.empty_tail()
         loss, outputs, mixed = self._loss(inputs, targets, step, leaf)
-        # A short micro-batch weighs less; a full one is not multiplied, which keeps it cheap.
-        weight = samples / self.config.micro_batch_size
-        if weight != 1:
-            loss = loss * weight
-        with torch.no_grad():
-            if self.task.counts is not None:
-                self.counts = self.counts + self.task.counts.count(outputs, mixed.counted)
-        place = leaf - self._first_leaf
-        # A copy: the loss may be a view of what backward needs, and the tail is added to in place.
-        tail = [loss.detach().float().reshape(1).clone(), *self.buffers.take(place, weight)]
-        return self.scaler.scale(loss), tail
+        loss = self.weighted(loss, samples)
+        self.count(outputs, mixed)
+        return self.scaler.scale(loss), self.tail(loss, leaf, samples)
+
+    def begin(self, inputs: Any, targets: Any, step: int, leaf: int) -> Mixed:
+        """A micro-batch as it goes into the network; torch's generators begin anew for it."""
+        mixed = self.mixing(inputs, targets, step, leaf)
+        seed_random(self.config.seed, "dropout", step, leaf)
+        return mixed
+
+    def weighted(self, loss: Tensor, samples: int) -> Tensor:
+        """The loss of so many samples: a short micro-batch weighs less."""
+        weight = self._weight(samples)
+        # A full one is not multiplied, which keeps it cheap.
+        return loss if weight == 1 else loss * weight
+
+    @torch.no_grad()
+    def count(self, outputs: Any, mixed: Mixed) -> None:
+        """Adds what the task counts of a micro-batch."""
+        if self.task.counts is not None:
+            self.counts = self.counts + self.task.counts.count(outputs, mixed.counted)
+
+    def tail(self, loss: Tensor | None, leaf: int, samples: int) -> list[Tensor]:
+        """What goes along with the gradients of the micro-batch that just ran. loss: as it is
+        weighted; None if another rank knows it.
+        """
+        value = torch.zeros(1, device=self.device)
+        if loss is not None:
+            # A copy: it may be a view of what backward needs, and the tail is added to in place.
+            value = loss.detach().float().reshape(1).clone()
+        return [value, *self.buffers.take(leaf - self._first_leaf, self._weight(samples))]
+
+    def _weight(self, samples: int) -> float:
+        return samples / self.config.micro_batch_size
 
     def go_along(self, inputs: Any, targets: Any, step: int, leaf: int) -> None:
         """Computes a micro-batch forward and backward, and leaves nothing of it: for ranks that
@@ -96,9 +121,8 @@ class Forward:
 
     def _loss(self, inputs: Any, targets: Any, step: int, leaf: int) -> tuple[Tensor, Any, Mixed]:
         """The mean loss of the samples, the network's outputs, and what they were made of."""
-        mixed = self.mixing(inputs, targets, step, leaf)
-        seed_random(self.config.seed, "dropout", step, leaf)
-        with self._arithmetic():
+        mixed = self.begin(inputs, targets, step, leaf)
+        with self.arithmetic():
             outputs = self._run(laid_out(mixed.inputs, self.config))
             return mixed.loss(self.task.loss, outputs), outputs, mixed
 

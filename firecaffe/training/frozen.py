@@ -1,5 +1,6 @@
 """What `model.freeze` has frozen: how many parameters, and which of them no file has given."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
@@ -37,12 +38,24 @@ class Frozen:
 
 
 def frozen_of(
-    model: nn.Module, config: ModelConfig, taken: FirstWeights | None, is_resumed: bool = False
+    tied: Iterable[tuple[str, nn.Parameter]],
+    config: ModelConfig,
+    taken: FirstWeights | None,
+    is_resumed: bool = False,
 ) -> Frozen:
-    """Counts what is frozen. taken: from `model.weights`, None if nothing was. is_resumed: all
-    parameters are a checkpoint's.
+    """Counts what is frozen.
+
+    Args:
+        tied: The network's parameters by all their names.
+        config: Its words.
+        taken: From `model.weights`; None if nothing was.
+        is_resumed: Whether all parameters are a checkpoint's.
     """
-    named = dict(model.named_parameters())
+    all_names = list(tied)
+    first_name: dict[nn.Parameter, str] = {}
+    for name, each in all_names:
+        first_name.setdefault(each, name)
+    named = {name: each for each, name in first_name.items()}
     frozen = [name for name, each in named.items() if not each.requires_grad]
     if is_resumed or (taken is None and any(config.args.get(word) for word in LOADS)):
         fresh = []
@@ -50,7 +63,6 @@ def frozen_of(
         fresh = frozen
     else:  # a tied parameter has several names, of which the file may have one
         lacking = {*taken.missing, *taken.reshaped}
-        tied = model.named_parameters(remove_duplicate=False)
-        ids = {id(each) for name, each in tied if name in lacking}
+        ids = {id(each) for name, each in all_names if name in lacking}
         fresh = [name for name in frozen if id(named[name]) in ids]
     return Frozen(frozen, len(named), fresh)

@@ -72,8 +72,9 @@ def join_run(recipe: Recipe, place: str) -> Result:
         data = open_parts(recipe, parts)
         run = resolve(recipe, data, Ranks(), described=describe_training(recipe, data))
         mesh = make_mesh(alone, layout_of(recipe.parallel, 1), resources)
-        learner = build_learner(run, parts, data, mesh, None, (), comes.facts["learners"])
-        own = facts_of(run, learner, comes.facts["learners"])
+        learners = comes.facts["learners"]
+        learner = build_learner(run, parts, data, mesh, None, (), resources, learners)
+        own = facts_of(run, learner, learners)
         check_same(own, comes.facts)
         resources.enter_context(data_workers(data))
         doubt = ""

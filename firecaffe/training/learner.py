@@ -1,6 +1,7 @@
 """The learner of this rank: network, task and optimizer, their state, and their probe."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +31,8 @@ from firecaffe.training.norms import NORMS, Norms
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.network import SplitNetwork, split_network
+from firecaffe.training.parallel.stage_forward import StageForward
+from firecaffe.training.parallel.staged import StagedNetwork, cut_network
 from firecaffe.training.parallel.step import stand_in_of
 from firecaffe.training.parts import Parts, build_network
 from firecaffe.training.rise import Rise
@@ -66,8 +69,13 @@ class Learner:
     stand_in: Batch
     """Samples for a rank that has none where others wait for it; see `parallel.step`."""
     probe: Probe
-    split: SplitNetwork | None
-    """What a model that is split has beside; None if it is not."""
+    split: SplitNetwork | StagedNetwork | None
+    """What a model has beside that is split, or in stages; None if it is not."""
+    stage: StageForward | None
+    """This rank's, if the network is in stages."""
+    all_names: list[tuple[str, nn.Parameter]]
+    """The whole network's parameters by all their names; those of other stages on the meta device.
+    """
     doubts: list[str]
     """Reasons why other numbers of workers may not end in the same bits."""
     cost_of_determinism: float | None
@@ -101,34 +109,42 @@ def build_learner(
     mesh: Mesh,
     checkpoint: Checkpoint | None,
     unlike: Sequence[str],
+    resources: ExitStack,
     served_learners: int = 0,
 ) -> Learner:
     """Builds this rank's learner; every rank calls it. unlike: the parts of the data that are not
-    repeatable. served_learners: how many a server has at the beginning.
+    repeatable. resources: takes what has to be closed. served_learners: how many a server has at
+    the beginning.
 
     Raises: RecipeError, AgreementError, CheckpointError.
     """
     recipe, world = run.recipe, mesh.world
     model = build_network(recipe, parts, data.train, world.device)
     split: SplitNetwork | None = None
+    staged: StagedNetwork | None = None
     if recipe.parallel.is_split:
         split = split_network(model, recipe.parallel, mesh)
-    called = str if split is None else split.called
+    elif recipe.parallel.stages:
+        staged = cut_network(model, recipe.parallel, mesh)
+    held = split or staged
+    called = str if held is None else held.called
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not named:
+    # A stage may have nothing that is trained. Patterns of names are those of the whole network.
+    of_all = named if staged is None else staged.trained()
+    if not of_all:
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
     if recipe.exchange.codec:
         check_coded(recipe, named, parts.comm_hook is not None)
     optimizer = make_optimizer(
-        named, recipe.solver, delayed_updates(recipe.synchrony, served_learners), called=called
+        of_all, recipe.solver, delayed_updates(recipe.synchrony, served_learners), called=called
     )
     state = state_of(world, model, optimizer)
     ema: Ema | None = None
     if recipe.train.ema_decay:
         ema = Ema(named, recipe.train.ema_decay, recipe.train.ema_warmup)
         state.pieces["ema"] = ema.piece
-    if split is not None:
-        split.cut_pieces(state)
+    if held is not None:
+        held.cut_pieces(state)
     weights, damaged = "", list[str]()
     if checkpoint is None and recipe.model.weights:
         weights, damaged = find_weights(recipe.model.weights)
@@ -138,8 +154,13 @@ def build_learner(
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(state.take_from_first())]
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
+    places = model if staged is None else staged.module
     mixing, is_split = mixing_of(recipe.data, recipe.train.seed), recipe.parallel.is_split
-    forward = Forward(model, task, recipe.train, mixing, is_split)
+    forward = Forward(places, task, recipe.train, mixing, is_split, world.device)
+    stage: StageForward | None = None
+    if staged is not None:
+        stage = StageForward(forward, staged, run.order)
+        resources.callback(stage.close)
     served: Served | None = None
     if recipe.synchrony.is_served:
         served = make_served(run, forward, named, optimizer, ema, served_learners)
@@ -163,17 +184,22 @@ def build_learner(
         state.numbers["rise"] = rise
     # Before weights are read, so that its digest compares with the first run's.
     is_own = parts.loss is not None or parts.task is not None
-    check_outputs(forward, batches, recipe, data.train, is_own)
+    outputs_of = None if stage is None else stage.try_outputs
+    check_outputs(forward, batches, recipe, data.train, is_own, outputs_of)
     first = batches.train_batch(0, 0)
     stand_in = stand_in_of(first)
-    first_loss = partial(_first_loss, forward, first)
-    own_parts = frozenset[nn.Parameter]() if split is None else split.parameters
-    probe = run_probe(model, list(named.values()), first_loss, mesh.column, own_parts)
+    first_backward: Callable[[], Tensor | None] = partial(_first_backward, forward, first)
+    if stage is not None:
+        first_backward = partial(stage.first_backward, lambda _: first)
+    own_parts = frozenset[nn.Parameter]() if held is None else held.parameters
+    row = None if staged is None else mesh.row
+    probe = run_probe(places, named, first_backward, mesh.column, own_parts, row)
     cost = None
-    if world.device.type == "cuda" and recipe.train.deterministic:
+    is_timed = world.device.type == "cuda" and recipe.train.deterministic and stage is None
+    if is_timed:
         cost = _cost_of_determinism(forward, first)
     first_weights: FirstWeights | None = None
-    if weights and split is None:
+    if weights and held is None:
         first_weights = load_weights(model, weights, weights_sha256)
     elif weights:
         whole = build_network(recipe, parts, data.train, world.device)
@@ -200,7 +226,11 @@ def build_learner(
         batches=batches,
         stand_in=stand_in,
         probe=probe,
-        split=split,
+        split=held,
+        stage=stage,
+        all_names=list(model.named_parameters(remove_duplicate=False))
+        if staged is None
+        else staged.tied,
         doubts=once,
         cost_of_determinism=cost,
         own_code=code,
@@ -209,17 +239,20 @@ def build_learner(
     )
 
 
-def _first_loss(forward: Forward, first: Batch) -> Tensor:
-    """The loss of the training's first micro-batch, which every rank can compute."""
+def _first_backward(forward: Forward, first: Batch) -> Tensor:
+    """Runs backward for the training's first micro-batch, which every rank can compute. Returns its
+    loss.
+    """
     forward.begin_step()
     loss, _ = forward(*first, step=0, leaf=0)
     assert loss is not None  # the first micro-batch of an epoch is never empty
+    torch.autograd.backward(loss)
     return loss
 
 
 def _cost_of_determinism(forward: Forward, first: Batch) -> float:
     buffers = [buffer.clone() for buffer in forward.model.buffers()]
-    cost = cost_of_determinism(lambda: torch.autograd.backward(_first_loss(forward, first)))
+    cost = cost_of_determinism(partial(_first_backward, forward, first))
     for buffer, start in zip(forward.model.buffers(), buffers, strict=True):
         buffer.copy_(start)
     forward.model.zero_grad()

@@ -27,6 +27,7 @@ from firecaffe.training.local.stepper import LocalStepper
 from firecaffe.training.local.sums import LocalOutcome
 from firecaffe.training.norms import Norms
 from firecaffe.training.outcome import Outcome, Votes
+from firecaffe.training.parallel.stage_forward import StageForward
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, result_of
 from firecaffe.training.rise import Rise
@@ -66,6 +67,8 @@ class Training:
     """The digest of what this machine computes for the probe's micro-batch."""
     doubts: list[str]
     """Reasons why other numbers of workers may not end in the same bits; more may come."""
+    stage: StageForward | None = None
+    """This rank's, if the network is in stages."""
     real: RealRanks | None = None
     """What the ranks do after the warm steps under the real clock of a mode with a server."""
 
@@ -366,7 +369,14 @@ def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Rec
     estimated = nullcontext() if t.norms is None else t.norms.in_place()
     with averaged, estimated, _turn(t):
         found = evaluate(
-            forward.model, forward.task, dataset, words.data, words.train, t.evaluators
+            forward.model,
+            forward.task,
+            dataset,
+            words.data,
+            words.train,
+            t.evaluators,
+            outputs_of=None if t.stage is None else t.stage.outputs,
+            tellers=None if t.stage is None else t.world,
         )
     records.evaluation(split, done, found)
     return found

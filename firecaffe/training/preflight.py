@@ -29,6 +29,7 @@ from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_task import task_for
 from firecaffe.training.norms import layers_of
 from firecaffe.training.parallel.network import chosen_layers
+from firecaffe.training.parallel.staged import check_stages
 from firecaffe.training.parts import counts_of
 
 
@@ -86,6 +87,8 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
         if recipe.parallel.is_split:
             chosen = chosen_layers(network, recipe.parallel)
             check_parts(network, chosen, recipe.parallel.num_parts)
+        if recipe.parallel.stages:
+            check_stages(network.train(), recipe.parallel.stages)
         if recipe.train.batch_norm_samples:
             layers_of(network, recipe.train.batch_norm_samples)
         if recipe.model.weights and not is_resumed:

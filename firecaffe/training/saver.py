@@ -103,6 +103,7 @@ class Saver:
                 problem = write_tensors(piece_files[name], listed, coming) or problem
             else:
                 deque(coming, 0)  # gives them
+        numbers = state.collect_numbers()
         if not state.world.is_first:
             return
         tensors = state.tensors_held_by_all()
@@ -111,7 +112,7 @@ class Saver:
             checkpoint,
             history=state.losses.history,
             tensors=InMemory(self._copies),
-            numbers={word: each.state_dict() for word, each in state.numbers.items()},
+            numbers=numbers,
             piece_files=piece_files,
         )
         self.costs.copy_s += time.perf_counter() - start

@@ -16,8 +16,10 @@ hold in parts may be held by all if there is one.
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -49,6 +51,8 @@ class State:
         self.world = world
         self.pieces = pieces
         self.numbers = numbers or {}
+        self.numbers_in_parts: set[str] = set()
+        """The words of those of which each rank has its own."""
         self.losses = Losses()
         self._resumed: Checkpoint | None = None
 
@@ -128,6 +132,17 @@ class State:
         none. All ranks have to go through it to the end. Raises: PeerLostError.
         """
         return collect(self.world, listed, self.pieces[name].parts())
+
+    def collect_numbers(self) -> dict[str, dict[str, Any]]:
+        """All numbers by their words, on rank 0. All ranks call it. Raises: PeerLostError."""
+        found: dict[str, dict[str, Any]] = {}
+        for word, numbers in self.numbers.items():
+            if word in self.numbers_in_parts:
+                told = gather_text(self.world, json.dumps(numbers.state_dict()))
+                found[word] = {name: each for own in told for name, each in json.loads(own).items()}
+            elif self.world.is_first:
+                found[word] = numbers.state_dict()
+        return found
 
     def check_finite(self) -> None:
         """Looks for infinities and NaN in the pieces that are results: rank 0 in those that all

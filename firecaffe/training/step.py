@@ -18,6 +18,7 @@ from torch import Tensor, nn, optim
 
 from firecaffe.data import Batch, SampleOrder
 from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.totals import Totals
 from firecaffe.solvers.optimizer import set_rate
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
@@ -120,13 +121,17 @@ class Stepper:
             sums[-VOTES:] = self.rows.agree(outcome(end=queue.mark()), sums[-VOTES:])
         elif not queue.works_behind:
             outcome(end=totals.summed).check_finite()
+        self.update(step, learning_rate, totals, weight)
+        return outcome(end=queue.mark())
+
+    def update(self, step: int, learning_rate: float, totals: Totals, weight: float) -> None:
+        """Updates weights, their moving average and buffers from the sums of a step."""
         set_rate(self.optimizer, learning_rate, self.momentum(step))
         self.forward.scaler.step(self.optimizer)
         self.forward.scaler.update()
         if self.ema is not None:
             self.ema.update(step)
         self.forward.buffers.finish_step(totals.tail[1:], weight)
-        return outcome(end=queue.mark())
 
     def _scale_gradients(self) -> Tensor:
         """Undoes the loss scale, and clips. Returns the gradient's norm; 0 if none is clipped."""

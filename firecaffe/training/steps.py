@@ -22,6 +22,8 @@ from firecaffe.training.learner import Learner
 from firecaffe.training.local.make import local_stepper
 from firecaffe.training.local.stepper import LocalStepper
 from firecaffe.training.parallel.mesh import Mesh
+from firecaffe.training.parallel.network import SplitNetwork
+from firecaffe.training.parallel.stage_step import StageStepper
 from firecaffe.training.parallel.step import make_rows
 from firecaffe.training.plugins import Plugin, around_batches
 from firecaffe.training.served.holders import Holders
@@ -72,21 +74,25 @@ def make_steps(
     world = mesh.world
     first = run.synchronous if first_step < run.rounds.synchronous else run
     leaves = first.micro_batches(mesh.sharers.rank)
+    fetched = leaves if learner.stage is None or learner.stage.has_inputs else []
     late_doubts = learner.doubts if is_repeatable else None
     last_ahead = run.steps if served is None else served.leaves.first_step
-    ahead = BatchesAhead(learner.batches, leaves, first_step, last_ahead, late_doubts)
+    ahead = BatchesAhead(learner.batches, fetched, first_step, last_ahead, late_doubts)
     resources.enter_context(closing(ahead))
     resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
     sums = reducers[0]
     if local is not None and first is not run:
         _, [sums], _ = connect(first, learner, world, None, resources)
     batches, clip = around_batches(plugins, ahead, world), recipe.solver.clip_gradients
-    stepper = Stepper(learner.forward, batches, learner.optimizer, sums, leaves, clip)
-    stepper.momentum, stepper.ema = run.momentum, learner.ema
-    if learner.split is not None:
+    made_of = learner.forward, batches, learner.optimizer, sums, leaves, clip
+    stepper = Stepper(*made_of)
+    if learner.stage is not None:
+        stepper = StageStepper(*made_of, stage=learner.stage)
+    elif isinstance(learner.split, SplitNetwork):
         stepper.rows = make_rows(
             run, learner.split, learner.named, learner.forward, learner.stand_in
         )
+    stepper.momentum, stepper.ema = run.momentum, learner.ema
     if local is not None:
         own = local_stepper(local, run, world, stepper, ahead, reducers, resources)
         return Steps(own, ahead, None)

@@ -28,8 +28,8 @@ def make_parser() -> Parser:
         type=str,
         default="",
         metavar="L,L",
-        help="instead of numbers of workers, layouts of a model that is split: 1, data=D, "
-        "model=DxK, trick=DxK",
+        help="instead of numbers of workers, layouts of a model that is split or in stages: 1, "
+        "data=D, model=DxK, trick=DxK, stages=DxK",
     )
     add(
         "--steps",

@@ -13,28 +13,24 @@ from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.split import choose_layers, split_layers
 from firecaffe.parallel.tensor import whole
+from firecaffe.training.parallel.held import RowNetwork
 from firecaffe.training.parallel.mesh import Mesh
-from firecaffe.training.parallel.pieces import InParts, Names, NumbersInParts, Source
-from firecaffe.training.state import State
+from firecaffe.training.parallel.pieces import Names, Source
 
 FULLY_CONNECTED = ("neurons", "inputs")
 """The words of layers that one weird trick splits."""
 
 
 @dataclass(frozen=True)
-class SplitNetwork:
-    """What a training has beside a network whose layers are split."""
+class SplitNetwork(RowNetwork):
+    """A network whose layers are split."""
 
-    mesh: Mesh
     group: PartGroup
     """The row, with its parts."""
-    names: Names
     parameters: frozenset[nn.Parameter]
     """Those of which each rank of a row has a part."""
     chosen: dict[str, str]
     """The layers that are split, each with its word."""
-    has_buffers: bool
-    """Whether the whole network has any."""
 
     def called(self, name: str) -> str:
         """The whole tensor's name, by this rank's of a part."""
@@ -51,14 +47,6 @@ class SplitNetwork:
             "parts": self.group.num_parts,
             "split": self.chosen,
         }
-
-    def cut_pieces(self, state: State) -> None:
-        """Lets a state know that ranks hold parts."""
-        for name, piece in state.pieces.items():
-            if name != "buffer" or self.has_buffers:
-                state.pieces[name] = InParts(piece, self.names)
-        for word, numbers in state.numbers.items():
-            state.numbers[word] = NumbersInParts(numbers, self.names)
 
     @property
     def own_samples(self) -> OwnSamples | None:
@@ -124,7 +112,7 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
                     if held.cut and isinstance(tensor, nn.Parameter):
                         parameters.add(tensor)
     names = Names(sources, {n: place for place, n in enumerate(wholes)}, frozenset(elsewhere))
-    return SplitNetwork(mesh, group, names, frozenset(parameters), chosen, has_buffers)
+    return SplitNetwork(mesh, names, has_buffers, group, frozenset(parameters), chosen)
 
 
 def _give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:

@@ -14,6 +14,7 @@ from firecaffe.recipe.sections import check_recipe
 
 HEAD = {"classifier.*": "neurons"}
 TRICK: Any = "one_weird_trick"
+IN_STAGES: Any = (0, 1, {}, 0, "none", ["features.6"])
 
 
 def of(*words: Any) -> dict[str, Any]:
@@ -39,6 +40,17 @@ def test_the_same_split_over_other_workers() -> None:
     assert ParallelConfig(2).over(1, 1) == ParallelConfig(1)
 
 
+def test_stages_decide_no_bit() -> None:
+    stages = ParallelConfig(2, stages=["a", "b", "c"], pipeline="gpipe")
+    assert identity(Recipe(parallel=stages), 10) == identity(Recipe(), 10)
+    assert stages.over(1, 1) == ParallelConfig(1, pipeline="gpipe")
+    assert layout_of(stages, 8) == Layout(2, 4, shares_samples=True)
+    assert stages.in_stages(1, 2).stages == ["b"]
+    assert stages.in_stages(1, 4) == dataclasses.replace(stages, data=1)
+    with pytest.raises(RecipeError, match=r"names 4 stages, of which no 3 can be made"):
+        stages.in_stages(1, 3)
+
+
 def test_rows_hold_a_model_and_columns_the_same_parts() -> None:
     layout = layout_of(ParallelConfig(0, 3, HEAD), 6)
     assert layout == Layout(2, 3, shares_samples=True)
@@ -54,6 +66,8 @@ def test_rows_hold_a_model_and_columns_the_same_parts() -> None:
         ((2, 2, HEAD), 3, "3 workers with parallel.data 2 and parallel.model 2: there must be 4"),
         ((3,), 2, "2 workers with parallel.data 3 and parallel.model 1: there must be 3"),
         ((0, 4, HEAD), 2, "2 workers with parallel.model 4: there must be a multiple of 4"),
+        (IN_STAGES, 3, "3 workers with 2 stages: there must be a multiple of 2"),
+        ((2, *IN_STAGES[1:]), 2, "2 workers with parallel.data 2 and 2 stages: there must be 4"),
     ],
 )
 def test_workers_that_make_no_mesh(words: Any, workers: int, line: str) -> None:
@@ -82,6 +96,11 @@ def test_one_weird_trick_wants_equally_many_micro_batches() -> None:
             (0, 4, HEAD, 3),
             "parallel.parts is 3, which 4 workers cannot hold equally (parallel.model); take 4",
         ),
+        ((0, 1, {}, 0, "none", ["a", "b", "a"]), "parallel.stages has 'a' twice"),
+        ((0, 1, HEAD, 0, "none", ["a"]), "parallel.stages and parallel.split: "),
+        ((0, 1, {}, 0, TRICK, ["a"]), "parallel.stages and parallel.scheme one_weird_trick"),
+        ((0, 3, {}, 0, "none", ["a"]), "parallel.model is 3, but parallel.stages names 2 stages"),
+        ((0, 1, {}, 2, "none", ["a"]), "parallel.parts is 2, but no layer is split"),
     ],
 )
 def test_words_that_cannot_be(words: Any, line: str) -> None:
@@ -112,3 +131,17 @@ def test_what_cannot_stand_beside_it(section: str, words: dict[str, Any], line: 
     with pytest.raises(RecipeError) as told:
         check_recipe(dataclasses.replace(recipe, **{section: config}))
     assert str(told.value).startswith(f"parallel.split with {line}")
+    if (section, *words) in (("solver", "clip_gradients"), ("solver", "type")):
+        return  # a stage has whole layers
+    staged = dataclasses.replace(recipe, parallel=ParallelConfig(*IN_STAGES))
+    with pytest.raises(RecipeError) as told:
+        check_recipe(dataclasses.replace(staged, **{section: config}))
+    assert str(told.value).startswith(f"parallel.stages with {line}")
+
+
+def test_solvers_beside_stages() -> None:
+    recipe = Recipe(train=TrainConfig(64, 8, steps=9), parallel=ParallelConfig(*IN_STAGES))
+    for solver in (SolverConfig(type="lars"), SolverConfig(clip_gradients=1.0)):
+        check_recipe(dataclasses.replace(recipe, solver=solver))
+    with pytest.raises(RecipeError, match=r"parallel.stages with solver.type torch.optim:NAdam"):
+        check_recipe(dataclasses.replace(recipe, solver=SolverConfig(type="torch.optim:NAdam")))

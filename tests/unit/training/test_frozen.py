@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.freeze import freeze
@@ -14,13 +15,17 @@ from tests.unit.models.own_nets import Net, Tied
 FREEZE = ["stem.*", "head.*"]
 
 
+def all_names(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(network.named_parameters(remove_duplicate=False))
+
+
 def test_what_is_frozen_and_fresh_is_told(tmp_path: Path) -> None:
     network, file = Net(3), str(tmp_path / "w.pt")
     state = Net(5).state_dict()  # with another head
     del state["stem.bias"]
     torch.save(state, file)
     freeze(network, FREEZE)
-    frozen = frozen_of(network, config := ModelConfig(freeze=FREEZE), None)
+    frozen = frozen_of(all_names(network), config := ModelConfig(freeze=FREEZE), None)
     assert (len(frozen.names), frozen.of, frozen.fresh) == (4, 6, frozen.names)
     said, warning = frozen.notes(config)
     assert "4 of 6 parameters" in said
@@ -28,7 +33,7 @@ def test_what_is_frozen_and_fresh_is_told(tmp_path: Path) -> None:
         assert word in warning
 
     config = ModelConfig(weights=file, freeze=FREEZE)
-    frozen = frozen_of(network, config, load_weights(network, file))
+    frozen = frozen_of(all_names(network), config, load_weights(network, file))
     assert frozen.fresh == ["stem.bias", "head.weight", "head.bias"]
     warning = frozen.notes(config)[1]
     assert "3 of 4" in warning
@@ -44,8 +49,8 @@ def test_no_warning_of_what_a_checkpoint_or_a_library_gives(
     network = Net(3)
     freeze(network, FREEZE)
     config = ModelConfig(args=words, freeze=FREEZE)
-    assert len(frozen_of(network, config, None, is_resumed).notes(config)) == 1
-    assert frozen_of(Net(3), ModelConfig(), None).notes(ModelConfig()) == []
+    assert len(frozen_of(all_names(network), config, None, is_resumed).notes(config)) == 1
+    assert frozen_of(all_names(Net(3)), ModelConfig(), None).notes(ModelConfig()) == []
 
 
 def test_a_tied_parameter_needs_one_of_its_names(tmp_path: Path) -> None:
@@ -54,4 +59,4 @@ def test_a_tied_parameter_needs_one_of_its_names(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "w.pt")
     freeze(network, ["first.weight"])
     taken = load_weights(network, str(tmp_path / "w.pt"))
-    assert frozen_of(network, ModelConfig(freeze=["first.weight"]), taken).fresh == []
+    assert frozen_of(all_names(network), ModelConfig(freeze=["first.weight"]), taken).fresh == []

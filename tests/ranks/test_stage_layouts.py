@@ -1,0 +1,192 @@
+"""A recipe's network in stages: any layout comes to the bits of one worker without stages."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import firecaffe
+from firecaffe import (
+    CheckpointConfig,
+    ModelConfig,
+    ParallelConfig,
+    Recipe,
+    RunConfig,
+    SolverConfig,
+    TrainConfig,
+)
+from firecaffe.errors import NotFiniteError
+from firecaffe.models.model import HeadedLogits
+from tests.ranks.networks import small_data
+from tests.world import Ranks
+
+# 12 micro-batches of 4 over 102 samples: steps 3, 6 and 9 end an epoch with one micro-batch of 4,
+# one of 2, and ten that are empty.
+RECIPE = Recipe(
+    model=ModelConfig(freeze=["norm.*", "last.bias"]),
+    train=TrainConfig(
+        48, 4, steps=7, seed=5, device="cpu", ema_decay=0.8, eval_batch_size=8, eval_every=3
+    ),
+    solver=SolverConfig(
+        base_lr=0.02,
+        momentum=0.9,
+        weight_decay=1e-3,
+        decay_mult={"@vector": 0.0, "last.*": 2.0},
+        clip_gradients=0.5,
+        momentum_form="caffe",
+        momentum_correction=True,
+        lr_policy="poly",
+    ),
+    checkpoint=CheckpointConfig(every=5),
+)
+
+LAYOUTS = {
+    "2 stages": ParallelConfig(stages=["middle"]),
+    "2 x 2": ParallelConfig(2, stages=["middle.3"], pipeline="gpipe"),
+    "4 stages": ParallelConfig(stages=["middle", "middle.3", "middle.6"]),
+    "data 2": ParallelConfig(),
+}
+"""Of 4 stages the third one has no weights."""
+
+WORKERS = {"2 stages": 2, "data 2": 2}
+"""Of the layouts that are not for 4."""
+
+
+class Net(nn.Module):
+    """With parameters and buffers of its own, a head that is called in training alone, and what is
+    never called.
+    """
+
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.unused = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        self.scale = nn.Parameter(torch.full((6, 1, 1), 1.5))
+        self.register_buffer("shift", torch.full((6, 1, 1), 0.25))
+        self.last = nn.Linear(12, 4)
+        self.middle = nn.Sequential(
+            *(nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Dropout(0.5), nn.Linear(32, 12), nn.ReLU()),
+        )
+        self.head = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(54, 4))
+
+    def forward(self, x: Tensor) -> Tensor | HeadedLogits:
+        y = self.norm(self.first(x)) * self.scale + self.shift
+        side = self.head(y) if self.training else None
+        z: Tensor = self.last(self.middle(y))
+        return HeadedLogits(z, side, side) if side is not None else z
+
+
+def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
+    run = RunConfig(folder=folder, tensorboard=False)
+    recipe = dataclasses.replace(recipe, run=run)
+    data = small_data(102), small_data(30, 1)
+    return firecaffe.train(recipe, Net, *data, resume=resume, validation_set=small_data(20, 2))
+
+
+def trained(
+    ranks: Ranks,
+    name: str,
+    folder: Path,
+    resume: str | None = None,
+    recipe: Recipe = RECIPE,
+) -> firecaffe.Result:
+    workers, parallel = WORKERS.get(name, 4), LAYOUTS[name]
+    recipe = dataclasses.replace(recipe, parallel=parallel)
+    results = ranks.shared(workers, fit, recipe, str(folder), resume)
+    told = {(each.state_sha256, each.weights_sha256, each.test_loss, each.loss) for each in results}
+    assert len(told) == 1
+    result: firecaffe.Result = results[0]
+    return result
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> firecaffe.Result:
+    [result] = ranks.shared(1, fit, RECIPE, str(tmp_path_factory.mktemp("alone") / "run"))
+    assert isinstance(result, firecaffe.Result)
+    return result
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "data 2"])
+def test_any_layout(ranks: Ranks, alone: firecaffe.Result, name: str, tmp_path: Path) -> None:
+    found = trained(ranks, name, tmp_path / "run")
+    assert [row["loss"] for row in found.history] == [row["loss"] for row in alone.history]
+    assert not found.identity_doubts
+    assert found.weights_sha256 == alone.weights_sha256
+    assert found.state_sha256 == alone.state_sha256
+    assert (found.test_loss, found.metrics) == (alone.test_loss, alone.metrics)
+    assert found.validation == alone.validation
+
+
+def test_a_layout_goes_on_from_any_other(
+    ranks: Ranks, alone: firecaffe.Result, tmp_path: Path
+) -> None:
+    """After step 5, each time: 2 stages from data 2, and so on round, and one worker at the end."""
+    trained(ranks, "data 2", before := tmp_path / "data 2")
+    for name in ("2 stages", "4 stages", "2 x 2", "data 2"):
+        checkpoint = str(before / "checkpoints" / "step-00000005")
+        found = trained(ranks, name, tmp_path / f"{name} on", checkpoint)
+        assert found.state_sha256 == alone.state_sha256, name
+        assert not found.identity_doubts
+        trained(ranks, name, before := tmp_path / f"{name} whole")
+
+
+def test_a_run_in_stages_is_read_as_any_other(
+    ranks: Ranks, alone: firecaffe.Result, tmp_path: Path
+) -> None:
+    """Its checkpoint has all tensors by their names, those too that no stage calls."""
+    folder = tmp_path / "run"
+    trained(ranks, "4 stages", folder)
+    network = firecaffe.load(folder, Net)
+    averages = load_file(folder / "checkpoints/step-00000007/ema.safetensors")
+    trained_ones = {name for name, each in network.named_parameters() if name in averages}
+    assert len(trained_ones) == len(averages) == 16
+    for name in trained_ones:
+        assert network.get_parameter(name).equal(averages[name]), name
+    expected = firecaffe.load(alone.folder, Net).state_dict()
+    found = network.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(map(torch.equal, found.values(), expected.values()))
+    record = json.loads((folder / "result.json").read_text())
+    assert record["parallel"] == {
+        "data": 1,
+        "stages": ["middle", "middle.3", "middle.6"],
+        "pipeline": "1f1b",
+    }
+    assert record["frozen_parameters"] == 3
+
+
+def test_in_bfloat16_and_by_layers_rates(ranks: Ranks, tmp_path: Path) -> None:
+    solver = SolverConfig(type="lars", base_lr=0.1, momentum=0.9)
+    train = dataclasses.replace(RECIPE.train, autocast="bfloat16", steps=4, channels_last=True)
+    recipe = dataclasses.replace(RECIPE, train=train, solver=solver)
+    [expected] = ranks.shared(1, fit, recipe, str(tmp_path / "alone"))
+    found = trained(ranks, "2 stages", tmp_path / "run", recipe=recipe)
+    assert found.state_sha256 == expected.state_sha256
+    assert (found.loss, found.test_loss) == (expected.loss, expected.test_loss)
+
+
+def diverge(parallel: ParallelConfig, folder: str) -> str:
+    solver = dataclasses.replace(RECIPE.solver, base_lr=1e30, clip_gradients=0.0)
+    recipe = dataclasses.replace(RECIPE, parallel=parallel, solver=solver)
+    try:
+        fit(recipe, folder)
+    except NotFiniteError as error:
+        return str(error)
+    return "it went on"
+
+
+def test_a_number_that_is_not_finite_is_told_by_all_as_by_one(ranks: Ranks, tmp_path: Path) -> None:
+    [expected] = ranks.shared(1, diverge, ParallelConfig(), str(tmp_path / "alone"))
+    assert "first gradient in network order" in expected
+    for name in ("2 stages", "2 x 2"):
+        workers, parallel = WORKERS.get(name, 4), LAYOUTS[name]
+        said = ranks.shared(workers, diverge, parallel, str(tmp_path / name))
+        assert said == [expected] * workers

@@ -1,0 +1,42 @@
+"""The layouts that `verify --layouts` compares, as recipes."""
+
+import dataclasses
+
+import pytest
+
+from firecaffe import ParallelConfig, Recipe
+from firecaffe.cli.layouts import layouts_of
+from firecaffe.errors import RecipeError
+
+STAGED = Recipe(parallel=ParallelConfig(2, stages=["a", "b", "c"]))
+SPLIT = Recipe(parallel=ParallelConfig(split={"*": "neurons"}, parts=4))
+
+
+def test_stages_of_a_recipe_and_fewer() -> None:
+    found = layouts_of("1,data=3,stages=4,stages=2x2", STAGED)
+    assert [(each.workers, each.recipe.parallel) for each in found] == [
+        (1, ParallelConfig(1)),
+        (3, ParallelConfig(3)),
+        (4, ParallelConfig(1, stages=["a", "b", "c"])),
+        (4, ParallelConfig(2, stages=["b"])),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "recipe", "line"),
+    [
+        ("1,stages=3", STAGED, "names 4 stages, of which no 3 can be made"),
+        ("1,model=2", STAGED, "has model, but the recipe has parallel.stages"),
+        ("1,stages=2", SPLIT, "has stages, but the recipe has no parallel.stages"),
+        ("1,stages=0", STAGED, "--layouts has 'stages=0'; a layout is 1, data=D"),
+        ("1,data=2", Recipe(), "the recipe splits no layer and names no stages"),
+        (
+            "1,trick=2",
+            dataclasses.replace(STAGED, parallel=ParallelConfig()),
+            "the recipe splits no layer",
+        ),
+    ],
+)
+def test_layouts_that_are_none(text: str, recipe: Recipe, line: str) -> None:
+    with pytest.raises(RecipeError, match=line):
+        layouts_of(text, recipe)
