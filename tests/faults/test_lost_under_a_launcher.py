@@ -86,6 +86,21 @@ def test_whom_nobody_goes_on_without_ends_all(
     assert read(tmp_path / "run" / "fault.json")["then"] == "the run ended"
 
 
+def test_a_lost_server_starts_again_from_its_newest_checkpoint(
+    recipe: Path, tmp_path: Path
+) -> None:
+    """With the events up to it, so that the log of both starts gives the same bits."""
+    folder = tmp_path / "run"
+    training = command(recipe, folder, 3, *WORDS, "--max-restarts", "1")[1:]
+    done = python(*training, environment=environment("kill:rank=0,step=6"))
+    assert done.returncode == 0, done.stderr
+    assert f"firecaffe: rank 0 on {HOST} was killed" in done.stderr
+    row = read(folder / "result.json")["synchrony"]
+    assert row["lost_learners"] == 3  # those of the first start
+    assert row["gradients"] >= 6 * (STEPS - 2)
+    assert replay(folder, recipe_of(folder), ALONE).is_same
+
+
 def test_a_launcher_without_ranks_waits_for_the_others(recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -13,10 +13,13 @@ from firecaffe import Recipe, Result, SolverConfig
 from firecaffe.data import Batch, Batches
 from firecaffe.errors import FirecaffeError
 from firecaffe.synchrony.events import Pull, Push
+from firecaffe.training.served import memory
 from firecaffe.training.served.coder import Coder
 from firecaffe.training.served.parcel import Parcel
+from firecaffe.training.served.shards import held
 from firecaffe.training.served.shards.carrier import ASK, Head, Layout
 from firecaffe.training.served.shards.cut import cut
+from firecaffe.training.served.versions import bytes_in_file
 from tests.ranks.networks import Everything
 from tests.ranks.served import (
     MODES,
@@ -123,6 +126,24 @@ def test_its_bytes_are_those_of_the_events(ranks: Ranks, compressor: str, tmp_pa
     assert row["pulled_bytes_by_learner"]["0"] == asks[0] * sum(shards[1:])
     heads = (asks[0] + pushes[0]) * 2 * head
     assert row["pushed_bytes_by_learner"]["0"] == heads + pushes[0] * sum(gradients[1:])
+
+
+def fit_in_files(made: Recipe) -> tuple[Result, int]:
+    """With no room in memory. Also how many versions this rank has had in files."""
+    with (
+        patch.object(memory, "MOST_BYTES", 0),
+        patch.object(held, "bytes_in_file", wraps=bytes_in_file) as in_file,
+    ):
+        return fit(made), in_file.call_count
+
+
+def test_versions_that_memory_has_no_room_for_are_in_files(ranks: Ranks, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    results = ranks.run(2, fit_in_files, recipe(run, sharded("stale")))
+    assert all(versions > 4 for _, versions in results)
+    found = replayed(run)
+    assert found.is_same
+    assert found.found.state == results[0][0].state_sha256
 
 
 def fit_until_saved(made: Recipe) -> Result:

@@ -57,9 +57,12 @@ class ServerMemory:
         if version in self.versions:
             return
         now = self._now()
-        held = sum(map(size_of, self.versions.values()))
-        in_file = held + size_of(now) > MOST_BYTES and all(each.is_cpu for each in now.values())
+        in_file = self.is_full(size_of(now)) and all(each.is_cpu for each in now.values())
         self.versions[version] = copy_in_file(now) if in_file else copy_in_memory(now)
+
+    def is_full(self, size: int) -> bool:
+        """Whether memory has no room for a version of so many bytes."""
+        return sum(map(size_of, self.versions.values())) + size > MOST_BYTES
 
     def release(self, needed: set[int]) -> None:
         """Lets go of all versions but some."""

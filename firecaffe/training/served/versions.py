@@ -34,15 +34,16 @@ def copy_in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, each in tensors.items():
         places[name] = end
         end += -(-each.nbytes // ALIGNMENT) * ALIGNMENT
-    memory = _mapped(max(end, 1))
-    copies = {}
+    data, copies = bytes_in_file(end), {}
     for name, each in tensors.items():
-        if not each.numel():
-            copies[name] = each.clone()
-            continue
-        run = torch.frombuffer(memory, dtype=each.dtype, count=each.numel(), offset=places[name])
+        run = data[places[name] : places[name] + each.nbytes].view(each.dtype)
         copies[name] = run.as_strided(each.shape, each.stride()).copy_(each)
     return copies
+
+
+def bytes_in_file(size: int) -> Tensor:
+    """So many zeros. Raises: RunError if there is no room."""
+    return torch.frombuffer(_mapped(max(size, 1)), dtype=torch.uint8)[:size]
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> int:

@@ -18,6 +18,7 @@ from firecaffe.training.piece import Piece
 from firecaffe.training.served.memory import Gradient, ServerMemory
 from firecaffe.training.served.parcel import Parcel
 from firecaffe.training.served.shards.cut import Shard
+from firecaffe.training.served.versions import bytes_in_file
 from firecaffe.training.stored import InMemory
 from firecaffe.training.weights import Weights
 
@@ -57,7 +58,8 @@ class RunMemory(ServerMemory):
         self.newest = version
         if version in self.sent:  # not in `versions`, where those of a checkpoint are, too
             return
-        data = torch.zeros_like(self.nothing)
+        size = self.nothing.nbytes
+        data = bytes_in_file(size) if self.is_full(size) else torch.zeros_like(self.nothing)
         views = self._shard.views(data, self._layout)
         for name, run in self._runs.named.items():
             views[name].copy_(run.detach())
