@@ -108,6 +108,31 @@ def test_inputs_that_need_no_gradient_and_stages_without_any() -> None:
     check_same_bits(plain, ["1", "2"], torch.randn(2, 4), lambda y: y.square().sum())
 
 
+class Recurrent(nn.Module):
+    """A stack of recurrent layers; the upper ones begin in the state that the lower end in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bottom = nn.GRU(5, 8, num_layers=2, dropout=0.5, batch_first=True)
+        self.middle = nn.GRU(8, 8, num_layers=2, batch_first=True)
+        self.top = nn.LSTM(8, 6, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, state = self.bottom(x)
+        y, _ = self.middle(y, state)
+        y, (last, _) = self.top(y)
+        logits: Tensor = self.head(last[-1] + y.mean(1))
+        return logits
+
+
+@pytest.mark.parametrize("names", [["middle"], ["middle", "top", "head"]], ids=str)
+def test_recurrent_layers(names: list[str]) -> None:
+    torch.manual_seed(0)
+    x, labels = torch.randn(3, 7, 5), torch.tensor([0, 2, 1])
+    check_same_bits(Recurrent(), names, x, lambda y: classification_loss(y, labels))
+
+
 class Alike(nn.Module):
     """Two branches that call one activation, around what stands at two places."""
 
