@@ -67,6 +67,8 @@ class Rows:
         """
         self._split, self._order, self.sums, self._leaves = split, order, sums, leaves
         self._go_along, self._stand_in_samples = go_along, stand_in_samples
+        self.norms = split.norms
+        """Those of the whole network's tensors."""
 
     def begin_step(self) -> None:
         self._before = self._seconds
