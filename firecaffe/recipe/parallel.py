@@ -6,14 +6,9 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.recipe.config import TrainConfig
+from firecaffe.reference import is_reference
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.synchrony.config import EVERY_STEP, MEASURED, SynchronyConfig
-
-BY_ELEMENT = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adamw")
-"""Solvers that treat each weight by itself, so that a part is updated as the whole would be."""
-
-BY_LAYER = (*BY_ELEMENT, "lars", "lamb")
-"""Solvers that treat each parameter by itself, so that it does not matter who has the others."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +79,11 @@ def check_beside(
         == "float16",
         "train.compile": train.compile,
         "train.batch_norm_samples": bool(train.batch_norm_samples),
-        "solver.clip_gradients, a norm over all parts": bool(solver.clip_gradients)
-        and words.is_split,
-        f"solver.type {solver.type}": solver.type not in (BY_LAYER if words.stages else BY_ELEMENT),
+        f"solver.type {solver.type}": is_reference(solver.type),
     }
     found = next((each for each, is_wrong in wrong.items() if is_wrong), "")
     if found:
         would = f"leave it out, or {word}"
         if found.startswith("solver.type"):
-            would = f"{', '.join(BY_ELEMENT)} treat each weight by itself"
-            if words.stages:
-                would = f"{', '.join(BY_LAYER)} treat each layer by itself"
+            would = "an optimizer of your own may need what other workers have; take one by name"
         raise RecipeError(f"{word} with {found}: not possible; {would}")

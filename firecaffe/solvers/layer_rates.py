@@ -14,15 +14,57 @@ Source: You, Gitman and Ginsburg 2017, arXiv 1708.03888, algorithm 1; You et al.
 are left out, or scale a layer otherwise.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 
-from firecaffe.solvers.grouped import GroupedOptimizer, Groups
+from firecaffe.solvers.grouped import Groups
+from firecaffe.solvers.norms import Norms, own_norms
 
 
-class Lars(GroupedOptimizer):
+class LayerRates(optim.Optimizer, ABC):
+    """Takes the lengths of all weights and of all their directions at once, for ranks that have
+    parts of them tell each other.
+    """
+
+    norms: Norms = staticmethod(own_norms)
+    """How it takes them."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        found = []
+        for group in self.param_groups:
+            weights = [each for each in group["params"] if each.grad is not None]
+            if weights:
+                gradients = [each.grad for each in weights]
+                found.append((group, weights, self.directions(group, weights, gradients)))
+        every = [each for _, weights, _ in found for each in weights]
+        directions = [each for _, _, own in found for each in own]
+        lengths = zip(*self.norms(every, [every, directions]), strict=True) if found else ()
+        of_weights = dict(zip(every, lengths, strict=True))
+        for group, weights, own in found:
+            self.update(group, weights, own, [of_weights[each] for each in weights])
+
+    @abstractmethod
+    def directions(
+        self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
+    ) -> list[Tensor]:
+        """Where weights would go, whose lengths decide their rates."""
+
+    @abstractmethod
+    def update(
+        self,
+        group: dict[str, Any],
+        weights: list[Tensor],
+        directions: list[Tensor],
+        lengths: list[tuple[Tensor, Tensor]],
+    ) -> None:
+        """Updates the weights in place. lengths: of each weight, and of its direction."""
+
+
+class Lars(LayerRates):
     """The rate is inside the momentum, as the paper has it."""
 
     def __init__(
@@ -31,14 +73,23 @@ class Lars(GroupedOptimizer):
         words = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
         super().__init__(params, words)
 
-    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def directions(
+        self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
+    ) -> list[Tensor]:
+        return gradients
+
+    def update(
+        self,
+        group: dict[str, Any],
+        weights: list[Tensor],
+        directions: list[Tensor],
+        lengths: list[tuple[Tensor, Tensor]],
+    ) -> None:
         decay = group["weight_decay"]
-        weight_norms = torch._foreach_norm(weights)
-        gradient_norms = torch._foreach_norm(gradients)
-        moved = torch._foreach_add(gradients, weights, alpha=decay)
+        moved = torch._foreach_add(directions, weights, alpha=decay)
         rates = [
             group["lr"] * _ratio(group["trust"] * own, theirs + decay * own, weight.ndim)
-            for weight, own, theirs in zip(weights, weight_norms, gradient_norms, strict=True)
+            for weight, (own, theirs) in zip(weights, lengths, strict=True)
         ]
         torch._foreach_mul_(moved, rates)
         velocities = [_kept(self.state[each], "velocity", each) for each in weights]
@@ -47,7 +98,7 @@ class Lars(GroupedOptimizer):
         torch._foreach_sub_(weights, velocities)
 
 
-class Lamb(GroupedOptimizer):
+class Lamb(LayerRates):
     """Adam's update with decoupled decay, each layer's scaled to its weights."""
 
     def __init__(
@@ -61,7 +112,9 @@ class Lamb(GroupedOptimizer):
         words = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
         super().__init__(params, words)
 
-    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def directions(
+        self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
+    ) -> list[Tensor]:
         beta1, beta2 = group["betas"]
         means = [_kept(self.state[each], "mean", each) for each in weights]
         squares = [_kept(self.state[each], "square", each) for each in weights]
@@ -75,13 +128,21 @@ class Lamb(GroupedOptimizer):
         updates = torch._foreach_div(means, [1 - beta1**step for step in steps])
         torch._foreach_div_(updates, roots)
         torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
-        weight_norms, update_norms = torch._foreach_norm(weights), torch._foreach_norm(updates)
+        return list(updates)
+
+    def update(
+        self,
+        group: dict[str, Any],
+        weights: list[Tensor],
+        directions: list[Tensor],
+        lengths: list[tuple[Tensor, Tensor]],
+    ) -> None:
         rates = [
             group["lr"] * _ratio(own, theirs, weight.ndim)
-            for weight, own, theirs in zip(weights, weight_norms, update_norms, strict=True)
+            for weight, (own, theirs) in zip(weights, lengths, strict=True)
         ]
-        torch._foreach_mul_(updates, rates)
-        torch._foreach_sub_(weights, updates)
+        torch._foreach_mul_(directions, rates)
+        torch._foreach_sub_(weights, directions)
 
     def _count(self, weight: Tensor) -> int:
         state = self.state[weight]

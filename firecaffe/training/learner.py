@@ -14,6 +14,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.models.weights import FirstWeights, file_digest, load_weights
 from firecaffe.recipe.run import Run
+from firecaffe.solvers.layer_rates import LayerRates
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL
 from firecaffe.training.arithmetic import cost_of_determinism
@@ -131,6 +132,8 @@ def build_learner(
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     # A stage may have nothing that is trained. Patterns of names are those of the whole network.
     of_all = named if staged is None else staged.trained()
+    if split is not None:
+        of_all = {**named, **split.outlines}
     if not of_all:
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
     if recipe.exchange.codec:
@@ -138,6 +141,8 @@ def build_learner(
     optimizer = make_optimizer(
         of_all, recipe.solver, delayed_updates(recipe.synchrony, served_learners), called=called
     )
+    if split is not None and isinstance(optimizer, LayerRates):
+        optimizer.norms = split.norms
     state = state_of(world, model, optimizer)
     ema: Ema | None = None
     if recipe.train.ema_decay:

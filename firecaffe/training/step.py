@@ -139,7 +139,11 @@ class Stepper:
         if not self.clip_gradients:
             return torch.zeros((), device=self.forward.device)
         parameters = self.forward.model.parameters()
-        return nn.utils.clip_grad_norm_(parameters, self.clip_gradients, foreach=True)
+        if self.rows is None:
+            return nn.utils.clip_grad_norm_(parameters, self.clip_gradients, foreach=True)
+        norm = self.rows.norms.of_gradient()
+        nn.utils.clip_grads_with_norm_(parameters, self.clip_gradients, norm, foreach=True)
+        return norm
 
 
 def ballot(votes: Votes, device: torch.device) -> Tensor:

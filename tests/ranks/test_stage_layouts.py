@@ -84,11 +84,33 @@ class Net(nn.Module):
         return HeadedLogits(z, side, side) if side is not None else z
 
 
-def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
+class Cast(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype)
+
+
+class Mixed(Net):
+    """With weights of two types, in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, last = self.middle[:4].double(), self.middle[4:]
+        there, back = Cast(torch.float64), Cast(torch.float32)
+        self.middle = nn.Sequential(there, *first, back, *last, Cast(torch.float64))
+        self.last.double()
+
+
+def fit(
+    recipe: Recipe, folder: str, resume: str | None = None, network: type[Net] = Net
+) -> firecaffe.Result:
     run = RunConfig(folder=folder, tensorboard=False)
     recipe = dataclasses.replace(recipe, run=run)
     data = small_data(102), small_data(30, 1)
-    return firecaffe.train(recipe, Net, *data, resume=resume, validation_set=small_data(20, 2))
+    return firecaffe.train(recipe, network, *data, resume=resume, validation_set=small_data(20, 2))
 
 
 def trained(
@@ -171,6 +193,14 @@ def test_in_bfloat16_and_by_layers_rates(ranks: Ranks, tmp_path: Path) -> None:
     found = trained(ranks, "2 stages", tmp_path / "run", recipe=recipe)
     assert found.state_sha256 == expected.state_sha256
     assert (found.loss, found.test_loss) == (expected.loss, expected.test_loss)
+
+
+def test_the_norm_of_gradients_of_several_types(ranks: Ranks, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, steps=5))
+    [expected] = ranks.shared(1, fit, recipe, str(tmp_path / "alone"), None, Mixed)
+    recipe = dataclasses.replace(recipe, parallel=LAYOUTS["2 stages"])
+    found = ranks.shared(2, fit, recipe, str(tmp_path / "run"), None, Mixed)
+    assert {each.state_sha256 for each in found} == {expected.state_sha256}
 
 
 def diverge(parallel: ParallelConfig, folder: str) -> str:

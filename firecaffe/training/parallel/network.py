@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from firecaffe.cluster.agree import take_from_first
@@ -15,6 +16,7 @@ from firecaffe.parallel.split import choose_layers, split_layers
 from firecaffe.parallel.tensor import whole
 from firecaffe.training.parallel.held import RowNetwork
 from firecaffe.training.parallel.mesh import Mesh
+from firecaffe.training.parallel.norms import RowNorms
 from firecaffe.training.parallel.pieces import Names, Source
 
 FULLY_CONNECTED = ("neurons", "inputs")
@@ -31,6 +33,11 @@ class SplitNetwork(RowNetwork):
     """Those of which each rank of a row has a part."""
     chosen: dict[str, str]
     """The layers that are split, each with its word."""
+    norms: RowNorms
+    """Those of whole tensors."""
+    outlines: dict[str, nn.Parameter]
+    """The trained parameters that other ranks have alone, on the meta device: patterns of names are
+    those of the whole network."""
 
     def called(self, name: str) -> str:
         """The whole tensor's name, by this rank's of a part."""
@@ -112,7 +119,16 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
                     if held.cut and isinstance(tensor, nn.Parameter):
                         parameters.add(tensor)
     names = Names(sources, {n: place for place, n in enumerate(wholes)}, frozenset(elsewhere))
-    return SplitNetwork(mesh, names, has_buffers, group, frozenset(parameters), chosen)
+    dtypes = [each.dtype for each in wholes.values()]
+    norms = RowNorms(mesh.row, dict(model.named_parameters()), names, dtypes)
+    outlines = {
+        name: nn.Parameter(torch.empty_like(wholes[name], device="meta"))
+        for name in sorted(elsewhere)
+        if wholes[name].requires_grad
+    }
+    return SplitNetwork(
+        mesh, names, has_buffers, group, frozenset(parameters), chosen, norms, outlines
+    )
 
 
 def _give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:

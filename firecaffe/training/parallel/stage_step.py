@@ -18,12 +18,10 @@ from firecaffe.cluster.agree import finish
 from firecaffe.data import Batch
 from firecaffe.gradients.totals import Totals
 from firecaffe.training.outcome import Outcome, Timings, Votes
+from firecaffe.training.parallel.norms import UNUSED, total
 from firecaffe.training.parallel.stage_forward import StageForward
 from firecaffe.training.step import Stepper, ballot
 from firecaffe.transport.queue import Mark
-
-UNUSED = -1.0
-"""The norm of a parameter's gradient that is not there."""
 
 
 @dataclass
@@ -100,9 +98,8 @@ class StageStepper(Stepper):
         in_row, of_gradients = told[: len(sums)], told[len(sums) :].view(2, -1)
         norm = torch.zeros(())
         if self.clip_gradients:
-            # As clip_grad_norm_ has it: the norm of the norms of all gradients, in network order.
-            used = of_gradients[1][of_gradients[1] != UNUSED]
-            norm = torch.linalg.vector_norm(used.to(sums.dtype))
+            dtypes = [each.dtype for each in staged.trained().values()]
+            norm = total(of_gradients[1], dtypes)
         return Row(in_row.to(sums.dtype), of_gradients[0] == 0, norm, names)
 
     def _norms(self) -> Tensor:

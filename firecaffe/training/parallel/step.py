@@ -1,5 +1,6 @@
 """What a step does besides if the model is split: its ranks agree, and may exchange samples."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,6 +68,9 @@ class Rows:
         """
         self._split, self._order, self.sums, self._leaves = split, order, sums, leaves
         self._go_along, self._stand_in_samples = go_along, stand_in_samples
+        self._places = split.names.places
+        self.norms = split.norms
+        """Those of the whole network's tensors."""
 
     def begin_step(self) -> None:
         self._before = self._seconds
@@ -111,12 +115,14 @@ class Rows:
         self, weight: float, finite: Tensor, names: Sequence[str]
     ) -> tuple[Tensor, Sequence[str]]:
         """Leaves the mean gradients of what only this part of the ranks sums. finite, names: of the
-        others. Returns those of all.
+        others. Returns those of all, by the whole tensors' names, in the network's order.
         """
-        if self.sums is None:
-            return finite, names
-        self.sums.finish(weight)
-        return torch.cat([finite, self.sums.finite()]), [*names, *self.sums.names]
+        if self.sums is not None:
+            self.sums.finish(weight)
+            finite, names = torch.cat([finite, self.sums.finite()]), [*names, *self.sums.names]
+        called = [self._split.called(each) for each in names]
+        in_order = sorted(range(len(called)), key=lambda index: self._places[called[index]])
+        return finite[in_order], [called[index] for index in in_order]
 
     def agree(self, outcome: Outcome, votes: Tensor) -> Tensor:
         """The votes of the whole row. One rank of it alone may see what is not finite.
@@ -130,9 +136,18 @@ class Rows:
             finish(row, partial(dist.all_reduce, told, group=row.group))
             votes = told[:-1]
             if told[-1] > 0:
-                problem = next(each for each in gather_text(row, problem) if each)
+                problem = self._first_problem(outcome)
         raise_not_finite(problem, outcome.step)
         return votes
+
+    def _first_problem(self, outcome: Outcome) -> str:
+        """What one worker would tell, of the gradients of all ranks of the row."""
+        row, is_finite = self._split.mesh.row, outcome.is_finite.tolist()
+        own = [each for each, fine in zip(outcome.names, is_finite, strict=True) if not fine]
+        told = [json.loads(text) for text in gather_text(row, json.dumps(own))]
+        names = sorted({each for names in told for each in names}, key=self._places.__getitem__)
+        of_row = replace(outcome, names=names, is_finite=torch.zeros(len(names), dtype=torch.bool))
+        return next(each for each in gather_text(row, of_row.problem) if each)
 
     def _samples_of(self, step: int, leaf: int) -> int:
         size = self._order.micro_batch_size

@@ -1,0 +1,73 @@
+"""What other sections have beside split layers: any layout comes to the bits of one worker."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import firecaffe
+from firecaffe import ParallelConfig, Recipe, RunConfig
+from tests.ranks.networks import small_data
+from tests.ranks.test_layouts import ALL, HEAD, LAYOUTS, PATHS, RECIPE, ROWS, WORKERS, Net
+from tests.world import Ranks
+
+EVERY = ["data 2", "model 2", "model 4", "2 x 2", "trick 2 x 2"]
+
+RATES = {"base_lr": 0.1, "lr_mult": {"*.bias": 2.0, "features.6.branch4.*": 0.5}}
+NORMS = {
+    "clip": {"clip_gradients": 0.3},
+    "lars": {"type": "lars", "trust": 0.02, **RATES},
+    "lamb": {"type": "lamb", "clip_gradients": 0.5, **RATES},
+}
+
+
+def with_words(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
+    """The recipe with some words of some sections changed."""
+    changed = {
+        name: dataclasses.replace(getattr(recipe, name), **words)
+        for name, words in sections.items()
+    }
+    return dataclasses.replace(recipe, **changed)
+
+
+def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
+    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
+    return firecaffe.train(recipe, Net, small_data(100), small_data(30, 1), resume=resume)
+
+
+def trained(
+    ranks: Ranks,
+    recipe: Recipe,
+    name: str,
+    folder: Path,
+    split: dict[str, str] = HEAD,
+    resume: Path | None = None,
+) -> firecaffe.Result:
+    """By a layout of LAYOUTS, or "alone" by one worker."""
+    parallel = ParallelConfig(split=HEAD, parts=4) if name == "alone" else LAYOUTS[name]
+    recipe = dataclasses.replace(recipe, parallel=dataclasses.replace(parallel, split=split))
+    workers = 1 if name == "alone" else WORKERS.get(name, 4)
+    results = ranks.shared(workers, fit, recipe, str(folder), resume and str(resume))
+    assert len({(each.state_sha256, each.weights_sha256, each.test_loss) for each in results}) == 1
+    result: firecaffe.Result = results[0]
+    return result
+
+
+@pytest.mark.parametrize("words", NORMS.values(), ids=NORMS)
+def test_norms_over_parts(ranks: Ranks, words: dict[str, Any], tmp_path: Path) -> None:
+    recipe = with_words(RECIPE, solver=words, train={"steps": 4})
+    expected = trained(ranks, recipe, "alone", tmp_path / "alone")
+    for name in EVERY:
+        found = trained(ranks, recipe, name, tmp_path / name)
+        assert found.loss == expected.loss, name
+        assert found.state_sha256 == expected.state_sha256, name
+        assert not found.identity_doubts
+
+
+@pytest.mark.parametrize("split", [ALL, PATHS, ROWS], ids=["layers", "paths", "rows"])
+def test_norms_over_other_parts(ranks: Ranks, split: dict[str, str], tmp_path: Path) -> None:
+    recipe = with_words(RECIPE, solver=NORMS["lamb"], train={"steps": 3})
+    expected = trained(ranks, recipe, "alone", tmp_path / "alone", split)
+    found = trained(ranks, recipe, "2 x 2", tmp_path / "run", split)
+    assert found.state_sha256 == expected.state_sha256
