@@ -1,19 +1,23 @@
 """What [parallel] asks of the other sections and of the workers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.synchrony.config import EVERY_STEP, MEASURED, SynchronyConfig
+from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 
 BY_ELEMENT = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adamw")
 """Solvers that treat each weight by itself, so that a part is updated as the whole would be."""
 
 BY_LAYER = (*BY_ELEMENT, "lars", "lamb")
 """Solvers that treat each parameter by itself, so that it does not matter who has the others."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class Layout:
     def sharers(self) -> int:
         """How many share out the micro-batches of a step."""
         return self.data if self.shares_samples else self.data * self.model
+
+
+def rows_of(of_ranks: Sequence[T], row_size: int) -> list[Sequence[T]]:
+    """What belongs to ranks, by rows of so many."""
+    return [of_ranks[start : start + row_size] for start in range(0, len(of_ranks), row_size)]
 
 
 def layout_of(words: ParallelConfig, world_size: int) -> Layout:
@@ -78,7 +87,6 @@ def check_beside(
     word = "parallel.stages" if words.stages else "parallel.split"
     wrong = {
         f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
-        "synchrony.shares measured": synchrony.shares == MEASURED,
         f"exchange.compressor {exchange.compressor}": bool(exchange.codec),
         "train.autocast float16, whose loss scale all would have to agree on": train.autocast
         == "float16",
