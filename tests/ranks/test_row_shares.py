@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 import firecaffe
-from firecaffe import ParallelConfig, Recipe, RunConfig, SynchronyConfig
+from firecaffe import ParallelConfig, RunConfig, SynchronyConfig
 from firecaffe.runs.explain import explain
 from firecaffe.runs.folder import read_run_file
 from firecaffe.training import balance
