@@ -1,6 +1,8 @@
 """What [parallel] asks of the other sections and of the workers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
@@ -8,7 +10,9 @@ from firecaffe.parallel.config import ParallelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.reference import is_reference
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.synchrony.config import EVERY_STEP, MEASURED, SynchronyConfig
+from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class Layout:
     def sharers(self) -> int:
         """How many share out the micro-batches of a step."""
         return self.data if self.shares_samples else self.data * self.model
+
+
+def rows_of(of_ranks: Sequence[T], row_size: int) -> list[Sequence[T]]:
+    """What belongs to ranks, by rows of so many."""
+    return [of_ranks[start : start + row_size] for start in range(0, len(of_ranks), row_size)]
 
 
 def layout_of(words: ParallelConfig, world_size: int) -> Layout:
@@ -73,7 +82,6 @@ def check_beside(
     word = "parallel.stages" if words.stages else "parallel.split"
     wrong = {
         f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
-        "synchrony.shares measured": synchrony.shares == MEASURED,
         f"exchange.compressor {exchange.compressor}": bool(exchange.codec),
         "train.autocast float16, whose loss scale all would have to agree on": train.autocast
         == "float16",

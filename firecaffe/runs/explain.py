@@ -25,7 +25,7 @@ from scipy.stats import mannwhitneyu, wilcoxon
 
 from firecaffe.errors import RunError
 from firecaffe.runs.record import read_json_lines
-from firecaffe.runs.shares import RankShares, shares_of
+from firecaffe.runs.shares import ALONE, RankShares, Row, row_of, shares_of
 
 PARTS = ("data_s", "compute_s", "exposed_communication_s", "update_s")
 """Parts of a step, as one rank sees it; what is left over is the loop's own."""
@@ -113,20 +113,23 @@ def explain(folder: Path, in_rounds: bool = False) -> Explanation:
     timings = read_rows(folder, "rank-*.jsonl")
     if not timings or not any(timings.values()):
         raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
-    found = explain_rows(timings, read_rows(folder, "round-trips-*.jsonl"), folder, in_rounds)
+    trips = read_rows(folder, "round-trips-*.jsonl")
+    found = explain_rows(timings, trips, folder, in_rounds, row_of(folder))
     return dataclasses.replace(found, shares=None) if in_rounds else found
 
 
-def explain_rows(timings: Rows, trips: Rows, where: object, in_rounds: bool = False) -> Explanation:
-    """The same of rows that were read elsewhere; where: for errors. Raises: RunError."""
+def explain_rows(
+    timings: Rows, trips: Rows, where: object, in_rounds: bool = False, row: Row = ALONE
+) -> Explanation:
+    """The same of timings that were read elsewhere; where: for errors. row: of the ranks that hold
+    one model together. Raises: RunError.
+    """
     middle = statistics.fmean if in_rounds else statistics.median
     ranks = [_times(rank, rows, middle) for rank, rows in timings.items() if rows]
     try:
         found, not_tested = _slow_computers(timings)
         links, why = _slow_links(trips)
-        # Ranks with stages of a network have other work each, whatever the shares.
-        in_stages = any("idle_s" in row for rows in timings.values() for row in rows)
-        shares = None if in_stages else shares_of(timings)
+        shares = shares_of(timings, row)
     except (KeyError, TypeError) as error:
         raise RunError(f"{where}: a row of its timings lacks {error}") from error
     slow = sorted([*found, *links], key=lambda each: each.own_s - each.others_s, reverse=True)

@@ -1,17 +1,32 @@
 """Who computed how many micro-batches of a step, and what balanced shares would bring."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from firecaffe.exchange.leaves import Shares
+from firecaffe.runs.folder import parse_run_file
 from firecaffe.synchrony.shares import GAIN, balanced_shares, longest_s
 
 
 @dataclass(frozen=True)
+class Row:
+    """How many ranks hold one model together, in a run that has rows of ranks."""
+
+    size: int = 1
+    at_a_time: int = 1
+    """Micro-batches that a row computes at a time: one, or each of its ranks one."""
+
+
+ALONE = Row()
+
+
+@dataclass(frozen=True)
 class RankShares:
-    """The micro-batches of each rank, in rank order."""
+    """The micro-batches of each rank, or of each row of ranks, in rank order."""
 
     micro_batches: list[int]
     """In the last step."""
@@ -21,6 +36,7 @@ class RankShares:
     """Those of the shortest step, by these seconds."""
     saved: float
     """The part of a step's time that they would save."""
+    who: str = "ranks"
 
     @property
     def are_equal(self) -> bool:
@@ -28,38 +44,72 @@ class RankShares:
         return max(self.micro_batches) - min(self.micro_batches) <= 1
 
 
-def shares_of(timings: Mapping[int, Sequence[Mapping[str, Any]]]) -> RankShares | None:
-    """The shares of a run, by its timings; None if they do not tell, or of one rank."""
-    rows_of = [rows for rows in timings.values() if rows]
-    if len(rows_of) < 2 or any(not row.get("micro_batches") for rows in rows_of for row in rows):
+def row_of(folder: Path) -> Row:
+    """The rows of a run, by its recipe; timings of someone else's training have none.
+
+    Raises: RunError if the recipe is damaged.
+    """
+    if not (folder / "recipe.toml").is_file():
+        return ALONE
+    sections: Mapping[str, Any] = parse_run_file(folder, "recipe.toml", tomllib.loads, "")
+    words = sections.get("parallel")
+    if not isinstance(words, dict):  # it is older than the section
+        return ALONE
+    stages, model = words.get("stages"), words.get("model")
+    size = len(stages) + 1 if isinstance(stages, list) and stages else 1
+    if isinstance(model, int) and model > 1:
+        size = model
+    return Row(size, size if words.get("scheme") == "one_weird_trick" else 1)
+
+
+def shares_of(
+    timings: Mapping[int, Sequence[Mapping[str, Any]]], row: Row = ALONE
+) -> RankShares | None:
+    """The shares of a run, by its timings; None if they do not tell, or of one rank or row. A row
+    takes as long as its slowest rank, with what that waits for the others of it.
+    """
+    of_ranks = [rows for rows in timings.values() if rows]
+    is_told = all(each.get("micro_batches") for rows in of_ranks for each in rows)
+    if not is_told or len(of_ranks) % row.size or len(of_ranks) < 2 * row.size:
         return None
-    counts = [int(rows[-1]["micro_batches"]) for rows in rows_of]
-    seconds = [median(map(_seconds, rows[1:] or rows)) for rows in rows_of]
+    firsts = range(0, len(of_ranks), row.size)
+    counts = [int(of_ranks[first][-1]["micro_batches"]) for first in firsts]
+    of_each = [median(map(_seconds, rows[1:] or rows)) for rows in of_ranks]
+    seconds = [max(of_each[first : first + row.size]) for first in firsts]
     if min(seconds) <= 0:
         return None
     best = balanced_shares(sum(counts), seconds)
     now_s = longest_s(_ranges(counts), seconds)
-    step_s = median(row["step_s"] for rows in rows_of for row in rows[1:] or rows)
+    step_s = median(each["step_s"] for rows in of_ranks for each in rows[1:] or rows)
     saved = max(0.0, now_s - longest_s(best, seconds)) / step_s
-    return RankShares(counts, seconds, [len(share) for share in best], saved)
+    return RankShares(
+        [count * row.at_a_time for count in counts],
+        [each / row.at_a_time for each in seconds],
+        [len(share) * row.at_a_time for share in best],
+        saved,
+        "ranks" if row == ALONE else "rows",
+    )
 
 
 def shares_line(found: RankShares, slow: Sequence[int]) -> str:
     """What is to be said of shares. slow: the ranks that are shown to compute longer."""
     if not found.are_equal:
         taken = ", ".join(f"{each * 1e3:.3g}" for each in found.seconds)
-        return f"ranks computed {_words(found.micro_batches)} micro-batches; one takes {taken} ms"
+        counts = _words(found.micro_batches)
+        return f"{found.who} computed {counts} micro-batches; one takes {taken} ms"
     if slow and found.saved >= GAIN:
         return (
-            f"synchrony.shares = measured would give ranks {_words(found.balanced)} micro-batches: "
+            f"synchrony.shares = measured would give {found.who} {_words(found.balanced)} "
+            "micro-batches: "
             f"a step {found.saved:.0%} shorter, with the same result"
         )
     return ""
 
 
 def _seconds(row: Mapping[str, Any]) -> float:
-    """What a rank took for a micro-batch of one step."""
-    own_s: float = row["data_s"] + row["compute_s"]
+    """What a rank took for a micro-batch of one step, with waits for its row."""
+    in_row_s = (row.get("idle_s") or 0.0) + (row.get("activations_s") or 0.0)
+    own_s: float = row["data_s"] + row["compute_s"] + in_row_s
     return own_s / int(row["micro_batches"])
 
 

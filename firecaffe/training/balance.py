@@ -3,15 +3,20 @@
 A rank's own time of a step is that until its last gradient is there: reading its samples, forward
 and backward. Waiting for its data is part of it, for who has less to compute has less to read. What
 comes after is waiting for others and the update, which a smaller share would not make shorter.
+
+Ranks that hold one model together are a row, and rows are given shares. What a rank waits for the
+others of its row until then counts too: a row is as fast as it is together.
 """
 
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.leaves import Shares
+from firecaffe.recipe.parallel import Layout, rows_of
 from firecaffe.synchrony.shares import next_shares
 from firecaffe.training.outcome import StepResult, Timings
 
@@ -28,11 +33,12 @@ class Change:
     """What each rank took for a micro-batch before; the median over the steps since the decision
     before."""
 
-    def line(self, before: Shares) -> str:
-        """The change for people."""
-        now = ", ".join(map(str, self.micro_batches_by_rank))
-        then = ", ".join(str(len(share)) for share in before)
-        taken = ", ".join(f"{each * 1e3:.3g}" for each in self.seconds_by_rank)
+    def line(self, before: Sequence[int], row_size: int) -> str:
+        """The change for people, of each row. before: the numbers by rank."""
+        now = ", ".join(map(str, self.micro_batches_by_rank[::row_size]))
+        then = ", ".join(map(str, before[::row_size]))
+        seconds = rows_of(self.seconds_by_rank, row_size)
+        taken = ", ".join(f"{max(each) * 1e3:.3g}" for each in seconds)
         return (
             f"shares from step {self.step + 1} on: {now} micro-batches (before: {then}); "
             f"one takes {taken} ms"
@@ -44,12 +50,15 @@ class Balance:
     """Decides how many micro-batches each rank computes, the same on all ranks."""
 
     world: Group
+    layout: Layout
     num_leaves: int
     full_step: int
     """The samples of a full step; shorter ones, at the end of an epoch, are not measured."""
     every: int
     """The number of steps between two decisions."""
     shares: Shares
+    """Of those that share out the micro-batches of a step: rows, or ranks with samples of their
+    own."""
     changes: list[Change] = field(default_factory=list)
     _measured: list[float] = field(default_factory=list)
 
@@ -73,16 +82,39 @@ class Balance:
         own = statistics.median(self._measured)
         self._measured = []
         seconds = [float(text) for text in gather_text(self.world, json.dumps(own))]
-        before, self.shares = self.shares, next_shares(self.num_leaves, seconds, self.shares)
+        of_rows = [max(row) for row in rows_of(seconds, self.layout.model)]
+        before, counts = self.shares, self.micro_batches_by_rank
+        each = self._at_a_time
+        rounds = next_shares(self.num_leaves // each, of_rows, self._rounds)
+        self.shares = shares_in_rows(rounds, each)
         if self.shares == before:
             return ""
         self.changes.append(Change(done, self.micro_batches_by_rank, seconds))
-        return self.changes[-1].line(before)
+        return self.changes[-1].line(counts, self.layout.model)
+
+    @property
+    def own_share(self) -> range:
+        """The micro-batches of this rank."""
+        layout, rank = self.layout, self.world.rank
+        return self.shares[rank // layout.model if layout.shares_samples else rank]
 
     @property
     def micro_batches_by_rank(self) -> list[int]:
         """How many micro-batches each rank computes now."""
-        return [len(share) for share in self.shares]
+        each = self.layout.model if self.layout.shares_samples else 1
+        return [len(share) for share in self.shares for _ in range(each)]
+
+    @property
+    def _at_a_time(self) -> int:
+        """Micro-batches that a row computes at a time: one, or each of its ranks one."""
+        return 1 if self.layout.shares_samples else self.layout.model
+
+    @property
+    def _rounds(self) -> Shares:
+        """The shares of rows, in as many micro-batches as each computes at a time."""
+        each = self._at_a_time
+        rows = rows_of(self.shares, each)
+        return tuple(range(row[0].start // each, row[-1].stop // each) for row in rows)
 
     def as_dict(self) -> dict[str, object]:
         """What a run's record says of it."""
@@ -92,6 +124,18 @@ class Balance:
         }
 
 
+def shares_in_rows(rounds: Shares, size: int) -> Shares:
+    """The shares of the ranks of rows that each compute `size` micro-batches at a time, a rank one.
+    rounds: how often each row does so.
+    """
+    return tuple(
+        range(start, start + len(row))
+        for row in rounds
+        for start in range(row.start * size, row.stop * size, len(row))
+    )
+
+
 def own_seconds(timings: Timings) -> float:
-    """What a rank took for each of its micro-batches in a step."""
-    return (timings.data_s + timings.compute_s) / timings.micro_batches
+    """What a rank took for each of its micro-batches in a step, with waits for its row."""
+    in_row_s = (timings.idle_s or 0.0) + (timings.activations_s or 0.0)
+    return (timings.data_s + timings.compute_s + in_row_s) / timings.micro_batches

@@ -12,7 +12,7 @@ from torch import nn
 
 from firecaffe.cluster.last_word import LAUNCHED, tell_uncaught
 from firecaffe.cluster.tree import links_of, star_of
-from firecaffe.cluster.world import World, join
+from firecaffe.cluster.world import join
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RunError
 from firecaffe.exchange.route import HOOK
@@ -185,7 +185,7 @@ def _train_in(
         if world.is_first:
             notes += served.open(folder, start.checkpoint)
         resources.enter_context(closing(served))
-    balance = _balance(run, world)
+    balance = _balance(run, mesh)
     training = Training(
         run=run,
         world=world,
@@ -231,13 +231,14 @@ def _ranks(mesh: Mesh) -> Ranks:
     return Ranks(ranks.world_size, ranks_per_host(ranks), share_memory, mesh.world.world_size)
 
 
-def _balance(run: Run, world: World) -> Balance | None:
+def _balance(run: Run, mesh: Mesh) -> Balance | None:
     """What decides about shares, if they are measured and there are several."""
     words = run.recipe.synchrony
-    if words.shares != MEASURED or world.world_size == 1:
+    layout = layout_of(run.recipe.parallel, mesh.world.world_size)
+    if words.shares != MEASURED or layout.data == 1:
         return None
     full_step = run.recipe.train.global_batch_size
-    return Balance(world, run.num_leaves, full_step, words.shares_every, run.shares)
+    return Balance(mesh.world, layout, run.num_leaves, full_step, words.shares_every, run.shares)
 
 
 def _score(folder: Path) -> list[str]:

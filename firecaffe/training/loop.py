@@ -4,6 +4,7 @@ import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from firecaffe.cluster.agree import gather_text
@@ -15,7 +16,6 @@ from firecaffe.errors import (
     CheckpointError,
     DivergedError,
 )
-from firecaffe.exchange.leaves import Shares
 from firecaffe.recipe.run import Run
 from firecaffe.training.advice import for_replicas
 from firecaffe.training.balance import Balance
@@ -173,7 +173,7 @@ class _Loop:
         if t.balance is not None and done < run.steps and t.balance.is_due(done):
             self._read(0)  # steps that had these shares
             if said := t.balance.decide(done):
-                _share_out(t, t.balance.shares, done)
+                _share_out(t, t.balance, done)
                 self._records.say(said)
         self._sums.add_time(done, time.perf_counter() - start)
         if done < run.steps and votes.stop:
@@ -271,13 +271,15 @@ def _is_looked_at(run: Run, done: int) -> bool:
     return run.rounds.is_whole(done) and (done == run.steps or is_due or words.run.digests)
 
 
-def _share_out(t: Training, shares: Shares, done: int) -> None:
+def _share_out(t: Training, balance: Balance, done: int) -> None:
     """Gives the ranks other shares of the steps after `done`."""
     assert isinstance(t.stepper, Stepper)  # no other has shares
-    leaves = t.run.route.order(t.run.num_leaves, shares[t.world.rank])
-    t.stepper.reducer.share_out(shares)
-    t.stepper.leaves = leaves
-    t.ahead.go_on(leaves, done)
+    order = partial(t.run.route.order, t.run.num_leaves)
+    t.stepper.reducer.share_out(balance.shares)
+    t.stepper.leaves = order(balance.own_share)
+    if t.stepper.rows is not None:
+        t.stepper.rows.share_out(balance.shares, order)
+    t.ahead.go_on(t.stepper.leaves if t.ahead.leaves else [], done)
 
 
 def _make_whole(t: Training) -> None:

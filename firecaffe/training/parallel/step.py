@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from firecaffe.cluster.agree import finish, gather_text
 from firecaffe.data import Batch, SampleOrder, num_samples
 from firecaffe.data.layout import map_batch
+from firecaffe.exchange.leaves import Shares
+from firecaffe.recipe.parallel import rows_of
 from firecaffe.recipe.run import Run
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Timings, raise_not_finite
@@ -43,7 +45,7 @@ def make_rows(
     if own_samples is None:
         return Rows(split, run.order, None, [], go_along, 0)
     size = mesh.row.world_size
-    rows = [run.shares[start : start + size] for start in range(0, mesh.world.world_size, size)]
+    rows = [tuple(row) for row in rows_of(run.shares, size)]
     first = mesh.world.rank // size * size
     leaves = [run.micro_batches(rank) for rank in range(first, first + size)]
     parts = {name: each for name, each in named.items() if each in split.parameters}
@@ -71,6 +73,17 @@ class Rows:
         self._places = split.names.places
         self.norms = split.norms
         """Those of the whole network's tensors."""
+
+    def share_out(self, shares: Shares, order: Callable[[range], list[int]]) -> None:
+        """Gives ranks with samples of their own other ones, from the next step on. order: that in
+        which a rank computes its share.
+        """
+        if self.sums is not None:
+            rows = rows_of(shares, len(self._leaves))
+            self.sums.share_out([tuple(row) for row in rows])
+        if self._leaves:
+            row = self._split.mesh.world.rank // len(self._leaves)
+            self._leaves = [order(share) for share in rows_of(shares, len(self._leaves))[row]]
 
     def begin_step(self) -> None:
         self._before = self._seconds

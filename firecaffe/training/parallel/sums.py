@@ -27,13 +27,18 @@ class PartSums:
         """
         self.names = list(named)
         self._parameters = list(named.values())
+        self._column = column
+        self.share_out(rows)
+
+    def share_out(self, rows: Sequence[Shares]) -> None:
+        """Takes other micro-batches, from the next step on."""
         self._num_leaves = rows[-1][-1].stop
-        self._own = rows[column.rank]
+        self._own = rows[self._column.rank]
         nodes = [
             [node for share in row for node in largest_nodes(self._num_leaves, share)]
             for row in rows
         ]
-        self._sum = NodeSum(column, nodes, self._num_leaves)
+        self._sum = NodeSum(self._column, nodes, self._num_leaves)
 
     @property
     def seconds(self) -> float:

@@ -1,5 +1,8 @@
 """What ranks measure of themselves, and when they decide."""
 
+import dataclasses
+import json
+
 import pytest
 import torch
 
@@ -8,6 +11,7 @@ from firecaffe import Recipe, SynchronyConfig
 from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import equal_shares
+from firecaffe.recipe.parallel import Layout
 from firecaffe.training import balance
 from firecaffe.training.balance import Balance
 from firecaffe.training.outcome import StepResult, Timings
@@ -33,7 +37,8 @@ def result(step: int, own_s: float, micro_batches: int, samples: int = FULL) -> 
 def two_ranks(monkeypatch: pytest.MonkeyPatch, other_s: str) -> Balance:
     """Rank 0 of two; the other one always says the same."""
     monkeypatch.setattr(balance, "gather_text", lambda _, own: [own, other_s])
-    return Balance(World(0, 2, torch.device("cpu")), 8, FULL, 4, equal_shares(8, 2))
+    world, layout = World(0, 2, torch.device("cpu")), Layout(2, 1, True)
+    return Balance(world, layout, 8, FULL, 4, equal_shares(8, 2))
 
 
 def test_own_time_is_what_a_smaller_share_would_shorten() -> None:
@@ -63,6 +68,44 @@ def test_each_decision_is_by_the_steps_since_the_last(monkeypatch: pytest.Monkey
     assert own.micro_batches_by_rank == [4, 4]
     assert own.decide(12) == ""  # nothing was measured
     assert [each for each in range(1, 13) if own.is_due(each)] == [4, 8, 12]
+
+
+def test_waits_for_the_row_count_too() -> None:
+    timings = result(1, 6.0, 3).timings
+    assert balance.own_seconds(dataclasses.replace(timings, idle_s=1.5)) == 2.5
+    assert balance.own_seconds(dataclasses.replace(timings, activations_s=3.0)) == 3.0
+
+
+ROWS = {
+    # Of same samples a row has one share, of own ones each of its ranks an equal part of it.
+    "same samples": (True, equal_shares(12, 2), [8, 8, 4, 4], [range(8), range(8, 12)]),
+    "own samples": (
+        False,
+        equal_shares(12, 4),
+        [4, 4, 2, 2],
+        [range(4), range(4, 8), range(8, 10), range(10, 12)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_is_as_fast_as_its_slowest_rank(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    shares_samples, first, counts, shares = ROWS[name]
+    told = json.dumps
+    monkeypatch.setattr(
+        balance, "gather_text", lambda _, own: [own, told(1.0), *map(told, (1.0, 2.0))]
+    )
+    world = World(2, 4, torch.device("cpu"))
+    own = Balance(world, Layout(2, 2, shares_samples), 12, FULL, 4, first)
+    own.add(result(1, 0.5 * len(first[0]), len(first[0])))
+    said = own.decide(4)
+    assert own.micro_batches_by_rank == counts
+    assert list(own.shares) == shares
+    assert own.own_share == shares[1 if shares_samples else 2]
+    assert f"{counts[0]}, {counts[2]} micro-batches" in said
+    assert "one takes 1e+03, 2e+03 ms" in said
+    assert own.changes[0].seconds_by_rank == [0.5, 1.0, 1.0, 2.0]
+    assert own.decide(8) == ""  # nothing was measured
 
 
 def test_a_hook_beside_measured_shares_is_refused() -> None:
