@@ -12,7 +12,7 @@ from firecaffe.cluster.agree import agree
 from firecaffe.data import Batch, Batches, Data
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.probe import Probe, run_probe
-from firecaffe.models.weights import FirstWeights, file_digest, load_weights
+from firecaffe.models.weights import FirstWeights, file_digest, outline_of, read_weights
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL
@@ -39,8 +39,9 @@ from firecaffe.training.rise import Rise
 from firecaffe.training.served.make import Served, make_served
 from firecaffe.training.served.stepper import delayed_updates
 from firecaffe.training.served.unsent import FeedbackEncoder
-from firecaffe.training.state import State, state_of
+from firecaffe.training.state import WEIGHTS, State, state_of
 from firecaffe.training.stored import InMemory
+from firecaffe.training.weights import take_rows
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ def build_learner(
     """
     recipe, world = run.recipe, mesh.world
     model = build_network(recipe, parts, data.train, world.device)
+    outline = outline_of(model)  # of the whole network, which a split takes apart
     split: SplitNetwork | None = None
     staged: StagedNetwork | None = None
     if recipe.parallel.is_split:
@@ -199,13 +201,12 @@ def build_learner(
     if is_timed:
         cost = _cost_of_determinism(forward, first)
     first_weights: FirstWeights | None = None
-    if weights and held is None:
-        first_weights = load_weights(model, weights, weights_sha256)
-    elif weights:
-        whole = build_network(recipe, parts, data.train, world.device)
-        first_weights = load_weights(whole, weights, weights_sha256)
-        state.pieces["parameter"].load(InMemory(dict(whole.named_parameters())))
-        state.pieces["buffer"].load(InMemory(dict(whole.named_buffers())))
+    if weights:
+        first_weights, fitting = read_weights(outline, weights, weights_sha256)
+        for piece in WEIGHTS:
+            parts_here = state.pieces[piece].parts()
+            for name in fitting.keys() & parts_here.keys():
+                take_rows(parts_here[name], InMemory(fitting), name)
     if checkpoint is not None:
         check_identity(checkpoint, dict(run.deciding), run.steps)
         check_whole(checkpoint, run.rounds)
