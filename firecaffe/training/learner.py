@@ -31,6 +31,7 @@ from firecaffe.training.norms import NORMS, Norms
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.network import SplitNetwork, split_network
+from firecaffe.training.parallel.reference import reference_gradients
 from firecaffe.training.parallel.stage_forward import StageForward
 from firecaffe.training.parallel.staged import StagedNetwork, cut_network
 from firecaffe.training.parallel.step import stand_in_of
@@ -91,7 +92,7 @@ class Learner:
     @property
     def summed(self) -> dict[str, nn.Parameter]:
         """The parameters whose gradients are summed over those that share out micro-batches."""
-        if self.split is None or self.split.own_samples is None:
+        if not isinstance(self.split, SplitNetwork) or self.split.own_samples is None:
             return self.named
         parts = self.split.parameters
         return {name: each for name, each in self.named.items() if each not in parts}
@@ -121,6 +122,12 @@ def build_learner(
     """
     recipe, world = run.recipe, mesh.world
     model = build_network(recipe, parts, data.train, world.device)
+    weights, damaged = "", list[str]()
+    if checkpoint is None and recipe.model.weights:
+        weights, damaged = find_weights(recipe.model.weights)
+    weights_sha256 = file_digest(weights) if weights else "none"
+    code = own_code(recipe, parts)
+    agree(world, facts(recipe, world, data, model, checkpoint, unlike, code, weights_sha256))
     outline = outline_of(model)  # of the whole network, which a split takes apart
     split: SplitNetwork | None = None
     staged: StagedNetwork | None = None
@@ -147,13 +154,8 @@ def build_learner(
         state.pieces["ema"] = ema.piece
     if held is not None:
         held.cut_pieces(state)
-    weights, damaged = "", list[str]()
-    if checkpoint is None and recipe.model.weights:
-        weights, damaged = find_weights(recipe.model.weights)
-    weights_sha256 = file_digest(weights) if weights else "none"
-    code = own_code(recipe, parts)
-    agree(world, facts(recipe, data, state, checkpoint, unlike, code, weights_sha256))
-    doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(state.take_from_first())]
+    others = state.take_from_first() if held is None else held.other_weights
+    doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(others)]
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
     places = model if staged is None else staged.module
@@ -193,9 +195,8 @@ def build_learner(
     first_backward: Callable[[], Tensor | None] = partial(_first_backward, forward, first)
     if stage is not None:
         first_backward = partial(stage.first_backward, lambda _: first)
-    own_parts = frozenset[nn.Parameter]() if held is None else held.parameters
-    row = None if staged is None else mesh.row
-    probe = run_probe(places, named, first_backward, mesh.column, own_parts, row)
+    beside = {} if held is None else reference_gradients(forward)
+    probe = run_probe(places, named, first_backward, world, mesh.column, beside)
     cost = None
     is_timed = world.device.type == "cuda" and recipe.train.deterministic and stage is None
     if is_timed:

@@ -88,7 +88,7 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
     wholes = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    take_from_first(mesh.world, [each.detach() for each in wholes.values()])
+    others = take_from_first(mesh.world, wholes)
     has_buffers = any(True for _ in model.buffers())
     chosen = chosen_layers(model, words)
     kind = PartGroup if words.shares_samples else OwnSamples
@@ -112,7 +112,7 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
                     if held.cut and isinstance(tensor, nn.Parameter):
                         parameters.add(tensor)
     names = Names(sources, {n: place for place, n in enumerate(wholes)}, frozenset(elsewhere))
-    return SplitNetwork(mesh, names, has_buffers, group, frozenset(parameters), chosen)
+    return SplitNetwork(mesh, names, has_buffers, others, group, frozenset(parameters), chosen)
 
 
 def _give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
