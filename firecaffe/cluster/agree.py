@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
 
+from firecaffe.cluster.digest import digest
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import AgreementError
@@ -124,15 +125,20 @@ def agree(world: Group, facts: dict[str, str]) -> None:
             )
 
 
-def take_from_first(world: Group, tensors: list[Tensor]) -> None:
-    """Gives every rank the values of rank 0's tensors, in place."""
+def take_from_first(world: Group, tensors: Mapping[str, Tensor]) -> list[int]:
+    """Gives every rank the values of rank 0's tensors, in place, if they have others. All have the
+    same names. Returns the ranks that had others. Raises: PeerLostError.
+    """
     if world.group is None:
-        return
-    for tensor in tensors:
+        return []
+    digests = gather_text(world, digest(tensors.items()))
+    different = [rank for rank, text in enumerate(digests) if text != digests[0]]
+    for tensor in tensors.values() if different else ():
         # On the CPU: a wait that looks at the watch is none that NCCL knows.
-        dense = tensor.cpu().contiguous()
+        dense = tensor.detach().cpu().contiguous()
         broadcast(world, dense)
-        tensor.copy_(dense)
+        tensor.detach().copy_(dense)
+    return different
 
 
 def _shorten(text: str, limit: int = 120) -> str:

@@ -8,13 +8,13 @@ backward makes gradients ready, which is the order of the buckets.
 
 import hashlib
 import json
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor, nn
 
-from firecaffe.cluster.agree import gather_text, ranks_that_differ, text_of_first
+from firecaffe.cluster.agree import differing_ranks, gather_text, text_of_first
 from firecaffe.cluster.digest import digest_each
 from firecaffe.cluster.group import Group
 from firecaffe.gradients.buffers import BufferChanges
@@ -29,7 +29,7 @@ class Probe:
     ready_order: list[int]
     """Indices of this rank's parameters in rank 0's order; those not used come last."""
     deviating_ranks: list[int]
-    """Ranks whose digest is not that of most ranks."""
+    """Ranks of which a loss, or a gradient, is not that of most ranks that have it."""
 
 
 def run_probe(
@@ -37,17 +37,16 @@ def run_probe(
     named: Mapping[str, nn.Parameter],
     backward: Callable[[], Tensor | None],
     world: Group,
-    left_out: Container[nn.Parameter] = (),
-    row: Group | None = None,
+    column: Group | None = None,
+    beside: Mapping[str, Tensor] | None = None,
 ) -> Probe:
     """Computes the loss and gradients of one micro-batch and leaves the model as it was.
 
     Args:
-        backward: Runs backward for the micro-batch. Returns its loss; None if another rank of the
-            row has it.
-        left_out: Parameters that do not enter the digest, for other ranks have others.
-        row: The ranks that have this model between them, each with its parameters; None: this rank
-            has all.
+        named: This rank's parameters. Those of one name are the same on all ranks that have it.
+        backward: Runs backward for the micro-batch. Returns its loss; None if another rank has it.
+        column: The ranks that have the same parameters as this one; None: all have.
+        beside: What all ranks have computed beside, which is compared and enters no digest.
     """
     ready: list[int] = []
     parameters = list(named.values())
@@ -63,18 +62,36 @@ def run_probe(
         hook.remove()
     found = {} if value is None else {"loss": value}
     for name, parameter in named.items():
-        if parameter.grad is not None and parameter not in left_out:
-            found[f"gradient of {name}"] = parameter.grad
+        if parameter.grad is not None:
+            found[_of(name)] = parameter.grad
     digests = digest_each(found.items())
+    unused = {_of(name): "" for name, parameter in named.items() if parameter.grad is None}
     for parameter in parameters:
         parameter.grad = None
     ready += [index for index in range(len(parameters)) if index not in set(ready)]
-    own = json.dumps(digests)
-    different = [world.in_world(rank) for rank in ranks_that_differ(world, _sha256(own))]
-    order = json.loads(text_of_first(world, json.dumps(ready)))
-    of_model = [own] if row is None else gather_text(row, own)
-    whole = sorted(each for text in of_model for each in json.loads(text).items())
-    return Probe(_sha256(json.dumps(whole)), order, different)
+    order = json.loads(text_of_first(column or world, json.dumps(ready)))
+    stated = {**digests, **unused, **digest_each((beside or {}).items())}
+    told = [json.loads(text) for text in gather_text(world, json.dumps(stated))]
+    whole = dict(digests)
+    for of_rank in told:
+        for name, each in of_rank.items():
+            if each and name not in (beside or {}):
+                whole.setdefault(name, each)
+    return Probe(_sha256(json.dumps(sorted(whole.items()))), order, _deviating(told))
+
+
+def _of(name: str) -> str:
+    return f"gradient of {name}"
+
+
+def _deviating(told: Sequence[Mapping[str, str]]) -> list[int]:
+    """The ranks that tell another digest of something than most of those that tell one."""
+    found: set[int] = set()
+    for name in {name for of_rank in told for name in of_rank}:
+        holders = [rank for rank, of_rank in enumerate(told) if name in of_rank]
+        digests = [told[rank][name] for rank in holders]
+        found |= {holders[place] for place in differing_ranks(digests)}
+    return sorted(found)
 
 
 def _note(ready: list[int], index: int, _: Tensor) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -77,39 +77,63 @@ class FirstWeights:
         return "; ".join(said)
 
 
+Outline = dict[str, tuple[list[str], torch.Size]]
+"""The tensors of a network's state_dict, each by the network's own name of it: all its names in a
+file, for tied ones have several, and its shape.
+"""
+
+
 def load_weights(network: nn.Module, file: str, sha256: str = "") -> FirstWeights:
     """Puts a file's tensors into a network, converted to its types. sha256: the file's, if it is
     known.
 
     Raises: RecipeError if it is no file of weights, or nothing of it fits.
     """
-    found, held_under = _read(file)
+    taken, fitting = read_weights(outline_of(network), file, sha256)
     named = _named(network)
-    prefix = _prefix(file, found, named)
+    with torch.no_grad():
+        for name, found in fitting.items():
+            named[name][1].copy_(found)
+    return taken
+
+
+def outline_of(network: nn.Module) -> Outline:
+    """What `read_weights` needs to know of a network."""
+    return {name: (names, each.shape) for name, (names, each) in _named(network).items()}
+
+
+def read_weights(
+    outline: Outline, file: str, sha256: str = ""
+) -> tuple[FirstWeights, dict[str, Tensor]]:
+    """Finds what of a file fits a network. Returns what people are told, and these tensors by the
+    network's own names, as the file has them.
+
+    Raises: RecipeError if it is no file of weights, or nothing of it fits.
+    """
+    found, held_under = _read(file)
+    known = {name for names, _ in outline.values() for name in names}
+    prefix = _prefix(file, found, known)
     found = {name.removeprefix(prefix): each for name, each in found.items()}
     missing, reshaped, fitting = [], {}, {}
-    for names, tensor in named:
+    for first, (names, shape) in outline.items():
         name = next((each for each in names if each in found), None)
         if name is None:
-            missing.append(names[0])
-        elif found[name].shape == tensor.shape:
-            fitting[name] = tensor
+            missing.append(first)
+        elif found[name].shape == shape:
+            fitting[first] = found[name]
         else:
-            shapes = (_by(each.shape) for each in (found[name], tensor))
+            shapes = (_by(each) for each in (found[name].shape, shape))
             reshaped[name] = "{} for {}".format(*shapes)
     if not fitting:
-        ours = [names[0] for names, _ in named]
         raise RecipeError(
             f"model.weights {file}: none of its {len(found)} tensors fits the network; it has "
-            f"{_some(list(found))}, the network {_some(ours)}"
+            f"{_some(list(found))}, the network {_some(list(outline))}"
         )
-    with torch.no_grad():
-        for name, tensor in fitting.items():
-            tensor.copy_(found[name])
-    of_network = {name for names, _ in named for name in names}
-    unexpected = [name for name in found if name not in of_network]
-    taken = len(fitting)
-    return FirstWeights(file, sha256, held_under, prefix, taken, missing, unexpected, reshaped)
+    unexpected = [name for name in found if name not in known]
+    told = FirstWeights(
+        file, sha256, held_under, prefix, len(fitting), missing, unexpected, reshaped
+    )
+    return told, fitting
 
 
 def file_digest(file: str) -> str:
@@ -228,21 +252,23 @@ def _without_pieces(found: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _named(network: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """The tensors of a network's state_dict, each with all its names: tied ones have several."""
-    named: dict[int, tuple[list[str], Tensor]] = {}
+def _named(network: nn.Module) -> dict[str, tuple[list[str], Tensor]]:
+    """The tensors of a network's state_dict by its own name of each, with all their names there:
+    tied ones have several.
+    """
+    own = {id(each): n for n, each in (*network.named_parameters(), *network.named_buffers())}
+    named: dict[str, tuple[list[str], Tensor]] = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor):
-            named.setdefault(id(tensor), ([], tensor))[0].append(name)
-    return list(named.values())
+            named.setdefault(own.get(id(tensor), name), ([], tensor))[0].append(name)
+    return named
 
 
-def _prefix(file: str, found: Mapping[str, Tensor], named: list[tuple[list[str], Tensor]]) -> str:
+def _prefix(file: str, found: Mapping[str, Tensor], names: Container[str]) -> str:
     """What has to be left out before the file's names so that the most fit; empty if nothing.
 
     Raises: RecipeError if as many fit after another prefix.
     """
-    names = {name for each, _ in named for name in each}
     tried, longest = [""], [""]
     while longest:
         longer = [before + each for before in longest for each in PREFIXES]

@@ -165,7 +165,7 @@ def local(
     words = (every, outer, outer_lr, outer_momentum, inner_momentum, exchange, compressor)
     shapes = {name: [str(each.dtype), *each.shape] for name, each in trained.items()}
     agree(world, {"the words of local": str(words), "the model": json.dumps(shapes)})
-    take_from_first(world, [each.detach() for each in (*model.parameters(), *model.buffers())])
+    take_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
     named = {name: nn.Parameter(each.detach().clone()) for name, each in trained.items()}
     if world.exchange_group is None:
         opened = Exchange(world, find_route("tree", 1, 1))

@@ -84,7 +84,7 @@ def split(
     shapes = {name: [str(each.dtype), *each.shape] for name, each in model.named_parameters()}
     facts = {"the words of split": json.dumps([chosen, num_parts]), "the model": json.dumps(shapes)}
     agree(world, facts)
-    take_from_first(world, [each.detach() for each in (*model.parameters(), *model.buffers())])
+    take_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
     group = PartGroup(world, num_parts)
     if world.exchange_group is not None:
         weakref.finalize(group, leave, world)  # after the last copy of the network

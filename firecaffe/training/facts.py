@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.digest import digest
@@ -21,13 +22,13 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import source_digest
 from firecaffe.synchrony.config import LOCAL
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.state import State
 
 
 def facts(
     recipe: Recipe,
+    world: World,
     data: Data,
-    state: State,
+    model: nn.Module,
     checkpoint: Checkpoint | None,
     unlike: Sequence[str],
     own_code: Mapping[str, str],
@@ -35,7 +36,8 @@ def facts(
 ) -> dict[str, str]:
     """The facts that all ranks must share before they train together, by their names.
 
-    unlike: the parts of the data that are `unrepeatable`; of these only the size is compared.
+    model: whole. unlike: the parts of the data that are `unrepeatable`; of these only the size is
+    compared.
     own_code: see `training.own_code`. weights_sha256: of the file of the first weights.
     """
     code = {"torch": torch.__version__, "source": source_digest()[:12]}
@@ -44,21 +46,27 @@ def facts(
     resumed = "none" if checkpoint is None else f"step {checkpoint.step}, {checkpoint.digest[:12]}"
     nodes = {}
     if parse_hierarchical(recipe.exchange.algorithm) is not None:
-        nodes["the number of ranks on its host"] = str(state.world.local_world_size)
+        nodes["the number of ranks on its host"] = str(world.local_world_size)
     return {
         **nodes,
         "the code": ", ".join(f"{what} {which}" for what, which in code.items()),
         "the file of the first weights": weights_sha256,
         **words,
-        "the kind of device": state.world.device.type,
+        "the kind of device": world.device.type,
         "the training data": describe_training(recipe, data, "training" not in unlike),
         "the validation data": "none"
         if data.validation is None
         else describe(data.validation, "validation" not in unlike),
         "the test data": describe(data.test, "test" not in unlike),
-        "the model": json.dumps(state.describe_weights()),
+        "the model": json.dumps(_outline(model)),
         "the checkpoint": resumed,
     }
+
+
+def _outline(model: nn.Module) -> dict[str, str]:
+    """The type and shape of all parameters and buffers."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: f"{each.dtype} {tuple(each.shape)}" for name, each in named}
 
 
 def describe(dataset: Dataset, is_repeatable: bool = True) -> str:

@@ -12,7 +12,7 @@ from firecaffe.cluster.agree import agree
 from firecaffe.data import Batch, Batches, Data
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.probe import Probe, run_probe
-from firecaffe.models.weights import FirstWeights, file_digest, load_weights
+from firecaffe.models.weights import FirstWeights, file_digest, outline_of, read_weights
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.layer_rates import LayerRates
 from firecaffe.solvers.optimizer import make_optimizer
@@ -32,6 +32,7 @@ from firecaffe.training.norms import NORMS, Norms
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.network import SplitNetwork, split_network
+from firecaffe.training.parallel.reference import reference_gradients
 from firecaffe.training.parallel.stage_forward import StageForward
 from firecaffe.training.parallel.staged import StagedNetwork, cut_network
 from firecaffe.training.parallel.step import stand_in_of
@@ -40,8 +41,9 @@ from firecaffe.training.rise import Rise
 from firecaffe.training.served.make import Served, make_served
 from firecaffe.training.served.stepper import delayed_updates
 from firecaffe.training.served.unsent import FeedbackEncoder
-from firecaffe.training.state import State, state_of
+from firecaffe.training.state import WEIGHTS, State, state_of
 from firecaffe.training.stored import InMemory
+from firecaffe.training.weights import take_rows
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Learner:
     @property
     def summed(self) -> dict[str, nn.Parameter]:
         """The parameters whose gradients are summed over those that share out micro-batches."""
-        if self.split is None or self.split.own_samples is None:
+        if not isinstance(self.split, SplitNetwork) or self.split.own_samples is None:
             return self.named
         parts = self.split.parameters
         return {name: each for name, each in self.named.items() if each not in parts}
@@ -121,6 +123,13 @@ def build_learner(
     """
     recipe, world = run.recipe, mesh.world
     model = build_network(recipe, parts, data.train, world.device)
+    weights, damaged = "", list[str]()
+    if checkpoint is None and recipe.model.weights:
+        weights, damaged = find_weights(recipe.model.weights)
+    weights_sha256 = file_digest(weights) if weights else "none"
+    code = own_code(recipe, parts)
+    agree(world, facts(recipe, world, data, model, checkpoint, unlike, code, weights_sha256))
+    outline = outline_of(model)  # of the whole network, which a split takes apart
     split: SplitNetwork | None = None
     staged: StagedNetwork | None = None
     if recipe.parallel.is_split:
@@ -150,13 +159,8 @@ def build_learner(
         state.pieces["ema"] = ema.piece
     if held is not None:
         held.cut_pieces(state)
-    weights, damaged = "", list[str]()
-    if checkpoint is None and recipe.model.weights:
-        weights, damaged = find_weights(recipe.model.weights)
-    weights_sha256 = file_digest(weights) if weights else "none"
-    code = own_code(recipe, parts)
-    agree(world, facts(recipe, data, state, checkpoint, unlike, code, weights_sha256))
-    doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(state.take_from_first())]
+    others = state.take_from_first() if held is None else held.other_weights
+    doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(others)]
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
     places = model if staged is None else staged.module
@@ -196,21 +200,19 @@ def build_learner(
     first_backward: Callable[[], Tensor | None] = partial(_first_backward, forward, first)
     if stage is not None:
         first_backward = partial(stage.first_backward, lambda _: first)
-    own_parts = frozenset[nn.Parameter]() if held is None else held.parameters
-    row = None if staged is None else mesh.row
-    probe = run_probe(places, named, first_backward, mesh.column, own_parts, row)
+    beside = {} if held is None else reference_gradients(forward)
+    probe = run_probe(places, named, first_backward, world, mesh.column, beside)
     cost = None
     is_timed = world.device.type == "cuda" and recipe.train.deterministic and stage is None
     if is_timed:
         cost = _cost_of_determinism(forward, first)
     first_weights: FirstWeights | None = None
-    if weights and held is None:
-        first_weights = load_weights(model, weights, weights_sha256)
-    elif weights:
-        whole = build_network(recipe, parts, data.train, world.device)
-        first_weights = load_weights(whole, weights, weights_sha256)
-        state.pieces["parameter"].load(InMemory(dict(whole.named_parameters())))
-        state.pieces["buffer"].load(InMemory(dict(whole.named_buffers())))
+    if weights:
+        first_weights, fitting = read_weights(outline, weights, weights_sha256)
+        for piece in WEIGHTS:
+            parts_here = state.pieces[piece].parts()
+            for name in fitting.keys() & parts_here.keys():
+                take_rows(parts_here[name], InMemory(fitting), name)
     if checkpoint is not None:
         check_identity(checkpoint, dict(run.deciding), run.steps)
         check_whole(checkpoint, run.rounds)

@@ -68,11 +68,7 @@ class State:
         """Gives every rank rank 0's values of the pieces that all hold. Returns the ranks that had
         others. Raises: PeerLostError.
         """
-        digests = gather_text(self.world, digest(self.tensors_held_by_all().items()))
-        different = [rank for rank, text in enumerate(digests) if text != digests[0]]
-        if different:
-            take_from_first(self.world, list(self.tensors_held_by_all().values()))
-        return different
+        return take_from_first(self.world, self.tensors_held_by_all())
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Loads the pieces that are there from a checkpoint. All ranks call it.
@@ -160,11 +156,6 @@ class State:
         broken = next((each for each in said if each), "")
         if broken:
             raise NotFiniteError(f"after the update {broken} is not finite")
-
-    def describe_weights(self) -> dict[str, str]:
-        """The type and shape of all parameters and buffers that all ranks hold, by name."""
-        weights = self.tensors_held_by_all(WEIGHTS)
-        return {name: f"{each.dtype} {tuple(each.shape)}" for name, each in weights.items()}
 
     @property
     def has_all_weights(self) -> bool:

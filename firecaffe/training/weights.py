@@ -48,9 +48,15 @@ def load_parts(parts: dict[str, HeldPart], stored: Stored) -> None:
                 f"{name} is {dtype} {shape} in the checkpoint, "
                 f"{part.tensor.dtype} {part.shape} in the model"
             )
-        rows = stored[name] if part.rows is None else stored.rows(name, part.rows, part.dim)
-        own: Sequence[Tensor] = [rows]
-        if part.rest:
-            own = torch.split(rows, [each.shape[part.dim] for each in part.tensors], part.dim)
-        for tensor, each in zip(part.tensors, own, strict=True):
-            tensor.copy_(each)
+        take_rows(part, stored, name)
+
+
+@torch.no_grad()
+def take_rows(part: HeldPart, stored: Stored, name: str) -> None:
+    """Takes what this rank holds of a stored tensor of the same shape, and reads no more."""
+    rows = stored[name] if part.rows is None else stored.rows(name, part.rows, part.dim)
+    own: Sequence[Tensor] = [rows]
+    if part.rest:
+        own = torch.split(rows, [each.shape[part.dim] for each in part.tensors], part.dim)
+    for tensor, each in zip(part.tensors, own, strict=True):
+        tensor.copy_(each)

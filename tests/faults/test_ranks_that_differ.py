@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import firecaffe
-from firecaffe import ExchangeConfig, Recipe, RunConfig, TrainConfig
+from firecaffe import ExchangeConfig, ParallelConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.cluster.agree import agree
 from firecaffe.cluster.world import join
 from firecaffe.errors import AgreementError, PeerLostError
 from firecaffe.runs.folder import read_run_file
 from tests.ranks.networks import Everything, small_data
+from tests.ranks.test_layouts import Net
 from tests.world import RankError, Ranks
 
 RECIPE = Recipe(
@@ -94,6 +95,57 @@ def test_another_kind_of_processor_is_written_into_the_record(ranks: Ranks, tmp_
     assert record["drifted_ranks"] == [1]
     doubts = record["identity_doubts"]
     assert doubts == [
+        "rank 1 made other initial weights from the same seed; rank 0's were taken",
+        "rank 1 computes other bits than most ranks on the same micro-batch",
+    ]
+
+
+ROWS = {
+    "split": ParallelConfig(1, 2, {"classifier.0": "neurons"}),
+    "one weird trick": ParallelConfig(1, 2, scheme="one_weird_trick"),
+    "stages": ParallelConfig(1, stages=["features.4"]),
+}
+"""Of two workers, which hold one model together."""
+
+
+class Wider(Net):
+    """Another network under the same name."""
+
+    __qualname__ = "Net"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier.append(torch.nn.Linear(4, 4))
+
+
+def fit_in_row(name: str, folder: str, what: str) -> str:
+    """Trains, with a rank 1 that differs; returns its error, if there is one."""
+    is_odd = os.environ["RANK"] == "1"
+    if is_odd and what == "instructions":
+        os.environ["ATEN_CPU_CAPABILITY"] = "default"
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "SSE41"
+    made = Wider if is_odd and what == "model" else Net
+
+    def network() -> torch.nn.Module:
+        return made()
+
+    run = RunConfig(folder=folder, tensorboard=False)
+    recipe = dataclasses.replace(RECIPE, parallel=ROWS[name], run=run)
+    try:
+        firecaffe.train(recipe, network, small_data(60), small_data(20, 1))
+    except AgreementError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_ranks_of_a_row_are_compared(ranks: Ranks, name: str, tmp_path: Path) -> None:
+    """Also those that have nothing in common: a stage is on one rank alone."""
+    for error in ranks.run(2, fit_in_row, name, str(tmp_path / "other"), "model"):
+        assert error.startswith("rank 1 differs from the others in the model: ")
+    found = ranks.run(2, fit_in_row, name, str(tmp_path / "run"), "instructions")
+    assert found == [""] * 2
+    assert read_run_file(tmp_path / "run", "result.json")["identity_doubts"] == [
         "rank 1 made other initial weights from the same seed; rank 0's were taken",
         "rank 1 computes other bits than most ranks on the same micro-batch",
     ]

@@ -116,6 +116,7 @@ def test_convolutions_and_paths_in_parts(
     found = trained(ranks, 4, parallel, tmp_path / "run")
     assert found.state_sha256 == expected.state_sha256
     assert (found.loss, found.test_loss) == (expected.loss, expected.test_loss)
+    assert not found.identity_doubts
 
 
 def test_a_layout_goes_on_from_any_other(

@@ -15,6 +15,8 @@ class RowNetwork:
     names: Names
     has_buffers: bool
     """Whether the whole network has any."""
+    other_weights: list[int]
+    """The ranks that had made other first weights than rank 0, whose are taken."""
 
     def cut_pieces(self, state: State) -> None:
         """Lets a state know that ranks hold parts."""

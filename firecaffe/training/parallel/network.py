@@ -95,7 +95,7 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
     wholes = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    take_from_first(mesh.world, [each.detach() for each in wholes.values()])
+    others = take_from_first(mesh.world, wholes)
     has_buffers = any(True for _ in model.buffers())
     chosen = chosen_layers(model, words)
     kind = PartGroup if words.shares_samples else OwnSamples
@@ -127,7 +127,7 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
         if wholes[name].requires_grad
     }
     return SplitNetwork(
-        mesh, names, has_buffers, group, frozenset(parameters), chosen, norms, outlines
+        mesh, names, has_buffers, others, group, frozenset(parameters), chosen, norms, outlines
     )
 
 

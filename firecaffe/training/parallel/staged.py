@@ -31,11 +31,6 @@ class StagedNetwork(RowNetwork):
     """The whole network's parameters by all their names; those of other ranks on the meta device.
     """
 
-    parameters: frozenset[nn.Parameter] = frozenset()
-    """Ranks of a column have the same parameters, so that none is left out where they compare."""
-    own_samples = None
-    """The ranks of a row have the same samples."""
-
     def called(self, name: str) -> str:
         """The whole tensor's name, which it has here too."""
         return name
@@ -70,7 +65,7 @@ def cut_network(network: nn.Module, words: ParallelConfig, mesh: Mesh) -> Staged
     own = mesh.row.rank
     kinds = network.named_parameters(), network.named_buffers()
     wholes: dict[str, Tensor] = {name: each for kind in kinds for name, each in kind}
-    take_from_first(mesh.world, [each.detach() for each in wholes.values()])
+    others = take_from_first(mesh.world, wholes)
     training, evaluation = _cut(network, words.stages)
     owners = _owners(training, evaluation)
     elsewhere = {name: each for name, each in wholes.items() if owners.get(each, 0) != own}
@@ -91,7 +86,7 @@ def cut_network(network: nn.Module, words: ParallelConfig, mesh: Mesh) -> Staged
     module = nn.ModuleList([training[own].module, evaluation[own].module, network])
     has_buffers = any(not isinstance(each, nn.Parameter) for each in wholes.values())
     return StagedNetwork(
-        mesh, names, has_buffers, words, training[own], evaluation[own], module, tied
+        mesh, names, has_buffers, others, words, training[own], evaluation[own], module, tied
     )
 
 
