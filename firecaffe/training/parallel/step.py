@@ -116,7 +116,7 @@ class Rows:
         if self.sums is None:
             return finite, names
         self.sums.finish(weight)
-        return torch.cat([finite, self.sums.finite()]), [*names, *self.sums.names]
+        return torch.cat([finite, self.sums.finite]), [*names, *self.sums.names]
 
     def agree(self, outcome: Outcome, votes: Tensor) -> Tensor:
         """The votes of the whole row. One rank of it alone may see what is not finite.
