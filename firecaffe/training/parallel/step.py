@@ -132,7 +132,7 @@ class Rows:
         """
         if self.sums is not None:
             self.sums.finish(weight)
-            finite, names = torch.cat([finite, self.sums.finite()]), [*names, *self.sums.names]
+            finite, names = torch.cat([finite, self.sums.finite]), [*names, *self.sums.names]
         called = [self._split.called(each) for each in names]
         in_order = sorted(range(len(called)), key=lambda index: self._places[called[index]])
         return finite[in_order], [called[index] for index in in_order]

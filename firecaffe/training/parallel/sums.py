@@ -3,17 +3,27 @@
 With one weird trick a rank has gradients of its parts by each micro-batch of its row. They are the
 leaves of the same tree: each rank of the row stands for a share of them, and the tree goes on over
 the column, whose ranks hold the same parts. A row that is all there is exchanges nothing.
+
+These are most of a network's weights, so what counts is how often they go through memory: nothing
+is copied, and the last additions, the division and the look for what is not finite are done block
+by block, in the cache.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from firecaffe.cluster.group import Group
-from firecaffe.exchange.leaves import Node, Shares, TreeSum, largest_nodes
+from firecaffe.exchange.leaves import Node, Shares, TreeSum, largest_nodes, sum_of_nodes
 from firecaffe.parallel.own_samples import Gradients
 from firecaffe.transport.fold import NodeSum
+
+BLOCK_ELEMENTS = 65_536
+"""On a CPU: 256 kB of each node, some of which fit into its cache."""
+
+Leaf = list[Tensor]
+"""The gradients of one micro-batch, flat, then for each parameter whether it was used."""
 
 
 class PartSums:
@@ -28,6 +38,9 @@ class PartSums:
         self.names = list(named)
         self._parameters = list(named.values())
         self._column = column
+        self._is_alone = column.world_size == 1
+        self.finite = torch.ones(len(self.names), dtype=torch.bool)
+        """Whether each mean is finite, in the order of `names`; after `finish`."""
         self.share_out(rows)
 
     def share_out(self, rows: Sequence[Shares]) -> None:
@@ -49,45 +62,68 @@ class PartSums:
         """Begins a step."""
         for each in self._parameters:
             each.grad = None
-        self._counters: list[TreeSum[Tensor]] = [
-            TreeSum(self._num_leaves, Tensor.add_) for _ in self._own
+        self._counters: list[TreeSum[Leaf]] = [
+            TreeSum(self._num_leaves, _add_in_place) for _ in self._own
         ]
 
     def add(self, leaves: Sequence[int], of_ranks: Sequence[Gradients]) -> None:
-        """Adds a micro-batch of each rank of the row. leaves: their numbers."""
+        """Adds a micro-batch of each rank of the row. leaves: their numbers. The gradients may be
+        changed.
+        """
         for counter, leaf, gradients in zip(self._counters, leaves, of_ranks, strict=True):
-            counter.push(Node(0, leaf), self._vector(gradients))
+            counter.push(Node(0, leaf), self._leaf(gradients))
 
     def finish(self, weight: float) -> None:
         """Leaves the mean in every `grad`; None if no micro-batch has used the parameter. weight:
         what the sum is divided by. Raises: PeerLostError.
         """
         pending = [each for counter in self._counters for each in counter.pending]
-        in_order = sorted(pending, key=lambda each: each[0].index << each[0].level)
-        vectors = [value for _, value in in_order]
-        mean, uses = self._sum(vectors).tensor_split([-len(self._parameters)])
-        mean.div_(weight)
-        place = 0
-        for parameter, count in zip(self._parameters, uses.tolist(), strict=True):
-            size = parameter.numel()
-            parameter.grad = mean[place : place + size].view_as(parameter) if count else None
-            place += size
         self._counters = []
+        pending.sort(key=lambda each: each[0].index << each[0].level)
+        nodes = [node for node, _ in pending]
+        uses = self._sum([leaf[-1] for _, leaf in pending]).tolist()
+        finite = []
+        for place, parameter in enumerate(self._parameters):
+            vectors = [leaf[place] for _, leaf in pending]
+            if not self._is_alone:
+                vectors = [self._sum(vectors)]
+            mean, is_finite = self._mean(nodes, vectors, weight)
+            parameter.grad = mean.view_as(parameter) if uses[place] else None
+            finite.append(is_finite)
+        self.finite = torch.stack(finite).cpu()
 
-    def finite(self) -> Tensor:
-        """Whether each mean is finite: bool, shape (parameters,)."""
-        zero = torch.zeros(1)
-        norms = torch._foreach_norm(
-            [zero if each.grad is None else each.grad for each in self._parameters], float("inf")
-        )
-        return torch.stack([norm.double() for norm in norms]).isfinite()
+    def _mean(
+        self, nodes: Sequence[Node], vectors: Sequence[Tensor], weight: float
+    ) -> tuple[Tensor, Tensor]:
+        """The mean, in the first of the vectors, and whether all of it is finite. vectors: of the
+        nodes, or their sum alone.
+        """
+        ends = []
+        for block in _blocks(vectors):
+            if len(block) > 1:
+                sum_of_nodes(nodes, block, self._num_leaves, Tensor.add_)
+            # Twelve times as fast on a CPU as a norm.
+            ends += torch.aminmax(block[0].div_(weight))
+        return vectors[0], torch.stack(ends).isfinite().all()
 
-    def _vector(self, gradients: Gradients) -> Tensor:
-        """The gradients of one micro-batch, then for each parameter whether it was used."""
+    def _leaf(self, gradients: Gradients) -> Leaf:
         like = self._parameters[0]
         uses = like.new_tensor([float(each in gradients) for each in self._parameters])
         parts = [
             gradients[each].reshape(-1) if each in gradients else each.new_zeros(each.numel())
             for each in self._parameters
         ]
-        return torch.cat([*parts, uses])
+        return [*parts, uses]
+
+
+def _add_in_place(left: Leaf, right: Leaf) -> Leaf:
+    torch._foreach_add_(left, right)
+    return left
+
+
+def _blocks(vectors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The same elements of each vector, as many at a time as stay in the cache."""
+    length = len(vectors[0])
+    step = length if vectors[0].is_cuda else BLOCK_ELEMENTS
+    for start in range(0, length, step):
+        yield [vector[start : start + step] for vector in vectors]
