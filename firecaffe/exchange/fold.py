@@ -20,7 +20,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 from firecaffe.exchange.leaves import Node, Shares, largest_nodes, small_first
-from firecaffe.exchange.schedule import REDUCE_SCATTER, OwnRound, Schedule, Transfer, shard
+from firecaffe.exchange.schedule import REDUCE_SCATTER, OwnRound, Schedule, Transfer, equal_cuts
 
 
 def schedule(
@@ -29,24 +29,25 @@ def schedule(
     num_elements: int,
     grain: int = 1,
     early: bool = False,
+    cuts: Sequence[int] = (),
 ) -> Schedule:
     """inputs: each rank's nodes; those of all ranks, in order, are the whole tree. grain: shards
     are of whole grains, of which the vector is a multiple. early: whether the nodes of which
-    `early_nodes` tells go in rounds before the others', if there are any.
+    `early_nodes` tells go in rounds before the others', if there are any. cuts: where shards begin
+    and, last, end, if they are others.
     """
     p, n = len(inputs), num_elements
+    ends = tuple(cuts or equal_cuts(n, p, grain))
     early_rounds = num_early(inputs) if early else 0
     counts = [len(nodes) for nodes in inputs]
     kept = sum(
-        count * (stop - start)
-        for rank, count in enumerate(counts)
-        for start, stop in [_shard(n, grain, p, rank)]
+        count * (stop - start) for count, (start, stop) in zip(counts, pairwise(ends), strict=True)
     )
     return Schedule(
         "fold",
         p,
         n,
-        partial(_rounds, _waves(inputs, num_leaves, early), n, grain),
+        partial(_rounds, _waves(inputs, num_leaves, early), ends),
         num_rounds=early_rounds + 2,
         num_messages=(sum(counts) + p) * (p - 1),
         sent_elements=sum(counts) * n - kept + (p - 1) * n,
@@ -54,20 +55,25 @@ def schedule(
         inputs=tuple(map(tuple, inputs)),
         num_leaves=num_leaves,
         early_rounds=early_rounds,
+        cuts=tuple(cuts),
     )
 
 
 def reduce_scatter(
-    inputs: Sequence[Sequence[Node]], num_leaves: int, num_elements: int
+    inputs: Sequence[Sequence[Node]],
+    num_leaves: int,
+    num_elements: int,
+    early: bool = False,
+    cuts: Sequence[int] = (),
 ) -> Schedule:
     """The way to the owners alone: each has the total of its shard in the end."""
-    whole = schedule(inputs, num_leaves, num_elements)
+    whole = schedule(inputs, num_leaves, num_elements, early=early, cuts=cuts)
     p = len(inputs)
     return replace(
         whole,
         of_rank=partial(_to_owners, whole),
         kind=REDUCE_SCATTER,
-        num_rounds=1,
+        num_rounds=whole.num_rounds - 1,
         num_messages=whole.num_messages - p * (p - 1),
         sent_elements=whole.sent_elements - (p - 1) * num_elements,
     )
@@ -106,10 +112,10 @@ def _waves(inputs: Sequence[Sequence[Node]], num_leaves: int, early: bool) -> li
 
 
 def _to_owners(whole: Schedule, rank: int) -> Iterator[OwnRound]:
-    return (each for each in whole.of_rank(rank) if each[0] == 0)
+    return (each for each in whole.of_rank(rank) if each[0] <= whole.early_rounds)
 
 
-def _rounds(waves: Sequence[Wave], n: int, grain: int, rank: int) -> Iterator[OwnRound]:
+def _rounds(waves: Sequence[Wave], ends: Sequence[int], rank: int) -> Iterator[OwnRound]:
     p = len(waves[0])
     others = [(rank + distance) % p for distance in range(1, p)]
     pairs = [(rank, other) for other in others] + [(other, rank) for other in others]
@@ -117,15 +123,10 @@ def _rounds(waves: Sequence[Wave], n: int, grain: int, rank: int) -> Iterator[Ow
         yield (
             number,
             [
-                Transfer(a, b, *_shard(n, grain, p, b), True, reads)
+                Transfer(a, b, ends[b], ends[b + 1], True, reads)
                 for a, b in pairs
                 for reads in wave[a]
             ],
         )
-    totals = [Transfer(a, b, *_shard(n, grain, p, a), reduce=False) for a, b in pairs]
+    totals = [Transfer(a, b, ends[a], ends[a + 1], reduce=False) for a, b in pairs]
     yield len(waves), totals
-
-
-def _shard(n: int, grain: int, p: int, index: int) -> tuple[int, int]:
-    start, stop = shard(n // grain, p, index)
-    return start * grain, stop * grain

@@ -105,7 +105,7 @@ def _judge(
     p = schedule.world_size
     owners = [
         owner
-        for owner, (start, stop) in enumerate(shards(schedule.num_elements, p))
+        for owner, (start, stop) in enumerate(schedule.own_shards)
         for cut in cuts[:-1]
         if start <= cut < stop
     ]
@@ -142,9 +142,7 @@ def _of_node(node: Node, num_leaves: int, sums: _Sums) -> int:
 
 def _cuts(schedule: Schedule) -> list[int]:
     ends = (end for t in schedule.transfers() for end in (t.start, t.stop))
-    of_shards = (
-        end for slice_ in shards(schedule.num_elements, schedule.world_size) for end in slice_
-    )
+    of_shards = (end for slice_ in schedule.own_shards for end in slice_)
     if schedule.kind in (REDUCE_SCATTER, ALL_GATHER):
         return sorted({0, schedule.num_elements, *ends, *of_shards})
     if schedule.kind == ALL_TO_ALL:

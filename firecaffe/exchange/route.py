@@ -8,7 +8,7 @@ from one function. Four ways there are:
 - `FOLD`: workers keep their nodes of the micro-batch tree apart. It stands in for an algorithm that
   promises the tree's order of additions where it cannot keep it: shares are no subtrees, or may
   become any, or the number of workers does not suit it. (A ring promises none; it stays a
-  schedule.)
+  schedule.) It also brings shards to their owners, if each worker updates one.
 - `CODEC`: nodes of one level of the tree, each encoded.
 - `HOOK`: a communication hook of DDP's kind.
 """
@@ -47,6 +47,8 @@ class Route:
     """The level of the micro-batch tree whose nodes a codec encodes."""
     hook: str = ""
     """What it is called."""
+    to_owners: bool = False
+    """Whether each rank is brought the total of its shard alone, to update that."""
 
     @property
     def shares_memory(self) -> bool:
@@ -93,6 +95,8 @@ class Route:
             return f"communication hook {self.hook}"
         if self.way == CODEC:
             return f"{self.codec} at level {self.level} of the micro-batch tree"
+        if self.to_owners:
+            return f"{self.way} to the owners of shards"
         if not self.shares_memory:
             return self.summed_by
         one_host = self.senders == 1
@@ -110,6 +114,7 @@ def find_route(
     level: int = 0,
     hook: str = "",
     any_shares: bool = False,
+    to_owners: bool = False,
 ) -> Route:
     """The route of a training, or of vectors.
 
@@ -122,6 +127,7 @@ def find_route(
         codec: The compressor, if there is one, which encodes nodes of `level`.
         hook: The name of a communication hook, if there is one.
         any_shares: Whether workers may come to have any shares; else theirs are equal.
+        to_owners: Whether each worker updates a shard of the weights, and needs no other total.
 
     Raises: ValueError if there is no such algorithm among so many ranks.
     """
@@ -132,6 +138,8 @@ def find_route(
         return route(HOOK, is_invariant=world_size == 1, hook=hook)
     if codec:
         return route(CODEC, is_invariant=True, codec=codec, level=level)
+    if to_owners and world_size > 1:
+        return route(FOLD, is_invariant=True, to_owners=True)
     brings_subtrees = num_leaves is None or (
         not any_shares and shares_are_subtrees(num_leaves, world_size)
     )

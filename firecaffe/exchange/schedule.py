@@ -104,8 +104,17 @@ class Schedule:
     early_rounds: int = 0
     """So many first rounds carry inputs alone that may be there long before the others: they can be
     run by themselves, and the others later."""
+    cuts: tuple[int, ...] = field(default=(), repr=False)
+    """Where shards that stay with their ranks begin and, last, end; empty if they are `shards`."""
     whole: tuple[Round, ...] | None = field(default=None, repr=False)
     """All rounds, of a schedule that was written down as such."""
+
+    @property
+    def own_shards(self) -> list[tuple[int, int]]:
+        """The shard of each rank."""
+        if self.cuts:
+            return list(pairwise(self.cuts))
+        return shards(self.num_elements, self.world_size)
 
     def rounds_of(self, rank: int) -> Iterator[OwnRound]:
         """The rounds in which the rank sends or receives anything."""
@@ -253,5 +262,12 @@ def shard(num_elements: int, parts: int, index: int) -> tuple[int, int]:
 
 def shards(num_elements: int, parts: int) -> list[tuple[int, int]]:
     """All slices of `shard`, in order."""
-    cuts = [num_elements * i // parts for i in range(parts + 1)]
-    return list(pairwise(cuts))
+    return list(pairwise(equal_cuts(num_elements, parts)))
+
+
+def equal_cuts(num_elements: int, parts: int, grain: int = 1) -> list[int]:
+    """Where the slices of `shard` begin and, last, end. grain: they are of whole grains, but that
+    the last grain may be shorter.
+    """
+    grains = -(-num_elements // grain)
+    return [min(grains * i // parts * grain, num_elements) for i in range(parts + 1)]

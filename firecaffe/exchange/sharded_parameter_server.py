@@ -8,34 +8,36 @@ rank starts with its right-hand neighbor.
 Source: Li et al., OSDI 2014; the same transfers as a direct reduce-scatter and all-gather.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
-from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, shard
+from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, equal_cuts
 
 
-def schedule(world_size: int, num_elements: int, *, grain: int = 1) -> Schedule:
-    """grain: shards are of whole grains, but that the last grain may be shorter."""
+def schedule(
+    world_size: int, num_elements: int, *, grain: int = 1, cuts: Sequence[int] = ()
+) -> Schedule:
+    """grain: shards are of whole grains, but that the last grain may be shorter. cuts: where they
+    begin and, last, end, if they are others.
+    """
     return Schedule(
         "sharded_parameter_server",
         world_size,
         num_elements,
-        partial(_rounds, world_size, num_elements, grain),
+        partial(_rounds, world_size, num_elements, grain, cuts),
         num_rounds=2,
         num_messages=2 * (world_size - 1) * world_size,
         sent_elements=2 * (world_size - 1) * num_elements,
         in_tree_order=True,
-        busiest=[world_size - 1] if grain == 1 else None,  # whose shard is the longest
+        # Whose shard is the longest.
+        busiest=[world_size - 1] if grain == 1 and not cuts else None,
+        cuts=tuple(cuts),
     )
 
 
-def _rounds(p: int, n: int, grain: int, rank: int) -> Iterator[OwnRound]:
+def _rounds(p: int, n: int, grain: int, cuts: Sequence[int], rank: int) -> Iterator[OwnRound]:
+    ends = cuts or equal_cuts(n, p, grain)
     others = [(rank + distance) % p for distance in range(1, p)]
     pairs = [(rank, other) for other in others] + [(other, rank) for other in others]
-    yield 0, [Transfer(a, b, *_shard(n, grain, p, b), reduce=True) for a, b in pairs]
-    yield 1, [Transfer(a, b, *_shard(n, grain, p, a), reduce=False) for a, b in pairs]
-
-
-def _shard(n: int, grain: int, p: int, index: int) -> tuple[int, int]:
-    start, stop = shard(-(-n // grain), p, index)
-    return min(start * grain, n), min(stop * grain, n)
+    yield 0, [Transfer(a, b, ends[b], ends[b + 1], reduce=True) for a, b in pairs]
+    yield 1, [Transfer(a, b, ends[a], ends[a + 1], reduce=False) for a, b in pairs]

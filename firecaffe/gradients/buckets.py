@@ -44,6 +44,16 @@ def make_buckets(
     allocate: Allocate,
     alignment: int = ALIGNMENT,
 ) -> list[Bucket]:
+    """Makes buckets of groups of tensors; see `members_of`."""
+    return [
+        make_bucket(tensors, members, multiple, allocate, alignment)
+        for members in members_of(tensors, groups, bucket_bytes)
+    ]
+
+
+def members_of(
+    tensors: Sequence[Tensor], groups: Sequence[Sequence[int]], bucket_bytes: int
+) -> list[tuple[int, ...]]:
     """Cuts groups of tensors, each in the order given, into buckets, as `cut` does.
 
     A bucket ends with its group too, and before a tensor of another dtype or device.
@@ -56,7 +66,7 @@ def make_buckets(
         )
     ]
     return [
-        make_bucket(tensors, run[start:stop], multiple, allocate, alignment)
+        tuple(run[start:stop])
         for run in alike
         for start, stop in cut([tensors[index].nbytes for index in run], bucket_bytes)
     ]

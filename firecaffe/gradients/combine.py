@@ -8,7 +8,7 @@ the total is afterwards) and a call. The call finds this worker's last node in t
 the others beside it, and leaves the total there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -57,15 +57,23 @@ class AllReduce:
         self.exchange.all_reduce(bucket.flat, index % self.lanes)
 
 
+Cuts = Mapping[tuple[int, ...], Sequence[int]]
+"""Where a bucket's shards begin and, last, end, by its members."""
+
+
 class Fold:
-    """The way for shares that are no subtrees: the tree goes on from all workers' largest nodes."""
+    """The way for shares that are no subtrees: the tree goes on from all workers' largest nodes.
+
+    A bucket with cuts is brought to the owners of its shards alone.
+    """
 
     top_level = None
     takes_nodes = True
     lanes = 1
     takes_means = False
 
-    def __init__(self, world: Group, num_leaves: int, shares: Shares) -> None:
+    def __init__(self, world: Group, num_leaves: int, shares: Shares, cuts: Cuts) -> None:
+        self._cuts = cuts
         self._sum = NodeSum(world, inputs_of(num_leaves, shares), num_leaves, early=True)
         self.num_early = self._sum.num_early
         """The number of early rounds: of calls of `begin` for each bucket before its own call."""
@@ -77,9 +85,14 @@ class Fold:
         """Does an early round of a bucket. nodes: this worker's node, if it has one for the round;
         not the bucket's vector."""
         begun = self._begun.pop(index, None) if number else None
-        self._begun[index] = self._sum.begin(number, nodes, bucket.flat, index, begun)
+        cuts = self._cuts.get(bucket.members, ())
+        self._begun[index] = self._sum.begin(number, nodes, bucket.flat, index, begun, cuts)
 
     def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
+        if cuts := self._cuts.get(bucket.members):
+            begun = self._begun.pop(index, None)
+            self._sum.to_owners(dict(nodes), bucket.flat, cuts, begun)
+            return
         if self.num_early:
             total = self._sum.finish(dict(nodes), self._begun.pop(index))
         else:

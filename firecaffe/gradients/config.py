@@ -1,6 +1,7 @@
 """The recipe's [exchange] section: how gradients travel, and what of them."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
@@ -32,6 +33,9 @@ class ExchangeConfig:
             workers than nodes.
         bucket_bytes: Gradients travel in buckets, each as soon as backward has made it ready. One
             is full once it holds so many bytes; the first, at a quarter of that.
+        update_at: Who updates the weights. all: every worker all of them. shards: each worker a
+            shard of them, which it then gives to the others; it holds the optimizer's state of
+            its shard alone. The result is the same.
         shared_memory: Ranks of one host add in the memory that they share, in tree order, and only
             one of them sends. The result is the same.
         timeout_s: How long a rank waits for the others before it gives up.
@@ -43,9 +47,15 @@ class ExchangeConfig:
     compressor: str = NO_COMPRESSOR
     compressor_level: int = 0
     bucket_bytes: int = 4_000_000
+    update_at: Literal["all", "shards"] = "all"
     shared_memory: bool = True
     timeout_s: float = 300.0
     silent_s: float = 20.0
+
+    @property
+    def in_shards(self) -> bool:
+        """Whether each worker updates a shard of the weights."""
+        return self.update_at == "shards"
 
     @property
     def codec(self) -> str:

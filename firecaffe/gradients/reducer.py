@@ -9,6 +9,9 @@ Buckets leave in a fixed order, the same on all ranks. `p.grad` ends as a view i
 Where nodes of the tree stay apart (`Fold`), a worker's smaller ones are whole before its last one
 is begun. Each leaves for all buckets as soon as it is whole, and travels while others are computed.
 
+With shards (`gradients.shards`) each worker gets the mean of its own shard alone, for its rows of
+the parameters; the weights, once updated, are gathered by the same buckets.
+
 Beside the gradients every micro-batch brings its tail (its loss, its changes to buffers), summed by
 the same tree. Whole numbers have the same sum in any order, so each worker brings its counts once,
 with its last micro-batch; among them which parameters were used, so that one that nobody used keeps
@@ -40,6 +43,8 @@ from firecaffe.gradients.combine import (
 )
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
+from firecaffe.gradients.gather import WeightGather
+from firecaffe.gradients.shards import Shards
 from firecaffe.gradients.threads import ExchangeThreads
 from firecaffe.gradients.totals import Totals
 from firecaffe.transport.exchange import Exchange
@@ -65,15 +70,22 @@ class GradientReducer:
         exchange: Exchange,
         bucket_bytes: int,
         hook: tuple[object, Hook] | None = None,
+        shards: Shards | None = None,
     ) -> None:
         """parameters: those that need gradients, by name. ready_order: their indices in the order
         in which backward finishes them. tail, counts: examples. hook: (state, hook) of DDP's kind,
-        for a route by one. The exchange's route says how all go.
+        for a route by one. shards: of the update, if it is shared out, which goes by a route of way
+        FOLD. The exchange's route says how all go.
         """
         self.parameters = list(parameters.values())
         self.names = list(parameters)
         self.num_leaves = num_leaves
         self.exchange = exchange
+        self.used: list[bool] = []
+        """Whether any worker has used each parameter in the step that is finished."""
+        self.shards = shards
+        if shards is not None:
+            self._gather = WeightGather(exchange.world, shards, parameters)
         route, world = exchange.route, exchange.world
         num_parameters = len(self.parameters)
         self._unused = counts.new_zeros(num_parameters)
@@ -82,11 +94,12 @@ class GradientReducer:
         self._counts_member = self._tail_members.stop
         tensors = [*self.parameters, *tail, torch.cat([self._unused, counts])]
         last = [*self._tail_members, self._counts_member]
-        # What is encoded or given to a hook has no tail; else a tail needs no message of its own.
-        tail_has_own_buckets = route.way in (CODEC, HOOK)
+        # What is encoded, given to a hook or brought to one rank has no tail; else a tail needs no
+        # message of its own.
+        tail_has_own_buckets = route.way in (CODEC, HOOK) or shards is not None
         groups = [ready_order, last] if tail_has_own_buckets else [[*ready_order, *last]]
         self._alignment = ROW if route.way == CODEC else ALIGNMENT
-        multiple = world.world_size * (ROW if route.way == CODEC else 1)
+        multiple = world.world_size * (ROW if route.way == CODEC else 1) if shards is None else 1
         self.buckets = make_buckets(
             tensors, groups, bucket_bytes, multiple, exchange.empty, self._alignment
         )
@@ -155,7 +168,8 @@ class GradientReducer:
         nodes that stay apart. All ranks call it between the same two steps.
         """
         assert self.exchange.route.way == FOLD
-        self._fold = self._combine = Fold(self.exchange.world, self.num_leaves, shares)
+        cuts = {} if self.shards is None else self.shards.cuts
+        self._fold = self._combine = Fold(self.exchange.world, self.num_leaves, shares, cuts)
 
     def begin_step(self, total_weight: float) -> None:
         """Begins a step. total_weight: the divisor of the sums, used once, at the root."""
@@ -235,7 +249,8 @@ class GradientReducer:
             self._used = [a or b for a, b in zip(self._used, now, strict=True)]
 
     def finish_step(self) -> Totals:
-        """Waits for the exchange and leaves the mean gradient in every `p.grad`.
+        """Waits for the exchange and leaves the mean gradient in every `p.grad`; with shards, in
+        those of this rank's rows.
 
         Raises: PeerLostError; what a communication thread has met.
         """
@@ -245,18 +260,36 @@ class GradientReducer:
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
         # What this rank has used, somebody has; of the rest all have to be asked.
         by_any = self._used if all(self._used) else used.tolist()
-        for index, is_used in enumerate(by_any):
+        self.used = [bool(each) for each in by_any]
+        for index, is_used in enumerate(self.used):
             # What a compressor kept back may arrive in a step that does not use the parameter.
             has_any = is_used or (
                 self.codec_memory is not None and bool(self._view_of[index].any())
             )
-            self.parameters[index].grad = self._view_of[index] if has_any else None
+            self._set_gradient(index, self._view_of[index] if has_any else None)
         tail = tuple(self._view_of[member] for member in self._tail_members)
         return Totals(tail, counts, computed, summed, spans)
 
+    def _set_gradient(self, index: int, mean: Tensor | None) -> None:
+        if self.shards is None:
+            self.parameters[index].grad = mean
+        elif (own := self.shards.own.get(self.names[index])) is not None:
+            own.grad = None if mean is None else self.shards.own_part(self.names[index], mean)
+
+    def gather_weights(self) -> None:
+        """Gives every rank the others' rows of the weights; p.grad are gone then. With shards
+        alone. All ranks call it. Raises: PeerLostError.
+        """
+        assert self._threads is not None
+        assert self.shards is not None
+        for index, bucket in enumerate(self.buckets):
+            if bucket.members in self.shards.cuts:
+                self._threads.submit(index, partial(self._gather, bucket), [bucket.flat])
+        self._threads.finish()
+
     def finite(self) -> Tensor:
         """Whether each parameter's mean gradient is finite, in network order: bool, shape
-        (parameters,).
+        (parameters,). With shards, of what this rank has of it.
         """
         if not self.parameters:
             return torch.ones(0, dtype=torch.bool)
@@ -264,13 +297,15 @@ class GradientReducer:
             return torch.ones(len(self.parameters), dtype=torch.bool)
         zero = self._unused.new_zeros(1)
         views = [self._view_of[index] for index in range(len(self.parameters))]
+        if self.shards is not None:
+            views = list(map(self.shards.own_part, self.names, views))
         views = [view if view.numel() else zero for view in views]
         norms = torch._foreach_norm(views, float("inf"))
         return torch.stack([norm.double() for norm in norms]).isfinite()
 
     def _are_buckets_finite(self) -> bool:
         """A bucket at a time costs less than a parameter at a time."""
-        parts = (gradients_of(bucket, len(self.parameters)) for bucket in self.buckets)
+        parts = map(self._means_in, self.buckets)
         # Twelve times as fast on a CPU as a norm.
         ends = [end for part in parts if part.numel() for end in torch.aminmax(part)]
         return all(math.isfinite(end) for end in ends)
@@ -340,13 +375,19 @@ class GradientReducer:
         is the one place that divides a step by its weight.
         """
         bucket = self.buckets[index]
-        own = gradients_of(bucket, len(self.parameters))
+        own = self._means_in(bucket)
         if self._combine.takes_means:
             for part in [vector[: len(own)] for _, vector in nodes] or [own]:
                 part.div_(self._total_weight)
         self._combine(index, nodes, bucket)
         if not self._combine.takes_means:
             own.div_(self._total_weight)
+
+    def _means_in(self, bucket: Bucket) -> Tensor:
+        """The part of a bucket in which this rank has mean gradients."""
+        if self.shards is not None and bucket.members in self.shards.cuts:
+            return bucket.flat[self.shards.in_bucket(bucket.members)]
+        return gradients_of(bucket, len(self.parameters))
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -124,6 +124,7 @@ class Run:
             level=words.level,
             hook=self.hook,
             any_shares=self.recipe.synchrony.shares == MEASURED,
+            to_owners=words.in_shards,
         )
 
     @cached_property

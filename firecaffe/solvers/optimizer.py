@@ -122,11 +122,10 @@ def _with_runs(
     groups: Groups, named: Mapping[str, nn.Parameter], runs: Mapping[str, nn.Parameter]
 ) -> list[dict[str, Any]]:
     run_of = {named[name]: run for name, run in runs.items()}
-    found = [
+    return [  # with none in it too: an optimizer needs a group
         {**group, "params": [run_of[each] for each in group["params"] if each in run_of]}
         for group in groups
     ]
-    return [group for group in found if group["params"]]
 
 
 @torch.no_grad()

@@ -62,7 +62,7 @@ def connect(
     if hook is not None and world.group is None:
         resources.enter_context(group_of_one(world.device))
     exchange = resources.enter_context(closing(Exchange(world, run.route, local)))
-    made = run.num_leaves, exchange, words.bucket_bytes, hook
+    made = run.num_leaves, exchange, words.bucket_bytes, hook, learner.shards
     reducers = [
         resources.enter_context(GradientReducer(part, order, tail, counts, *made))
         for part, order, tail in zip(parts, orders, tails, strict=True)

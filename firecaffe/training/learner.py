@@ -12,8 +12,10 @@ from firecaffe.cluster.agree import agree
 from firecaffe.data import Batch, Batches, Data
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.probe import Probe, run_probe
+from firecaffe.gradients.shards import Shards, make_shards
 from firecaffe.models.weights import FirstWeights, file_digest, outline_of, read_weights
 from firecaffe.recipe.run import Run
+from firecaffe.recipe.update_at import needs_norms
 from firecaffe.solvers.layer_rates import LayerRates
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL
@@ -33,6 +35,7 @@ from firecaffe.training.own_code import own_code
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.network import SplitNetwork, split_network
 from firecaffe.training.parallel.reference import reference_gradients
+from firecaffe.training.parallel.shards import hold_shards
 from firecaffe.training.parallel.stage_forward import StageForward
 from firecaffe.training.parallel.staged import StagedNetwork, cut_network
 from firecaffe.training.parallel.step import stand_in_of
@@ -76,6 +79,8 @@ class Learner:
     """What a model has beside that is split, or in stages; None if it is not."""
     stage: StageForward | None
     """This rank's, if the network is in stages."""
+    shards: Shards | None
+    """Of the update, if each rank updates a shard of the weights."""
     all_names: list[tuple[str, nn.Parameter]]
     """The whole network's parameters by all their names; those of other stages on the meta device.
     """
@@ -202,6 +207,15 @@ def build_learner(
         first_backward = partial(stage.first_backward, lambda _: first)
     beside = {} if held is None else reference_gradients(forward)
     probe = run_probe(places, named, first_backward, world, mesh.column, beside)
+    shards: Shards | None = None
+    if run.route.to_owners:
+        size, rank = world.world_size, world.rank
+        words = named, probe.ready_order, recipe.exchange.bucket_bytes
+        shards = make_shards(*words, size, rank, whole=needs_norms(recipe.solver))
+        optimizer = make_optimizer(named, recipe.solver, runs=shards.own)
+        if ema is not None:
+            ema = Ema(shards.own, recipe.train.ema_decay, recipe.train.ema_warmup)
+        hold_shards(state, model, shards, optimizer, ema)
     cost = None
     is_timed = world.device.type == "cuda" and recipe.train.deterministic and stage is None
     if is_timed:
@@ -235,6 +249,7 @@ def build_learner(
         probe=probe,
         split=held,
         stage=stage,
+        shards=shards,
         all_names=list(model.named_parameters(remove_duplicate=False))
         if staged is None
         else staged.tied,

@@ -85,6 +85,11 @@ def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
             "synchrony.shares measured and comm_hook: a hook takes one sum of each worker, and "
             "shares of any size are several; leave one of them out"
         )
+    if hook is not None and recipe.exchange.in_shards:
+        raise RecipeError(
+            "exchange.update_at shards and comm_hook: a hook gives every worker all of a gradient; "
+            "leave one of them out"
+        )
     if hook is not None and (recipe.parallel.is_split or recipe.parallel.stages):
         word = "stages" if recipe.parallel.stages else "split"
         raise RecipeError(

@@ -94,7 +94,7 @@ class Stepper:
             if self.rows is not None:
                 self.rows.end(number)
         totals = self.reducer.finish_step()
-        finite: Tensor = self.reducer.finite()
+        finite: Tensor = self._finite()
         names: Sequence[str] = self.reducer.names
         if self.rows is not None:
             finite, names = self.rows.finish_step(weight, finite, names)
@@ -102,7 +102,7 @@ class Stepper:
         norm = queue.to_host(self._scale_gradients())
         sums = queue.to_host(torch.cat([totals.tail[0], totals.counts]))
         outcome = partial(
-            Outcome if self.rows is None else self.rows.outcome(),
+            self._outcome(),
             step=step,
             samples=samples,
             weight=weight,
@@ -123,6 +123,14 @@ class Stepper:
             outcome(end=totals.summed).check_finite()
         self.update(step, learning_rate, totals, weight)
         return outcome(end=queue.mark())
+
+    def _finite(self) -> Tensor:
+        """Whether each parameter's mean gradient is finite: bool, shape (parameters,)."""
+        return self.reducer.finite()
+
+    def _outcome(self) -> Callable[..., Outcome]:
+        """What makes the step's outcome."""
+        return Outcome if self.rows is None else self.rows.outcome()
 
     def update(self, step: int, learning_rate: float, totals: Totals, weight: float) -> None:
         """Updates weights, their moving average and buffers from the sums of a step."""

@@ -23,6 +23,8 @@ from firecaffe.training.local.make import local_stepper
 from firecaffe.training.local.stepper import LocalStepper
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.network import SplitNetwork
+from firecaffe.training.parallel.shard_step import ShardStepper
+from firecaffe.training.parallel.shards import ShardEma
 from firecaffe.training.parallel.stage_step import StageStepper
 from firecaffe.training.parallel.step import make_rows
 from firecaffe.training.plugins import Plugin, around_batches
@@ -88,11 +90,15 @@ def make_steps(
     stepper = Stepper(*made_of)
     if learner.stage is not None:
         stepper = StageStepper(*made_of, stage=learner.stage)
+    elif learner.shards is not None:
+        stepper = ShardStepper(*made_of)
     elif isinstance(learner.split, SplitNetwork):
         stepper.rows = make_rows(
             run, learner.split, learner.named, learner.forward, learner.stand_in
         )
     stepper.momentum, stepper.ema = run.momentum, learner.ema
+    if learner.shards is not None and learner.ema is not None:
+        stepper.ema = ShardEma(learner.ema, sums.gather_weights)
     if local is not None:
         own = local_stepper(local, run, world, stepper, ahead, reducers, resources)
         return Steps(own, ahead, None)

@@ -95,6 +95,8 @@ def _nothing_to_choose(tree: Route) -> str:
     """The reason why there is no choice; empty if there is one."""
     if tree.world_size == 1:
         return f"{AUTO}: one worker, nothing to send"
+    if tree.to_owners:
+        return f"{AUTO}: fold brings shards to their owners"
     if tree.way in TAKEN_BY:
         return f"{AUTO}: {TAKEN_BY[tree.way].format(route=tree)}"
     return f"{AUTO}: {SHARED_MEMORY}" if tree.senders == 1 else ""

@@ -73,24 +73,43 @@ class NodeSum:
         like: Tensor,
         place: Hashable,
         begun: Begun | None,
+        cuts: Sequence[int] = (),
     ) -> Begun:
         """Does one early round: sends a node of this rank, and takes its part of the others'. All
         ranks call it, also one that has no node for it.
 
         vectors: of the node; kept until the sum. like: a vector as long. place: one for each sum
-        that is begun at a time. begun: the rounds before. Raises: PeerLostError.
+        that is begun at a time. begun: the rounds before. cuts: of `to_owners`, if that follows.
+        Raises: PeerLostError.
         """
-        inputs = {self.own_nodes.index(node): vector for node, vector in vectors.items()}
-        ranks = range(self.world.world_size)
-        return self._collectives.begin(1, self._make(1), like, ranks, inputs, number, place, begun)
+        name, make = self._to_owners(cuts) if cuts else (1, self._make(1))
+        ranks, inputs = range(self.world.world_size), self._inputs(vectors)
+        return self._collectives.begin(name, make, like, ranks, inputs, number, place, begun)
 
     def finish(self, vectors: Mapping[Node, Tensor], begun: Begun) -> Tensor:
         """The root, from this rank's nodes that were not sent early, and all that was.
 
         Raises: PeerLostError.
         """
-        inputs = {self.own_nodes.index(node): vector for node, vector in vectors.items()}
-        return self._sum(inputs, 1, self._add, begun)
+        return self._sum(self._inputs(vectors), 1, self._add, begun)
+
+    def to_owners(
+        self,
+        vectors: Mapping[Node, Tensor],
+        total: Tensor,
+        cuts: Sequence[int],
+        begun: Begun | None = None,
+    ) -> None:
+        """Leaves this rank's shard of the root in `total`, which may be one of the vectors.
+
+        vectors: this rank's nodes that were not sent early; may be changed. cuts: where the ranks'
+        shards begin and, last, end. Raises: PeerLostError.
+        """
+        name, make = self._to_owners(cuts)
+        ranks, inputs = range(self.world.world_size), self._inputs(vectors)
+        self._collectives.run(
+            name, make, total, ranks, inputs=inputs, sum_inputs=self._add, begun=begun
+        )
 
     def __call__(self, vectors: Sequence[Tensor], codec: RowCoding | None = None) -> Tensor:
         """vectors: this rank's, one for each of its nodes, which may be changed; with a codec, of
@@ -142,6 +161,19 @@ class NodeSum:
         make = self._make(grain)
         self._collectives.run(grain, make, total, ranks, inputs=inputs, sum_inputs=add, begun=begun)
         return total
+
+    def _inputs(self, vectors: Mapping[Node, Tensor]) -> dict[int, Tensor]:
+        return {self.own_nodes.index(node): vector for node, vector in vectors.items()}
+
+    def _to_owners(self, cuts: Sequence[int]) -> tuple[Hashable, Callable[[int], Schedule]]:
+        make = partial(
+            fold.reduce_scatter,
+            self.nodes_of_rank,
+            self.num_leaves,
+            early=self.num_early > 0,
+            cuts=cuts,
+        )
+        return (REDUCE_SCATTER, tuple(cuts)), make
 
     def _make(self, grain: int) -> Callable[[int], Schedule]:
         return partial(_schedule, self.nodes_of_rank, self.num_leaves, grain, self.num_early > 0)

@@ -1,0 +1,141 @@
+"""Shards: the rows of each parameter that a rank updates, if the update is shared out.
+
+Each bucket of gradients is cut into a shard for each rank, one after the other, so that all ranks
+take part in each reduce-scatter. What a rank has got too little of in one bucket it gets more of in
+the next. A bucket is cut between two rows of a parameter; or, if the update needs norms of whole
+parameters (clipping, LARS, LAMB), between two parameters, so that the owner takes the norm as it is
+taken of the whole, to the same bits. A large parameter has one owner then.
+
+Source: Rajbhandari et al. 2020, arXiv 1910.02054 (ZeRO stage 1).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.gradients.buckets import members_of, offsets
+
+
+class Span(NamedTuple):
+    """A parameter's place in a bucket, in elements."""
+
+    start: int
+    rows: int
+    """The number of parts between which it may be cut, 1 at least."""
+    row: int
+    """The elements of each; 0 if the parameter has none."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Who updates what, and what this rank does."""
+
+    cuts: Mapping[tuple[int, ...], tuple[int, ...]]
+    """Where shards of a bucket begin and, last, end, by the bucket's members."""
+    rows: Mapping[str, tuple[int, ...]]
+    """Where ranks' rows of a parameter begin and, last, end, by its name, in network order."""
+    rank: int
+    own: dict[str, nn.Parameter] = field(default_factory=dict)
+    """This rank's rows of the parameters of which it has some: views of these."""
+
+    def own_part(self, name: str, tensor: Tensor) -> Tensor:
+        """This rank's part of a parameter, or of what has its shape: some rows, all, or none."""
+        start, stop = self.rows[name][self.rank : self.rank + 2]
+        if (start, stop) == (0, self.rows[name][-1]):
+            return tensor
+        return tensor[start:stop] if start < stop else tensor.new_empty(0)
+
+    def in_bucket(self, members: tuple[int, ...]) -> slice:
+        """This rank's shard of a bucket."""
+        start, stop = self.cuts[members][self.rank : self.rank + 2]
+        return slice(start, stop)
+
+
+def make_shards(
+    named: Mapping[str, nn.Parameter],
+    ready_order: Sequence[int],
+    bucket_bytes: int,
+    world_size: int,
+    rank: int,
+    whole: bool,
+) -> Shards:
+    """named, ready_order, bucket_bytes: as the reducer is given them. whole: whether each parameter
+    has one owner.
+    """
+    names, parameters = list(named), list(named.values())
+    buckets = members_of(parameters, [ready_order], bucket_bytes)
+    spans = {members: _spans(parameters, members, whole) for members in buckets}
+    ends = [offsets([parameters[each] for each in members])[-1] for members in buckets]
+    cuts = dict(zip(buckets, cut_buckets([*spans.values()], ends, world_size), strict=True))
+    rows_of = {
+        names[member]: _rows(span, cuts[members])
+        for members in buckets
+        for member, span in zip(members, spans[members], strict=True)
+    }
+    rows = {name: rows_of[name] for name in names}
+    found = Shards(cuts, rows, rank)
+    for name, parameter in named.items():
+        start, stop = rows[name][rank : rank + 2]
+        if start < stop:
+            found.own[name] = nn.Parameter(found.own_part(name, parameter.detach()))
+    return found
+
+
+def cut_buckets(
+    buckets: Sequence[Sequence[Span]], ends: Sequence[int], parts: int
+) -> list[tuple[int, ...]]:
+    """Cuts buckets, one after the other, into as many parts each; in all, parts are as equal as
+    they can be. ends: the elements of each.
+    """
+    held, found = [0] * parts, []
+    for spans, end in zip(buckets, ends, strict=True):
+        total = sum(held) + end
+        wanted = [max(0, total - parts * each) for each in held]
+        cuts, before = [0], 0
+        for each in wanted[:-1]:
+            before += each
+            cuts.append(_nearest(spans, end, end * before // sum(wanted)))
+        cuts.append(end)
+        held = [had + b - a for had, (a, b) in zip(held, pairwise(cuts), strict=True)]
+        found.append(tuple(cuts))
+    return found
+
+
+def _nearest(spans: Sequence[Span], end: int, place: int) -> int:
+    """The beginning of a row, or the bucket's end, that is nearest to a place."""
+    starts = [span.start for span in spans]
+    number = max(index for index, start in enumerate(starts) if start <= place)
+    span, after = spans[number], [*starts, end][number + 1]
+    row = (2 * (place - span.start) + span.row) // (2 * span.row) if span.row else 0
+    return span.start + row * span.row if row < span.rows else after
+
+
+def _spans(parameters: Sequence[Tensor], members: Sequence[int], whole: bool) -> list[Span]:
+    own = [parameters[member] for member in members]
+    return [
+        Span(start, *((1, each.numel()) if whole else _rows_in_memory(each)))
+        for start, each in zip(offsets(own), own, strict=False)
+    ]
+
+
+def _rows_in_memory(tensor: Tensor) -> tuple[int, int]:
+    """The number of rows that lie one after the other, and the elements of each; the whole is one
+    if they do not.
+    """
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    if tensor.ndim and tensor.numel() and is_dense:
+        row = tensor.stride(0)
+        if row * tensor.shape[0] == tensor.numel():
+            return tensor.shape[0], row
+    return 1, tensor.numel()
+
+
+def _rows(span: Span, cuts: Sequence[int]) -> tuple[int, ...]:
+    """The rows at which a parameter is cut, by where its bucket is."""
+    if not span.row:  # it is nowhere, and rank 0's
+        return (0, *[span.rows] * (len(cuts) - 1))
+    return tuple(max(0, min((cut - span.start) // span.row, span.rows)) for cut in cuts)
