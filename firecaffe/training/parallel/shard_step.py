@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from firecaffe.cluster.agree import finish
 from firecaffe.gradients.totals import Totals
 from firecaffe.training.outcome import Outcome, Timings
+from firecaffe.training.parallel.norms import total
 from firecaffe.training.step import Stepper
 from firecaffe.transport.queue import Mark
 
@@ -55,9 +56,9 @@ class ShardStepper(Stepper):
         """Clips. Returns the norm of all gradients; 0 if none is clipped."""
         if not self.clip_gradients:
             return torch.zeros((), device=self.forward.device)
-        # As clip_grad_norm_ has it: the norm of the norms of all gradients, in network order.
-        used, norms = self.reducer.used, self._norms.float()
-        norm: Tensor = torch.linalg.vector_norm(norms if all(used) else norms[used])
+        parameters = self.reducer.parameters
+        used = [place for place, is_used in enumerate(self.reducer.used) if is_used]
+        norm = total(self._norms[used], [parameters[place].dtype for place in used])
         own = self._own.values()
         nn.utils.clip_grads_with_norm_(own, self.clip_gradients, norm, foreach=True)
         return norm
