@@ -75,8 +75,6 @@ def check_beside(
         f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
         "synchrony.shares measured": synchrony.shares == MEASURED,
         f"exchange.compressor {exchange.compressor}": bool(exchange.codec),
-        "train.autocast float16, whose loss scale all would have to agree on": train.autocast
-        == "float16",
         "train.compile": train.compile,
         "train.batch_norm_samples": bool(train.batch_norm_samples),
         f"solver.type {solver.type}": is_reference(solver.type),

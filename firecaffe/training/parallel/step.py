@@ -68,7 +68,7 @@ class Rows:
         """
         self._split, self._order, self.sums, self._leaves = split, order, sums, leaves
         self._go_along, self._stand_in_samples = go_along, stand_in_samples
-        self._places = split.names.places
+        self.group, self._places = split.mesh.row, split.names.places
         self.norms = split.norms
         """Those of the whole network's tensors."""
 
