@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from firecaffe.errors import RecipeError
-from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.reference import is_reference
@@ -48,9 +47,18 @@ def layout_of(words: ParallelConfig, world_size: int) -> Layout:
     return Layout(data, size, words.shares_samples)
 
 
-def check_layout(layout: Layout, train: TrainConfig) -> None:
-    """Raises: RecipeError if the workers cannot share out the micro-batches."""
+def check_layout(layout: Layout, train: TrainConfig, level: int = 0) -> None:
+    """Raises: RecipeError if the workers cannot share out the micro-batches. level: of the nodes
+    that are shared out whole.
+    """
     leaves = train.num_micro_batches
+    is_apart = not layout.shares_samples and layout.sharers > 1
+    if is_apart and level and leaves % (layout.sharers << level):
+        raise RecipeError(
+            f"parallel.scheme one_weird_trick with {leaves} micro-batches a step on "
+            f"{layout.sharers} workers, of which {1 << level} are encoded together "
+            f"(exchange.compressor_level {level}): each worker must have equally many of these"
+        )
     if not layout.shares_samples and leaves % layout.sharers:
         raise RecipeError(
             f"parallel.scheme one_weird_trick with {leaves} micro-batches a step on "
@@ -62,7 +70,6 @@ def check_beside(
     words: ParallelConfig,
     train: TrainConfig,
     solver: SolverConfig,
-    exchange: ExchangeConfig,
     synchrony: SynchronyConfig,
 ) -> None:
     """Raises: RecipeError if another section's word cannot be had with layers that are split, or
@@ -74,7 +81,6 @@ def check_beside(
     wrong = {
         f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
         "synchrony.shares measured": synchrony.shares == MEASURED,
-        f"exchange.compressor {exchange.compressor}": bool(exchange.codec),
         "train.compile": train.compile,
         "train.batch_norm_samples": bool(train.batch_norm_samples),
         f"solver.type {solver.type}": is_reference(solver.type),

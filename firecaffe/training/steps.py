@@ -90,7 +90,12 @@ def make_steps(
         stepper = StageStepper(*made_of, stage=learner.stage)
     elif isinstance(learner.split, SplitNetwork):
         stepper.rows = make_rows(
-            run, learner.split, learner.named, learner.forward, learner.stand_in
+            run,
+            learner.split,
+            learner.named,
+            learner.forward,
+            learner.stand_in,
+            learner.part_codec,
         )
     stepper.momentum, stepper.ema = run.momentum, learner.ema
     if local is not None:

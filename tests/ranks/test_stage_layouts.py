@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import (
     CheckpointConfig,
+    ExchangeConfig,
     ModelConfig,
     ParallelConfig,
     Recipe,
@@ -204,6 +205,21 @@ def test_the_norm_of_gradients_of_several_types(ranks: Ranks, tmp_path: Path) ->
     recipe = dataclasses.replace(recipe, parallel=LAYOUTS["2 stages"])
     found = ranks.shared(2, fit, recipe, str(tmp_path / "run"), None, Mixed)
     assert {each.state_sha256 for each in found} == {expected.state_sha256}
+
+
+def test_encoded_gradients(ranks: Ranks, tmp_path: Path) -> None:
+    """Whole, and from the checkpoint of the layout before."""
+    exchange = ExchangeConfig(compressor="one_bit", compressor_level=1)
+    recipe = dataclasses.replace(RECIPE, exchange=exchange)
+    [expected] = ranks.shared(1, fit, recipe, str(before := tmp_path / "alone"))
+    for name in ("4 stages", "2 x 2", "2 stages"):
+        found = trained(ranks, name, tmp_path / name, recipe=recipe)
+        assert found.state_sha256 == expected.state_sha256, name
+        assert not found.identity_doubts
+        resume = str(before / "checkpoints/step-00000005")
+        on = trained(ranks, name, tmp_path / f"{name} on", resume, recipe)
+        assert on.state_sha256 == expected.state_sha256, f"{name} from {before.name}"
+        before = tmp_path / name
 
 
 def loud(outputs: Tensor | HeadedLogits, labels: Tensor) -> Tensor:

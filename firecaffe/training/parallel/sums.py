@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.leaves import Node, Shares, TreeSum, largest_nodes
 from firecaffe.parallel.own_samples import Gradients
+from firecaffe.training.parallel.coded import PartCodec
 from firecaffe.transport.fold import NodeSum
 
 
@@ -20,17 +21,23 @@ class PartSums:
     """Sums over the micro-batches of a step: `begin`, `add` for each round of them, `finish`."""
 
     def __init__(
-        self, named: Mapping[str, nn.Parameter], column: Group, rows: Sequence[Shares]
+        self,
+        named: Mapping[str, nn.Parameter],
+        column: Group,
+        rows: Sequence[Shares],
+        codec: PartCodec | None = None,
     ) -> None:
         """named: the parts that are trained. rows: of each rank of the column, the micro-batches of
-        the ranks of its row.
+        the ranks of its row. codec: what encodes the gradients, if something does.
         """
+        self._codec = codec
+        self._level = None if codec is None else codec.level
         self.names = list(named)
         self._parameters = list(named.values())
         self._num_leaves = rows[-1][-1].stop
         self._own = rows[column.rank]
         nodes = [
-            [node for share in row for node in largest_nodes(self._num_leaves, share)]
+            [node for share in row for node in largest_nodes(self._num_leaves, share, self._level)]
             for row in rows
         ]
         self._sum = NodeSum(column, nodes, self._num_leaves)
@@ -38,14 +45,14 @@ class PartSums:
     @property
     def seconds(self) -> float:
         """What its exchanges on the host have taken so far."""
-        return self._sum.seconds
+        return self._sum.seconds + (0.0 if self._codec is None else self._codec.seconds)
 
     def begin(self) -> None:
         """Begins a step."""
         for each in self._parameters:
             each.grad = None
         self._counters: list[TreeSum[Tensor]] = [
-            TreeSum(self._num_leaves, Tensor.add_) for _ in self._own
+            TreeSum(self._num_leaves, Tensor.add_, self._level) for _ in self._own
         ]
 
     def add(self, leaves: Sequence[int], of_ranks: Sequence[Gradients]) -> None:
@@ -59,14 +66,18 @@ class PartSums:
         """
         pending = [each for counter in self._counters for each in counter.pending]
         in_order = sorted(pending, key=lambda each: each[0].index << each[0].level)
-        vectors = [value for _, value in in_order]
-        mean, uses = self._sum(vectors).tensor_split([-len(self._parameters)])
-        mean.div_(weight)
-        place = 0
-        for parameter, count in zip(self._parameters, uses.tolist(), strict=True):
-            size = parameter.numel()
-            parameter.grad = mean[place : place + size].view_as(parameter) if count else None
-            place += size
+        nodes, vectors = zip(*in_order, strict=True)
+        count = len(self._parameters)
+        if self._codec is None:
+            mean, uses = self._sum(vectors).tensor_split([-count])
+            means: Sequence[Tensor] = mean.div_(weight).split([p.numel() for p in self._parameters])
+        else:
+            uses = self._sum([each[-count:].clone() for each in vectors])
+            means = self._codec.mean(nodes, [each[:-count] for each in vectors], weight)
+        for parameter, mean, used in zip(self._parameters, means, uses.tolist(), strict=True):
+            # What a codec kept back may arrive in a step that does not use the parameter.
+            has_any = used or (self._codec is not None and bool(mean.any()))
+            parameter.grad = mean.view_as(parameter) if has_any else None
         self._counters = []
 
     def finite(self) -> Tensor:
