@@ -120,9 +120,9 @@ def sum_of_nodes(
     return counter.total()
 
 
-def largest_nodes(num_leaves: int, share: range) -> list[Node]:
+def largest_nodes(num_leaves: int, share: range, top_level: int | None = None) -> list[Node]:
     """The nodes that a worker is left with after adding the leaves of its share."""
-    counter: TreeSum[None] = TreeSum(num_leaves, lambda left, right: None)
+    counter: TreeSum[None] = TreeSum(num_leaves, lambda left, right: None, top_level)
     for leaf in share:
         counter.push(Node(0, leaf), None)
     return [node for node, _ in counter.pending]

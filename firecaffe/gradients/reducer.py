@@ -107,8 +107,8 @@ class GradientReducer:
             # They are ready with the last gradients, behind which these few bytes would wait in the
             # queues of the network.
             tails = [bucket for bucket in self.buckets if bucket.members[0] >= num_parameters]
-            *others, last_gradients = (b for b in self.buckets if b.members[0] < num_parameters)
-            self.buckets = [*others, *tails, last_gradients]
+            others = [bucket for bucket in self.buckets if bucket.members[0] < num_parameters]
+            self.buckets = [*others[:-1], *tails, *others[-1:]]  # a stage may have no gradient
         self._view_of = {
             member: view
             for bucket in self.buckets

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from firecaffe.errors import RecipeError
-from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.reference import is_reference
@@ -57,9 +56,18 @@ def layout_of(words: ParallelConfig, world_size: int) -> Layout:
     return Layout(data, size, words.shares_samples)
 
 
-def check_layout(layout: Layout, train: TrainConfig) -> None:
-    """Raises: RecipeError if the workers cannot share out the micro-batches."""
+def check_layout(layout: Layout, train: TrainConfig, level: int = 0) -> None:
+    """Raises: RecipeError if the workers cannot share out the micro-batches. level: of the nodes
+    that are shared out whole.
+    """
     leaves = train.num_micro_batches
+    is_apart = not layout.shares_samples and layout.sharers > 1
+    if is_apart and level and leaves % (layout.sharers << level):
+        raise RecipeError(
+            f"parallel.scheme one_weird_trick with {leaves} micro-batches a step on "
+            f"{layout.sharers} workers, of which {1 << level} are encoded together "
+            f"(exchange.compressor_level {level}): each worker must have equally many of these"
+        )
     if not layout.shares_samples and leaves % layout.sharers:
         raise RecipeError(
             f"parallel.scheme one_weird_trick with {leaves} micro-batches a step on "
@@ -71,7 +79,6 @@ def check_beside(
     words: ParallelConfig,
     train: TrainConfig,
     solver: SolverConfig,
-    exchange: ExchangeConfig,
     synchrony: SynchronyConfig,
 ) -> None:
     """Raises: RecipeError if another section's word cannot be had with layers that are split, or
@@ -82,9 +89,6 @@ def check_beside(
     word = "parallel.stages" if words.stages else "parallel.split"
     wrong = {
         f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
-        f"exchange.compressor {exchange.compressor}": bool(exchange.codec),
-        "train.autocast float16, whose loss scale all would have to agree on": train.autocast
-        == "float16",
         "train.compile": train.compile,
         "train.batch_norm_samples": bool(train.batch_norm_samples),
         f"solver.type {solver.type}": is_reference(solver.type),

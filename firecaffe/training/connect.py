@@ -70,6 +70,6 @@ def connect(
     for place, reducer in enumerate(reducers):
         if reducer.codec_memory is not None:
             name = "compressor" if len(reducers) == 1 else f"compressor-{place}"
-            learner.state.add(name, reducer.codec_memory)
+            learner.state.add(name, learner.memory_of(reducer.codec_memory))
     learner.state.check_all_was_loaded()
     return run, reducers, choice

@@ -1,7 +1,7 @@
 """The learner of this rank: network, task and optimizer, their state, and their probe."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 from firecaffe.cluster.agree import agree
 from firecaffe.data import Batch, Batches, Data
 from firecaffe.errors import RecipeError
+from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.gradients.shards import Shards, make_shards
 from firecaffe.models.weights import FirstWeights, file_digest, outline_of, read_weights
@@ -32,6 +33,7 @@ from firecaffe.training.local.make import Local, make_local
 from firecaffe.training.mix import mixing_of
 from firecaffe.training.norms import NORMS, Norms
 from firecaffe.training.own_code import own_code
+from firecaffe.training.parallel.coded import MemoryInParts, PartCodec
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.network import SplitNetwork, split_network
 from firecaffe.training.parallel.reference import reference_gradients
@@ -40,6 +42,7 @@ from firecaffe.training.parallel.stage_forward import StageForward
 from firecaffe.training.parallel.staged import StagedNetwork, cut_network
 from firecaffe.training.parallel.step import stand_in_of
 from firecaffe.training.parts import Parts, build_network
+from firecaffe.training.piece import Piece
 from firecaffe.training.rise import Rise
 from firecaffe.training.served.make import Served, make_served
 from firecaffe.training.served.stepper import delayed_updates
@@ -77,6 +80,9 @@ class Learner:
     probe: Probe
     split: SplitNetwork | StagedNetwork | None
     """What a model has beside that is split, or in stages; None if it is not."""
+    part_codec: PartCodec | None
+    """What encodes gradients of parts by themselves; None if nothing does, or they go with those of
+    other parameters."""
     stage: StageForward | None
     """This rank's, if the network is in stages."""
     shards: Shards | None
@@ -102,6 +108,15 @@ class Learner:
             return self.named
         parts = self.split.parameters
         return {name: each for name, each in self.named.items() if each not in parts}
+
+    def memory_of(self, memory: CodecMemory) -> Piece:
+        """What a compressor keeps back, as a piece of the state. memory: that of `summed`."""
+        if self.split is None:
+            return memory
+        memories: list[tuple[Container[str], CodecMemory]] = [(self.summed, memory)]
+        if self.part_codec is not None:
+            memories.append((self.part_codec.names, self.part_codec.memory))
+        return MemoryInParts(memories, self.split.names)
 
     def ready_order(self, part: Mapping[str, nn.Parameter]) -> list[int]:
         """The places in a part of `named`, in the order in which backward finishes gradients."""
@@ -150,8 +165,15 @@ def build_learner(
         of_all = {**named, **split.outlines}
     if not of_all:
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
+    part_codec: PartCodec | None = None
     if recipe.exchange.codec:
-        check_coded(recipe, named, parts.comm_hook is not None)
+        check_coded(recipe, of_all, parts.comm_hook is not None)
+    if recipe.exchange.codec and split is not None and split.own_samples is not None:
+        in_parts = {name: each for name, each in named.items() if each in split.parameters}
+        words = run.num_leaves, run.route.codec, run.route.level
+        if in_parts:
+            part_codec = PartCodec(in_parts, mesh.column, *words)
+            resources.enter_context(closing(part_codec))
     optimizer = make_optimizer(
         of_all, recipe.solver, delayed_updates(recipe.synchrony, served_learners), called=called
     )
@@ -248,6 +270,7 @@ def build_learner(
         stand_in=stand_in,
         probe=probe,
         split=held,
+        part_codec=part_codec,
         stage=stage,
         shards=shards,
         all_names=list(model.named_parameters(remove_duplicate=False))

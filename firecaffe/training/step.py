@@ -23,6 +23,7 @@ from firecaffe.solvers.optimizer import set_rate
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Votes
+from firecaffe.training.parallel.overflow import unscale
 from firecaffe.training.parallel.step import Rows
 
 VOTES = 2
@@ -143,7 +144,8 @@ class Stepper:
 
     def _scale_gradients(self) -> Tensor:
         """Undoes the loss scale, and clips. Returns the gradient's norm; 0 if none is clipped."""
-        self.forward.scaler.unscale_(self.optimizer)
+        row = None if self.rows is None else self.rows.group
+        unscale(self.forward.scaler, self.optimizer, row)
         if not self.clip_gradients:
             return torch.zeros((), device=self.forward.device)
         parameters = self.forward.model.parameters()

@@ -94,7 +94,12 @@ def make_steps(
         stepper = ShardStepper(*made_of)
     elif isinstance(learner.split, SplitNetwork):
         stepper.rows = make_rows(
-            run, learner.split, learner.named, learner.forward, learner.stand_in
+            run,
+            learner.split,
+            learner.named,
+            learner.forward,
+            learner.stand_in,
+            learner.part_codec,
         )
     stepper.momentum, stepper.ema = run.momentum, learner.ema
     if learner.shards is not None and learner.ema is not None:

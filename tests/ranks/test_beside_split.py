@@ -1,13 +1,17 @@
 """What other sections have beside split layers: any layout comes to the bits of one worker."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import firecaffe
 from firecaffe import ParallelConfig, Recipe, RunConfig
+from firecaffe.tasks import Loss
 from tests.ranks.networks import small_data
 from tests.ranks.test_layouts import ALL, HEAD, LAYOUTS, PATHS, RECIPE, ROWS, WORKERS, Net
 from tests.world import Ranks
@@ -15,7 +19,7 @@ from tests.world import Ranks
 EVERY = ["data 2", "model 2", "model 4", "2 x 2", "trick 2 x 2"]
 
 RATES = {"base_lr": 0.1, "lr_mult": {"*.bias": 2.0, "features.6.branch4.*": 0.5}}
-NORMS = {
+NORMS: dict[str, dict[str, Any]] = {
     "clip": {"clip_gradients": 0.3},
     "lars": {"type": "lars", "trust": 0.02, **RATES},
     "lamb": {"type": "lamb", "clip_gradients": 0.5, **RATES},
@@ -31,9 +35,23 @@ def with_words(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
     return dataclasses.replace(recipe, **changed)
 
 
-def fit(recipe: Recipe, folder: str, resume: str | None = None) -> firecaffe.Result:
+class Wide(Net):
+    """With fully connected layers whose parts power_sgd makes smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Sequential(
+            *(nn.Linear(63, 240), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+            *(nn.Linear(240, 90), nn.ReLU(inplace=True), nn.Linear(90, 4)),
+        )
+
+
+def fit(
+    recipe: Recipe, folder: str, resume: str | None, loss: Loss, network: type[Net]
+) -> firecaffe.Result:
     recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
-    return firecaffe.train(recipe, Net, small_data(100), small_data(30, 1), resume=resume)
+    data = small_data(100), small_data(30, 1)
+    return firecaffe.train(recipe, network, *data, loss=loss, resume=resume)
 
 
 def trained(
@@ -43,12 +61,15 @@ def trained(
     folder: Path,
     split: dict[str, str] = HEAD,
     resume: Path | None = None,
+    loss: Loss = F.cross_entropy,
+    network: type[Net] = Net,
 ) -> firecaffe.Result:
     """By a layout of LAYOUTS, or "alone" by one worker."""
     parallel = ParallelConfig(split=HEAD, parts=4) if name == "alone" else LAYOUTS[name]
     recipe = dataclasses.replace(recipe, parallel=dataclasses.replace(parallel, split=split))
     workers = 1 if name == "alone" else WORKERS.get(name, 4)
-    results = ranks.shared(workers, fit, recipe, str(folder), resume and str(resume))
+    words = recipe, str(folder), resume and str(resume), loss, network
+    results = ranks.shared(workers, fit, *words)
     assert len({(each.state_sha256, each.weights_sha256, each.test_loss) for each in results}) == 1
     result: firecaffe.Result = results[0]
     return result
@@ -71,3 +92,41 @@ def test_norms_over_other_parts(ranks: Ranks, split: dict[str, str], tmp_path: P
     expected = trained(ranks, recipe, "alone", tmp_path / "alone", split)
     found = trained(ranks, recipe, "2 x 2", tmp_path / "run", split)
     assert found.state_sha256 == expected.state_sha256
+
+
+def loud(logits: Tensor, labels: Tensor) -> Tensor:
+    return 20 * F.cross_entropy(logits, labels)
+
+
+def test_a_loss_scale_of_float16(ranks: Ranks, tmp_path: Path) -> None:
+    """Gradients of one part overflow before those of the others."""
+    train = {"autocast": "float16", "steps": 6}
+    model, solver = {"freeze": ["features.*", "classifier.[03].*"]}, {"clip_gradients": 0.3}
+    recipe = with_words(RECIPE, train=train, model=model, solver=solver)
+    expected = trained(ranks, recipe, "alone", tmp_path / "alone", loss=loud)
+    meta = json.loads((tmp_path / "alone/checkpoints/step-00000006/meta.json").read_text())
+    assert meta["scaler"]["scale"] < 65_536 / 8
+    for name in ("model 2", "trick 2 x 2"):
+        found = trained(ranks, recipe, name, tmp_path / name, loss=loud)
+        assert found.state_sha256 == expected.state_sha256, name
+
+
+CODECS = {"int8": 1, "one_bit": 0, "power_sgd": 1}
+"""One of each kind: by rows, by tensors, of all together. With the levels at which they encode."""
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_encoded_gradients(ranks: Ranks, name: str, tmp_path: Path) -> None:
+    """Every other one after a resume, from another layout's checkpoint."""
+    exchange = {"compressor": name, "compressor_level": CODECS[name]}
+    recipe = with_words(RECIPE, exchange=exchange, train={"steps": 6}, checkpoint={"every": 3})
+    expected = trained(ranks, recipe, "alone", before := tmp_path / "alone", network=Wide)
+    tricks = ("trick 2", "trick 2 x 2") if CODECS[name] == 0 else ("trick 2",)
+    for layout in (*tricks, "model 2", "2 x 2", "data 2"):
+        found = trained(ranks, recipe, layout, tmp_path / layout, network=Wide)
+        assert found.state_sha256 == expected.state_sha256, layout
+        assert not found.identity_doubts
+        resume = before / "checkpoints/step-00000003"
+        on = trained(ranks, recipe, layout, tmp_path / f"{layout} on", resume=resume, network=Wide)
+        assert on.state_sha256 == expected.state_sha256, f"{layout} from {before.name}"
+        before = tmp_path / layout

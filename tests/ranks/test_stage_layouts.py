@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import firecaffe
 from firecaffe import (
     CheckpointConfig,
+    ExchangeConfig,
     ModelConfig,
     ParallelConfig,
     Recipe,
@@ -98,9 +100,11 @@ class Mixed(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        first, last = self.middle[:4].double(), self.middle[4:]
-        there, back = Cast(torch.float64), Cast(torch.float32)
-        self.middle = nn.Sequential(there, *first, back, *last, Cast(torch.float64))
+        layers = list(self.middle.double())
+        for each in layers[4:]:
+            each.float()
+        layers[4:4] = [Cast(torch.float32)]
+        self.middle = nn.Sequential(Cast(torch.float64), *layers, Cast(torch.float64))
         self.last.double()
 
 
@@ -201,6 +205,46 @@ def test_the_norm_of_gradients_of_several_types(ranks: Ranks, tmp_path: Path) ->
     recipe = dataclasses.replace(recipe, parallel=LAYOUTS["2 stages"])
     found = ranks.shared(2, fit, recipe, str(tmp_path / "run"), None, Mixed)
     assert {each.state_sha256 for each in found} == {expected.state_sha256}
+
+
+def test_encoded_gradients(ranks: Ranks, tmp_path: Path) -> None:
+    """Whole, and from the checkpoint of the layout before."""
+    exchange = ExchangeConfig(compressor="one_bit", compressor_level=1)
+    recipe = dataclasses.replace(RECIPE, exchange=exchange)
+    [expected] = ranks.shared(1, fit, recipe, str(before := tmp_path / "alone"))
+    for name in ("4 stages", "2 x 2", "2 stages"):
+        found = trained(ranks, name, tmp_path / name, recipe=recipe)
+        assert found.state_sha256 == expected.state_sha256, name
+        assert not found.identity_doubts
+        resume = str(before / "checkpoints/step-00000005")
+        on = trained(ranks, name, tmp_path / f"{name} on", resume, recipe)
+        assert on.state_sha256 == expected.state_sha256, f"{name} from {before.name}"
+        before = tmp_path / name
+
+
+def loud(outputs: Tensor | HeadedLogits, labels: Tensor) -> Tensor:
+    logits = outputs if isinstance(outputs, Tensor) else outputs.logits
+    return 20 * F.cross_entropy(logits, labels)
+
+
+def fit_loud(recipe: Recipe, folder: str) -> str:
+    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
+    return firecaffe.train(recipe, Net, small_data(102), small_data(30, 1), loss=loud).state_sha256
+
+
+def test_a_loss_scale_of_float16(ranks: Ranks, tmp_path: Path) -> None:
+    """Gradients of the last stage overflow, the first one's do not; the third has no weights."""
+    train = dataclasses.replace(RECIPE.train, autocast="float16", steps=6, eval_every=0)
+    model = ModelConfig(freeze=["norm.*", "middle.*", "head.*"])
+    recipe = dataclasses.replace(RECIPE, train=train, model=model)
+    [expected] = ranks.shared(1, fit_loud, recipe, str(tmp_path / "alone"))
+    meta = json.loads((tmp_path / "alone/checkpoints/step-00000006/meta.json").read_text())
+    assert meta["scaler"]["scale"] < 65_536 / 4
+    for name in ("2 stages", "4 stages"):
+        workers = WORKERS.get(name, 4)
+        staged = dataclasses.replace(recipe, parallel=LAYOUTS[name])
+        found = ranks.shared(workers, fit_loud, staged, str(tmp_path / name))
+        assert set(found) == {expected}, name
 
 
 def diverge(parallel: ParallelConfig, folder: str) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from firecaffe.cluster.agree import finish
 from firecaffe.cluster.group import Group
+from firecaffe.solvers.norms import own_norms
 from firecaffe.training.parallel.pieces import Names, Source
 
 UNUSED = -1.0
@@ -59,7 +60,7 @@ class RowNorms:
         self, weights: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]
     ) -> Sequence[Sequence[Tensor]]:
         """Raises: PeerLostError."""
-        own = [torch._foreach_norm(each) for each in lists]
+        own = own_norms(weights, lists)
         if all(len(self._span_of[each]) == 1 for each in weights):
             return own  # the same on all ranks, or of a tensor that one rank has
         return [

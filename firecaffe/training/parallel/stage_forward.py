@@ -12,6 +12,7 @@ from firecaffe.parallel.stage_run import MicroBatches, Ready, StageRunner
 from firecaffe.training.evaluate import EvalBatch
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.mix import Mixed
+from firecaffe.training.parallel.overflow import begin_scale
 from firecaffe.training.parallel.staged import StagedNetwork
 
 FetchBatch = Callable[[int], Batch]
@@ -24,6 +25,7 @@ class StageForward:
     def __init__(self, forward: Forward, staged: StagedNetwork, order: SampleOrder) -> None:
         self.forward, self.staged, self._order = forward, staged, order
         row, arithmetic = staged.mesh.row, forward.arithmetic
+        begin_scale(forward.scaler, forward.device)  # the last stage alone has a loss
         self.runner = StageRunner(staged.training, row, staged.words.pipeline, arithmetic)
 
     @property
@@ -98,7 +100,7 @@ class _Step(MicroBatches[list[Tensor]]):
         loss = mixed.loss(self._forward.task.loss, outputs)
         loss = self._forward.weighted(loss, self._stage.samples(self._step, leaf))
         self._last = loss, outputs, mixed
-        return loss
+        return self._forward.scaler.scale(loss)
 
     def end(self, leaf: int) -> list[Tensor]:
         loss = None

@@ -19,6 +19,7 @@ from firecaffe.data import Batch
 from firecaffe.gradients.totals import Totals
 from firecaffe.training.outcome import Outcome, Timings, Votes
 from firecaffe.training.parallel.norms import UNUSED, total
+from firecaffe.training.parallel.overflow import unscale
 from firecaffe.training.parallel.stage_forward import StageForward
 from firecaffe.training.step import Stepper, ballot
 from firecaffe.transport.queue import Mark
@@ -54,7 +55,9 @@ class StageStepper(Stepper):
         if isinstance(fetch, _Fetch):
             fetch.finish()
         totals = self.reducer.finish_step()
-        row = self._row_of(totals)
+        finite = self.reducer.finite()
+        unscale(self.forward.scaler, self.optimizer, self.stage.staged.mesh.row)
+        row = self._row_of(totals, finite)
         outcome = partial(
             StageOutcome,
             step=step,
@@ -65,7 +68,7 @@ class StageStepper(Stepper):
             is_finite=row.is_finite,
             norm=row.norm,
             names=row.names,
-            overflows=False,
+            overflows=self.forward.scaler.is_enabled(),
             totals=totals,
             start=start,
             waits=waits,
@@ -79,8 +82,10 @@ class StageStepper(Stepper):
         self.update(step, learning_rate, totals, weight)
         return outcome(end=queue.mark())
 
-    def _row_of(self, totals: Totals) -> "Row":
-        """Adds up what the stages know: zeros stand for what others do, so nothing is rounded."""
+    def _row_of(self, totals: Totals, finite: Tensor) -> "Row":
+        """Adds up what the stages know: zeros stand for what others do, so nothing is rounded.
+        finite: whether each of this rank's gradients was, before the loss scale was undone.
+        """
         assert self.stage is not None
         staged = self.stage.staged
         names = list(staged.trained())
@@ -89,7 +94,7 @@ class StageStepper(Stepper):
         of_gradients = torch.zeros(2, len(names), dtype=torch.float64)
         own = [place_of[name] for name in self.reducer.names]
         if own:
-            of_gradients[0, own] = 1.0 - self.reducer.finite().cpu().double()
+            of_gradients[0, own] = 1.0 - finite.cpu().double()
         if own and self.clip_gradients:
             of_gradients[1, own] = self._norms()
         told = torch.cat([sums.double(), of_gradients.flatten()])

@@ -17,6 +17,7 @@ from firecaffe.recipe.parallel import rows_of
 from firecaffe.recipe.run import Run
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Timings, raise_not_finite
+from firecaffe.training.parallel.coded import PartCodec
 from firecaffe.training.parallel.network import SplitNetwork
 from firecaffe.training.parallel.sums import PartSums
 
@@ -38,8 +39,11 @@ def make_rows(
     named: Mapping[str, nn.Parameter],
     forward: Forward,
     stand_in: Batch,
+    codec: PartCodec | None,
 ) -> "Rows":
-    """named: the parameters that are trained."""
+    """named: the parameters that are trained. codec: what encodes gradients of parts by themselves,
+    if something does.
+    """
     mesh, own_samples = split.mesh, split.own_samples
     go_along = partial(forward.go_along, *stand_in)
     if own_samples is None:
@@ -49,7 +53,7 @@ def make_rows(
     first = mesh.world.rank // size * size
     leaves = [run.micro_batches(rank) for rank in range(first, first + size)]
     parts = {name: each for name, each in named.items() if each in split.parameters}
-    sums = PartSums(parts, mesh.column, rows) if parts else None  # else all are frozen
+    sums = PartSums(parts, mesh.column, rows, codec) if parts else None  # else all are frozen
     return Rows(split, run.order, sums, leaves, go_along, num_samples(*stand_in))
 
 
@@ -70,7 +74,7 @@ class Rows:
         """
         self._split, self._order, self.sums, self._leaves = split, order, sums, leaves
         self._go_along, self._stand_in_samples = go_along, stand_in_samples
-        self._places = split.names.places
+        self.group, self._places = split.mesh.row, split.names.places
         self.norms = split.norms
         """Those of the whole network's tensors."""
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.leaves import Node, Shares, TreeSum, largest_nodes, sum_of_nodes
 from firecaffe.parallel.own_samples import Gradients
+from firecaffe.training.parallel.coded import PartCodec
 from firecaffe.transport.fold import NodeSum
 
 BLOCK_ELEMENTS = 65_536
@@ -30,11 +31,17 @@ class PartSums:
     """Sums over the micro-batches of a step: `begin`, `add` for each round of them, `finish`."""
 
     def __init__(
-        self, named: Mapping[str, nn.Parameter], column: Group, rows: Sequence[Shares]
+        self,
+        named: Mapping[str, nn.Parameter],
+        column: Group,
+        rows: Sequence[Shares],
+        codec: PartCodec | None = None,
     ) -> None:
         """named: the parts that are trained. rows: of each rank of the column, the micro-batches of
-        the ranks of its row.
+        the ranks of its row. codec: what encodes the gradients, if something does.
         """
+        self._codec = codec
+        self._level = None if codec is None else codec.level
         self.names = list(named)
         self._parameters = list(named.values())
         self._column = column
@@ -48,7 +55,7 @@ class PartSums:
         self._num_leaves = rows[-1][-1].stop
         self._own = rows[self._column.rank]
         nodes = [
-            [node for share in row for node in largest_nodes(self._num_leaves, share)]
+            [node for share in row for node in largest_nodes(self._num_leaves, share, self._level)]
             for row in rows
         ]
         self._sum = NodeSum(self._column, nodes, self._num_leaves)
@@ -56,14 +63,14 @@ class PartSums:
     @property
     def seconds(self) -> float:
         """What its exchanges on the host have taken so far."""
-        return self._sum.seconds
+        return self._sum.seconds + (0.0 if self._codec is None else self._codec.seconds)
 
     def begin(self) -> None:
         """Begins a step."""
         for each in self._parameters:
             each.grad = None
         self._counters: list[TreeSum[Leaf]] = [
-            TreeSum(self._num_leaves, _add_in_place) for _ in self._own
+            TreeSum(self._num_leaves, _add_in_place, self._level) for _ in self._own
         ]
 
     def add(self, leaves: Sequence[int], of_ranks: Sequence[Gradients]) -> None:
@@ -82,25 +89,29 @@ class PartSums:
         pending.sort(key=lambda each: each[0].index << each[0].level)
         nodes = [node for node, _ in pending]
         uses = self._sum([leaf[-1] for _, leaf in pending]).tolist()
-        finite = []
-        for place, parameter in enumerate(self._parameters):
-            vectors = [leaf[place] for _, leaf in pending]
-            if not self._is_alone:
-                vectors = [self._sum(vectors)]
-            mean, is_finite = self._mean(nodes, vectors, weight)
-            parameter.grad = mean.view_as(parameter) if uses[place] else None
-            finite.append(is_finite)
-        self.finite = torch.stack(finite).cpu()
+        leaves = [leaf[:-1] for _, leaf in pending]
+        if self._codec is None:
+            found = [self._mean(nodes, vectors, weight) for vectors in zip(*leaves, strict=True)]
+        else:
+            means = self._codec.mean(nodes, leaves, weight)
+            found = [(mean, mean.isfinite().all()) for mean in means]
+        for parameter, (mean, _), used in zip(self._parameters, found, uses, strict=True):
+            # What a codec kept back may arrive in a step that does not use the parameter.
+            has_any = used or (self._codec is not None and bool(mean.any()))
+            parameter.grad = mean.view_as(parameter) if has_any else None
+        self.finite = torch.stack([is_finite for _, is_finite in found]).cpu()
 
     def _mean(
         self, nodes: Sequence[Node], vectors: Sequence[Tensor], weight: float
     ) -> tuple[Tensor, Tensor]:
-        """The mean, in the first of the vectors, and whether all of it is finite. vectors: of the
-        nodes, or their sum alone.
+        """A parameter's mean, which may be in the first of the vectors, and whether all of it is
+        finite. vectors: of this rank's nodes.
         """
+        if not self._is_alone:
+            vectors = [self._sum(vectors)]
         ends: list[Tensor] = []
         for block in _blocks(vectors):
-            if len(block) > 1:
+            if self._is_alone:
                 sum_of_nodes(nodes, block, self._num_leaves, Tensor.add_)
             # Twelve times as fast on a CPU as a norm.
             ends += torch.aminmax(block[0].div_(weight))

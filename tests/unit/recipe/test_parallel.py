@@ -81,6 +81,9 @@ def test_one_weird_trick_wants_equally_many_micro_batches() -> None:
     check_layout(layout_of(words, 4), TrainConfig(64, 8))
     with pytest.raises(RecipeError, match=r"with 6 micro-batches a step on 4 workers"):
         check_layout(layout_of(words, 4), TrainConfig(48, 8))
+    check_layout(layout_of(words, 4), TrainConfig(64, 8), 1)
+    with pytest.raises(RecipeError, match=r"on 4 workers, of which 4 are encoded together"):
+        check_layout(layout_of(words, 4), TrainConfig(64, 8), 2)
     check_layout(layout_of(dataclasses.replace(words, scheme="none"), 4), TrainConfig(48, 8))
 
 
@@ -112,9 +115,7 @@ def test_words_that_cannot_be(words: Any, line: str) -> None:
 @pytest.mark.parametrize(
     ("section", "words", "line"),
     [
-        ("exchange", {"compressor": "int8"}, "exchange.compressor int8"),
         ("synchrony", {"mode": "stale"}, "synchrony.mode stale"),
-        ("train", {"autocast": "float16"}, "train.autocast float16"),
         ("train", {"batch_norm_samples": 64}, "train.batch_norm_samples"),
         ("train", {"compile": True}, "train.compile"),
         ("solver", {"type": "torch.optim:NAdam"}, "solver.type torch.optim:NAdam"),
