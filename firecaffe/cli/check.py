@@ -36,6 +36,7 @@ from firecaffe.measure.step import (
     time_steps_beside_exchange,
 )
 from firecaffe.recipe.config import check_workers
+from firecaffe.recipe.parallel import check_layout, layout_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import cpu_name
 from firecaffe.transport.local import LocalRanks, meet_local_ranks
@@ -43,6 +44,12 @@ from firecaffe.transport.local import LocalRanks, meet_local_ranks
 EXCHANGES = ("tree", "ring", "halving_doubling", "native")
 STEP_S = 1.5
 REPETITIONS = 5
+LEFT_OUT = (
+    "timed was the whole network on each rank, and the exchange of its gradients: of [parallel], "
+    "exchanges of activations and the order of stages are left out; `firecaffe plan … --ways all` "
+    "makes them of these figures"
+)
+"""What is said of a recipe whose workers hold one model together."""
 
 
 def main(argv: list[str]) -> int:
@@ -56,7 +63,9 @@ def main(argv: list[str]) -> int:
         raise RecipeError(f"--nproc-per-node is {options.nproc_per_node}; it must be at least 1")
     least, most = parse_nodes(options.nnodes)
     if recipe is not None:
-        check_workers(recipe.train, options.nproc_per_node * most)
+        layout = layout_of(recipe.parallel, options.nproc_per_node * most)
+        check_layout(layout, recipe.train)
+        check_workers(recipe.train, layout.sharers)
     hosts = Hosts(
         options.nproc_per_node,
         least,
@@ -102,6 +111,8 @@ def run_rank(recipe: Recipe | None, options: Any) -> None:
         print(json.dumps({**dataclasses.asdict(found), "findings": findings(found)}))
         return
     _show(console, found)
+    if recipe is not None and (recipe.parallel.is_split or recipe.parallel.stages):
+        console.print(LEFT_OUT, markup=False, soft_wrap=True)
     if options.write:
         console.print(f"wrote {options.write}; plan with it: firecaffe plan … --cluster "
                       f"{options.write}", markup=False, soft_wrap=True)  # fmt: skip
@@ -153,7 +164,8 @@ def _steps(world: World, recipe: Recipe, say: Callable[[str], None]) -> list[lis
 
 def _micro_batches(world: World, recipe: Recipe) -> int:
     """The micro-batches of a timed step: as many as a rank has in training, up to some."""
-    return min(ceil(recipe.train.num_micro_batches / world.world_size), MOST_MICRO_BATCHES)
+    sharers = layout_of(recipe.parallel, world.world_size).sharers
+    return min(ceil(recipe.train.num_micro_batches / sharers), MOST_MICRO_BATCHES)
 
 
 def _slowdown(

@@ -12,6 +12,7 @@ from firecaffe.cluster.launch import launch
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.identity import to_toml
+from firecaffe.recipe.parallel import check_hosts
 from firecaffe.runs.fault import settle_fault
 from firecaffe.solvers.policy import rate_notes
 from firecaffe.training.build import train
@@ -57,6 +58,7 @@ def main(argv: list[str]) -> int:
     )
     check(load_plugins(), options.nproc_per_node * max_nodes)
     preflight(recipe, options.nproc_per_node * max_nodes, resume, is_new=hosts.is_one)
+    check_hosts(recipe.parallel, recipe.train, options.nproc_per_node, min_nodes, max_nodes)
     sys.stdout.flush()
     folders = launch(
         ["train", *argv],

@@ -75,6 +75,28 @@ def check_layout(layout: Layout, train: TrainConfig, level: int = 0) -> None:
         )
 
 
+def check_hosts(
+    words: ParallelConfig, train: TrainConfig, per_host: int, least: int, most: int
+) -> None:
+    """Checks the layouts of a run that may go on with fewer hosts, of so many workers each.
+
+    Raises: RecipeError if on some number of hosts, from least to most, there is none.
+    """
+    for hosts in range(most, least - 1, -1):
+        try:
+            check_layout(layout_of(words, hosts * per_host), train)
+        except RecipeError as error:
+            would = ""
+            if words.data:
+                would = "leave parallel.data out, or "
+            elif per_host % words.row_size:
+                would = f"let each host have a multiple of {words.row_size} (--nproc-per-node), or "
+            raise RecipeError(
+                f"--nnodes {least}:{most} may come to {hosts} hosts: {error}; {would}give --nnodes "
+                "one number"
+            ) from error
+
+
 def check_beside(
     words: ParallelConfig,
     train: TrainConfig,

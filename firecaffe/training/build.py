@@ -210,6 +210,8 @@ def _train_in(
         records.say(note)
     say_where(world, run, folder)
     result = run_training(training, records)
+    if learner.split is not None and parts.model is not None:
+        result.hold_function(parts.model)
     if served is not None:
         records.say(served.clock.tally.line)
     if world.is_first:

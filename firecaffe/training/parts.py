@@ -33,6 +33,7 @@ from firecaffe.tasks import Loss, Task
 from firecaffe.training.arithmetic import seed_random
 from firecaffe.training.forward import lay_out
 from firecaffe.training.given_task import check_given
+from firecaffe.training.parallel.cut_up import check_is_whole
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def build_network(
     if parts.model is None:
         model = make_network(recipe.model, *counts_of(dataset))
     else:
-        model = check_made("model()", parts.model())
+        model = check_is_whole(check_made("model()", parts.model()))
         freeze(model, recipe.model.freeze)
     model.to(device)
     lay_out(model, recipe.train)

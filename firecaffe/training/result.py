@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ from firecaffe.training.best import Best
 from firecaffe.training.evaluate import Evaluation
 from firecaffe.training.load import load
 from firecaffe.training.outcome import StepResult
+from firecaffe.training.parallel.cut_up import check_is_whole
 from firecaffe.training.saver import SaveCosts
 from firecaffe.training.state import State
 
@@ -27,6 +28,11 @@ MOST_LISTED_RANKS = 8
 
 LIVE = "_live"
 """The attribute of a result that has the network, in the process that has trained it."""
+
+MAKE = "_make"
+"""The attribute that has the function by which a network was given of which each rank has a part,
+in such a process.
+"""
 
 
 @dataclass(frozen=True)
@@ -95,13 +101,15 @@ class Result:
     @property
     def model(self) -> nn.Module:
         """The trained network in evaluation mode, as evaluations take it: on its device, or, of a
-        result from another process, from the run's folder and on the CPU.
+        result from another process, or of a network of which ranks had parts, from the run's folder
+        and on the CPU.
 
-        Raises: as `firecaffe.load`; a network that was given in Python is loaded with model=.
+        Raises: as `firecaffe.load`; in another process a network that was given in Python is loaded
+        with model=.
         """
         live: nn.Module | None = self.__dict__.get(LIVE)
         if live is None:
-            return load(self.folder)
+            return load(self.folder, self.__dict__.get(MAKE))
         return live
 
     @property
@@ -122,8 +130,12 @@ class Result:
         model.zero_grad(set_to_none=True)
         self.__dict__[LIVE] = model.eval()
 
+    def hold_function(self, make: Callable[[], nn.Module]) -> None:
+        """Keeps the function by which the network was given; it does not go to other processes."""
+        self.__dict__[MAKE] = lambda: check_is_whole(make())
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != LIVE}
+        return {name: value for name, value in self.__dict__.items() if name not in (LIVE, MAKE)}
 
     def as_message(self) -> dict[str, Any]:
         """The result as JSON, for `of_message` of another process."""

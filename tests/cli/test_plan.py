@@ -291,6 +291,21 @@ def test_check_writes_the_cluster_that_plan_and_train_read(
     assert "exposed exchange" in said
 
 
+def test_check_of_a_recipe_in_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its workers need no micro-batches of their own."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[model]\nname = "lenet"\n[data]\nname = "generated"\n'
+        "[train]\nglobal_batch_size = 4\nmicro_batch_size = 4\nsteps = 1\n"
+        '[parallel]\nstages = ["ip1"]\n'
+    )
+    done = firecaffe("check", str(recipe), "--nproc-per-node", "2", "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "timed was the whole network on each rank" in done.stdout
+    assert main(["check", str(recipe), "--nproc-per-node", "3"]) == 2
+    assert "3 workers with 2 stages: there must be a multiple of 2" in capsys.readouterr().err
+
+
 def test_check_and_train_refuse_before_a_rank_starts(tmp_path: Path) -> None:
     done = firecaffe("check", "--write", "cluster.txt")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

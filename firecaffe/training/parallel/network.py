@@ -14,6 +14,7 @@ from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.split import choose_layers, split_layers
 from firecaffe.parallel.tensor import whole
+from firecaffe.training.parallel.cut_up import mark_cut_up
 from firecaffe.training.parallel.held import RowNetwork
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.norms import RowNorms
@@ -100,6 +101,7 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
     chosen = chosen_layers(model, words)
     kind = PartGroup if words.shares_samples else OwnSamples
     group = kind(mesh.row, words.num_parts)
+    mark_cut_up(model)
     split_layers(model, chosen, group)
     model.register_forward_hook(_give_whole)
     sources: dict[str, Source] = {}

@@ -12,6 +12,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.stages import Stage, cut_stages
 from firecaffe.training.evaluate import evaluating
+from firecaffe.training.parallel.cut_up import mark_cut_up
 from firecaffe.training.parallel.held import RowNetwork
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.pieces import Names
@@ -78,6 +79,7 @@ def cut_network(network: nn.Module, words: ParallelConfig, mesh: Mesh) -> Staged
         (name, outlines.get(each, each))
         for name, each in network.named_parameters(remove_duplicate=False)
     ]
+    mark_cut_up(network)
     _free(network, set(elsewhere.values()))
     places = {name: place for place, name in enumerate(wholes)}
     names = Names({}, places, frozenset(elsewhere))

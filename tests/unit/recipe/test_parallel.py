@@ -9,7 +9,7 @@ from firecaffe import ParallelConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import check_parallel
 from firecaffe.recipe.identity import identity
-from firecaffe.recipe.parallel import Layout, check_layout, layout_of
+from firecaffe.recipe.parallel import Layout, check_hosts, check_layout, layout_of
 from firecaffe.recipe.sections import check_recipe
 
 HEAD = {"classifier.*": "neurons"}
@@ -85,6 +85,37 @@ def test_one_weird_trick_wants_equally_many_micro_batches() -> None:
     with pytest.raises(RecipeError, match=r"on 4 workers, of which 4 are encoded together"):
         check_layout(layout_of(words, 4), TrainConfig(64, 8), 2)
     check_layout(layout_of(dataclasses.replace(words, scheme="none"), 4), TrainConfig(48, 8))
+
+
+@pytest.mark.parametrize(
+    ("words", "per_host", "line"),
+    [
+        (
+            (0, 2, HEAD),
+            1,
+            "may come to 3 hosts: 3 workers with parallel.model 2: there must be a multiple of 2; "
+            "let each host have a multiple of 2 (--nproc-per-node), or give",
+        ),
+        (
+            (2, 2, HEAD),
+            1,
+            "may come to 3 hosts: 3 workers with parallel.data 2 and parallel.model 2: there must "
+            "be 4; leave parallel.data out, or give",
+        ),
+        (
+            (0, 2, HEAD, 2, TRICK),
+            2,
+            "may come to 3 hosts: parallel.scheme one_weird_trick with 8 micro-batches a step on 6 "
+            "workers: they exchange one each at a time, so they must divide them; give",
+        ),
+    ],
+)
+def test_each_number_of_hosts_must_have_a_layout(words: Any, per_host: int, line: str) -> None:
+    with pytest.raises(RecipeError) as told:
+        check_hosts(ParallelConfig(*words), TrainConfig(64, 8), per_host, 2, 4)
+    assert str(told.value) == f"--nnodes 2:4 {line} --nnodes one number"
+    check_hosts(ParallelConfig(0, *words[1:]), TrainConfig(64, 8), per_host, 2, 2)
+    check_hosts(ParallelConfig(*IN_STAGES), TrainConfig(64, 8), 2, 1, 4)
 
 
 @pytest.mark.parametrize(
