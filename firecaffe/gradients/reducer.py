@@ -155,7 +155,8 @@ class GradientReducer:
         nodes that stay apart. All ranks call it between the same two steps.
         """
         assert self.exchange.route.way == FOLD
-        self._fold = self._combine = Fold(self.exchange.world, self.num_leaves, shares)
+        early = self.exchange.route.groups == 1
+        self._fold = self._combine = Fold(self.exchange.world, self.num_leaves, shares, early)
 
     def begin_step(self, total_weight: float) -> None:
         """Begins a step. total_weight: the divisor of the sums, used once, at the root."""

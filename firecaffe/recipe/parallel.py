@@ -53,13 +53,19 @@ def layout_of(words: ParallelConfig, world_size: int) -> Layout:
     return Layout(data, size, words.shares_samples)
 
 
-def check_layout(layout: Layout, train: TrainConfig) -> None:
+def check_layout(layout: Layout, words: ParallelConfig, train: TrainConfig) -> None:
     """Raises: RecipeError if the workers cannot share out the micro-batches."""
     leaves = train.num_micro_batches
     if not layout.shares_samples and leaves % layout.sharers:
         raise RecipeError(
             f"parallel.scheme one_weird_trick with {leaves} micro-batches a step on "
             f"{layout.sharers} workers: they exchange one each at a time, so they must divide them"
+        )
+    each, updates = leaves // layout.sharers, words.head_updates
+    if updates > 1 and each % updates:
+        raise RecipeError(
+            f"parallel.head_updates is {updates} with {leaves} micro-batches a step on "
+            f"{layout.sharers} workers, {each} each; each worker must have a multiple of {updates}"
         )
 
 
@@ -84,6 +90,8 @@ def check_beside(
         == "float16",
         "train.compile": train.compile,
         "train.batch_norm_samples": bool(train.batch_norm_samples),
+        "parallel.head_updates and solver.clip_gradients": words.head_updates > 1
+        and bool(solver.clip_gradients),
         "solver.clip_gradients, a norm over all parts": bool(solver.clip_gradients)
         and words.is_split,
         f"solver.type {solver.type}": solver.type not in (BY_LAYER if words.stages else BY_ELEMENT),

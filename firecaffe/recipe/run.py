@@ -124,6 +124,7 @@ class Run:
             level=words.level,
             hook=self.hook,
             any_shares=self.recipe.synchrony.shares == MEASURED,
+            groups=self.recipe.parallel.head_updates,
         )
 
     @cached_property

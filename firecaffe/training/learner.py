@@ -92,7 +92,7 @@ class Learner:
         """The parameters whose gradients are summed over those that share out micro-batches."""
         if self.split is None or self.split.own_samples is None:
             return self.named
-        parts = self.split.parameters
+        parts = self.split.parameters | self.split.biases
         return {name: each for name, each in self.named.items() if each not in parts}
 
     def ready_order(self, part: Mapping[str, nn.Parameter]) -> list[int]:

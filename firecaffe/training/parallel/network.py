@@ -29,6 +29,10 @@ class SplitNetwork(RowNetwork):
     """The row, with its parts."""
     parameters: frozenset[nn.Parameter]
     """Those of which each rank of a row has a part."""
+    biases: frozenset[nn.Parameter]
+    """Those of split layers that all ranks have, if split layers are updated several times in a
+    step; else empty, for they are summed as those of other layers."""
+    head_updates: int
     chosen: dict[str, str]
     """The layers that are split, each with its word."""
 
@@ -46,6 +50,7 @@ class SplitNetwork(RowNetwork):
             "scheme": "none" if self.own_samples is None else ONE_WEIRD_TRICK,
             "parts": self.group.num_parts,
             "split": self.chosen,
+            **({"head_updates": self.head_updates} if self.head_updates > 1 else {}),
         }
 
     @property
@@ -96,7 +101,7 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
     split_layers(model, chosen, group)
     model.register_forward_hook(_give_whole)
     sources: dict[str, Source] = {}
-    parameters, elsewhere = set(), set()
+    parameters, biases, elsewhere = set(), set(), set()
     for layer_name, layer in model.named_modules():
         if isinstance(layer, SplitLayer):
             own_names = {id(each): n for n, each in layer.state_dict(keep_vars=True).items()}
@@ -109,10 +114,11 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
                     part = group.own.start + number
                     own = f"{layer_name}.{own_names[id(tensor)]}"
                     sources[own] = Source(whole_name, held.dim, held.cut, part)
-                    if held.cut and isinstance(tensor, nn.Parameter):
-                        parameters.add(tensor)
+                    if isinstance(tensor, nn.Parameter):
+                        (parameters if held.cut else biases).add(tensor)
     names = Names(sources, {n: place for place, n in enumerate(wholes)}, frozenset(elsewhere))
-    return SplitNetwork(mesh, names, has_buffers, group, frozenset(parameters), chosen)
+    found = frozenset(parameters), frozenset(biases if words.head_updates > 1 else ())
+    return SplitNetwork(mesh, names, has_buffers, group, *found, words.head_updates, chosen)
 
 
 def _give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
