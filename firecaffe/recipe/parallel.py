@@ -81,6 +81,8 @@ def check_beside(
     """
     if not words.is_split and not words.stages:
         return
+    if words.head_updates > 1:
+        _check_beside_updates(words, solver, exchange, synchrony)
     word = "parallel.stages" if words.stages else "parallel.split"
     wrong = {
         f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
@@ -90,8 +92,6 @@ def check_beside(
         == "float16",
         "train.compile": train.compile,
         "train.batch_norm_samples": bool(train.batch_norm_samples),
-        "parallel.head_updates and solver.clip_gradients": words.head_updates > 1
-        and bool(solver.clip_gradients),
         "solver.clip_gradients, a norm over all parts": bool(solver.clip_gradients)
         and words.is_split,
         f"solver.type {solver.type}": solver.type not in (BY_LAYER if words.stages else BY_ELEMENT),
@@ -104,3 +104,29 @@ def check_beside(
             if words.stages:
                 would = f"{', '.join(BY_LAYER)} treat each layer by itself"
         raise RecipeError(f"{word} with {found}: not possible; {would}")
+
+
+def _check_beside_updates(
+    words: ParallelConfig,
+    solver: SolverConfig,
+    exchange: ExchangeConfig,
+    synchrony: SynchronyConfig,
+) -> None:
+    wrong = {
+        f"synchrony.mode {synchrony.mode}, in which a step is no sum": synchrony.mode != EVERY_STEP,
+        "synchrony.shares measured, by which workers have parts of an update of any size": (
+            synchrony.shares == MEASURED
+        ),
+        f"exchange.compressor {exchange.compressor}, which knows one gradient a step": bool(
+            exchange.codec
+        ),
+        "solver.clip_gradients, a norm over updates of different layers": bool(
+            solver.clip_gradients
+        ),
+    }
+    for found, is_wrong in wrong.items():
+        if is_wrong:
+            raise RecipeError(
+                f"parallel.head_updates {words.head_updates} with {found}: not possible; leave it "
+                "out, or parallel.head_updates"
+            )
