@@ -123,7 +123,7 @@ def build_learner(
     split: SplitNetwork | None = None
     staged: StagedNetwork | None = None
     if recipe.parallel.is_split:
-        split = split_network(model, recipe.parallel, mesh)
+        split = split_network(model, recipe.parallel, mesh, recipe.exchange, resources)
     elif recipe.parallel.stages:
         staged = cut_network(model, recipe.parallel, mesh)
     held = split or staged

@@ -1,12 +1,15 @@
 """A recipe's network, with its layers split."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from firecaffe.cluster.agree import take_from_first
+from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
+from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.parallel.layers import SplitLayer
 from firecaffe.parallel.own_samples import OwnSamples
@@ -16,6 +19,7 @@ from firecaffe.parallel.tensor import whole
 from firecaffe.training.parallel.held import RowNetwork
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.pieces import Names, Source
+from firecaffe.transport.local import LocalRanks, meet_local_ranks
 
 FULLY_CONNECTED = ("neurons", "inputs")
 """The words of layers that one weird trick splits."""
@@ -87,8 +91,15 @@ def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
     return chosen
 
 
-def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitNetwork:
-    """Splits a network's layers in place; its outputs are whole. All ranks call it.
+def split_network(
+    model: nn.Module,
+    words: ParallelConfig,
+    mesh: Mesh,
+    exchange: ExchangeConfig,
+    resources: ExitStack,
+) -> SplitNetwork:
+    """Splits a network's layers in place; its outputs are whole. All ranks call it. resources:
+    takes what has to be closed.
 
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
@@ -96,8 +107,11 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
     take_from_first(mesh.world, [each.detach() for each in wholes.values()])
     has_buffers = any(True for _ in model.buffers())
     chosen = chosen_layers(model, words)
-    kind = PartGroup if words.shares_samples else OwnSamples
-    group = kind(mesh.row, words.num_parts)
+    group: PartGroup
+    if words.shares_samples:
+        group = PartGroup(mesh.row, words.num_parts)
+    else:
+        group = OwnSamples(mesh.row, words.num_parts, _meet(mesh.row, exchange, resources))
     split_layers(model, chosen, group)
     model.register_forward_hook(_give_whole)
     sources: dict[str, Source] = {}
@@ -119,6 +133,17 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
     names = Names(sources, {n: place for place, n in enumerate(wholes)}, frozenset(elsewhere))
     found = frozenset(parameters), frozenset(biases if words.head_updates > 1 else ())
     return SplitNetwork(mesh, names, has_buffers, group, *found, words.head_updates, chosen)
+
+
+def _meet(row: Group, words: ExchangeConfig, resources: ExitStack) -> LocalRanks | None:
+    """The ranks of the row, if they may share memory."""
+    is_one_host = row.local_world_size == row.world_size
+    if not is_one_host or not words.shared_memory or row.device.type != "cpu":
+        return None
+    local = meet_local_ranks(row, words.timeout_s)
+    if local is not None:
+        resources.callback(local.close)
+    return local
 
 
 def _give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
