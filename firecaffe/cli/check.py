@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     least, most = parse_nodes(options.nnodes)
     if recipe is not None:
         layout = layout_of(recipe.parallel, options.nproc_per_node * most)
-        check_layout(layout, recipe.train)
+        check_layout(layout, recipe.parallel, recipe.train, recipe.exchange.level)
         check_workers(recipe.train, layout.sharers)
     hosts = Hosts(
         options.nproc_per_node,

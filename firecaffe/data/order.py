@@ -136,6 +136,11 @@ class SampleOrder:
         start = self.step_in_epoch(step) * self.global_batch_size
         return min(self.global_batch_size, self.num_samples - start)
 
+    def samples_in_leaf(self, step: int, leaf: int) -> int:
+        """Samples of a leaf of a step; none if the epoch has ended before it."""
+        left = self.samples_in_step(step) - leaf * self.micro_batch_size
+        return max(0, min(self.micro_batch_size, left))
+
     def samples_before(self, step: int) -> int:
         """Samples of all steps before this one."""
         within = self.step_in_epoch(step) * self.global_batch_size

@@ -44,9 +44,11 @@ def num_nodes(num_leaves: int, level: int) -> int:
 
 
 class TreeSum(Generic[T]):
-    """A binary counter of pending nodes. `add(left, right)` may add in place into `left`.
+    """A binary counter of pending nodes, in the order of their leaves. `add(left, right)` may add
+    in place into `left`, and has to be the same the other way around, as sums are.
 
-    Nodes of `top_level` stay apart; by default the tree goes up to its root.
+    Nodes of `top_level` stay apart; by default the tree goes up to its root. Nodes may come in any
+    order, which changes no addition but only when it is made.
     """
 
     def __init__(
@@ -58,11 +60,14 @@ class TreeSum(Generic[T]):
         self._add = add
 
     def push(self, node: Node, value: T) -> None:
-        """Adds the next node to the right, and whatever pairs it completes."""
+        """Adds a node, and whatever pairs it completes."""
         merged, node = self.take_completed(node)
-        for left in merged:
-            value = self._add(left, value)
-        self.pending.append((node, value))
+        for sibling in merged:
+            value = self._add(sibling, value)
+        place = len(self.pending)
+        while place and _first(self.pending[place - 1][0]) > _first(node):
+            place -= 1
+        self.pending.insert(place, (node, value))
 
     def take_completed(self, node: Node) -> tuple[list[T], Node]:
         """Removes the pending values that `node` completes, in the order they are to be added.
@@ -72,17 +77,22 @@ class TreeSum(Generic[T]):
         """
         merged: list[T] = []
         while node.level != self.top_level:
-            if node.index % 2 == 1:
-                sibling = Node(node.level, node.index - 1)
-                if not self.pending or self.pending[-1][0] != sibling:
-                    return merged, node
-                merged.append(self.pending.pop()[1])
-            elif node.index == 0 and 1 << node.level >= self.num_leaves:
+            if node.index == 0 and 1 << node.level >= self.num_leaves:
                 return merged, node  # the root
-            elif (node.index + 1) << node.level < self.num_leaves:
-                return merged, node  # its right sibling is still to come
+            sibling = Node(node.level, node.index ^ 1)
+            if _first(sibling) < self.num_leaves:  # else the last node goes up alone
+                place = self._place(sibling)
+                if place is None:
+                    return merged, node  # it is still to come, or is another worker's
+                merged.append(self.pending.pop(place)[1])
             node = Node(node.level + 1, node.index // 2)
         return merged, node
+
+    def _place(self, node: Node) -> int | None:
+        for place in range(len(self.pending) - 1, -1, -1):
+            if self.pending[place][0] == node:
+                return place
+        return None
 
     def total(self) -> T:
         """The value of the root.
@@ -92,6 +102,11 @@ class TreeSum(Generic[T]):
         if len(self.pending) != 1 or 1 << self.pending[0][0].level < self.num_leaves:
             raise ValueError(f"not all {self.num_leaves} leaves were added: {self.pending}")
         return self.pending[0][1]
+
+
+def _first(node: Node) -> int:
+    """The node's first leaf, if there is such a leaf."""
+    return node.index << node.level
 
 
 def tree_sum(values: Sequence[T], add: Callable[[T, T], T]) -> T:

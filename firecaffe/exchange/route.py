@@ -49,6 +49,8 @@ class Route:
     """What it is called."""
     to_owners: bool = False
     """Whether each rank is brought the total of its shard alone, to update that."""
+    groups: int = 1
+    """Micro-batches with the same number modulo this are computed before those with the next."""
 
     @property
     def shares_memory(self) -> bool:
@@ -81,8 +83,10 @@ class Route:
 
     def order(self, num_leaves: int, share: range) -> list[int]:
         """The micro-batches of a share in the order in which a worker computes them: node by node
-        if these stay apart, see `exchange.leaves.small_first`.
+        if these stay apart, see `exchange.leaves.small_first`; or group by group.
         """
+        if self.groups > 1:
+            return sorted(share, key=lambda leaf: (leaf % self.groups, leaf))
         if self.way != FOLD:
             return list(share)
         nodes = small_first(largest_nodes(num_leaves, share), num_leaves)
@@ -115,6 +119,7 @@ def find_route(
     hook: str = "",
     any_shares: bool = False,
     to_owners: bool = False,
+    groups: int = 1,
 ) -> Route:
     """The route of a training, or of vectors.
 
@@ -128,11 +133,16 @@ def find_route(
         hook: The name of a communication hook, if there is one.
         any_shares: Whether workers may come to have any shares; else theirs are equal.
         to_owners: Whether each worker updates a shard of the weights, and needs no other total.
+        groups: See `Route.groups`.
 
     Raises: ValueError if there is no such algorithm among so many ranks.
     """
     route = partial(
-        Route, algorithm=algorithm, world_size=world_size, ranks_per_host=ranks_per_host
+        Route,
+        algorithm=algorithm,
+        world_size=world_size,
+        ranks_per_host=ranks_per_host,
+        groups=groups,
     )
     if hook:
         return route(HOOK, is_invariant=world_size == 1, hook=hook)

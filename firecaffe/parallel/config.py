@@ -31,6 +31,9 @@ class ParallelConfig:
             calls: a worker for each stage holds one model. The result is the same.
         pipeline: In which order a stage computes. 1f1b: one forward and one backward in turn.
             gpipe: forward of all micro-batches, then backward of all. The result is the same.
+        head_updates: How often the layers that are split are updated in a step, by one weird
+            trick: update g by the micro-batches whose numbers are g modulo this. Part of the
+            result.
     """
 
     data: int = 0
@@ -40,6 +43,7 @@ class ParallelConfig:
     scheme: Literal["none", "one_weird_trick"] = "none"
     stages: list[str] = field(default_factory=list)
     pipeline: Literal["1f1b", "gpipe"] = "1f1b"
+    head_updates: int = 1
 
     @property
     def is_split(self) -> bool:
@@ -82,10 +86,15 @@ class ParallelConfig:
 
 def check_parallel(words: ParallelConfig) -> None:
     """Checks the section. Raises: RecipeError if a word, or two together, are not possible."""
-    for word, least in (("data", 0), ("model", 1), ("parts", 0)):
+    for word, least in (("data", 0), ("model", 1), ("parts", 0), ("head_updates", 1)):
         value = getattr(words, word)
         if not least <= value <= MOST:
             raise RecipeError(f"parallel.{word} is {value}; it must be {least} to {MOST}")
+    if words.head_updates > 1 and words.shares_samples:
+        raise RecipeError(
+            f"parallel.head_updates is {words.head_updates} with parallel.scheme {words.scheme}: "
+            "the fully connected layers have updates of their own by one_weird_trick alone"
+        )
     if words.stages:
         _check_stages(words)
         return

@@ -18,7 +18,6 @@ Source: Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all samples at once.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,10 +27,12 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from firecaffe.cluster.group import Group
-from firecaffe.exchange.collectives import find_collective
-from firecaffe.exchange.schedule import ALL_TO_ALL
+from firecaffe.exchange.fold import inputs_of
+from firecaffe.exchange.leaves import sum_of_nodes
 from firecaffe.parallel.cut import Cut
 from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.swap import Alone, Memory, Messages, Swap
+from firecaffe.transport.local import LocalRanks
 
 Gradients = dict[nn.Parameter, Tensor]
 
@@ -41,8 +42,13 @@ class OwnSamples(PartGroup):
     then rank 1's, and so on.
     """
 
-    def __init__(self, group: Group, num_parts: int) -> None:
+    def __init__(self, group: Group, num_parts: int, local: LocalRanks | None = None) -> None:
+        """local: the ranks, if all are on one host and may share memory."""
         super().__init__(group, num_parts)
+        self._swap: Swap = Alone()
+        if group.exchange_group is not None:
+            self._swap = Messages(group) if local is None else Memory(local)
+        self._nodes_of = inputs_of(num_parts, self.shares)
         self._samples: Sequence[int] = ()
         self._is_shared = True
         self._kept: dict[int, Gradients] = defaultdict(dict)
@@ -60,27 +66,35 @@ class OwnSamples(PartGroup):
         return [self._kept.pop(place, {}) for place in range(self.group.world_size)]
 
     @property
+    def seconds(self) -> float:
+        return super().seconds + self._swap.seconds
+
+    @property
     def first_own(self) -> int:
         return 0 if self._is_shared else self.group.rank * len(self.own)
 
     def copies(self, whole: Tensor) -> list[Tensor]:
         if self._is_shared:
             return super().copies(whole)
-        every = [whole.contiguous()]
-        if self.group.exchange_group is not None:
-            shapes = [torch.Size((samples, *whole.shape[1:])) for samples in self._samples]
-            # Memory of its own: how it is aligned may show in the bits.
-            every = [each.clone() for each in self._all_gather([whole], shapes, 0)]
+        own, sample = whole.contiguous(), whole.shape[1:]
+        shapes = [torch.Size((samples, *sample)) for samples in self._samples]
+        most = max(self._samples) * sample.numel()
+        every = self._swap([own] * len(shapes), shapes, most)
+        # Memory of its own: how it is aligned may show in the bits.
+        every = [each if each is own else each.clone() for each in every]
         return [each.view_as(each) for each in every for _ in self.own]
 
     def sum(self, own: Sequence[Tensor]) -> Tensor:
         if self._is_shared:
             return super().sum(own)
-        nodes = [self._nodes(each) for each in self._by_rank(own)]
-        shape = nodes[self.group.rank][0].shape
-        most = max(each[0].numel() for each in nodes)
-        vectors = [_padded(of_ranks, most) for of_ranks in zip(*nodes, strict=True)]
-        return self._sum.scattered(vectors)[: shape.numel()].view(shape).clone()
+        given = [torch.stack(self._nodes(each)) for each in self._by_rank(own)]
+        sample = given[0].shape[2:]
+        mine = self._samples[self.group.rank]
+        shapes = [torch.Size((len(nodes), mine, *sample)) for nodes in self._nodes_of]
+        most = max(map(len, self._nodes_of)) * max(self._samples) * sample.numel()
+        values = [node for each in self._swap(given, shapes, most) for node in each]
+        all_nodes = [node for nodes in self._nodes_of for node in nodes]
+        return sum_of_nodes(all_nodes, values, self.num_parts, torch.add)
 
     def sum_own(self, own: Sequence[Tensor], cut: Cut, dim: int) -> list[Tensor]:
         if self._is_shared:
@@ -92,7 +106,7 @@ class OwnSamples(PartGroup):
             return super().gather(own, cut, dim)
         given = [torch.cat(list(each), dim) for each in self._by_rank(own)]
         shapes = self._shapes(given[self.group.rank], cut, dim)
-        return torch.cat(self._all_to_all(given, shapes, self._most(given[0], cut, dim)), dim)
+        return torch.cat(self._swap(given, shapes, self._most(given[0], cut, dim)), dim)
 
     def slice(self, whole: Tensor, cut: Cut, dim: int) -> list[Tensor]:
         if self._is_shared:
@@ -103,7 +117,7 @@ class OwnSamples(PartGroup):
         ]
         own = given[self.group.rank].shape
         shapes = [torch.Size((samples, *own[1:])) for samples in self._samples]
-        every = self._all_to_all(given, shapes, self._most(whole, cut, dim))
+        every = self._swap(given, shapes, self._most(whole, cut, dim))
         lengths = [cut[part + 1] - cut[part] for part in self.own]
         return [
             part.clone(memory_format=torch.contiguous_format)
@@ -134,26 +148,6 @@ class OwnSamples(PartGroup):
         sample = example.numel() // (example.shape[0] * example.shape[dim])
         return max(self._samples) * sample * longest
 
-    def _all_to_all(
-        self, given: Sequence[Tensor], shapes: Sequence[torch.Size], most: int
-    ) -> list[Tensor]:
-        """What each rank has for this one. given: what this one has for each. shapes: of what it
-        gets. most: numbers of the largest of all.
-        """
-        rank, size = self.group.rank, self.group.world_size
-        if self.group.exchange_group is None:
-            return list(given)
-        vector = given[0].new_empty(size * size * most)
-        blocks = vector.view(size, size, most)
-        for other, tensor in enumerate(given):
-            blocks[rank, other, : tensor.numel()].view(tensor.shape).copy_(tensor)
-        make = partial(find_collective(ALL_TO_ALL, "direct"), size)
-        self.collectives.run(ALL_TO_ALL, make, vector, range(size))
-        return [
-            blocks[other, rank, : shape.numel()].view(shape).clone()
-            for other, shape in enumerate(shapes)
-        ]
-
 
 class _Apart(Function):
     """A parameter whose gradient by one micro-batch is kept by itself."""
@@ -169,11 +163,3 @@ class _Apart(Function):
         before = ctx.kept.get(ctx.parameter)
         ctx.kept[ctx.parameter] = gradient if before is None else before + gradient
         return None, None
-
-
-def _padded(tensors: Sequence[Tensor], most: int) -> Tensor:
-    """One vector of tensors, each with room for the most numbers."""
-    vector = tensors[0].new_zeros(len(tensors), most)
-    for row, tensor in zip(vector, tensors, strict=True):
-        row[: tensor.numel()].view(tensor.shape).copy_(tensor)
-    return vector.view(-1)

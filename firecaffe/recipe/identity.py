@@ -54,6 +54,8 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
         words["parallel.parts"] = recipe.parallel.num_parts
         if not recipe.parallel.split:  # it says which layers are
             words["parallel.scheme"] = recipe.parallel.scheme
+        if recipe.parallel.head_updates > 1:
+            words["parallel.head_updates"] = recipe.parallel.head_updates
     synchrony = recipe.synchrony
     ends_matter = synchrony.is_served or (
         synchrony.mode == LOCAL

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from firecaffe.errors import RecipeError
+from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.reference import is_reference
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
+from firecaffe.synchrony.config import EVERY_STEP, MEASURED, SynchronyConfig
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ def layout_of(words: ParallelConfig, world_size: int) -> Layout:
     return Layout(data, size, words.shares_samples)
 
 
-def check_layout(layout: Layout, train: TrainConfig, level: int = 0) -> None:
+def check_layout(layout: Layout, words: ParallelConfig, train: TrainConfig, level: int = 0) -> None:
     """Raises: RecipeError if the workers cannot share out the micro-batches. level: of the nodes
     that are shared out whole.
     """
@@ -73,6 +74,12 @@ def check_layout(layout: Layout, train: TrainConfig, level: int = 0) -> None:
             f"parallel.scheme one_weird_trick with {leaves} micro-batches a step on "
             f"{layout.sharers} workers: they exchange one each at a time, so they must divide them"
         )
+    each, updates = leaves // layout.sharers, words.head_updates
+    if updates > 1 and each % updates:
+        raise RecipeError(
+            f"parallel.head_updates is {updates} with {leaves} micro-batches a step on "
+            f"{layout.sharers} workers, {each} each; each worker must have a multiple of {updates}"
+        )
 
 
 def check_hosts(
@@ -84,7 +91,7 @@ def check_hosts(
     """
     for hosts in range(most, least - 1, -1):
         try:
-            check_layout(layout_of(words, hosts * per_host), train)
+            check_layout(layout_of(words, hosts * per_host), words, train)
         except RecipeError as error:
             would = ""
             if words.data:
@@ -121,3 +128,37 @@ def check_beside(
         if found.startswith("solver.type"):
             would = "an optimizer of your own may need what other workers have; take one by name"
         raise RecipeError(f"{word} with {found}: not possible; {would}")
+
+
+def check_head_updates(
+    words: ParallelConfig,
+    train: TrainConfig,
+    solver: SolverConfig,
+    exchange: ExchangeConfig,
+    synchrony: SynchronyConfig,
+) -> None:
+    """Raises: RecipeError if another section's word cannot be had with several updates of the split
+    layers in a step.
+    """
+    if words.head_updates == 1:
+        return
+    wrong = {
+        f"synchrony.mode {synchrony.mode}, in which a step is no sum": synchrony.mode != EVERY_STEP,
+        "synchrony.shares measured, by which workers have parts of an update of any size": (
+            synchrony.shares == MEASURED
+        ),
+        f"exchange.compressor {exchange.compressor}, which knows one gradient a step": bool(
+            exchange.codec
+        ),
+        "train.autocast float16, whose loss scale is that of a whole step": train.autocast
+        == "float16",
+        "solver.clip_gradients, a norm over updates of different layers": bool(
+            solver.clip_gradients
+        ),
+    }
+    for found, is_wrong in wrong.items():
+        if is_wrong:
+            raise RecipeError(
+                f"parallel.head_updates {words.head_updates} with {found}: not possible; leave it "
+                "out, or parallel.head_updates"
+            )

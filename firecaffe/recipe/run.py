@@ -125,6 +125,7 @@ class Run:
             hook=self.hook,
             any_shares=self.recipe.synchrony.shares == MEASURED,
             to_owners=words.in_shards,
+            groups=self.recipe.parallel.head_updates,
         )
 
     @cached_property

@@ -18,7 +18,7 @@ from firecaffe.recipe.config import (
     check_train,
 )
 from firecaffe.recipe.local import check_local
-from firecaffe.recipe.parallel import check_beside
+from firecaffe.recipe.parallel import check_beside, check_head_updates
 from firecaffe.recipe.served import check_served
 from firecaffe.recipe.update_at import check_update_at
 from firecaffe.runs.folder import RunConfig
@@ -78,6 +78,9 @@ def check_recipe(recipe: Recipe) -> None:
     check_local(recipe.synchrony, recipe.train, recipe.solver)
     check_parallel(recipe.parallel)
     check_beside(recipe.parallel, recipe.train, recipe.solver, recipe.synchrony)
+    check_head_updates(
+        recipe.parallel, recipe.train, recipe.solver, recipe.exchange, recipe.synchrony
+    )
     check_update_at(recipe.exchange, recipe.train, recipe.solver, recipe.synchrony, recipe.parallel)
     if recipe.exchange.compressor != NO_COMPRESSOR and recipe.train.autocast == "float16":
         raise RecipeError(

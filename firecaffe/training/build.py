@@ -122,7 +122,7 @@ def train(
         ) as found,  # inside, so that others hear of it before anything is waited for
     ):
         layout = layout_of(recipe.parallel, world.world_size)
-        check_layout(layout, recipe.train, exchange.level)
+        check_layout(layout, recipe.parallel, recipe.train, exchange.level)
         check_workers(recipe.train, layout.sharers, exchange.level)
         check_served_workers(synchrony, world.world_size)
         check_local_workers(synchrony, world.world_size, exchange.level)

@@ -106,7 +106,7 @@ class Learner:
         """The parameters whose gradients are summed over those that share out micro-batches."""
         if not isinstance(self.split, SplitNetwork) or self.split.own_samples is None:
             return self.named
-        parts = self.split.parameters
+        parts = self.split.parameters | self.split.biases
         return {name: each for name, each in self.named.items() if each not in parts}
 
     def memory_of(self, memory: CodecMemory) -> Piece:
@@ -153,7 +153,7 @@ def build_learner(
     split: SplitNetwork | None = None
     staged: StagedNetwork | None = None
     if recipe.parallel.is_split:
-        split = split_network(model, recipe.parallel, mesh)
+        split = split_network(model, recipe.parallel, mesh, recipe.exchange, resources)
     elif recipe.parallel.stages:
         staged = cut_network(model, recipe.parallel, mesh)
     held = split or staged
@@ -170,9 +170,9 @@ def build_learner(
         check_coded(recipe, of_all, parts.comm_hook is not None)
     if recipe.exchange.codec and split is not None and split.own_samples is not None:
         in_parts = {name: each for name, each in named.items() if each in split.parameters}
-        words = run.num_leaves, run.route.codec, run.route.level
         if in_parts:
-            part_codec = PartCodec(in_parts, mesh.column, *words)
+            codec = run.num_leaves, run.route.codec, run.route.level
+            part_codec = PartCodec(in_parts, mesh.column, *codec)
             resources.enter_context(closing(part_codec))
     optimizer = make_optimizer(
         of_all, recipe.solver, delayed_updates(recipe.synchrony, served_learners), called=called
@@ -231,9 +231,9 @@ def build_learner(
     probe = run_probe(places, named, first_backward, world, mesh.column, beside)
     shards: Shards | None = None
     if run.route.to_owners:
-        size, rank = world.world_size, world.rank
-        words = named, probe.ready_order, recipe.exchange.bucket_bytes
-        shards = make_shards(*words, size, rank, whole=needs_norms(recipe.solver))
+        buckets = named, probe.ready_order, recipe.exchange.bucket_bytes
+        is_whole = needs_norms(recipe.solver)
+        shards = make_shards(*buckets, world.world_size, world.rank, is_whole)
         optimizer = make_optimizer(named, recipe.solver, runs=shards.own)
         if ema is not None:
             ema = Ema(shards.own, recipe.train.ema_decay, recipe.train.ema_warmup)

@@ -43,7 +43,7 @@ def preflight(
     """
     check_recipe(recipe)
     layout = layout_of(recipe.parallel, world_size)
-    check_layout(layout, recipe.train, recipe.exchange.level)
+    check_layout(layout, recipe.parallel, recipe.train, recipe.exchange.level)
     check_workers(recipe.train, layout.sharers, recipe.exchange.level)
     check_served_workers(recipe.synchrony, world_size)
     check_local_workers(recipe.synchrony, world_size, recipe.exchange.level)

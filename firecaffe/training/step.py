@@ -93,12 +93,12 @@ class Stepper:
                 counts = torch.cat([self.forward.counts, ballot(vote(), self.forward.device)])
                 self.reducer.add_last(leaf, loss, tail, counts)
             if self.rows is not None:
-                self.rows.end(number)
+                self.rows.end(step, number, partial(self._apply, step, learning_rate))
         totals = self.reducer.finish_step()
         finite: Tensor = self._finite()
         names: Sequence[str] = self.reducer.names
         if self.rows is not None:
-            finite, names = self.rows.finish_step(weight, finite, names)
+            finite, names = self.rows.finish_step(step, finite, names)
         is_finite = queue.to_host(finite)  # before the norm may scale it
         norm = queue.to_host(self._scale_gradients())
         sums = queue.to_host(torch.cat([totals.tail[0], totals.counts]))
@@ -135,12 +135,16 @@ class Stepper:
 
     def update(self, step: int, learning_rate: float, totals: Totals, weight: float) -> None:
         """Updates weights, their moving average and buffers from the sums of a step."""
-        set_rate(self.optimizer, learning_rate, self.momentum(step))
-        self.forward.scaler.step(self.optimizer)
-        self.forward.scaler.update()
+        self._apply(step, learning_rate)
         if self.ema is not None:
             self.ema.update(step)
         self.forward.buffers.finish_step(totals.tail[1:], weight)
+
+    def _apply(self, step: int, learning_rate: float) -> None:
+        """Updates what has gradients."""
+        set_rate(self.optimizer, learning_rate, self.momentum(step))
+        self.forward.scaler.step(self.optimizer)
+        self.forward.scaler.update()
 
     def _scale_gradients(self) -> Tensor:
         """Undoes the loss scale, and clips. Returns the gradient's norm; 0 if none is clipped."""

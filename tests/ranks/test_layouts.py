@@ -119,6 +119,29 @@ def test_convolutions_and_paths_in_parts(
     assert not found.identity_doubts
 
 
+HEAD_UPDATES = {
+    name: dataclasses.replace(LAYOUTS[name], head_updates=3)
+    for name in ("trick 1", "trick 2", "trick 4", "trick 2 x 2")
+} | {"data 4": ParallelConfig(4, 1, HEAD, 4, "one_weird_trick", head_updates=3)}
+
+
+def test_a_head_with_updates_of_its_own_on_any_workers(
+    ranks: Ranks, alone: firecaffe.Result, tmp_path: Path
+) -> None:
+    """In the short steps some of its updates have empty micro-batches alone."""
+    expected = trained(ranks, 1, HEAD_UPDATES["trick 1"], tmp_path / "trick 1")
+    assert expected.state_sha256 != alone.state_sha256
+    before = tmp_path / "trick 1"
+    for name in ("trick 2", "trick 4", "trick 2 x 2", "data 4"):
+        workers, words = WORKERS.get(name, 4), HEAD_UPDATES[name]
+        found = trained(ranks, workers, words, tmp_path / name)
+        assert (found.state_sha256, found.loss) == (expected.state_sha256, expected.loss), name
+        checkpoint = str(before / "checkpoints" / "step-00000005")
+        resumed = trained(ranks, workers, words, tmp_path / f"{name} resumed", checkpoint)
+        assert resumed.state_sha256 == expected.state_sha256, name
+        before = tmp_path / name
+
+
 def test_a_layout_goes_on_from_any_other(
     ranks: Ranks, alone: firecaffe.Result, tmp_path: Path
 ) -> None:

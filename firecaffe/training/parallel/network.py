@@ -1,5 +1,6 @@
 """A recipe's network, with its layers split."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,9 @@ import torch
 from torch import nn
 
 from firecaffe.cluster.agree import take_from_first
+from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
+from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.parallel.layers import SplitLayer
 from firecaffe.parallel.own_samples import OwnSamples
@@ -19,6 +22,7 @@ from firecaffe.training.parallel.held import RowNetwork
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.norms import RowNorms
 from firecaffe.training.parallel.pieces import Names, Source
+from firecaffe.transport.local import LocalRanks, meet_local_ranks
 
 FULLY_CONNECTED = ("neurons", "inputs")
 """The words of layers that one weird trick splits."""
@@ -32,6 +36,10 @@ class SplitNetwork(RowNetwork):
     """The row, with its parts."""
     parameters: frozenset[nn.Parameter]
     """Those of which each rank of a row has a part."""
+    biases: frozenset[nn.Parameter]
+    """Those of split layers that all ranks have, if split layers are updated several times in a
+    step; else empty, for they are summed as those of other layers."""
+    head_updates: int
     chosen: dict[str, str]
     """The layers that are split, each with its word."""
     norms: RowNorms
@@ -54,6 +62,7 @@ class SplitNetwork(RowNetwork):
             "scheme": "none" if self.own_samples is None else ONE_WEIRD_TRICK,
             "parts": self.group.num_parts,
             "split": self.chosen,
+            **({"head_updates": self.head_updates} if self.head_updates > 1 else {}),
         }
 
     @property
@@ -90,8 +99,15 @@ def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
     return chosen
 
 
-def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitNetwork:
-    """Splits a network's layers in place; its outputs are whole. All ranks call it.
+def split_network(
+    model: nn.Module,
+    words: ParallelConfig,
+    mesh: Mesh,
+    exchange: ExchangeConfig,
+    resources: ExitStack,
+) -> SplitNetwork:
+    """Splits a network's layers in place; its outputs are whole. All ranks call it. resources:
+    takes what has to be closed.
 
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
@@ -99,13 +115,16 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
     others = take_from_first(mesh.world, wholes)
     has_buffers = any(True for _ in model.buffers())
     chosen = chosen_layers(model, words)
-    kind = PartGroup if words.shares_samples else OwnSamples
-    group = kind(mesh.row, words.num_parts)
+    group: PartGroup
+    if words.shares_samples:
+        group = PartGroup(mesh.row, words.num_parts)
+    else:
+        group = OwnSamples(mesh.row, words.num_parts, _meet(mesh.row, exchange, resources))
     mark_cut_up(model)
     split_layers(model, chosen, group)
     model.register_forward_hook(_give_whole)
     sources: dict[str, Source] = {}
-    parameters, elsewhere = set(), set()
+    parameters, biases, elsewhere = set(), set(), set()
     for layer_name, layer in model.named_modules():
         if isinstance(layer, SplitLayer):
             own_names = {id(each): n for n, each in layer.state_dict(keep_vars=True).items()}
@@ -118,8 +137,8 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
                     part = group.own.start + number
                     own = f"{layer_name}.{own_names[id(tensor)]}"
                     sources[own] = Source(whole_name, held.dim, held.cut, part)
-                    if held.cut and isinstance(tensor, nn.Parameter):
-                        parameters.add(tensor)
+                    if isinstance(tensor, nn.Parameter):
+                        (parameters if held.cut else biases).add(tensor)
     names = Names(sources, {n: place for place, n in enumerate(wholes)}, frozenset(elsewhere))
     dtypes = [each.dtype for each in wholes.values()]
     norms = RowNorms(mesh.row, dict(model.named_parameters()), names, dtypes)
@@ -128,9 +147,22 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
         for name in sorted(elsewhere)
         if wholes[name].requires_grad
     }
+    found = frozenset(parameters), frozenset(biases if words.head_updates > 1 else ())
+    updates = words.head_updates
     return SplitNetwork(
-        mesh, names, has_buffers, others, group, frozenset(parameters), chosen, norms, outlines
+        mesh, names, has_buffers, others, group, *found, updates, chosen, norms, outlines
     )
+
+
+def _meet(row: Group, words: ExchangeConfig, resources: ExitStack) -> LocalRanks | None:
+    """The ranks of the row, if they may share memory."""
+    is_one_host = row.local_world_size == row.world_size
+    if not is_one_host or not words.shared_memory or row.device.type != "cpu":
+        return None
+    local = meet_local_ranks(row, words.timeout_s)
+    if local is not None:
+        resources.callback(local.close)
+    return local
 
 
 def _give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:

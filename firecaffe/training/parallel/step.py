@@ -18,8 +18,8 @@ from firecaffe.recipe.run import Run
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Timings, raise_not_finite
 from firecaffe.training.parallel.coded import PartCodec
+from firecaffe.training.parallel.head import Head
 from firecaffe.training.parallel.network import SplitNetwork
-from firecaffe.training.parallel.sums import PartSums
 
 STAND_IN_SAMPLES = 2
 """A batch normalization refuses one."""
@@ -49,12 +49,10 @@ def make_rows(
     if own_samples is None:
         return Rows(split, run.order, None, [], go_along, 0)
     size = mesh.row.world_size
-    rows = [tuple(row) for row in rows_of(run.shares, size)]
     first = mesh.world.rank // size * size
     leaves = [run.micro_batches(rank) for rank in range(first, first + size)]
-    parts = {name: each for name, each in named.items() if each in split.parameters}
-    sums = PartSums(parts, mesh.column, rows, codec) if parts else None  # else all are frozen
-    return Rows(split, run.order, sums, leaves, go_along, num_samples(*stand_in))
+    head = Head(split, named, run, codec)
+    return Rows(split, run.order, head, leaves, go_along, num_samples(*stand_in))
 
 
 class Rows:
@@ -64,15 +62,15 @@ class Rows:
         self,
         split: SplitNetwork,
         order: SampleOrder,
-        sums: PartSums | None,
+        head: Head | None,
         leaves: Sequence[Sequence[int]],
         go_along: Callable[[int, int], None],
         stand_in_samples: int,
     ) -> None:
-        """sums: of the parts, if ranks have samples of their own. leaves: the micro-batches of each
-        rank of the row. go_along: computes the stand-in for an empty one, of so many samples.
+        """head: the split layers, if ranks have samples of their own. leaves: the micro-batches of
+        each rank of the row. go_along: computes the stand-in for an empty one, of so many samples.
         """
-        self._split, self._order, self.sums, self._leaves = split, order, sums, leaves
+        self._split, self._order, self._head, self._leaves = split, order, head, leaves
         self._go_along, self._stand_in_samples = go_along, stand_in_samples
         self.group, self._places = split.mesh.row, split.names.places
         self.norms = split.norms
@@ -82,28 +80,27 @@ class Rows:
         """Gives ranks with samples of their own other ones, from the next step on. order: that in
         which a rank computes its share.
         """
-        if self.sums is not None:
-            rows = rows_of(shares, len(self._leaves))
-            self.sums.share_out([tuple(row) for row in rows])
-        if self._leaves:
+        if self._head is not None:
+            self._head.share_out(shares)
             row = self._split.mesh.world.rank // len(self._leaves)
             self._leaves = [order(share) for share in rows_of(shares, len(self._leaves))[row]]
 
     def begin_step(self) -> None:
-        self._before = self._seconds
-        if self.sums is not None:
-            self.sums.begin()
+        self._before, self._early_s = self._seconds, 0.0
+        if self._head is not None:
+            self._head.begin_step()
 
     def outcome(self) -> Callable[..., "SplitOutcome"]:
         """Makes this step's outcome, once its exchanges are done."""
         row_s, column_s = (
             now - before for now, before in zip(self._seconds, self._before, strict=True)
         )
-        return partial(SplitOutcome, row_s=row_s, column_s=column_s)
+        early_s = self._early_s
+        return partial(SplitOutcome, row_s=row_s, early_s=early_s, column_s=column_s - early_s)
 
     @property
     def _seconds(self) -> tuple[float, float]:
-        return self._split.group.seconds, 0.0 if self.sums is None else self.sums.seconds
+        return self._split.group.seconds, 0.0 if self._head is None else self._head.seconds
 
     def begin(self, step: int, number: int) -> None:
         """Begins a micro-batch on each rank, the same number of each share. One that is empty is
@@ -112,31 +109,42 @@ class Rows:
         own = self._split.own_samples
         if own is None:
             return
-        self._samples = [self._samples_of(step, leaves[number]) for leaves in self._leaves]
+        self._samples = [
+            self._order.samples_in_leaf(step, leaves[number]) for leaves in self._leaves
+        ]
         own.begin([each or self._stand_in_samples for each in self._samples])
         rank = self._split.mesh.row.rank
         if any(self._samples) and not self._samples[rank]:
             self._go_along(step, self._leaves[rank][number])
 
-    def end(self, number: int) -> None:
-        """Takes the gradients that the micro-batches have left."""
-        own = self._split.own_samples
-        if own is None:
+    def end(self, step: int, number: int, apply: Callable[[], None]) -> None:
+        """Takes the gradients that the micro-batches have left. apply: updates what has gradients;
+        it is called if these are all of an update of the split layers that is not the step's last.
+        """
+        own, head = self._split.own_samples, self._head
+        if own is None or head is None:
             return
         kept = zip(self._samples, own.take_gradients(), strict=True)
-        if self.sums is not None:
-            gradients = [each if samples else {} for samples, each in kept]
-            self.sums.add([leaves[number] for leaves in self._leaves], gradients)
+        gradients = [each if samples else {} for samples, each in kept]
+        head.add([leaves[number] for leaves in self._leaves], gradients)
+        update, rest = divmod(number + 1, len(self._leaves[0]) // head.updates)
+        if rest or update == head.updates:
+            return
+        before_s = head.seconds
+        if head.finish(step, update - 1):
+            apply()
+        self._early_s += head.seconds - before_s
+        head.begin()
 
     def finish_step(
-        self, weight: float, finite: Tensor, names: Sequence[str]
+        self, step: int, finite: Tensor, names: Sequence[str]
     ) -> tuple[Tensor, Sequence[str]]:
         """Leaves the mean gradients of what only this part of the ranks sums. finite, names: of the
         others. Returns those of all, by the whole tensors' names, in the network's order.
         """
-        if self.sums is not None:
-            self.sums.finish(weight)
-            finite, names = torch.cat([finite, self.sums.finite]), [*names, *self.sums.names]
+        if self._head is not None:
+            self._head.finish(step, self._head.updates - 1)
+            finite, names = torch.cat([finite, self._head.finite]), [*names, *self._head.names]
         called = [self._split.called(each) for each in names]
         in_order = sorted(range(len(called)), key=lambda index: self._places[called[index]])
         return finite[in_order], [called[index] for index in in_order]
@@ -166,10 +174,6 @@ class Rows:
         of_row = replace(outcome, names=names, is_finite=torch.zeros(len(names), dtype=torch.bool))
         return next(each for each in gather_text(row, of_row.problem) if each)
 
-    def _samples_of(self, step: int, leaf: int) -> int:
-        size = self._order.micro_batch_size
-        return max(0, min(size, self._order.samples_in_step(step) - leaf * size))
-
 
 @dataclass(frozen=True)
 class SplitOutcome(Outcome):
@@ -177,14 +181,18 @@ class SplitOutcome(Outcome):
 
     row_s: float
     """Seconds of those between layers."""
+    early_s: float
+    """Of those of the gradients of parts, for updates before the last micro-batch."""
     column_s: float
     """Of those of the gradients of parts, after backward."""
 
     def _timings(self) -> Timings:
-        found, waited_s = super()._timings(), self.row_s + self.column_s
+        found = super()._timings()
+        early_s = self.row_s + self.early_s
+        waited_s = early_s + self.column_s
         return replace(
             found,
-            compute_s=found.compute_s - self.row_s,
+            compute_s=found.compute_s - early_s,
             exposed_communication_s=found.exposed_communication_s + waited_s,
             exchange_s=found.exchange_s + waited_s,
             update_s=found.update_s - self.column_s,

@@ -77,6 +77,8 @@ class PartSums:
         """Adds a micro-batch of each rank of the row. leaves: their numbers. The gradients may be
         changed.
         """
+        if not self.names:
+            return
         for counter, leaf, gradients in zip(self._counters, leaves, of_ranks, strict=True):
             counter.push(Node(0, leaf), self._leaf(gradients))
 
@@ -84,6 +86,8 @@ class PartSums:
         """Leaves the mean in every `grad`; None if no micro-batch has used the parameter. weight:
         what the sum is divided by. Raises: PeerLostError.
         """
+        if not self.names:
+            return
         pending = [each for counter in self._counters for each in counter.pending]
         self._counters = []
         pending.sort(key=lambda each: each[0].index << each[0].level)

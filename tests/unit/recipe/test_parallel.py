@@ -78,13 +78,41 @@ def test_workers_that_make_no_mesh(words: Any, workers: int, line: str) -> None:
 
 def test_one_weird_trick_wants_equally_many_micro_batches() -> None:
     words = ParallelConfig(1, 4, HEAD, 4, TRICK)
-    check_layout(layout_of(words, 4), TrainConfig(64, 8))
+    check_layout(layout_of(words, 4), words, TrainConfig(64, 8))
     with pytest.raises(RecipeError, match=r"with 6 micro-batches a step on 4 workers"):
-        check_layout(layout_of(words, 4), TrainConfig(48, 8))
-    check_layout(layout_of(words, 4), TrainConfig(64, 8), 1)
+        check_layout(layout_of(words, 4), words, TrainConfig(48, 8))
+    check_layout(layout_of(words, 4), words, TrainConfig(64, 8), 1)
     with pytest.raises(RecipeError, match=r"on 4 workers, of which 4 are encoded together"):
-        check_layout(layout_of(words, 4), TrainConfig(64, 8), 2)
-    check_layout(layout_of(dataclasses.replace(words, scheme="none"), 4), TrainConfig(48, 8))
+        check_layout(layout_of(words, 4), words, TrainConfig(64, 8), 2)
+    check_layout(layout_of(dataclasses.replace(words, scheme="none"), 4), words, TrainConfig(48, 8))
+
+
+def test_each_worker_has_as_many_micro_batches_of_each_update_of_the_head() -> None:
+    words = dataclasses.replace(ParallelConfig(1, 4, HEAD, 4, TRICK), head_updates=3)
+    check_layout(layout_of(words, 4), words, TrainConfig(96, 8))
+    with pytest.raises(RecipeError, match=r"head_updates is 3 with 8 micro-batches a step on 4 wo"):
+        check_layout(layout_of(words, 4), words, TrainConfig(64, 8))
+    told = identity(Recipe(parallel=words), 10)["parallel.head_updates"]
+    assert told == 3
+    assert "parallel.head_updates" not in of(1, 4, HEAD, 4, TRICK)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ("exchange", {"compressor": "int8"}),
+        ("synchrony", {"mode": "stale"}),
+        ("synchrony", {"shares": "measured"}),
+        ("solver", {"clip_gradients": 1.0}),
+    ],
+)
+def test_what_cannot_stand_beside_updates_of_the_head(section: str, words: dict[str, Any]) -> None:
+    trick = dataclasses.replace(ParallelConfig(0, 2, HEAD, 2, TRICK), head_updates=2)
+    recipe = Recipe(train=TrainConfig(64, 8, steps=9), parallel=trick)
+    check_recipe(recipe)
+    config = dataclasses.replace(getattr(recipe, section), **words)
+    with pytest.raises(RecipeError, match=rf"^parallel\.head_updates 2 with {section}\."):
+        check_recipe(dataclasses.replace(recipe, **{section: config}))
 
 
 @pytest.mark.parametrize(
@@ -135,6 +163,8 @@ def test_each_number_of_hosts_must_have_a_layout(words: Any, per_host: int, line
         ((0, 1, {}, 0, TRICK, ["a"]), "parallel.stages and parallel.scheme one_weird_trick"),
         ((0, 3, {}, 0, "none", ["a"]), "parallel.model is 3, but parallel.stages names 2 stages"),
         ((0, 1, {}, 2, "none", ["a"]), "parallel.parts is 2, but no layer is split"),
+        ((0, 1, HEAD, 0, TRICK, [], "1f1b", 0), "parallel.head_updates is 0; it must be 1 to 4096"),
+        ((0, 1, HEAD, 0, "none", [], "1f1b", 2), "parallel.head_updates is 2 with parallel.scheme"),
     ],
 )
 def test_words_that_cannot_be(words: Any, line: str) -> None:
