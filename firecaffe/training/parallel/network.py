@@ -10,7 +10,8 @@ from firecaffe.cluster.agree import take_from_first
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.parallel.config import AT_ONCE, ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.parallel.in_turn import SamplesInTurn
 from firecaffe.parallel.layers import SplitLayer
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
@@ -107,11 +108,7 @@ def split_network(
     take_from_first(mesh.world, [each.detach() for each in wholes.values()])
     has_buffers = any(True for _ in model.buffers())
     chosen = chosen_layers(model, words)
-    group: PartGroup
-    if words.shares_samples:
-        group = PartGroup(mesh.row, words.num_parts)
-    else:
-        group = OwnSamples(mesh.row, words.num_parts, _meet(mesh.row, exchange, resources))
+    group = _group(mesh.row, words, exchange, resources)
     split_layers(model, chosen, group)
     model.register_forward_hook(_give_whole)
     sources: dict[str, Source] = {}
@@ -133,6 +130,22 @@ def split_network(
     names = Names(sources, {n: place for place, n in enumerate(wholes)}, frozenset(elsewhere))
     found = frozenset(parameters), frozenset(biases if words.head_updates > 1 else ())
     return SplitNetwork(mesh, names, has_buffers, group, *found, words.head_updates, chosen)
+
+
+def _group(
+    row: Group, words: ParallelConfig, exchange: ExchangeConfig, resources: ExitStack
+) -> PartGroup:
+    if words.shares_samples:
+        return PartGroup(row, words.num_parts)
+    local = _meet(row, exchange, resources)
+    # Where memory is shared nothing is on its way that computation could hide.
+    if words.exchange == AT_ONCE or row.world_size == 1 or local is not None:
+        return OwnSamples(row, words.num_parts, local)
+    if row.device.type != "cpu":
+        raise RecipeError(
+            "parallel.exchange in_turn: messages come one by one between CPUs alone; take at_once"
+        )
+    return SamplesInTurn(row, words.num_parts)
 
 
 def _meet(row: Group, words: ExchangeConfig, resources: ExitStack) -> LocalRanks | None:

@@ -131,6 +131,10 @@ def test_what_cannot_stand_beside_updates_of_the_head(section: str, words: dict[
         ((0, 1, {}, 2, "none", ["a"]), "parallel.parts is 2, but no layer is split"),
         ((0, 1, HEAD, 0, TRICK, [], "1f1b", 0), "parallel.head_updates is 0; it must be 1 to 4096"),
         ((0, 1, HEAD, 0, "none", [], "1f1b", 2), "parallel.head_updates is 2 with parallel.scheme"),
+        (
+            (0, 1, HEAD, 0, "none", [], "1f1b", 1, "in_turn"),
+            "parallel.exchange is in_turn with par",
+        ),
     ],
 )
 def test_words_that_cannot_be(words: Any, line: str) -> None:
