@@ -6,7 +6,7 @@ from typing import Any
 
 from firecaffe.cli.twin import Twin
 from firecaffe.errors import RecipeError
-from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.parallel.config import AT_ONCE, ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.recipe.sections import Recipe
 
 SCHEMES: dict[str, Any] = {"model": "none", "trick": ONE_WEIRD_TRICK}
@@ -63,6 +63,8 @@ def _over(words: ParallelConfig, kind: str | None, data: int, size: int) -> Para
         )
     if kind is not None:
         parallel = dataclasses.replace(parallel, scheme=SCHEMES[kind])
+    if parallel.shares_samples:  # nothing is exchanged that `exchange` tells of
+        parallel = dataclasses.replace(parallel, exchange=AT_ONCE)
     if not parallel.is_split:
         raise RecipeError(
             "--layouts: parallel.split does not say which layers are split, and one_weird_trick's "

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from firecaffe.errors import RecipeError
 
 ONE_WEIRD_TRICK = "one_weird_trick"
+AT_ONCE: Literal["at_once"] = "at_once"
 
 MOST = 4096
 """The most ranks, and parts."""
@@ -34,6 +35,9 @@ class ParallelConfig:
         head_updates: How often the layers that are split are updated in a step, by one weird
             trick: update g by the micro-batches whose numbers are g modulo this. Part of the
             result.
+        exchange: How workers of several hosts exchange samples by one weird trick. at_once: they
+            wait for all, then compute. in_turn: they compute with each as it comes, their own
+            first. The result is the same.
     """
 
     data: int = 0
@@ -44,6 +48,7 @@ class ParallelConfig:
     stages: list[str] = field(default_factory=list)
     pipeline: Literal["1f1b", "gpipe"] = "1f1b"
     head_updates: int = 1
+    exchange: Literal["at_once", "in_turn"] = AT_ONCE
 
     @property
     def is_split(self) -> bool:
@@ -94,6 +99,11 @@ def check_parallel(words: ParallelConfig) -> None:
         raise RecipeError(
             f"parallel.head_updates is {words.head_updates} with parallel.scheme {words.scheme}: "
             "the fully connected layers have updates of their own by one_weird_trick alone"
+        )
+    if words.exchange != AT_ONCE and words.shares_samples:
+        raise RecipeError(
+            f"parallel.exchange is {words.exchange} with parallel.scheme {words.scheme}: samples "
+            "are exchanged by one_weird_trick alone"
         )
     if words.stages:
         _check_stages(words)

@@ -125,9 +125,9 @@ class OwnSamples(PartGroup):
             for part in torch.split(each, lengths, dim)
         ]
 
-    def call(self, part: nn.Module, number: int, *inputs: Any) -> Tensor:
+    def call(self, part: nn.Module, number: int, sums: str, *inputs: Any) -> Tensor:
         if self._is_shared or not torch.is_grad_enabled():
-            return super().call(part, number, *inputs)
+            return super().call(part, number, sums, *inputs)
         place = number // len(self.own)
         weights = {
             name: _Apart.apply(self._kept[place], each)  # type: ignore[no-untyped-call]

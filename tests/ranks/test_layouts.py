@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import (
     CheckpointConfig,
+    ExchangeConfig,
     ModelConfig,
     ParallelConfig,
     Recipe,
@@ -48,6 +49,8 @@ LAYOUTS = {
     "trick 2": ParallelConfig(1, 2, HEAD, 4, "one_weird_trick"),
     "trick 4": ParallelConfig(1, 4, HEAD, 4, "one_weird_trick"),
     "trick 2 x 2": ParallelConfig(2, 2, HEAD, 4, "one_weird_trick"),
+    "in turn 4": ParallelConfig(1, 4, HEAD, 4, "one_weird_trick", exchange="in_turn"),
+    "in turn 2 x 2": ParallelConfig(2, 2, HEAD, 4, "one_weird_trick", exchange="in_turn"),
 }
 WORKERS = {"data 2": 2, "model 2": 2, "trick 1": 1, "trick 2": 2}
 """Of the layouts that are not for 4."""
@@ -75,7 +78,9 @@ class Net(nn.Module):
 
 def fit(parallel: ParallelConfig, folder: str, resume: str | None = None) -> firecaffe.Result:
     run = RunConfig(folder=folder, tensorboard=False)
-    recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run)
+    # Between hosts, as it were.
+    exchange = ExchangeConfig(shared_memory=parallel.exchange == "at_once")
+    recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, exchange=exchange)
     return firecaffe.train(recipe, Net, small_data(100), small_data(30, 1), resume=resume)
 
 

@@ -1,10 +1,14 @@
 """One weird trick: ranks with samples of their own come to the bits of ranks that share them."""
 
+from collections.abc import Sequence
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.cluster.world import join
+from firecaffe.parallel.in_turn import SamplesInTurn
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.split import choose_layers, split_layers
@@ -62,10 +66,10 @@ def by_itself() -> list[Bits]:
         return found
 
 
-def together() -> dict[int, Bits]:
+def together(kind: type[OwnSamples]) -> dict[int, Bits]:
     """By micro-batch: the loss and gradients of this rank's, and its parts of those of all."""
     with join("cpu") as world:
-        row = OwnSamples(world, PARTS)
+        row = kind(world, PARTS)
         model = split_by(row)
         names = {parameter: name for name, parameter in model.named_parameters()}
         found: dict[int, Bits] = {leaf: {} for leaf in range(len(SAMPLES))}
@@ -82,11 +86,14 @@ def together() -> dict[int, Bits]:
         return found
 
 
-def test_each_micro_batch_has_the_bits_that_it_has_by_itself(ranks: Ranks) -> None:
+@pytest.mark.parametrize(("kind", "sizes"), [(OwnSamples, (1, 2, 4)), (SamplesInTurn, (2, 4))])
+def test_each_micro_batch_has_the_bits_that_it_has_by_itself(
+    ranks: Ranks, kind: type[OwnSamples], sizes: Sequence[int]
+) -> None:
     [expected] = ranks.shared(1, by_itself)
-    for size in (1, 2, 4):
+    for size in sizes:
         found: list[Bits] = [{} for _ in SAMPLES]
-        for of_rank in ranks.shared(size, together):
+        for of_rank in ranks.shared(size, together, kind):
             for leaf, bits in of_rank.items():
                 assert not found[leaf].keys() & bits.keys()
                 found[leaf] |= bits

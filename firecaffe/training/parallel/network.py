@@ -11,7 +11,8 @@ from firecaffe.cluster.agree import take_from_first
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.parallel.config import AT_ONCE, ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.parallel.in_turn import SamplesInTurn
 from firecaffe.parallel.layers import SplitLayer
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
@@ -115,11 +116,7 @@ def split_network(
     others = take_from_first(mesh.world, wholes)
     has_buffers = any(True for _ in model.buffers())
     chosen = chosen_layers(model, words)
-    group: PartGroup
-    if words.shares_samples:
-        group = PartGroup(mesh.row, words.num_parts)
-    else:
-        group = OwnSamples(mesh.row, words.num_parts, _meet(mesh.row, exchange, resources))
+    group = _group(mesh.row, words, exchange, resources)
     mark_cut_up(model)
     split_layers(model, chosen, group)
     model.register_forward_hook(_give_whole)
@@ -152,6 +149,22 @@ def split_network(
     return SplitNetwork(
         mesh, names, has_buffers, others, group, *found, updates, chosen, norms, outlines
     )
+
+
+def _group(
+    row: Group, words: ParallelConfig, exchange: ExchangeConfig, resources: ExitStack
+) -> PartGroup:
+    if words.shares_samples:
+        return PartGroup(row, words.num_parts)
+    local = _meet(row, exchange, resources)
+    # Where memory is shared nothing is on its way that computation could hide.
+    if words.exchange == AT_ONCE or row.world_size == 1 or local is not None:
+        return OwnSamples(row, words.num_parts, local)
+    if row.device.type != "cpu":
+        raise RecipeError(
+            "parallel.exchange in_turn: messages come one by one between CPUs alone; take at_once"
+        )
+    return SamplesInTurn(row, words.num_parts)
 
 
 def _meet(row: Group, words: ExchangeConfig, resources: ExitStack) -> LocalRanks | None:

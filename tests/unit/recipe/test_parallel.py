@@ -165,6 +165,10 @@ def test_each_number_of_hosts_must_have_a_layout(words: Any, per_host: int, line
         ((0, 1, {}, 2, "none", ["a"]), "parallel.parts is 2, but no layer is split"),
         ((0, 1, HEAD, 0, TRICK, [], "1f1b", 0), "parallel.head_updates is 0; it must be 1 to 4096"),
         ((0, 1, HEAD, 0, "none", [], "1f1b", 2), "parallel.head_updates is 2 with parallel.scheme"),
+        (
+            (0, 1, HEAD, 0, "none", [], "1f1b", 1, "in_turn"),
+            "parallel.exchange is in_turn with par",
+        ),
     ],
 )
 def test_words_that_cannot_be(words: Any, line: str) -> None:
