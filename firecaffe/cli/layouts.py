@@ -1,4 +1,4 @@
-"""The layouts of `firecaffe verify --layouts 1,data=4,model=2x2,trick=2x2,stages=2x2`."""
+"""The layouts of `firecaffe verify --layouts 1,data=4,model=2x2,trick=2x2,stages=2x2,shards=4`."""
 
 import dataclasses
 import re
@@ -13,34 +13,45 @@ SCHEMES: dict[str, Any] = {"model": "none", "trick": ONE_WEIRD_TRICK}
 """The schemes of the layouts whose workers hold a model together; see `ParallelConfig.scheme`."""
 
 NUMBER = r"([1-9]\d{0,3})"
-LAYOUT = re.compile(rf"(1)|data={NUMBER}|(model|trick|stages)=(?:{NUMBER}x)?{NUMBER}")
-STAGES = "stages"
+LAYOUT = re.compile(rf"(1)|(?:data|shards)={NUMBER}|(model|trick|stages)=(?:{NUMBER}x)?{NUMBER}")
+STAGES, SHARDS = "stages", "shards"
 
 
 def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
     """The recipe in each of the layouts, which are to come to the same bits.
 
-    Raises: RecipeError if there is no such layout, or the recipe neither splits a layer nor names
-        stages.
+    Raises: RecipeError if there is no such layout, or the recipe neither splits a layer, nor names
+        stages, nor updates in shards.
     """
-    words = recipe.parallel
-    if not words.is_split and not words.stages:
+    words, exchange = recipe.parallel, recipe.exchange
+    if not words.is_split and not words.stages and not exchange.in_shards:
         raise RecipeError(
             "--layouts: the recipe splits no layer and names no stages; say parallel.split, "
-            "parallel.scheme one_weird_trick, or parallel.stages"
+            "parallel.scheme one_weird_trick, parallel.stages, or exchange.update_at shards"
         )
     twins: dict[str, Twin] = {}
     for name in text.split(","):
         found = LAYOUT.fullmatch(name)
         if found is None:
             raise RecipeError(
-                f"--layouts has {name!r}; a layout is 1, data=D, model=K, trick=K or stages=K, or "
-                "of D models model=DxK and so on, as in 1,data=4,model=2x2"
+                f"--layouts has {name!r}; a layout is 1, data=D, shards=D, model=K, trick=K or "
+                "stages=K, or of D models model=DxK and so on, as in 1,data=4,model=2x2"
             )
         one, data, kind, rows, columns = found.groups()
         size = (1, 1) if one else (int(data), 1) if data else (int(rows or 1), int(columns))
-        parallel = _over(words, kind, *size)
-        twin = dataclasses.replace(recipe, parallel=parallel)
+        is_shared = name.startswith(SHARDS)
+        if is_shared and not exchange.in_shards:
+            raise RecipeError("--layouts has shards, but exchange.update_at is all; say shards")
+        if kind is not None and exchange.in_shards:
+            raise RecipeError(
+                f"--layouts has {kind}, but the recipe has exchange.update_at shards; say shards=D"
+            )
+        update_at: Any = SHARDS if is_shared else "all"
+        twin = dataclasses.replace(
+            recipe,
+            parallel=words if exchange.in_shards else _over(words, kind, *size),
+            exchange=dataclasses.replace(exchange, update_at=update_at),
+        )
         twins[name] = Twin(name, size[0] * size[1], twin)
     if len(twins) < 2:
         raise RecipeError(f"--layouts is {text!r}; verify compares two or more, as 1,model=2x2")

@@ -228,8 +228,8 @@ def _show(
 ) -> None:
     console.print(
         f"{name}: {work.model}, batch {work.global_batch_size} in micro-batches of "
-        f"{work.micro_batch_size}, {work.parameter_bytes / 1e6:,.1f} MB of gradients, on "
-        f"{cluster.name} ({cluster.about})",
+        f"{work.micro_batch_size}, {work.parameter_bytes / 1e6:,.1f} MB of gradients"
+        f"{', updated in shards' * work.in_shards}, on {cluster.name} ({cluster.about})",
         markup=False,
     )
     for each in _assumptions(work, cluster, rows, modes):

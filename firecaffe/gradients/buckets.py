@@ -123,11 +123,16 @@ def offsets(tensors: Sequence[Tensor], alignment: int = ALIGNMENT) -> list[int]:
     Beginnings are aligned as an allocation is: on a GPU some kernels choose by alignment how they
     add, and a bucket's size must not change bits.
     """
+    return places([tensor.numel() for tensor in tensors], alignment)
+
+
+def places(sizes: Sequence[int], alignment: int = ALIGNMENT) -> list[int]:
+    """The same of tensors of so many elements."""
     result, end = [], 0
-    for tensor in tensors:
+    for size in sizes:
         begin = -(-end // alignment) * alignment
         result.append(begin)
-        end = begin + tensor.numel()
+        end = begin + size
     return [*result, end]
 
 

@@ -1,10 +1,10 @@
 """Shards: the rows of each parameter that a rank updates, if the update is shared out.
 
 Each bucket of gradients is cut into a shard for each rank, one after the other, so that all ranks
-take part in each reduce-scatter. What a rank has got too little of in one bucket it gets more of in
-the next. A bucket is cut between two rows of a parameter; or, if the update needs norms of whole
-parameters (clipping, LARS, LAMB), between two parameters, so that the owner takes the norm as it is
-taken of the whole, to the same bits. A large parameter has one owner then.
+take part in each reduce-scatter. What a rank has got too little of in a large bucket it gets more
+of in smaller ones. A bucket is cut between two rows of a parameter; or, if the update needs norms
+of whole parameters (clipping, LARS, LAMB), between two parameters, so that the owner takes the norm
+as it is taken of the whole, to the same bits. A large parameter has one owner then.
 
 Source: Rajbhandari et al. 2020, arXiv 1910.02054 (ZeRO stage 1).
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from firecaffe.gradients.buckets import members_of, offsets
+from firecaffe.gradients.buckets import members_of, places
 
 
 class Span(NamedTuple):
@@ -68,13 +68,13 @@ def make_shards(
     """
     names, parameters = list(named), list(named.values())
     buckets = members_of(parameters, [ready_order], bucket_bytes)
-    spans = {members: _spans(parameters, members, whole) for members in buckets}
-    ends = [offsets([parameters[each] for each in members])[-1] for members in buckets]
-    cuts = dict(zip(buckets, cut_buckets([*spans.values()], ends, world_size), strict=True))
+    rows_in = [(1, each.numel()) if whole else _rows_in_memory(each) for each in parameters]
+    spans, ends = zip(*(spans_of([rows_in[m] for m in each]) for each in buckets), strict=True)
+    cuts = dict(zip(buckets, cut_buckets(spans, ends, world_size), strict=True))
     rows_of = {
         names[member]: _rows(span, cuts[members])
-        for members in buckets
-        for member, span in zip(members, spans[members], strict=True)
+        for members, in_bucket in zip(buckets, spans, strict=True)
+        for member, span in zip(members, in_bucket, strict=True)
     }
     rows = {name: rows_of[name] for name in names}
     found = Shards(cuts, rows, rank)
@@ -88,21 +88,22 @@ def make_shards(
 def cut_buckets(
     buckets: Sequence[Sequence[Span]], ends: Sequence[int], parts: int
 ) -> list[tuple[int, ...]]:
-    """Cuts buckets, one after the other, into as many parts each; in all, parts are as equal as
+    """Cuts buckets into as many parts each, the largest first, so that in all parts are as equal as
     they can be. ends: the elements of each.
     """
-    held, found = [0] * parts, []
-    for spans, end in zip(buckets, ends, strict=True):
-        total = sum(held) + end
+    held, found = [0] * parts, dict[int, tuple[int, ...]]()
+    for index in sorted(range(len(buckets)), key=lambda index: -ends[index]):
+        total = sum(held) + ends[index]
         wanted = [max(0, total - parts * each) for each in held]
         cuts, before = [0], 0
         for each in wanted[:-1]:
             before += each
-            cuts.append(_nearest(spans, end, end * before // sum(wanted)))
-        cuts.append(end)
+            place = ends[index] * before // max(1, sum(wanted))
+            cuts.append(_nearest(buckets[index], ends[index], place))
+        cuts.append(ends[index])
         held = [had + b - a for had, (a, b) in zip(held, pairwise(cuts), strict=True)]
-        found.append(tuple(cuts))
-    return found
+        found[index] = tuple(cuts)
+    return [found[index] for index in range(len(buckets))]
 
 
 def _nearest(spans: Sequence[Span], end: int, place: int) -> int:
@@ -114,12 +115,19 @@ def _nearest(spans: Sequence[Span], end: int, place: int) -> int:
     return span.start + row * span.row if row < span.rows else after
 
 
-def _spans(parameters: Sequence[Tensor], members: Sequence[int], whole: bool) -> list[Span]:
-    own = [parameters[member] for member in members]
-    return [
-        Span(start, *((1, each.numel()) if whole else _rows_in_memory(each)))
-        for start, each in zip(offsets(own), own, strict=False)
-    ]
+def spans_of(rows: Sequence[tuple[int, int]]) -> tuple[list[Span], int]:
+    """The spans of a bucket's parameters, and its elements. rows: of each, as a span has them."""
+    *starts, end = places([number * row for number, row in rows])
+    return [Span(start, *own) for start, own in zip(starts, rows, strict=True)], end
+
+
+def held_elements(spans: Sequence[Span], cuts: Sequence[int]) -> tuple[int, ...]:
+    """The elements of a bucket's parameters that each rank has."""
+    held = [0] * (len(cuts) - 1)
+    for span in spans:
+        for rank, (start, stop) in enumerate(pairwise(_rows(span, cuts))):
+            held[rank] += (stop - start) * span.row
+    return tuple(held)
 
 
 def _rows_in_memory(tensor: Tensor) -> tuple[int, int]:

@@ -71,6 +71,8 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Change]
         worlds.append(("storage of twice the rate", workload, replace(cluster, storage=twice)))
         twice = replace(storage, decoded_images_per_s=2 * storage.decoded_images_per_s)
         worlds.append(("twice the decoding threads", workload, replace(cluster, storage=twice)))
+    if workload.in_shards:
+        worlds.append(("exchange.update_at all", replace(workload, in_shards=False), cluster))
     way = row.exchange, row.compressor
     found = [_change(what, row, work, on, *way) for what, work, on in worlds]
     ways = [

@@ -15,6 +15,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.exchange.route import find_route
+from firecaffe.exchange.schedule import ALL_GATHER, REDUCE_SCATTER
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.plan.accuracy import IMAGENET_IMAGES, LAWS
 from firecaffe.plan.cluster import Cluster
@@ -24,6 +25,7 @@ from firecaffe.plan.goodput import best_interval_s, goodput, time_between_failur
 from firecaffe.plan.memory import memory_band, memory_bytes
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
+from firecaffe.plan.shards import shards_of, shards_s
 from firecaffe.plan.timeline import Bucket, Step, buckets_of, overlap, slowest_of
 from firecaffe.plan.workload import Workload
 
@@ -130,7 +132,7 @@ def forecast(
     read_error = cluster.storage.error if cluster.storage else 0.0
     low = cost.step(world_size, 1 - compute_error, 1 - exchange_error, 1 - read_error)
     high = cost.step(world_size, 1 + compute_error, 1 + exchange_error, 1 + read_error)
-    memory = memory_bytes(workload, world_size)
+    memory = memory_bytes(cost.workload, world_size)
     memory_low, memory_high = memory_band(memory)
     hosts = ceil(world_size / cluster.devices_per_node)
     kept = _goodput(cluster, memory, hosts)
@@ -200,6 +202,8 @@ def forecasts(
     for world_size in workers:
         check_plan(workload, cluster, world_size)
         chosen = exchanges_on(cluster, world_size) if exchanges is None else exchanges
+        if workload.in_shards and exchanges is None:
+            chosen = [workload.exchange or "tree"]
         chosen = chosen if world_size > 1 else ["tree"]  # which one alone has no say in
         is_plain = NO_COMPRESSOR in compressors or world_size == 1
         rows += [forecast(workload, cluster, world_size, name) for name in chosen if is_plain]
@@ -251,6 +255,8 @@ class _Cost:
     def __init__(
         self, workload: Workload, cluster: Cluster, exchange: str, compressor: str
     ) -> None:
+        if compressor != NO_COMPRESSOR:  # with which all update all
+            workload = replace(workload, in_shards=False)
         self.workload, self.cluster = workload, cluster
         self.exchange, self.compressor = exchange, compressor
         self.one = micro_batch(workload, cluster.device, workload.micro_batch_size)
@@ -272,12 +278,17 @@ class _Cost:
             ready, taken_s, backward_s, lanes, share_beside, device.exchange_slowdown
         )
         own_s = compute * share * self.one.compute_s + beside_s - backward_s
+        gather_s, updated = 0.0, 1.0
+        if work.in_shards and world_size > 1:  # weights come back after the update
+            network = Network(self.cluster.links, world_size)
+            gather_s = exchange * sum(shards_s(work, network, ALL_GATHER))
+            updated = shards_of(work, world_size).largest_share
         step = Step(
             compute_s=own_s * slowest_of(world_size, device.jitter, share),
             data_s=compute * share * data_s(work, device),
-            exposed_communication_s=exposed_s,
-            update_s=compute * update_s(work, device),
-            exchange_s=sum(taken_s),
+            exposed_communication_s=exposed_s + gather_s,
+            update_s=compute * update_s(work, device, updated),
+            exchange_s=sum(taken_s) + gather_s,
         )
         waits_s = storage_s(work, self.cluster, world_size, step.step_s, read)
         return replace(step, data_s=step.data_s + waits_s)
@@ -292,6 +303,8 @@ class _Cost:
                 device = self.cluster.device
                 rate = device.memory_bytes_per_s * device.efficiency
                 taken_s = coded_s(self.compressor, self.workload, network, rate, sizes)
+            elif self.workload.in_shards:
+                taken_s = shards_s(self.workload, network, REDUCE_SCATTER)
             else:
                 taken_s = self._prices(network).seconds(sizes)
             self._exchange_s[world_size] = taken_s
@@ -330,6 +343,7 @@ def prices_of(workload: Workload, exchange: str, network: Network) -> Prices:
         ranks_per_node(network),
         shared_memory=workload.shared_memory and network.links[0].memory_bytes_per_s > 0,
         any_shares=workload.any_shares,
+        to_owners=workload.in_shards,
     )
     leaves = workload.num_micro_batches
     return Prices(route.summed_by, network, num_leaves=leaves, across=route.across)

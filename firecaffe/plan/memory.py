@@ -1,6 +1,7 @@
 """What one worker holds in memory during a step, in bytes."""
 
 from firecaffe.plan.compute import HALF_PRECISION
+from firecaffe.plan.shards import shards_of
 from firecaffe.plan.workload import Workload
 
 LIBRARY_BYTES = 600_000_000
@@ -29,18 +30,23 @@ def memory_bytes(workload: Workload, world_size: int) -> dict[str, float]:
     """Memory by what it is for.
 
     Sums: of the micro-batch tree's nodes that wait for their neighbors, one at each level at most.
-    Buckets: what arrives, beside the gradients, of the largest one.
+    Buckets: what arrives, beside the gradients, of the largest one. Optimizer: of the worker that
+    has most, if each has a shard.
     """
     weights = float(workload.parameter_bytes)
     share = -(-workload.num_micro_batches // world_size)
     half = 0.5 if workload.autocast in HALF_PRECISION else 1.0
     largest = max(workload.bucket_bytes, max(workload.tensors_bytes, default=0))
+    updated, arriving = weights, 2.0 * min(largest, weights)
+    if workload.in_shards and world_size > 1:
+        shards = shards_of(workload, world_size)
+        updated, arriving = float(shards.held_bytes), float(shards.arriving_bytes)
     return {
         "parameters": weights + workload.frozen_bytes,
         "gradients": weights,
         "sums": weights * max(0, share.bit_length() - 1),
-        "optimizer": weights * workload.optimizer_vectors,
+        "optimizer": updated * workload.optimizer_vectors,
         "activations": half * workload.activation_bytes * workload.micro_batch_size,
-        "buckets": 2.0 * min(largest, weights),
+        "buckets": arriving,
         "library": float(LIBRARY_BYTES),
     }

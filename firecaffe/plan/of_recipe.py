@@ -37,6 +37,7 @@ from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import IMAGENET_CHW, Workload, images_of, input_of, layers_of
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.recipe.update_at import needs_norms
 from firecaffe.reference import is_reference
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import FORECAST
@@ -108,6 +109,8 @@ def workload_of(recipe: Recipe, data: Data | None = None) -> Workload:
             compressor=recipe.exchange.compressor,
             any_shares=recipe.synchrony.shares == MEASURED,
             compressor_level=recipe.exchange.compressor_level,
+            in_shards=recipe.exchange.in_shards,
+            has_whole_shards=needs_norms(recipe.solver),
             assumption=samples.assumption,
         ),
     )

@@ -6,9 +6,17 @@ from functools import lru_cache
 
 import numpy as np
 
-from firecaffe.exchange import NATIVE, find_schedule, fold, shared_memory
+from firecaffe.exchange import (
+    NATIVE,
+    find_schedule,
+    fold,
+    sharded_parameter_server,
+    shared_memory,
+)
+from firecaffe.exchange.collectives import half
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import FOLD
+from firecaffe.exchange.schedule import ALL_GATHER, ALL_REDUCE, Schedule
 from firecaffe.plan.cluster import Link
 from firecaffe.plan.network import Network
 from firecaffe.plan.rounds import like_rounds, rounds_s, sharded_s
@@ -59,6 +67,9 @@ class Prices:
     """Micro-batches of a step; `fold` alone asks for it."""
     across: str = ""
     """What goes on between nodes, if ranks of a node add in memory; as in a `Route`."""
+    kind: str = ALL_REDUCE
+    """Of `fold`: the way to the owners of shards alone, REDUCE_SCATTER, or that back, ALL_GATHER.
+    """
     _at: dict[int, float] = field(default_factory=dict)
 
     def seconds(self, sizes: Sequence[int]) -> list[float]:
@@ -104,7 +115,7 @@ class Prices:
         if self.algorithm == NATIVE:
             return min(rounds_only_s(each, network, num_elements) for each in NATIVE_CANDIDATES)
         if self.algorithm == FOLD:
-            return _fold_s(network, num_elements, self.num_leaves)
+            return _fold_s(network, num_elements, self.num_leaves, self.kind)
         if not self.in_pieces:
             return rounds_only_s(self.algorithm, network, num_elements)
         if network.world_size <= SIMULATED_RANKS:
@@ -137,19 +148,21 @@ def _shared_s(across: str, network: Network, num_elements: int, itemsize: int = 
     )
 
 
-def _fold_s(network: Network, num_elements: int, num_leaves: int) -> float:
+def _fold_s(network: Network, num_elements: int, num_leaves: int, kind: str = ALL_REDUCE) -> float:
     """Seconds of the schedule that is executed, after its early round, which nobody waits for: one
     node of each rank is left.
     """
     inputs = fold.inputs_of(num_leaves, equal_shares(num_leaves, network.world_size))
     if network.world_size > SIMULATED_RANKS:
-        return sharded_s(network, num_elements)
-    return simulate_s(
-        lambda _, size: fold.schedule(inputs, num_leaves, size, early=True).late(),
-        network,
-        num_elements,
-        in_pieces=False,
-    )
+        return sharded_s(network, num_elements) / (1 if kind == ALL_REDUCE else 2)
+
+    def schedule(world_size: int, size: int) -> Schedule:
+        if kind == ALL_GATHER:
+            return half(sharded_parameter_server.schedule, ALL_GATHER)(world_size, size)
+        make = fold.schedule if kind == ALL_REDUCE else fold.reduce_scatter
+        return make(inputs, num_leaves, size, early=True).late()
+
+    return simulate_s(schedule, network, num_elements, in_pieces=False)
 
 
 @lru_cache

@@ -84,6 +84,10 @@ class Workload:
     any_shares: bool = False
     """Whether workers may come to have any shares of a step's micro-batches."""
     compressor_level: int = 0
+    in_shards: bool = False
+    """Whether each worker updates a shard of the weights."""
+    has_whole_shards: bool = False
+    """Whether each parameter has one owner then."""
     frozen_bytes: int = 0
     """Size of the parameters that are not trained."""
     assumption: str = ""

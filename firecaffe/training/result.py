@@ -59,6 +59,8 @@ class Result:
     peak_memory_bytes_by_rank: list[int]
     """The most memory that each rank has had: on a CPU the process, with its libraries; on a GPU
     the tensors."""
+    optimizer_bytes_by_rank: list[int]
+    """The optimizer's tensors that each rank has at the end."""
     loss: float | None
     """Mean loss of the last step; None if a resumed run had no step left to do."""
     test_loss: float
@@ -257,6 +259,7 @@ def result_of(
         "checkpoints": asdict(costs),
         "sent": world.traffic.sent_bytes,
         "memory": peak_memory_bytes(world.device),
+        "optimizer": state.own_bytes("optimizer"),
         "broken": [each for of_part in sums.broken for each in of_part.values()],
         "doubts": list(doubts),
     }
@@ -274,6 +277,7 @@ def result_of(
             None if rank["sent"] is None else _share(rank["sent"], steps_done) for rank in ranks
         ],
         peak_memory_bytes_by_rank=[rank["memory"] for rank in ranks],
+        optimizer_bytes_by_rank=[rank["optimizer"] for rank in ranks],
         loss=sums.loss,
         test_loss=test.loss,
         metrics=test.metrics,

@@ -112,6 +112,11 @@ class State:
             for key, part in self.pieces[name].parts().items()
         }
 
+    def own_bytes(self, name: str) -> int:
+        """The bytes of a piece that this rank has."""
+        parts = self.pieces[name].parts().values()
+        return sum(each.nbytes for part in parts for each in part.tensors)
+
     def names_held_in_parts(self) -> list[str]:
         """The names of the pieces of which each rank holds a part."""
         return [name for name, piece in self.pieces.items() if not piece.held_by_all]

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 import firecaffe
-from firecaffe import CheckpointConfig, Recipe, RunConfig, SynchronyConfig
+from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, SynchronyConfig
 from firecaffe.data import Batch
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.runs.folder import read_run_file
@@ -94,6 +94,18 @@ def test_a_resume_in_the_middle_changes_no_bit(ranks: Ranks, alone: str, tmp_pat
     ranks.shared(3, fit, half, first, 1)
     (result, *_) = ranks.shared(4, fit, RECIPE, str(tmp_path / "second"), 2, first)
     assert result.state_sha256 == alone
+
+
+def test_an_update_in_shards_changes_no_bit_either(
+    ranks: Ranks, alone: str, tmp_path: Path
+) -> None:
+    """Who computes gradients changes, who updates does not."""
+    exchange = ExchangeConfig(bucket_bytes=500, update_at="shards")
+    recipe = dataclasses.replace(RECIPE, exchange=exchange)
+    for world_size in (2, 3):
+        folder = str(tmp_path / str(world_size))
+        for states in ranks.shared(world_size, fit_each, recipe, folder, [0, 1]):
+            assert states == [alone] * 2
 
 
 def test_a_worker_that_takes_longer_gets_less(ranks: Ranks, tmp_path: Path) -> None:

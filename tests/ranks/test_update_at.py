@@ -1,6 +1,9 @@
 """Each rank updates a shard of the weights: the bits of one worker, in every way to update."""
 
 import dataclasses
+import json
+import os
+import signal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +13,16 @@ from torch import Tensor, nn
 
 import firecaffe
 from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe.cluster.world import join
+from firecaffe.errors import PeerLostError
+from firecaffe.exchange.fold import inputs_of
+from firecaffe.exchange.leaves import equal_shares
+from firecaffe.exchange.route import find_route
+from firecaffe.exchange.schedule import shard
+from firecaffe.gradients.buckets import offsets
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.gradients.shards import make_shards
+from firecaffe.transport.exchange import Exchange
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
@@ -123,3 +136,109 @@ def test_a_layout_goes_on_from_any_other(ranks: Ranks, tmp_path: Path) -> None:
             assert found.state_sha256 == alone.state_sha256, (workers, update_at)
             assert not found.identity_doubts
             trained(ranks, workers, now, before)
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb"])
+def test_a_rank_holds_its_share_of_the_optimizers_state(
+    ranks: Ranks, name: str, tmp_path: Path
+) -> None:
+    """Two vectors of the weights, and Adam's count of steps for each tensor, in bytes."""
+    solver = dataclasses.replace(RECIPE.solver, **SOLVERS[name])
+    recipe = dataclasses.replace(RECIPE, solver=solver)
+    parameters = {n: each for n, each in Net().named_parameters() if each.requires_grad}
+    used = {n: each.numel() for n, each in parameters.items() if n != "unused"}
+    for workers in (2, 4):
+        found = trained(ranks, workers, recipe, tmp_path / str(workers))
+        in_all, steps = 2 * 4 * sum(used.values()), 4 * len(used) * (name == "adam")
+        assert in_all <= sum(found.optimizer_bytes_by_rank) <= in_all + workers * steps
+        if name == "adam":  # in rows
+            assert max(found.optimizer_bytes_by_rank) <= 1.15 * in_all / workers
+        else:  # whole, of which the largest is its owner's alone
+            assert max(found.optimizer_bytes_by_rank) == 2 * 4 * max(used.values())
+        record = json.loads((tmp_path / str(workers) / "result.json").read_text())
+        assert record["optimizer_bytes_by_rank"] == found.optimizer_bytes_by_rank
+        assert record["route"] == "fold to the owners of shards"
+        files = {
+            path.name for path in (tmp_path / str(workers) / "checkpoints/step-00000005").iterdir()
+        }
+        assert {"optimizer.safetensors", "ema.safetensors"} <= files
+
+
+SHAPES = [(48, 16), (5, 32), (16,), (7, 16, 3)]
+
+
+def one_step(whole: bool, num_leaves: int, lost: int | None = None) -> Any:
+    """What a rank sends in the sum and in the gather, its shard, and the tail, in bytes; or whom it
+    has lost.
+    """
+    with join("cpu", timeout_s=60.0, silent_s=1.5) as world:
+        weights = [nn.Parameter(torch.full(shape, float(world.rank == 0))) for shape in SHAPES]
+        named = {str(place): each for place, each in enumerate(weights)}
+        size, rank = world.world_size, world.rank
+        shards = make_shards(named, range(4), 2000, size, rank, whole)
+        exchange = Exchange(world, find_route("tree", num_leaves, size, to_owners=True))
+        tail, counts = [torch.zeros(3)], torch.zeros(2)
+        words = named, range(4), tail, counts, num_leaves, exchange, 2000
+        reducer = GradientReducer(*words, shards=shards)
+        leaves = exchange.route.order(num_leaves, equal_shares(num_leaves, size)[rank])
+        sent = [world.traffic.sent_bytes or 0]
+        try:
+            with reducer:
+                reducer.begin_step(float(num_leaves))
+                for leaf in leaves:
+                    loss = sum(((each * leaf).sum() for each in weights), torch.zeros(()))
+                    if leaf != leaves[-1]:
+                        reducer.add(leaf, loss, tail)
+                    else:
+                        reducer.add_last(leaf, loss, tail, counts)
+                reducer.finish_step()
+                sent.append(world.traffic.sent_bytes or 0)
+                mean = (num_leaves - 1) / 2
+                for each in shards.own.values():
+                    assert each.grad is not None
+                    assert each.grad.eq(mean).all()
+                with torch.no_grad():
+                    for each in shards.own.values():
+                        each.fill_(rank + 1.0)
+                if rank == lost:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                reducer.gather_weights()
+                sent.append(world.traffic.sent_bytes or 0)
+        except PeerLostError as error:
+            return error.kind, error.rank
+        for name, each in named.items():
+            rows = shards.rows[name]
+            for owner in range(size):
+                part = each[rows[owner] : rows[owner + 1]] if rows[-1] == len(each) else each
+                if rows[owner] < rows[owner + 1]:
+                    assert part.eq(owner + 1.0).all()
+        own = sum(cuts[rank + 1] - cuts[rank] for cuts in shards.cuts.values())
+        return sent[1] - sent[0], sent[2] - sent[1], own
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_bytes_are_those_of_the_formula(ranks: Ranks, workers: int, whole: bool) -> None:
+    """(P - 1) / P of the weights to their owners and as much back, of each rank on average; of m
+    nodes of the tree a rank sends each to the owners.
+    """
+    elements = sum(offsets([torch.empty(shape)])[-1] for shape in SHAPES)
+    tail = offsets([torch.empty(3), torch.empty(len(SHAPES) + 2)])[-1]
+    others = workers - 1
+    for leaves in (workers, 2 * workers, 7):
+        nodes = list(map(len, inputs_of(leaves, equal_shares(leaves, workers))))
+        found = ranks.shared(workers, one_step, whole, leaves)
+        assert sum(own for *_, own in found) == elements
+        assert sum(back for _, back, _ in found) == 4 * others * elements
+        if set(nodes) == {1}:
+            assert sum(to for to, *_ in found) == 4 * others * (elements + 2 * tail)
+        for rank, (to, back, own) in enumerate(found):
+            start, stop = shard(tail, workers, rank)
+            of_tail = nodes[rank] * (tail - stop + start) + others * (stop - start)
+            assert to == 4 * (nodes[rank] * (elements - own) + of_tail)
+            assert back == 4 * others * own
+
+
+def test_a_killed_rank_is_named_in_the_gather(ranks: Ranks) -> None:
+    found = ranks.run(3, one_step, False, 6, 1, lost={1})
+    assert [found[0], found[2]] == [("gone", 1)] * 2

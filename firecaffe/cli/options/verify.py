@@ -29,7 +29,7 @@ def make_parser() -> Parser:
         default="",
         metavar="L,L",
         help="instead of numbers of workers, layouts of a model that is split or in stages: 1, "
-        "data=D, model=DxK, trick=DxK, stages=DxK",
+        "data=D, model=DxK, trick=DxK, stages=DxK, shards=D",
     )
     add(
         "--steps",

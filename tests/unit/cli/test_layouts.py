@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
-from firecaffe import ParallelConfig, Recipe
+from firecaffe import ExchangeConfig, ParallelConfig, Recipe
 from firecaffe.cli.layouts import layouts_of
 from firecaffe.errors import RecipeError
 
 STAGED = Recipe(parallel=ParallelConfig(2, stages=["a", "b", "c"]))
+SHARDED = Recipe(exchange=ExchangeConfig(update_at="shards"))
 SPLIT = Recipe(parallel=ParallelConfig(split={"*": "neurons"}, parts=4))
 
 
@@ -34,9 +35,20 @@ def test_how_samples_are_exchanged_is_of_one_weird_trick_alone() -> None:
     assert (model.recipe.parallel.scheme, model.recipe.parallel.exchange) == ("none", "at_once")
 
 
+def test_shards_of_the_update() -> None:
+    found = layouts_of("1,data=2,shards=3", SHARDED)
+    assert [(each.name, each.workers, each.recipe.exchange.update_at) for each in found] == [
+        ("1", 1, "all"),
+        ("data=2", 2, "all"),
+        ("shards=3", 3, "shards"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "recipe", "line"),
     [
+        ("1,shards=2", SPLIT, "has shards, but exchange.update_at is all"),
+        ("1,model=2", SHARDED, "has model, but the recipe has exchange.update_at shards"),
         ("1,stages=3", STAGED, "names 4 stages, of which no 3 can be made"),
         ("1,model=2", STAGED, "has model, but the recipe has parallel.stages"),
         ("1,stages=2", SPLIT, "has stages, but the recipe has no parallel.stages"),

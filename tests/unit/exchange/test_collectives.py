@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
 
-from firecaffe.exchange import ALGORITHMS
+from firecaffe.exchange import ALGORITHMS, sharded_parameter_server
 from firecaffe.exchange.check import check
-from firecaffe.exchange.collectives import COLLECTIVES, average, find_collective
+from firecaffe.exchange.collectives import COLLECTIVES, average, find_collective, half
 from firecaffe.exchange.proof import prove
 from firecaffe.exchange.schedule import (
     ALL_GATHER,
@@ -95,3 +96,16 @@ def test_an_average_is_the_all_reduce_with_another_kind(algorithm: str) -> None:
 def test_what_there_is_not_is_refused_with_what_there_is() -> None:
     with pytest.raises(ValueError, match=r"no broadcast 'ring'; .*parameter_server, tree"):
         find_collective(BROADCAST, "ring")
+
+
+def test_shards_of_any_length_are_gathered() -> None:
+    cuts = (0, 7, 7, 50, 64)
+    server = partial(sharded_parameter_server.schedule, cuts=cuts)
+    schedule = half(server, ALL_GATHER)(4, 64)
+    check(schedule)
+    assert schedule.own_shards == [(0, 7), (7, 7), (7, 50), (50, 64)]
+    assert prove(schedule).complete
+    for rank, (start, stop) in enumerate(schedule.own_shards):
+        sent = sum(t.num_elements for t in schedule.transfers() if t.source == rank)
+        assert sent == 3 * (stop - start)
+    assert not prove(replace(schedule, cuts=(0, 8, 8, 50, 64))).complete

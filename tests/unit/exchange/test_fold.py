@@ -46,6 +46,29 @@ def test_the_way_to_the_owners_alone() -> None:
         assert schedule.num_messages == len(transfers)
 
 
+@settings(max_examples=60)
+@given(st.integers(1, 24), st.integers(1, 6), st.booleans(), st.data())
+def test_shards_of_any_length(leaves: int, p: int, early: bool, data: st.DataObject) -> None:
+    p = min(p, leaves)
+    inner = data.draw(st.lists(st.integers(0, 61), min_size=p - 1, max_size=p - 1))
+    cuts = (0, *sorted(inner), 61)
+    for schedule in (
+        fold.schedule(inputs_of(leaves, p), leaves, 61, early=early, cuts=cuts),
+        fold.reduce_scatter(inputs_of(leaves, p), leaves, 61, early, cuts),
+    ):
+        check(schedule)
+        proof = prove(schedule)
+        assert schedule.own_shards == list(pairwise(cuts))
+        assert (proof.complete, proof.in_tree_order) == (True, True)
+        assert schedule.sent_elements == sum(t.num_elements for t in schedule.transfers())
+
+
+def test_early_rounds_go_to_the_owners_too() -> None:
+    schedule = fold.reduce_scatter(inputs_of(16, 3), 16, 61, early=True)
+    assert len(schedule.rounds) == schedule.num_rounds == schedule.early_rounds + 1
+    assert all(t.reduce for t in schedule.transfers())
+
+
 def inputs_of(num_leaves: int, world_size: int) -> list[list[Node]]:
     return fold.inputs_of(num_leaves, equal_shares(num_leaves, world_size))
 

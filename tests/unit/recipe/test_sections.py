@@ -178,9 +178,11 @@ def changed(recipe: Recipe, name: str, value: Any) -> Recipe:
 def test_the_example_changes_every_word() -> None:
     default, other = flatten(Recipe()), flatten(OTHER)
     assert default.keys() == other.keys()
-    # The length beside which there is no other; and what a compressor goes with alone, or not.
+    # The length beside which there is no other; and what a compressor goes with alone, or not
+    # (see test_update_at.py).
     assert [name for name in default if default[name] == other[name]] == [
         "train.epochs",
+        "exchange.update_at",
         "synchrony.mode",
         "synchrony.shares",
         *PARALLEL,
@@ -225,6 +227,7 @@ FREE = {
     "train.epochs",
     "exchange.algorithm",
     "exchange.bucket_bytes",
+    "exchange.update_at",
     "exchange.shared_memory",
     "exchange.timeout_s",
     "exchange.silent_s",
