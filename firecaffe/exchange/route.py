@@ -47,6 +47,8 @@ class Route:
     """The level of the micro-batch tree whose nodes a codec encodes."""
     hook: str = ""
     """What it is called."""
+    apart: str = ""
+    """Why nodes stay apart, if the way is FOLD."""
 
     @property
     def shares_memory(self) -> bool:
@@ -138,7 +140,12 @@ def find_route(
     continues = brings_subtrees and adds_in_tree_order(algorithm, world_size, ranks_per_host)
     has_stand_in = num_leaves is not None and keeps_tree_order(algorithm)
     if world_size > 1 and not continues and has_stand_in:
-        return route(FOLD, is_invariant=True)
+        apart = f"{algorithm} does not add in the tree's order at {world_size} workers"
+        if any_shares:
+            apart = "shares may become any"
+        elif not brings_subtrees:
+            apart = "shares are no subtrees"
+        return route(FOLD, is_invariant=True, apart=apart)
     across = _across_hosts(algorithm, world_size, ranks_per_host) if shared_memory else ""
     return route(SCHEDULE, is_invariant=world_size == 1 or continues, across=across)
 
