@@ -51,6 +51,8 @@ class Route:
     """Whether each rank is brought the total of its shard alone, to update that."""
     groups: int = 1
     """Micro-batches with the same number modulo this are computed before those with the next."""
+    apart: str = ""
+    """Why nodes stay apart, if the way is FOLD."""
 
     @property
     def shares_memory(self) -> bool:
@@ -156,7 +158,12 @@ def find_route(
     continues = brings_subtrees and adds_in_tree_order(algorithm, world_size, ranks_per_host)
     has_stand_in = num_leaves is not None and keeps_tree_order(algorithm)
     if world_size > 1 and not continues and has_stand_in:
-        return route(FOLD, is_invariant=True)
+        apart = f"{algorithm} does not add in the tree's order at {world_size} workers"
+        if any_shares:
+            apart = "shares may become any"
+        elif not brings_subtrees:
+            apart = "shares are no subtrees"
+        return route(FOLD, is_invariant=True, apart=apart)
     across = _across_hosts(algorithm, world_size, ranks_per_host) if shared_memory else ""
     return route(SCHEDULE, is_invariant=world_size == 1 or continues, across=across)
 

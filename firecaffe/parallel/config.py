@@ -56,6 +56,13 @@ class ParallelConfig:
         return bool(self.split) or self.scheme == ONE_WEIRD_TRICK
 
     @property
+    def word(self) -> str:
+        """What the recipe says of a model that several workers hold, as errors name it."""
+        if self.stages:
+            return "parallel.stages"
+        return "parallel.split" if self.split else f"parallel.scheme {self.scheme}"
+
+    @property
     def num_parts(self) -> int:
         return self.parts or self.model
 

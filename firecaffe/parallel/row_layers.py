@@ -2,7 +2,8 @@
 over parts, in the order of the tree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,11 +34,7 @@ class OverRows(nn.Module):
         """Raises: RecipeError if there are fewer rows than parts, of the input or of the output."""
         group, dim = self.place.group, x.ndim - 2
         rows = x.shape[dim]
-        if min(rows, outputs) < group.num_parts:
-            raise RecipeError(
-                f"split: {self.place.name} makes {max(outputs, 0)} rows of {rows}, fewer than "
-                f"{group.num_parts} parts; leave it out of split, or take fewer parts"
-            )
+        check_enough(self.place.name, rows, outputs, group.num_parts)
         ends = cut(rows, group.num_parts)
         return TensorInParts(group, parts_of(x, group, ends, dim), ends, dim, self.place.name)
 
@@ -133,6 +130,39 @@ def over_rows(layer: nn.Module, place: Place) -> OverRows:
         )
     over: OverRows = made(layer, place).train(layer.training)
     return over
+
+
+def check_enough(name: str, rows: int, outputs: int, num_parts: int) -> None:
+    """Raises: RecipeError if there are fewer rows than parts, of the input or of the output."""
+    if min(rows, outputs) < num_parts:
+        raise RecipeError(
+            f"split: {name} makes {max(outputs, 0)} rows of {rows}, fewer than {num_parts} parts; "
+            "leave it out of split, or take fewer parts"
+        )
+
+
+def check_called(
+    network: nn.Module, names: Iterable[str], num_parts: int, call: Callable[[], object]
+) -> None:
+    """Checks the layers that are to be split by rows, in a call of the whole network.
+
+    Raises: RecipeError if one sees fewer rows than parts.
+    """
+    seen: dict[str, tuple[int, int]] = {}
+
+    def note(name: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen[name] = inputs[0].shape[-2], output.shape[-2]
+
+    hooks = [
+        network.get_submodule(name).register_forward_hook(partial(note, name)) for name in names
+    ]
+    try:
+        call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, (rows, outputs) in seen.items():
+        check_enough(name, rows, outputs, num_parts)
 
 
 def check_rows(name: str, layer: nn.Module) -> None:

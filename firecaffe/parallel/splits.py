@@ -80,6 +80,7 @@ def check_elements(name: str, layer: nn.Module, word: str, num_parts: int) -> No
         return
     size, what = elements_of(layer, word)
     if size < num_parts:
+        what = what if size > 1 else what.removesuffix("s")
         raise RecipeError(
             f"split: {name} has {size} {what}, fewer than {num_parts} parts; "
             f"leave it out of split, or take parts={size} or fewer"

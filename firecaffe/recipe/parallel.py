@@ -115,7 +115,7 @@ def check_beside(
     """
     if not words.is_split and not words.stages:
         return
-    word = "parallel.stages" if words.stages else "parallel.split"
+    word = words.word
     wrong = {
         f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
         "train.compile": train.compile,

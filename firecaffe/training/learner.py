@@ -41,6 +41,7 @@ from firecaffe.training.parallel.shards import hold_shards
 from firecaffe.training.parallel.stage_forward import StageForward
 from firecaffe.training.parallel.staged import StagedNetwork, cut_network
 from firecaffe.training.parallel.step import stand_in_of
+from firecaffe.training.parallel.words import in_words_of
 from firecaffe.training.parts import Parts, build_network
 from firecaffe.training.piece import Piece
 from firecaffe.training.rise import Rise
@@ -152,10 +153,11 @@ def build_learner(
     outline = outline_of(model)  # of the whole network, which a split takes apart
     split: SplitNetwork | None = None
     staged: StagedNetwork | None = None
-    if recipe.parallel.is_split:
-        split = split_network(model, recipe.parallel, mesh, recipe.exchange, resources)
-    elif recipe.parallel.stages:
-        staged = cut_network(model, recipe.parallel, mesh)
+    with in_words_of(recipe.parallel):
+        if recipe.parallel.is_split:
+            split = split_network(model, recipe.parallel, mesh, recipe.exchange, resources)
+        elif recipe.parallel.stages:
+            staged = cut_network(model, recipe.parallel, mesh)
     held = split or staged
     called = str if held is None else held.called
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}

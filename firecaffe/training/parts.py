@@ -92,10 +92,9 @@ def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
             "leave one of them out"
         )
     if hook is not None and (recipe.parallel.is_split or recipe.parallel.stages):
-        word = "stages" if recipe.parallel.stages else "split"
         raise RecipeError(
-            f"parallel.{word} and comm_hook: a hook takes the gradients of a whole model; leave "
-            "one of them out"
+            f"{recipe.parallel.word} and comm_hook: a hook takes the gradients of a whole model; "
+            "leave one of them out"
         )
     if resume is not None and not isinstance(resume, str | Path):
         raise RecipeError(f"resume is {shown(resume)}; expected the path of a run or a checkpoint")

@@ -1,5 +1,6 @@
 """Checks that a training can begin, before any rank is started."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +10,9 @@ from firecaffe.data import Dataset, check_data
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.models.network import with_outline
 from firecaffe.models.weights import load_weights
+from firecaffe.parallel.row_layers import check_called
 from firecaffe.parallel.split import check_parts
+from firecaffe.parallel.splits import ROWS
 from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.local import check_local_workers
@@ -30,6 +33,7 @@ from firecaffe.training.given_task import task_for
 from firecaffe.training.norms import layers_of
 from firecaffe.training.parallel.network import chosen_layers
 from firecaffe.training.parallel.staged import check_stages
+from firecaffe.training.parallel.words import in_words_of
 from firecaffe.training.parts import counts_of
 
 
@@ -84,11 +88,15 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
         make_optimizer(named, recipe.solver)
         if recipe.synchrony.mode == LOCAL:
             cut_fragments([each.numel() for each in named.values()], recipe.synchrony.fragments)
-        if recipe.parallel.is_split:
-            chosen = chosen_layers(network, recipe.parallel)
-            check_parts(network, chosen, recipe.parallel.num_parts)
-        if recipe.parallel.stages:
-            check_stages(network.train(), recipe.parallel.stages)
+        with in_words_of(recipe.parallel):
+            if recipe.parallel.is_split:
+                chosen = chosen_layers(network, recipe.parallel)
+                check_parts(network, chosen, recipe.parallel.num_parts)
+                by_rows = [name for name, word in chosen.items() if word == ROWS]
+                call = partial(check_input, network, task, recipe, dataset)
+                check_called(network, by_rows, recipe.parallel.num_parts, call)
+            if recipe.parallel.stages:
+                check_stages(network.train(), recipe.parallel.stages)
         if recipe.train.batch_norm_samples:
             layers_of(network, recipe.train.batch_norm_samples)
         if recipe.model.weights and not is_resumed:

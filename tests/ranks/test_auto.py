@@ -37,7 +37,11 @@ def on_hosts_of(local_world_size: int) -> None:
 
 
 def chosen(
-    local_world_size: int, num_leaves: int, shared_memory: bool, codec: str = ""
+    local_world_size: int,
+    num_leaves: int,
+    shared_memory: bool,
+    codec: str = "",
+    any_shares: bool = False,
 ) -> tuple[AutoChoice, list[tuple[int, int]]]:
     """What this rank is told, and the links that were measured."""
     on_hosts_of(local_world_size)
@@ -57,6 +61,7 @@ def chosen(
             ranks_per_host(world),
             shared_memory=shared_memory,
             codec=codec,
+            any_shares=any_shares,
         )
         found = choose_exchange(world, SIZES, tree)
     return found, measured
@@ -68,6 +73,10 @@ NOTHING_TO_CHOOSE = {
     "unequal shares": (
         (3, 3, 8, False),
         "tree (auto: fold stands in for any exchange, since shares are no subtrees)",
+    ),
+    "shares that change": (
+        (2, 1, 8, False, "", True),
+        "tree (auto: fold stands in for any exchange, since shares may become any)",
     ),
     "compressor": ((2, 1, 8, False, "int8"), "tree (auto: compressor int8 takes the gradients)"),
 }
