@@ -29,11 +29,12 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.given_task import task_for
 from firecaffe.training.local.make import Local, make_local
 from firecaffe.training.mix import mixing_of
-from firecaffe.training.norms import NORMS, Norms
+from firecaffe.training.norms import NORMS, Norms, check_layers
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parallel.coded import MemoryInParts, PartCodec
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.network import SplitNetwork, split_network
+from firecaffe.training.parallel.pieces import InParts
 from firecaffe.training.parallel.stage_forward import StageForward
 from firecaffe.training.parallel.staged import StagedNetwork, cut_network
 from firecaffe.training.parallel.step import stand_in_of
@@ -136,6 +137,8 @@ def build_learner(
     """
     recipe, world = run.recipe, mesh.world
     model = build_network(recipe, parts, data.train, world.device)
+    if recipe.train.batch_norm_samples:
+        check_layers(model, recipe.train.batch_norm_samples)
     split: SplitNetwork | None = None
     staged: StagedNetwork | None = None
     if recipe.parallel.is_split:
@@ -197,8 +200,9 @@ def build_learner(
         state.numbers["synchrony"] = served
     norms: Norms | None = None
     if recipe.train.batch_norm_samples:
-        norms = Norms(forward, batches, recipe.train.batch_norm_samples, ema)
-        state.pieces[NORMS] = norms.piece
+        run_of = None if stage is None else stage.training_outputs
+        norms = Norms(model, forward, batches, recipe.train.batch_norm_samples, ema, run_of)
+        state.pieces[NORMS] = norms.piece if held is None else InParts(norms.piece, held.names)
     local: Local | None = None
     if recipe.synchrony.mode == LOCAL:
         local = make_local(run, world.rank, forward, named)

@@ -69,7 +69,7 @@ class PartCodec:
         for vector in vectors:
             flat = torch.zeros_like(bucket.flat)
             views = views_like(flat, bucket.views, ROW)
-            for view, part in zip(views, vector.split(sizes), strict=True):
+            for view, part in zip(views, vector.split_with_sizes(sizes), strict=True):
                 view.copy_(part.view_as(view))
             flats.append(flat.div_(weight))
         numbered = list(zip(nodes, flats, strict=True))

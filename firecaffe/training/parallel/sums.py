@@ -70,7 +70,9 @@ class PartSums:
         count = len(self._parameters)
         if self._codec is None:
             mean, uses = self._sum(vectors).tensor_split([-count])
-            means: Sequence[Tensor] = mean.div_(weight).split([p.numel() for p in self._parameters])
+            means: Sequence[Tensor] = mean.div_(weight).split_with_sizes(
+                [each.numel() for each in self._parameters]
+            )
         else:
             uses = self._sum([each[-count:].clone() for each in vectors])
             means = self._codec.mean(nodes, [each[:-count] for each in vectors], weight)
