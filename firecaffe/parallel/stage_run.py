@@ -135,12 +135,17 @@ class StageRunner:
 
     @torch.no_grad()
     def outputs(
-        self, stage: Stage, numbers: Sequence[int], inputs: Callable[[int], Any]
+        self,
+        stage: Stage,
+        numbers: Sequence[int],
+        inputs: Callable[[int], Any],
+        draws: bool = False,
     ) -> Iterator[tuple[int, Any]]:
         """Yields each batch's number and, on the last stage, what the network returns for it; None
         on the others. All ranks of the group take the same numbers, to the end.
 
-        stage: this rank's, of the network in evaluation. inputs: asked on the first stage.
+        stage: this rank's, of the network in evaluation. inputs: asked on the first stage. draws:
+        whether the network draws random numbers, each stage where the one before has ended.
 
         Raises: as `run`.
         """
@@ -151,12 +156,15 @@ class StageRunner:
             if self._from_before is None:
                 taken: tuple[Any, ...] = (inputs(number),)
             else:
-                taken, _ = self._take(self._from_before, place + 1 < len(numbers))
+                (taken, states), _ = self._take(self._from_before, place + 1 < len(numbers))
+                if draws:
+                    self._set_generators(states)
             with self.arithmetic():
                 given = stage.module(*taken)
             if self._to_after is not None:
                 check_apart(tensors_in(given))
-                on_way.append(self._to_after.send(given))
+                states = self._generators() if draws else []
+                on_way.append(self._to_after.send((given, states)))
                 if len(on_way) > AHEAD:  # a slower stage sets the pace
                     self._to_after.wait(on_way.popleft())
             yield number, given if self._to_after is None else None

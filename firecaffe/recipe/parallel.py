@@ -119,7 +119,6 @@ def check_beside(
     wrong = {
         f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
         "train.compile": train.compile,
-        "train.batch_norm_samples": bool(train.batch_norm_samples),
         f"solver.type {solver.type}": is_reference(solver.type),
     }
     found = next((each for each, is_wrong in wrong.items() if is_wrong), "")

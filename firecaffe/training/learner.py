@@ -31,11 +31,12 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.given_task import task_for
 from firecaffe.training.local.make import Local, make_local
 from firecaffe.training.mix import mixing_of
-from firecaffe.training.norms import NORMS, Norms
+from firecaffe.training.norms import NORMS, Norms, check_layers
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parallel.coded import MemoryInParts, PartCodec
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.network import SplitNetwork, split_network
+from firecaffe.training.parallel.pieces import InParts
 from firecaffe.training.parallel.reference import reference_gradients
 from firecaffe.training.parallel.shards import hold_shards
 from firecaffe.training.parallel.stage_forward import StageForward
@@ -144,6 +145,8 @@ def build_learner(
     """
     recipe, world = run.recipe, mesh.world
     model = build_network(recipe, parts, data.train, world.device)
+    if recipe.train.batch_norm_samples:
+        check_layers(model, recipe.train.batch_norm_samples)
     weights, damaged = "", list[str]()
     if checkpoint is None and recipe.model.weights:
         weights, damaged = find_weights(recipe.model.weights)
@@ -208,8 +211,9 @@ def build_learner(
         state.numbers["synchrony"] = served
     norms: Norms | None = None
     if recipe.train.batch_norm_samples:
-        norms = Norms(forward, batches, recipe.train.batch_norm_samples, ema)
-        state.pieces[NORMS] = norms.piece
+        run_of = None if stage is None else stage.training_outputs
+        norms = Norms(model, forward, batches, recipe.train.batch_norm_samples, ema, run_of)
+        state.pieces[NORMS] = norms.piece if held is None else InParts(norms.piece, held.names)
     local: Local | None = None
     if recipe.synchrony.mode == LOCAL:
         local = make_local(run, world.rank, forward, named)

@@ -395,5 +395,5 @@ def _estimate_norms(t: Training, done: int) -> None:
         return
     t.ahead.close()  # a data set need not bear two that ask
     with _turn(t):
-        t.norms.estimate(t.world, done)
+        t.norms.estimate(t.evaluators, done)
     t.ahead.go_on(t.ahead.leaves, done)

@@ -13,8 +13,9 @@ Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and bette
 section 3.2; as torch.optim.swa_utils.update_bn has it (a cumulative mean over batches).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -22,9 +23,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from firecaffe.cluster.agree import gather_bytes
-from firecaffe.cluster.world import World
+from firecaffe.cluster.group import Group
 from firecaffe.data import Batches
 from firecaffe.errors import RecipeError
+from firecaffe.parallel.row_layers import NormOverRows
 from firecaffe.synchrony.leaves import Leaf
 from firecaffe.training.arithmetic import seed_random
 from firecaffe.training.ema import Ema
@@ -38,37 +40,53 @@ NORMS = "batch_norm"
 BUFFERS = ("running_mean", "running_var")
 
 
-def layers_of(network: nn.Module, samples: int) -> dict[str, _BatchNorm]:
-    """The BatchNorm layers whose statistics are estimated, from so many samples, by name.
+Run = Callable[[Sequence[int], Callable[[int], Any]], Iterator[object]]
+"""(numbers, inputs of a number) -> the network's forward for each, in order: it is done when it is
+yielded."""
 
-    Raises: RecipeError if there is none.
+
+def layers_of(network: nn.Module) -> dict[str, Any]:
+    """The BatchNorm layers whose statistics are estimated, by name; the parts of one that is split,
+    and none that another rank has.
     """
-    found = {
+    return {
         name: module
         for name, module in network.named_modules()
-        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+        if isinstance(module, _BatchNorm | NormOverRows)
+        and module.training
+        and module.running_mean is not None
     }
-    if not found:
+
+
+def check_layers(network: nn.Module, samples: int) -> None:
+    """Raises: RecipeError if a whole network has no layer whose statistics are estimated."""
+    if not layers_of(network):
         raise RecipeError(
             f"train.batch_norm_samples is {samples}, but the network has no BatchNorm that is "
             "trained; leave it out"
         )
-    return found
 
 
 class Norms:
     """The statistics of a network's BatchNorm layers that evaluations take."""
 
     def __init__(
-        self, forward: Forward, batches: Batches, samples: int, ema: Ema | None = None
+        self,
+        network: nn.Module,
+        forward: Forward,
+        batches: Batches,
+        samples: int,
+        ema: Ema | None = None,
+        run: Run | None = None,
     ) -> None:
-        """samples: as many, or less by a part of a micro-batch, are estimated from. ema: what
-        evaluations take instead of the weights.
+        """network: it, or what of it this rank has. samples: as many, or less by a part of a
+        micro-batch, are estimated from. ema: what evaluations take instead of the weights. run: the
+        forward of the network; None: a call of it.
 
-        Raises: RecipeError if the network has no such layer, or there are not so many samples.
+        Raises: RecipeError if there are not so many samples.
         """
         self._forward, self._batches, self._ema = forward, batches, ema
-        self._layers = layers_of(forward.model, samples)
+        self._layers, self._run = layers_of(network), run or self._call
         order = batches.order
         if samples > order.num_samples:
             raise RecipeError(
@@ -93,16 +111,20 @@ class Norms:
         """Whether they are those of the weights after a step."""
         return self._step == step
 
-    def estimate(self, world: World, step: int) -> None:
-        """Estimates them, with the network's weights after a step. All ranks call it."""
+    @torch.no_grad()
+    def estimate(self, ranks: Group, step: int) -> None:
+        """Estimates them, with the network's weights after a step. All ranks call it. ranks: those
+        that share out the micro-batches; they have the same layers.
+        """
         with nullcontext() if self._ema is None else self._ema.in_place():
+            places = range(ranks.rank, len(self._leaves), ranks.world_size)
             own = {
                 f"{place}/{name}": each
-                for place in range(world.rank, len(self._leaves), world.world_size)
-                for name, each in self._of_leaf(self._leaves[place]).items()
+                for place, found in zip(places, self._of_leaves(places), strict=True)
+                for name, each in found.items()
             }
         told: dict[str, Tensor] = {}
-        for data in gather_bytes(world, save(own) if own else b""):
+        for data in gather_bytes(ranks, save(own) if own else b""):
             told |= load(data) if data else {}
         for name, each in self._statistics.items():
             of_leaves = [told[f"{place}/{name}"] for place in range(len(self._leaves))]
@@ -132,21 +154,32 @@ class Norms:
             for buffer in BUFFERS
         }
 
-    @torch.no_grad()
-    def _of_leaf(self, leaf: Leaf) -> dict[str, Tensor]:
-        """The means and variances of a micro-batch, on the host."""
+    def _of_leaves(self, places: Sequence[int]) -> Iterator[dict[str, Tensor]]:
+        """The means and variances of micro-batches, on the host."""
         forward = self._forward
-        forward.buffers.begin_step()
         momenta = {name: layer.momentum for name, layer in self._layers.items()}
-        inputs, _ = self._batches.train_batch(*leaf)
-        seed_random(forward.config.seed, "dropout", *leaf)
+        forward.buffers.begin_step()
         for layer in self._layers.values():
             layer.momentum = 1.0  # so that what was before counts for nothing
         try:
-            with autocast(forward.config, forward.device):
-                forward.model(laid_out(inputs, forward.config))
-            return {name: each.cpu().clone() for name, each in self._running().items()}
+            for _ in self._run(places, self._inputs):
+                yield {name: each.cpu().clone() for name, each in self._running().items()}
+                forward.buffers.begin_micro_batch()  # all buffers as they were
         finally:
             for name, layer in self._layers.items():
                 layer.momentum = momenta[name]
-            forward.buffers.begin_micro_batch()  # all buffers as they were
+            forward.buffers.begin_micro_batch()
+
+    def _inputs(self, place: int) -> Any:
+        config, leaf = self._forward.config, self._leaves[place]
+        inputs, _ = self._batches.train_batch(*leaf)
+        seed_random(config.seed, "dropout", *leaf)
+        return laid_out(inputs, config)
+
+    def _call(self, places: Sequence[int], inputs: Callable[[int], Any]) -> Iterator[object]:
+        forward = self._forward
+        for place in places:
+            taken = inputs(place)
+            with autocast(forward.config, forward.device):
+                forward.model(taken)
+            yield place

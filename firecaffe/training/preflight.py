@@ -30,7 +30,7 @@ from firecaffe.training.compiled import check_compiler
 from firecaffe.training.facts import describe_training
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_task import task_for
-from firecaffe.training.norms import layers_of
+from firecaffe.training.norms import check_layers
 from firecaffe.training.parallel.network import chosen_layers
 from firecaffe.training.parallel.staged import check_stages
 from firecaffe.training.parallel.words import in_words_of
@@ -98,7 +98,7 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
             if recipe.parallel.stages:
                 check_stages(network.train(), recipe.parallel.stages)
         if recipe.train.batch_norm_samples:
-            layers_of(network, recipe.train.batch_norm_samples)
+            check_layers(network, recipe.train.batch_norm_samples)
         if recipe.model.weights and not is_resumed:
             load_weights(network, find_weights(recipe.model.weights)[0])
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import ParallelConfig, Recipe, RunConfig
 from firecaffe.tasks import Loss
+from firecaffe.training.checkpoint import load_newest
+from firecaffe.training.state import stored_piece
 from tests.ranks.networks import small_data
 from tests.ranks.test_layouts import ALL, HEAD, LAYOUTS, PATHS, RECIPE, ROWS, WORKERS, Net
 from tests.world import Ranks
@@ -130,3 +132,24 @@ def test_encoded_gradients(ranks: Ranks, name: str, tmp_path: Path) -> None:
         on = trained(ranks, recipe, layout, tmp_path / f"{layout} on", resume=resume, network=Wide)
         assert on.state_sha256 == expected.state_sha256, f"{layout} from {before.name}"
         before = tmp_path / layout
+
+
+@pytest.mark.parametrize(
+    ("layout", "split"),
+    [("2 x 2", ALL), ("2 x 2", PATHS), ("2 x 2", ROWS), ("trick 2 x 2", HEAD)],
+    ids=["layers", "paths", "rows", "trick"],
+)
+def test_statistics_estimated_again(
+    ranks: Ranks, layout: str, split: dict[str, str], tmp_path: Path
+) -> None:
+    recipe = with_words(RECIPE, train={"batch_norm_samples": 54, "steps": 3})
+    expected = trained(ranks, recipe, "alone", tmp_path / "alone", split)
+    found = trained(ranks, recipe, layout, tmp_path / "run", split)
+    assert found.state_sha256 == expected.state_sha256
+    assert found.test_loss == expected.test_loss != 0
+    estimated = stored_piece(load_newest(tmp_path / "run")[0], "batch_norm")
+    wanted = {name for name, each in Net().named_buffers() if each.is_floating_point()}
+    assert set(estimated) == wanted
+    of_both = [firecaffe.load(tmp_path / name, Net).state_dict() for name in ("alone", "run")]
+    for name, each in of_both[0].items():
+        assert each.equal(of_both[1][name]), name

@@ -108,6 +108,14 @@ class Mixed(Net):
         self.last.double()
 
 
+class Late(Net):
+    """With batch normalization behind the dropouts of two stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle.extend([nn.Dropout(0.5), nn.BatchNorm1d(12)])
+
+
 def fit(
     recipe: Recipe, folder: str, resume: str | None = None, network: type[Net] = Net
 ) -> firecaffe.Result:
@@ -220,6 +228,20 @@ def test_encoded_gradients(ranks: Ranks, tmp_path: Path) -> None:
         on = trained(ranks, name, tmp_path / f"{name} on", resume, recipe)
         assert on.state_sha256 == expected.state_sha256, f"{name} from {before.name}"
         before = tmp_path / name
+
+
+def test_statistics_estimated_again(ranks: Ranks, tmp_path: Path) -> None:
+    train = dataclasses.replace(RECIPE.train, batch_norm_samples=54, steps=4)
+    recipe = dataclasses.replace(RECIPE, train=train)
+    [expected] = ranks.shared(1, fit, recipe, str(tmp_path / "alone"), None, Late)
+    for name in ("4 stages", "2 x 2"):
+        staged = dataclasses.replace(recipe, parallel=LAYOUTS[name])
+        [found, *_] = ranks.shared(4, fit, staged, str(tmp_path / name), None, Late)
+        assert found.state_sha256 == expected.state_sha256, name
+        assert (found.test_loss, found.validation) == (expected.test_loss, expected.validation)
+        of_both = [firecaffe.load(tmp_path / each, Late).state_dict() for each in ("alone", name)]
+        for tensor, each in of_both[0].items():
+            assert each.equal(of_both[1][tensor]), tensor
 
 
 def loud(outputs: Tensor | HeadedLogits, labels: Tensor) -> Tensor:

@@ -72,6 +72,12 @@ class StageForward:
             if stage.is_last:
                 yield next(batches), outputs
 
+    def training_outputs(
+        self, numbers: Sequence[int], inputs: Callable[[int], Any]
+    ) -> Iterator[object]:
+        """Runs the network's forward as in training; see `training.norms.Run`."""
+        yield from self.runner.outputs(self.staged.training, numbers, inputs, draws=True)
+
     def try_outputs(self, inputs: Any) -> Any:
         """What the network returns, in the mode in which it is, to be differentiated by; None where
         another rank has it.

@@ -181,7 +181,6 @@ def test_words_that_cannot_be(words: Any, line: str) -> None:
     ("section", "words", "line"),
     [
         ("synchrony", {"mode": "stale"}, "synchrony.mode stale"),
-        ("train", {"batch_norm_samples": 64}, "train.batch_norm_samples"),
         ("train", {"compile": True}, "train.compile"),
         ("solver", {"type": "torch.optim:NAdam"}, "solver.type torch.optim:NAdam"),
     ],
