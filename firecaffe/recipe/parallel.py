@@ -9,7 +9,7 @@ from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
+from firecaffe.synchrony.config import EVERY_STEP, LOCAL, SynchronyConfig
 
 BY_ELEMENT = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adamw")
 """Solvers that treat each weight by itself, so that a part is updated as the whole would be."""
@@ -85,8 +85,17 @@ def check_beside(
     if not words.is_split and not words.stages:
         return
     word = "parallel.stages" if words.stages else "parallel.split"
+    is_local = synchrony.mode == LOCAL
     wrong = {
-        f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
+        f"synchrony.mode {synchrony.mode}": synchrony.mode not in (EVERY_STEP, LOCAL),
+        "synchrony.mode local and scheme one_weird_trick, whose workers of a row have samples of "
+        "their own, while a replica is a whole row's": is_local and not words.shares_samples,
+        "synchrony.mode local and solver.clip_gradients, a norm over all parts": is_local
+        and bool(solver.clip_gradients)
+        and words.is_split,
+        f"synchrony.mode local and solver.type {solver.type}": is_local
+        and words.is_split
+        and solver.type not in BY_ELEMENT,
         f"exchange.compressor {exchange.compressor}": bool(exchange.codec),
         "train.autocast float16, whose loss scale all would have to agree on": train.autocast
         == "float16",

@@ -82,7 +82,7 @@ def make_steps(
     resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
     sums = reducers[0]
     if local is not None and first is not run:
-        _, [sums], _ = connect(first, learner, world, None, resources)
+        _, [sums], _ = connect(first, learner, mesh.sharers, None, resources)
     batches, clip = around_batches(plugins, ahead, world), recipe.solver.clip_gradients
     made_of = learner.forward, batches, learner.optimizer, sums, leaves, clip
     stepper = Stepper(*made_of)
@@ -94,7 +94,7 @@ def make_steps(
         )
     stepper.momentum, stepper.ema = run.momentum, learner.ema
     if local is not None:
-        own = local_stepper(local, run, world, stepper, ahead, reducers, resources)
+        own = local_stepper(local, run, mesh, stepper, ahead, reducers, resources)
         return Steps(own, ahead, None)
     if served is None:
         return Steps(stepper, ahead, None)

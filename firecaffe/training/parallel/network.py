@@ -32,10 +32,6 @@ class SplitNetwork(RowNetwork):
     chosen: dict[str, str]
     """The layers that are split, each with its word."""
 
-    def called(self, name: str) -> str:
-        """The whole tensor's name, by this rank's of a part."""
-        return self.names.source(name)[0].whole
-
     @property
     def row(self) -> dict[str, Any]:
         """What a run's record says of it."""
@@ -90,6 +86,7 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
     wholes = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     take_from_first(mesh.world, [each.detach() for each in wholes.values()])
     has_buffers = any(True for _ in model.buffers())
+    sizes = {name: each.numel() for name, each in wholes.items() if each.requires_grad}
     chosen = chosen_layers(model, words)
     kind = PartGroup if words.shares_samples else OwnSamples
     group = kind(mesh.row, words.num_parts)
@@ -112,7 +109,7 @@ def split_network(model: nn.Module, words: ParallelConfig, mesh: Mesh) -> SplitN
                     if held.cut and isinstance(tensor, nn.Parameter):
                         parameters.add(tensor)
     names = Names(sources, {n: place for place, n in enumerate(wholes)}, frozenset(elsewhere))
-    return SplitNetwork(mesh, names, has_buffers, group, frozenset(parameters), chosen)
+    return SplitNetwork(mesh, names, has_buffers, sizes, group, frozenset(parameters), chosen)
 
 
 def _give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:

@@ -36,10 +36,6 @@ class StagedNetwork(RowNetwork):
     own_samples = None
     """The ranks of a row have the same samples."""
 
-    def called(self, name: str) -> str:
-        """The whole tensor's name, which it has here too."""
-        return name
-
     @property
     def row(self) -> dict[str, Any]:
         """What a run's record says of it."""
@@ -90,8 +86,9 @@ def cut_network(network: nn.Module, words: ParallelConfig, mesh: Mesh) -> Staged
     # a micro-batch changes buffers.
     module = nn.ModuleList([training[own].module, evaluation[own].module, network])
     has_buffers = any(not isinstance(each, nn.Parameter) for each in wholes.values())
+    sizes = {name: each.numel() for name, each in wholes.items() if each.requires_grad}
     return StagedNetwork(
-        mesh, names, has_buffers, words, training[own], evaluation[own], module, tied
+        mesh, names, has_buffers, sizes, words, training[own], evaluation[own], module, tied
     )
 
 
