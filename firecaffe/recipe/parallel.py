@@ -9,8 +9,8 @@ from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.reference import is_reference
-from firecaffe.solvers.config import SolverConfig
-from firecaffe.synchrony.config import EVERY_STEP, MEASURED, SynchronyConfig
+from firecaffe.solvers.config import BY_ELEMENT, SolverConfig
+from firecaffe.synchrony.config import EVERY_STEP, LOCAL, MEASURED, SynchronyConfig
 
 T = TypeVar("T")
 
@@ -116,8 +116,17 @@ def check_beside(
     if not words.is_split and not words.stages:
         return
     word = words.word
+    is_local = synchrony.mode == LOCAL
     wrong = {
-        f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
+        f"synchrony.mode {synchrony.mode}": synchrony.mode not in (EVERY_STEP, LOCAL),
+        "synchrony.mode local and scheme one_weird_trick, whose workers of a row have samples of "
+        "their own, while a replica is a whole row's": is_local and not words.shares_samples,
+        "synchrony.mode local and solver.clip_gradients, a norm over all parts": is_local
+        and bool(solver.clip_gradients)
+        and words.is_split,
+        f"synchrony.mode local and solver.type {solver.type}": is_local
+        and words.is_split
+        and solver.type not in BY_ELEMENT,
         "train.compile": train.compile,
         f"solver.type {solver.type}": is_reference(solver.type),
     }

@@ -6,14 +6,8 @@ from firecaffe.exchange.order import keeps_tree_order
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.config import BY_ELEMENT, BY_LAYER, SolverConfig
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
-
-BY_ELEMENT = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adamw")
-"""Solvers that treat each weight by itself, so that some rows are updated as the whole would be."""
-
-BY_LAYER = (*BY_ELEMENT, "lars", "lamb")
-"""Solvers that treat each parameter by itself, so that it does not matter who has the others."""
 
 
 def needs_norms(solver: SolverConfig) -> bool:

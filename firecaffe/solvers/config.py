@@ -3,6 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+BY_ELEMENT = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adamw")
+"""Solvers that treat each weight by itself, so that a part is updated as the whole would be."""
+
+BY_LAYER = (*BY_ELEMENT, "lars", "lamb")
+"""Solvers that treat each parameter by itself, so that it does not matter who has the others."""
+
 
 @dataclass(frozen=True)
 class SolverConfig:

@@ -48,8 +48,8 @@ class Outer:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Updates the weights. learning_rate: the present one of the replicas."""
-        if self._is_slowmo:
-            trained: list[Tensor] = [each for each in self._parameters if each.grad is not None]
+        trained: list[Tensor] = [each for each in self._parameters if each.grad is not None]
+        if self._is_slowmo and trained:
             gradients = [each.grad for each in trained if each.grad is not None]
             if learning_rate == 0:  # a momentum per rate has no value
                 torch._foreach_sub_(trained, gradients)

@@ -125,7 +125,7 @@ def train(
         check_layout(layout, recipe.parallel, recipe.train, exchange.level)
         check_workers(recipe.train, layout.sharers, exchange.level)
         check_served_workers(synchrony, world.world_size)
-        check_local_workers(synchrony, world.world_size, exchange.level)
+        check_local_workers(synchrony, layout.sharers, exchange.level)
         check_hosts(recipe, world)
         check_one_memory(recipe, world)
         if world.attempt == 0:  # later there may be fewer

@@ -216,8 +216,8 @@ def build_learner(
         state.pieces[NORMS] = norms.piece if held is None else InParts(norms.piece, held.names)
     local: Local | None = None
     if recipe.synchrony.mode == LOCAL:
-        local = make_local(run, world.rank, forward, named)
-        state.pieces |= local.pieces
+        local = make_local(run, mesh.sharers.rank, forward, model, of_all, held)
+        state.pieces |= local.pieces(held)
     best = Best(task.measure)
     state.numbers |= {"scaler": forward.scaler, "best": best}
     rise: Rise | None = None

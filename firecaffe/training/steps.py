@@ -84,7 +84,7 @@ def make_steps(
     resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
     sums = reducers[0]
     if local is not None and first is not run:
-        _, [sums], _ = connect(first, learner, world, None, resources)
+        _, [sums], _ = connect(first, learner, mesh.sharers, None, resources)
     batches, clip = around_batches(plugins, ahead, world), recipe.solver.clip_gradients
     made_of = learner.forward, batches, learner.optimizer, sums, leaves, clip
     stepper = Stepper(*made_of)
@@ -105,7 +105,7 @@ def make_steps(
     if learner.shards is not None and learner.ema is not None:
         stepper.ema = ShardEma(learner.ema, sums.gather_weights)
     if local is not None:
-        own = local_stepper(local, run, world, stepper, ahead, reducers, resources)
+        own = local_stepper(local, run, mesh, stepper, ahead, reducers, resources)
         return Steps(own, ahead, None)
     if served is None:
         return Steps(stepper, ahead, None)

@@ -52,6 +52,8 @@ def find_moments(
     """Finds out what an optimizer keeps, from an update of copies. make: the optimizer of some
     parameters.
     """
+    if not named:
+        return Moments(named)
     copies = {name: nn.Parameter(each.detach().clone()) for name, each in named.items()}
     for each in copies.values():
         each.grad = torch.zeros_like(each)

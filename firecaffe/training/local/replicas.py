@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
+from firecaffe.training.parallel.held import RowNetwork
+from firecaffe.training.piece import Numbers
 from firecaffe.training.stored import Stored, Under
 from firecaffe.training.weights import load_parts
 from firecaffe.transport.collect import HeldPart
@@ -65,9 +67,12 @@ class Replicas:
         named: dict[str, nn.Parameter],
         numbers: Sequence[int],
         make: Callable[[], optim.Optimizer],
+        held: RowNetwork | None = None,
     ) -> None:
-        """named: the parameters that are trained. make: an optimizer of these."""
-        self.model, self.named = model, named
+        """named: the parameters that are trained. make: an optimizer of these. held: what a network
+        has beside that is held by a row of ranks.
+        """
+        self.model, self.named, self._held = model, named, held
         self.is_apart = False
         """Whether they have other weights than the average, at least of some fragment."""
         self.own = [
@@ -105,8 +110,9 @@ class Replicas:
         """
         for replica in self.own:
             weights = [replica.weights[name] for name in fragment.named]
-            torch._foreach_sub_(weights, list(replica.compared.values()))
-            torch._foreach_add_(weights, list(fragment.named.values()))
+            if weights:  # torch takes no empty list, as of a stage without any
+                torch._foreach_sub_(weights, list(replica.compared.values()))
+                torch._foreach_add_(weights, list(fragment.named.values()))
             replica.compared = {}
 
     def inherit(self, optimizer: optim.Optimizer) -> None:
@@ -153,7 +159,7 @@ class Replicas:
                 tensors |= {f"buffer/{name}": each for name, each in replica.buffers.items()}
             kept = OptimizerTensors(self.model, replica.optimizer).parts()
             tensors |= {f"optimizer/{name}": part.tensor for name, part in kept.items()}
-            numbers = OptimizerNumbers(self.model, replica.optimizer).state_dict()
+            numbers = self._numbers(replica).state_dict()
             if numbers:
                 text = bytearray(json.dumps(numbers).encode())
                 tensors[NUMBERS] = torch.frombuffer(text, dtype=torch.uint8)
@@ -176,7 +182,12 @@ class Replicas:
             OptimizerTensors(self.model, replica.optimizer).load(Under(own, "optimizer"))
             if NUMBERS in own:
                 numbers = json.loads(own[NUMBERS].numpy().tobytes())
-                OptimizerNumbers(self.model, replica.optimizer).load_state_dict(numbers)
+                self._numbers(replica).load_state_dict(numbers)
+
+    def _numbers(self, replica: Replica) -> Numbers:
+        """Those of its optimizer, of all ranks that hold it."""
+        numbers = OptimizerNumbers(self.model, replica.optimizer)
+        return numbers if self._held is None else self._held.numbers_of_row(numbers)
 
 
 @torch.no_grad()

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from firecaffe.cluster.world import World
+from firecaffe.cluster.group import Group
 from firecaffe.data import SampleOrder
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.gradients.reducer import GradientReducer
@@ -24,9 +24,10 @@ from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.local.average import Average
 from firecaffe.training.local.replicas import Replica, Replicas
+from firecaffe.training.local.rows import LocalRow
 from firecaffe.training.local.sums import LocalOutcome, LocalSums
 from firecaffe.training.outcome import Outcome, Votes
-from firecaffe.training.step import Stepper, ballot
+from firecaffe.training.step import VOTES, Stepper, ballot
 from firecaffe.transport.queue import Mark
 
 
@@ -46,7 +47,9 @@ class LocalStepper:
     synchronous: Stepper
     ahead: BatchesAhead
     """Where the batches come from."""
-    world: World
+    sharers: Group
+    """Those that share out the replicas."""
+    row: LocalRow
     rounds: Rounds
     replicas: Replicas
     averages: Sequence[Average]
@@ -91,7 +94,7 @@ class LocalStepper:
         if step == self.rounds.synchronous:
             self.replicas.inherit(self.synchronous.optimizer)
             self.replicas.join()
-            if self.ahead.leaves != self.leaves:
+            if self.ahead.leaves and self.ahead.leaves != self.leaves:
                 self.ahead.go_on(self.leaves, step)
         outcome, done = self._train(step, learning_rate), step + 1
         self.sums.waiting.append(outcome)
@@ -117,6 +120,7 @@ class LocalStepper:
         start, waits = queue.mark(), list[tuple[Mark, Mark]]()
         losses: dict[int, Tensor] = {}
         counts = self.sums.no_row()
+        self.row.begin_step()
         with self.replicas.lent():
             for replica in self.replicas.own:
                 self.replicas.lend(replica)
@@ -138,7 +142,8 @@ class LocalStepper:
             waits=waits,
             micro_batches=len(self.leaves),
             replicas=self.num_replicas,
-            ask=partial(self.sums.sum_now, self.world),
+            made=self.row.outcome(),
+            ask=partial(self.sums.sum_now, self.sharers),
         )
 
     def _update(
@@ -153,27 +158,20 @@ class LocalStepper:
         weight = samples / self._order.micro_batch_size
         own.begin_step(weight)
         forward.begin_step(leaves[0])
-        for place, leaf in enumerate(leaves):
-            asked = own.queue.mark()
-            batch = self.synchronous.batches.train_batch(step, leaf)
-            waits.append((asked, own.queue.mark()))
-            loss, tail = forward(*batch, step, leaf)
-            if leaf != leaves[-1]:
+        for place, (loss, tail) in enumerate(self.row.micro_batches(step, leaves, waits)):
+            if place != own.num_leaves - 1:
                 own.add(place, loss, tail)
             elif samples:
                 own.add_last(place, loss, tail, forward.counts)
         if not samples:
             return torch.zeros(1, device=forward.device), self.sums.no_row()
         totals = own.finish_step()
-        is_finite = own.finite().all()
-        if self.synchronous.clip_gradients:
-            most, parameters = self.synchronous.clip_gradients, self.replicas.named.values()
-            is_finite &= nn.utils.clip_grad_norm_(parameters, most, foreach=True).isfinite()
+        sums, is_finite = self.row.settle(own, torch.cat([totals.tail[0], forward.counts]))
         set_rate(replica.optimizer, learning_rate, self.synchronous.momentum(step))
         replica.optimizer.step()
         forward.buffers.finish_step(totals.tail[1:], weight)
-        broken = (~is_finite).to(totals.tail[0].dtype).reshape(1)
-        return totals.tail[0].clone(), torch.cat([forward.counts, broken])
+        broken = (~is_finite).to(sums.dtype).reshape(1)
+        return sums[:1].clone(), torch.cat([sums[1:], broken])
 
     def _apply(self, under_way: UnderWay, outcome: LocalOutcome, learning_rate: float) -> None:
         """Waits for an average and applies it. outcome: that of the present step."""
@@ -181,7 +179,9 @@ class LocalStepper:
         totals = average.finish()
         outcome.totals = totals
         self._under_way = None
-        self.sums.settle(under_way.sent, totals.tail[0].cpu(), totals.counts.cpu())
+        counts = totals.counts.cpu()
+        counts = torch.cat([counts[:-VOTES], self.row.votes(counts[-VOTES:])])
+        self.sums.settle(under_way.sent, totals.tail[0].cpu(), counts)
         average.apply(totals, learning_rate)
         if round_.applied == round_.stop:
             self.replicas.take(average.fragment)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.cluster.agree import gather_text
-from firecaffe.cluster.world import World
+from firecaffe.cluster.group import Group
 from firecaffe.errors import NotFiniteError
 from firecaffe.exchange.leaves import tree_sum
 from firecaffe.gradients.totals import Totals
@@ -43,6 +43,8 @@ class LocalOutcome:
     micro_batches: int
     replicas: int
     """Of all ranks."""
+    made: Callable[..., Outcome]
+    """Makes the outcome that this is read as."""
     ask: Callable[[], None]
     """Has all ranks sum what is not summed yet."""
     sums: Tensor | None = None
@@ -69,7 +71,7 @@ class LocalOutcome:
 
     def _outcome(self) -> Outcome:
         assert self.sums is not None
-        return Outcome(
+        return self.made(
             step=self.step,
             samples=self.samples,
             weight=self.weight,
@@ -131,8 +133,8 @@ class LocalSums:
             votes = counts[-VOTES:] if place == len(sent) - 1 else torch.zeros(VOTES)
             outcome.take(losses[place], rows[place], votes)
 
-    def sum_now(self, world: World) -> None:
-        """Sums what waits over all ranks, which all call it.
+    def sum_now(self, sharers: Group) -> None:
+        """Sums what waits over all that host replicas, which all call it.
 
         Raises: NotFiniteError, PeerLostError.
         """
@@ -141,7 +143,7 @@ class LocalSums:
             [[each.item() for _, each in sorted(step.losses.items())], step.counts.tolist()]
             for step in waiting
         ]
-        told = [json.loads(text) for text in gather_text(world, json.dumps(own))]
+        told = [json.loads(text) for text in gather_text(sharers, json.dumps(own))]
         for outcome, *of_ranks in zip(waiting, *told, strict=True):
             losses = [torch.tensor(each) for of_rank, _ in of_ranks for each in of_rank]
             counts = torch.tensor([counted for _, counted in of_ranks]).sum(0)

@@ -49,10 +49,6 @@ class SplitNetwork(RowNetwork):
     """The trained parameters that other ranks have alone, on the meta device: patterns of names are
     those of the whole network."""
 
-    def called(self, name: str) -> str:
-        """The whole tensor's name, by this rank's of a part."""
-        return self.names.source(name)[0].whole
-
     @property
     def row(self) -> dict[str, Any]:
         """What a run's record says of it."""
@@ -115,6 +111,7 @@ def split_network(
     wholes = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     others = take_from_first(mesh.world, wholes)
     has_buffers = any(True for _ in model.buffers())
+    sizes = {name: each.numel() for name, each in wholes.items() if each.requires_grad}
     chosen = chosen_layers(model, words)
     group = _group(mesh.row, words, exchange, resources)
     mark_cut_up(model)
@@ -147,7 +144,7 @@ def split_network(
     found = frozenset(parameters), frozenset(biases if words.head_updates > 1 else ())
     updates = words.head_updates
     return SplitNetwork(
-        mesh, names, has_buffers, others, group, *found, updates, chosen, norms, outlines
+        mesh, names, has_buffers, others, sizes, group, *found, updates, chosen, norms, outlines
     )
 
 

@@ -5,14 +5,17 @@ optimizer keeps of it behind, `classifier.1.parts.2.weight/momentum_buffer`. Her
 `classifier.1.weight/momentum_buffer`, as any layout of ranks, and one rank, has it.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.group import Group
 from firecaffe.parallel.cut import Cut
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.stored import Stored
@@ -53,6 +56,10 @@ class Names:
         source = self.sources.get(name, Source(name))
         return source, source.whole + slash + key
 
+    def place(self, path: str) -> int:
+        """The place among all of what has the path by the whole tensor's name."""
+        return self.places[path.partition("/")[0]]
+
     def own(self, path: str) -> list[str]:
         """This rank's paths of what has the path by the whole tensor's name."""
         name, slash, key = path.partition("/")
@@ -68,12 +75,20 @@ class Names:
         return found
 
 
+class Naming(Protocol):
+    """The names of a piece's tensors, as `Names` has them of a network's."""
+
+    def source(self, path: str) -> tuple[Source, str]: ...
+    def place(self, path: str) -> int: ...
+    def own(self, path: str) -> list[str]: ...
+
+
 class InParts:
     """A piece, by whole names; see `training.piece.Piece`."""
 
     held_by_all = False
 
-    def __init__(self, piece: Piece, names: Names) -> None:
+    def __init__(self, piece: Piece, names: Naming) -> None:
         self._piece, self._names = piece, names
 
     @property
@@ -85,8 +100,7 @@ class InParts:
         for path, part in self._piece.parts().items():
             source, whole = self._names.source(path)
             found.setdefault(whole, []).append((source, part.tensor))
-        places = self._names.places
-        return {path: _held(parts, places[parts[0][0].whole]) for path, parts in found.items()}
+        return {path: _held(parts, self._names.place(path)) for path, parts in found.items()}
 
     def load(self, stored: Stored) -> None:
         self._piece.load(_ByOwnNames(stored, self._names))
@@ -121,10 +135,25 @@ class NumbersInParts:
         )
 
 
+class NumbersOfRow(NumbersInParts):
+    """Numbers of all parts that the ranks of a row have between them; all of them ask, and get the
+    same, in the network's order.
+    """
+
+    def __init__(self, numbers: Numbers, names: Names, row: Group) -> None:
+        super().__init__(numbers, names)
+        self._row = row
+
+    def state_dict(self) -> dict[str, Any]:
+        told = gather_text(self._row, json.dumps(super().state_dict()))
+        found = {path: value for own in told for path, value in json.loads(own).items()}
+        return dict(sorted(found.items(), key=lambda each: self._names.place(each[0])))
+
+
 class _ByOwnNames(Stored):
     """Whole tensors that are stored, as this rank's parts of them."""
 
-    def __init__(self, stored: Stored, names: Names) -> None:
+    def __init__(self, stored: Stored, names: Naming) -> None:
         self._stored, self._names = stored, names
 
     def full_name(self, name: str) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from firecaffe.cluster.agree import finish
 from firecaffe.data import Batch
-from firecaffe.gradients.totals import Totals
+from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.training.outcome import Outcome, Timings, Votes
 from firecaffe.training.parallel.norms import UNUSED, total
 from firecaffe.training.parallel.overflow import unscale
@@ -40,24 +40,17 @@ class StageStepper(Stepper):
         self.reducer.begin_step(weight)
         self.forward.begin_step()
         waits: list[tuple[Mark, Mark]] = []
-        fetch = _Fetch(self, step, waits) if self.stage.has_inputs else _no_batch
-        ready = self.stage.run(step, self.leaves, fetch)
-        for leaf in self.leaves:
-            now = next(ready) if self.stage.samples(step, leaf) else None
-            root = None if now is None else now.root
-            tail = self.forward.empty_tail() if now is None else now.kept
+        ready = self.micro_batches(step, self.leaves, waits)
+        for (root, tail), leaf in zip(ready, self.leaves, strict=True):
             if leaf != self.leaves[-1]:
                 self.reducer.add(leaf, root, tail)
             else:
                 counts = torch.cat([self.forward.counts, ballot(vote(), self.forward.device)])
                 self.reducer.add_last(leaf, root, tail, counts)
-        next(ready, None)  # the last gradients go to the stage before
-        if isinstance(fetch, _Fetch):
-            fetch.finish()
         totals = self.reducer.finish_step()
         finite = self.reducer.finite()
         unscale(self.forward.scaler, self.optimizer, self.stage.staged.mesh.row)
-        row = self._row_of(totals, finite)
+        row = self.row_of(self.reducer, torch.cat([totals.tail[0], totals.counts]), finite)
         outcome = partial(
             StageOutcome,
             step=step,
@@ -76,27 +69,51 @@ class StageStepper(Stepper):
             idle_s=self.stage.runner.waited_s,
         )
         outcome(end=queue.mark()).check_finite()
-        if self.clip_gradients:
-            own, norm = self.reducer.parameters, row.norm.to(self.forward.device)
-            nn.utils.clip_grads_with_norm_(own, self.clip_gradients, norm, foreach=True)
+        self.clip(self.reducer, row)
         self.update(step, learning_rate, totals, weight)
         return outcome(end=queue.mark())
 
-    def _row_of(self, totals: Totals, finite: Tensor) -> "Row":
+    def micro_batches(
+        self, step: int, leaves: Sequence[int], waits: list[tuple[Mark, Mark]]
+    ) -> Iterator[tuple[Tensor | None, list[Tensor]]]:
+        """Yields of each micro-batch what is to be differentiated, and its tail. waits: takes marks
+        before and after each wait for data.
+        """
+        assert self.stage is not None
+        fetch = _Fetch(self, step, leaves, waits) if self.stage.has_inputs else _no_batch
+        ready = self.stage.run(step, leaves, fetch)
+        for leaf in leaves:
+            now = next(ready) if self.stage.samples(step, leaf) else None
+            if now is None:
+                yield None, self.forward.empty_tail()
+            else:
+                yield now.root, now.kept
+        next(ready, None)  # the last gradients go to the stage before
+        if isinstance(fetch, _Fetch):
+            fetch.finish()
+
+    def clip(self, reducer: GradientReducer, row: "Row") -> None:
+        """Clips the gradients of this stage by the norm of the whole network's."""
+        if self.clip_gradients:
+            own, norm = reducer.parameters, row.norm.to(self.forward.device)
+            nn.utils.clip_grads_with_norm_(own, self.clip_gradients, norm, foreach=True)
+
+    def row_of(self, reducer: GradientReducer, known: Tensor, finite: Tensor) -> "Row":
         """Adds up what the stages know: zeros stand for what others do, so nothing is rounded.
-        finite: whether each of this rank's gradients was, before the loss scale was undone.
+        reducer: has this stage's gradients. known: what the last stage counts, and votes.
+        finite: whether each of these gradients was, before the loss scale was undone.
         """
         assert self.stage is not None
         staged = self.stage.staged
         names = list(staged.trained())
         place_of = {name: place for place, name in enumerate(names)}
-        sums = torch.cat([totals.tail[0], totals.counts]).cpu()
+        sums = known.cpu()
         of_gradients = torch.zeros(2, len(names), dtype=torch.float64)
-        own = [place_of[name] for name in self.reducer.names]
+        own = [place_of[name] for name in reducer.names]
         if own:
             of_gradients[0, own] = 1.0 - finite.cpu().double()
         if own and self.clip_gradients:
-            of_gradients[1, own] = self._norms()
+            of_gradients[1, own] = _norms(reducer)
         told = torch.cat([sums.double(), of_gradients.flatten()])
         row = staged.mesh.row
         finish(row, partial(dist.all_reduce, told, group=row.group))
@@ -107,12 +124,13 @@ class StageStepper(Stepper):
             norm = total(of_gradients[1], dtypes)
         return Row(in_row.to(sums.dtype), of_gradients[0] == 0, norm, names)
 
-    def _norms(self) -> Tensor:
-        gradients = [each.grad for each in self.reducer.parameters]
-        found = torch._foreach_norm([each for each in gradients if each is not None])
-        norms = iter(each.item() for each in found)
-        told = [UNUSED if each is None else next(norms) for each in gradients]
-        return torch.tensor(told, dtype=torch.float64)
+
+def _norms(reducer: GradientReducer) -> Tensor:
+    gradients = [each.grad for each in reducer.parameters]
+    found = torch._foreach_norm([each for each in gradients if each is not None])
+    norms = iter(each.item() for each in found)
+    told = [UNUSED if each is None else next(norms) for each in gradients]
+    return torch.tensor(told, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -148,8 +166,10 @@ class StageOutcome(Outcome):
 class _Fetch:
     """The micro-batches of a step in their order. Those without samples are passed over."""
 
-    def __init__(self, stepper: Stepper, step: int, waits: list[tuple[Mark, Mark]]) -> None:
-        self._stepper, self._step, self._waits = stepper, step, waits
+    def __init__(
+        self, stepper: Stepper, step: int, leaves: Sequence[int], waits: list[tuple[Mark, Mark]]
+    ) -> None:
+        self._stepper, self._step, self._leaves, self._waits = stepper, step, leaves, waits
         self._coming = self._batches()
 
     def __call__(self, leaf: int) -> Batch:
@@ -162,7 +182,7 @@ class _Fetch:
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         mark = self._stepper.reducer.queue.mark
-        for leaf in self._stepper.leaves:
+        for leaf in self._leaves:
             asked = mark()
             batch = self._stepper.batches.train_batch(self._step, leaf)
             self._waits.append((asked, mark()))

@@ -32,10 +32,6 @@ class StagedNetwork(RowNetwork):
     """The whole network's parameters by all their names; those of other ranks on the meta device.
     """
 
-    def called(self, name: str) -> str:
-        """The whole tensor's name, which it has here too."""
-        return name
-
     @property
     def row(self) -> dict[str, Any]:
         """What a run's record says of it."""
@@ -87,8 +83,9 @@ def cut_network(network: nn.Module, words: ParallelConfig, mesh: Mesh) -> Staged
     # a micro-batch changes buffers.
     module = nn.ModuleList([training[own].module, evaluation[own].module, network])
     has_buffers = any(not isinstance(each, nn.Parameter) for each in wholes.values())
+    sizes = {name: each.numel() for name, each in wholes.items() if each.requires_grad}
     return StagedNetwork(
-        mesh, names, has_buffers, others, words, training[own], evaluation[own], module, tied
+        mesh, names, has_buffers, others, sizes, words, training[own], evaluation[own], module, tied
     )
 
 

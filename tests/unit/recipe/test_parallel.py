@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from firecaffe import ParallelConfig, Recipe, SolverConfig, TrainConfig
+from firecaffe import ParallelConfig, Recipe, SolverConfig, SynchronyConfig, TrainConfig
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import check_parallel
 from firecaffe.recipe.identity import identity
@@ -197,6 +197,27 @@ def test_what_cannot_stand_beside_it(section: str, words: dict[str, Any], line: 
     with pytest.raises(RecipeError) as told:
         check_recipe(dataclasses.replace(staged, **{section: config}))
     assert str(told.value).startswith(f"parallel.stages with {line}")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "solver", "line"),
+    [
+        (ParallelConfig(0, 2, HEAD, 2, TRICK), {}, "scheme one_weird_trick"),
+        (ParallelConfig(0, 2, HEAD), {"clip_gradients": 1.0}, "solver.clip_gradients"),
+        (ParallelConfig(0, 2, HEAD), {"type": "lamb"}, "solver.type lamb"),
+    ],
+)
+def test_replicas_that_cannot_be_split_so(
+    parallel: ParallelConfig, solver: dict[str, Any], line: str
+) -> None:
+    train, local = TrainConfig(64, 8, steps=9), SynchronyConfig("local", replicas=4)
+    recipe = Recipe(train=train, synchrony=local, parallel=ParallelConfig(0, 2, HEAD))
+    check_recipe(recipe)
+    check_recipe(dataclasses.replace(recipe, parallel=ParallelConfig(*IN_STAGES)))
+    words = dataclasses.replace(recipe.solver, **solver)
+    with pytest.raises(RecipeError) as told:
+        check_recipe(dataclasses.replace(recipe, parallel=parallel, solver=words))
+    assert str(told.value).startswith(f"parallel.split with synchrony.mode local and {line}")
 
 
 def test_solvers_beside_it() -> None:

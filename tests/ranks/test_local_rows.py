@@ -1,0 +1,217 @@
+"""Replicas that are each held by a row of ranks: any layout comes to the bits of one worker."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from torch import Tensor
+
+import firecaffe
+from firecaffe import CheckpointConfig, ParallelConfig, RunConfig, SolverConfig, SynchronyConfig
+from firecaffe.errors import NotFiniteError
+from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.runs.explain import explain
+from firecaffe.runs.folder import read_run_file
+from tests.ranks import test_layouts, test_stage_layouts
+from tests.ranks.networks import small_data
+from tests.world import Ranks
+
+SYNCHRONY = SynchronyConfig("local", replicas=2, local_steps=3, outer="nesterov")
+"""Steps 3, 6 and 9 end an epoch, in which replica 1 has no samples."""
+
+RECIPES = {
+    name: dataclasses.replace(
+        recipe,
+        train=dataclasses.replace(recipe.train, ema_decay=0.0, steps=8),
+        synchrony=SYNCHRONY,
+        checkpoint=CheckpointConfig(),
+    )
+    for name, recipe in (("split", test_layouts.RECIPE), ("stages", test_stage_layouts.RECIPE))
+}
+"""With caffe's momentum, which keeps numbers, and with clipping in stages."""
+
+NETWORKS = {"split": test_layouts.Net, "stages": test_stage_layouts.Net}
+
+HEAD = test_layouts.HEAD
+LAYOUTS = {
+    "split": {
+        "data 2": ParallelConfig(2, 1, HEAD, 4),
+        "model 2": ParallelConfig(1, 2, HEAD, 4),
+        "2 x 2": ParallelConfig(2, 2, HEAD, 4),
+    },
+    "stages": {
+        "data 2": ParallelConfig(2),
+        "2 stages": ParallelConfig(stages=["middle.3"]),
+        "4 stages": ParallelConfig(stages=["middle", "middle.3", "middle.6"]),
+        "2 x 2": ParallelConfig(2, stages=["middle"]),
+    },
+}
+ALONE = {"split": ParallelConfig(split=HEAD, parts=4), "stages": ParallelConfig()}
+CASES = [(kind, name) for kind, layouts in LAYOUTS.items() for name in layouts]
+
+WORDS: dict[str, dict[str, Any]] = {
+    "slowmo": {"outer": "slowmo", "inner_momentum": "zero"},
+    "synchronous first": {"warm_steps": 2, "inner_momentum": "average"},
+    "overlap": {"overlap_steps": 1, "replicas": 4},
+    "fragments": {"fragments": 3, "inner_momentum": "average"},
+    "fragments beside": {"fragments": 3, "local_steps": 7, "overlap_steps": 1},
+}
+
+
+def fit(
+    kind: str,
+    parallel: ParallelConfig,
+    words: dict[str, Any],
+    folder: str,
+    every: int = 0,
+    resume: str | None = None,
+    every_s: float = 0.0,
+) -> firecaffe.Result:
+    recipe = RECIPES[kind]
+    recipe = dataclasses.replace(
+        recipe,
+        parallel=parallel,
+        synchrony=dataclasses.replace(recipe.synchrony, **words),
+        checkpoint=CheckpointConfig(every, every_s, keep_last=0),
+        run=RunConfig(folder=folder, tensorboard=False),
+    )
+    sets = small_data(100), small_data(30, 1)
+    more: Any = {"validation_set": small_data(20, 2)} if kind == "stages" else {}
+    return firecaffe.train(recipe, NETWORKS[kind], *sets, resume=resume, **more)
+
+
+def workers(parallel: ParallelConfig) -> int:
+    return max(1, parallel.data) * parallel.row_size
+
+
+def trained(
+    ranks: Ranks,
+    kind: str,
+    parallel: ParallelConfig,
+    words: dict[str, Any],
+    folder: Path,
+    *more: Any,
+) -> firecaffe.Result:
+    results = ranks.shared(workers(parallel), fit, kind, parallel, words, str(folder), *more)
+    assert len({(each.state_sha256, each.weights_sha256, each.test_loss) for each in results}) == 1
+    assert not any(each.drifted_ranks or each.identity_doubts for each in results)
+    result: firecaffe.Result = results[0]
+    return result
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, firecaffe.Result]:
+    folder = tmp_path_factory.mktemp("alone")
+    return {kind: trained(ranks, kind, ALONE[kind], {}, folder / kind) for kind in ALONE}
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_any_layout(
+    ranks: Ranks, alone: dict[str, firecaffe.Result], kind: str, name: str, tmp_path: Path
+) -> None:
+    """One row that hosts both replicas, or two of one each."""
+    expected, parallel = alone[kind], LAYOUTS[kind][name]
+    found = trained(ranks, kind, parallel, {}, tmp_path / "run")
+    assert [row["loss"] for row in found.history] == [row["loss"] for row in expected.history]
+    assert found.weights_sha256 == expected.weights_sha256
+    assert found.state_sha256 == expected.state_sha256
+    assert (found.test_loss, found.metrics) == (expected.test_loss, expected.metrics)
+    record = read_run_file(tmp_path / "run", "result.json")
+    assert record["synchrony"] == {"replicas": 2, "synchronous_steps": 0, "averages": 3}
+    waits = [rank.waits_s for rank in explain(tmp_path / "run", in_rounds=True).ranks]
+    assert all(("activations" in each) == (kind == "split") for each in waits)
+
+
+@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("name", WORDS)
+def test_any_words(ranks: Ranks, kind: str, name: str, tmp_path: Path) -> None:
+    words = WORDS[name]
+    expected = trained(ranks, kind, ALONE[kind], words, tmp_path / "alone")
+    names = ["2 x 2"] if kind == "split" else ["2 x 2", "4 stages"]
+    for each in names:
+        found = trained(ranks, kind, LAYOUTS[kind][each], words, tmp_path / each)
+        assert found.state_sha256 == expected.state_sha256, each
+        assert found.loss == expected.loss
+
+
+@pytest.mark.parametrize("name", ["nesterov", "fragments beside"])
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_layout_goes_on_from_any_other(
+    ranks: Ranks, kind: str, name: str, tmp_path: Path
+) -> None:
+    """After an average, or while one is under way, whose checkpoint has the weights of each
+    replica."""
+    words = WORDS.get(name, {})
+    layouts = {"alone": ALONE[kind], **LAYOUTS[kind]}
+    expected, before = "", ""
+    for number, (each, parallel) in enumerate([*layouts.items(), ("alone", ALONE[kind])]):
+        folder = tmp_path / f"{number}"
+        whole = trained(ranks, kind, parallel, words, folder, 1)
+        expected = expected or whole.state_sha256
+        assert whole.state_sha256 == expected, each
+        if before:
+            rest = tmp_path / f"{number} on"
+            found = trained(ranks, kind, parallel, words, rest, 0, before)
+            assert found.state_sha256 == expected, each
+        saved = sorted((folder / "checkpoints").glob("step-*"))
+        before = str(saved[len(saved) // 2])
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_vote_of_one_rank_is_heard_in_all_columns(
+    ranks: Ranks, alone: dict[str, firecaffe.Result], kind: str, tmp_path: Path
+) -> None:
+    """Rank 0 alone looks at the time, and asks for a checkpoint after each average."""
+    often = 0, None, 1e-6
+    found = trained(ranks, kind, LAYOUTS[kind]["2 x 2"], {}, tmp_path / "run", *often)
+    assert found.state_sha256 == alone[kind].state_sha256
+    saved = sorted(each.name for each in (tmp_path / "run/checkpoints").glob("step-*"))
+    assert saved == ["step-00000003", "step-00000006", "step-00000008"]
+
+
+def diverge(kind: str, parallel: ParallelConfig, folder: str) -> str:
+    solver = SolverConfig(base_lr=1e30, momentum=0.9)
+    recipe = dataclasses.replace(RECIPES[kind], solver=solver, parallel=parallel)
+    train = dataclasses.replace(recipe.train, eval_every=0)
+    run = RunConfig(folder=folder, tensorboard=False)
+    recipe = dataclasses.replace(recipe, run=run, train=train)
+    try:
+        firecaffe.train(recipe, NETWORKS[kind], small_data(100), small_data(30, 1))
+    except NotFiniteError as error:
+        return str(error)
+    return "it went on"
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_number_that_is_not_finite_is_told_by_all_as_by_one(
+    ranks: Ranks, kind: str, tmp_path: Path
+) -> None:
+    [expected] = ranks.shared(1, diverge, kind, ALONE[kind], str(tmp_path / "alone"))
+    assert "of 2 replicas are not finite" in expected
+    parallel = LAYOUTS[kind]["2 x 2"]
+    assert ranks.shared(4, diverge, kind, parallel, str(tmp_path / "run")) == [expected] * 4
+
+
+def one_part_diverges(parallel: ParallelConfig, folder: str) -> str:
+    """Rank 1 alone finds that its gradients are not finite."""
+    finite = GradientReducer.finite
+
+    def found(reducer: GradientReducer) -> Tensor:
+        return finite(reducer) & (os.environ["RANK"] != "1")
+
+    with patch.object(GradientReducer, "finite", found):
+        try:
+            fit("split", parallel, {}, folder)
+        except NotFiniteError as error:
+            return str(error)
+    return "it went on"
+
+
+def test_a_part_that_is_not_finite_is_told_by_the_whole_row(ranks: Ranks, tmp_path: Path) -> None:
+    parallel = LAYOUTS["split"]["model 2"]
+    said = ranks.shared(2, one_part_diverges, parallel, str(tmp_path / "run"))
+    assert len(set(said)) == 1
+    assert "of 2 replicas are not finite" in said[0]
