@@ -167,10 +167,11 @@ def _train_in(
     notes = notes_of(run, data, learner, frozen, choice, start, plugins)
     served = learner.served
     # A network that was given as an object of Python may be the very one that is trained.
-    is_planned = parts.model is None and run.route.way != HOOK and learner.split is None
+    is_planned = parts.model is None and run.route.way != HOOK
     if world.is_first and is_planned:
         words = recipe, data, world.world_size, world.local_world_size, world.device
-        notes += write_forecast(folder, *words, run.route.algorithm, run.rounds)
+        chosen = None if learner.split is None else learner.split.chosen
+        notes += write_forecast(folder, *words, run.route.algorithm, run.rounds, chosen)
     records = Records(folder, run, world, start.step, goes_on=start.folder is not None)
     resources.enter_context(closing(records))
     write = around_write(plugins, save_checkpoint, world)

@@ -1,7 +1,7 @@
 """A recipe's network, cut into stages, of which this rank has one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class StagedNetwork(RowNetwork):
     """Ranks of a column have the same parameters, so that none is left out where they compare."""
     own_samples = None
     """The ranks of a row have the same samples."""
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    """No layer is split."""
 
     def called(self, name: str) -> str:
         """The whole tensor's name, which it has here too."""
