@@ -72,11 +72,11 @@ class Parallel:
             raise RecipeError(f"--ways plans for 2 to {MOST_WORKERS} workers; found {found}")
         self.chain = chain_of(config, work)
         self.plans: list[SplitPlan] = []
-        price = None if own is None else OwnCost(config, work, own)
+        price = None if own is None else OwnCost.of(config, work, own)
         for size in workers:
             exchange = work.exchange or exchange_for(rows, size)
             if own is not None and price is not None and own.fits(size):
-                self.plans.append(price.plan(cluster, size, exchange))
+                self.plans.append(price.plans(cluster, size, exchange)[0])
             exchange = exchange_for(rows, size)
             self.plans += split_plans(work, cluster, self.chain, size, exchange, names)
         if not self.plans:
@@ -221,6 +221,9 @@ def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
 def _way(plan: SplitPlan) -> str:
     if plan.name == RECIPE and plan.idle:
         return f"{RECIPE}, {plan.model} stages, {plan.idle:.0%} not computing"
+    if plan.words is not None:
+        scheme = "by data" if plan.model == 1 else f"{plan.words.scheme}, {plan.model} a model"
+        return f"{RECIPE}, {scheme}"
     if plan.idle:
         return f"pipeline, {plan.model} stages, {plan.idle:.0%} idle"
     return plan.name if plan.model == 1 else f"{plan.name}, {plan.model} a model"

@@ -2,21 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.parallel.config import ParallelConfig
-from firecaffe.plan.chain import chain_of
+from firecaffe.parallel.config import AUTO, ParallelConfig
+from firecaffe.plan.chain import Unit, chain_of
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import check_plan, errors_of
 from firecaffe.plan.held import memory_of
 from firecaffe.plan.of_words import layouts_of_words
-from firecaffe.plan.recipe_stages import crossings_of, stages_step
+from firecaffe.plan.recipe_stages import Crossing, crossings_of, stages_step
 from firecaffe.plan.split_plans import SplitPlan, plan_of_step
 from firecaffe.plan.split_step import SplitCost, SplitStep
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import Workload
+from firecaffe.recipe.parallel import possible_layouts
 
 RECIPE = "recipe"
 """The name of a recipe's own way."""
@@ -37,31 +38,54 @@ class OwnLayout:
         return data * size == workers
 
 
+@dataclass(frozen=True)
 class OwnCost:
     """Prices a recipe's layout, on any number of workers that can have it."""
 
-    def __init__(self, config: ModelConfig, work: Workload, layout: OwnLayout) -> None:
-        """Raises: RecipeError if it is not priced; as `chain_of`."""
-        self.work, self.words, self.chosen = work, layout.words, layout.chosen
-        stages = self.words.stages
-        self.chain = () if stages else chain_of(config, work)
-        self.crossings = crossings_of(config, work, stages) if stages else []
+    work: Workload
+    layout: OwnLayout
+    chain: tuple[Unit, ...]
+    """None of stages."""
+    crossings: list[Crossing]
+    """Of stages."""
 
-    def plan(self, cluster: Cluster, workers: int, exchange: str) -> SplitPlan:
+    @classmethod
+    def of(cls, config: ModelConfig, work: Workload, layout: OwnLayout) -> Self:
+        """Raises: RecipeError if it cannot be; as `chain_of`."""
+        stages = layout.words.stages
+        chain = () if stages else chain_of(config, work)
+        return cls(work, layout, chain, crossings_of(config, work, stages) if stages else [])
+
+    def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
+        """The layout; of `auto` all that it may be, the best first: those that fit, by their steps.
+
+        Raises: RecipeError if there is none, or it is not priced.
+        """
+        words = self.layout.words
+        if words.scheme != AUTO:
+            return [self._plan(words, cluster, workers, exchange)]
+        split = [unit for unit in self.chain if unit.name in self.layout.chosen]
+        is_dense = all(unit.is_dense for unit in split)
+        names = possible_layouts(words, self.work.num_micro_batches, workers, is_dense)
+        found = [self._plan(each, cluster, workers, exchange) for each in names]
+        return sorted(found, key=lambda each: (not each.fits, each.step.step_s))
+
+    def _plan(
+        self, words: ParallelConfig, cluster: Cluster, workers: int, exchange: str
+    ) -> SplitPlan:
         """Raises: RecipeError if it is not priced, or rows of workers lie across nodes."""
         cost = SplitCost(self.work, cluster, self.chain, workers, exchange)
-        words = self.words
         try:
             if words.stages:
                 found = stages_step(cost, self.crossings, words.stages, words.pipeline)
                 plan = plan_of_step(RECIPE, cost, found.step, found.memory, words.row_size)
-                return replace(plan, idle=found.idle)
-            layouts = layouts_of_words(self.chain, words, self.chosen, workers)
+                return replace(plan, idle=found.idle, words=words)
+            layouts = layouts_of_words(self.chain, words, self.layout.chosen, workers)
             step, memory = cost.step(layouts), memory_of(self.work, self.chain, layouts)
         except ValueError as error:
             raise RecipeError(f"parallel on {workers} workers: {error}") from error
         plan = plan_of_step(RECIPE, cost, step, memory, words.row_size)
-        return replace(plan, layouts=tuple(layouts))
+        return replace(plan, layouts=tuple(layouts), words=words)
 
 
 def forecast_parallel(
@@ -77,11 +101,11 @@ def forecast_parallel(
     Raises: RecipeError if it cannot be, or is not priced.
     """
     check_plan(work, cluster, workers, layout.words.row_size)
-    cost = OwnCost(config, work, layout)
-    plan = cost.plan(cluster, workers, exchange)
+    cost = OwnCost.of(config, work, layout)
+    (plan,) = cost.plans(cluster, workers, exchange)
     compute, link = errors_of(work, cluster, workers)
     low, high = (
-        cost.plan(slower(cluster, 1 + sign * compute, 1 + sign * link), workers, exchange).step
+        cost.plans(slower(cluster, 1 + sign * compute, 1 + sign * link), workers, exchange)[0].step
         for sign in (-1, 1)
     )
     words = layout.words

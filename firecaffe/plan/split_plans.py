@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from firecaffe.exchange import ALGORITHMS
+from firecaffe.parallel.config import ParallelConfig
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast
@@ -43,6 +44,8 @@ class SplitPlan:
     """The units that stages begin with, and their number; of a pipeline."""
     idle: float = 0.0
     """The share of turns in which a stage waits."""
+    words: ParallelConfig | None = None
+    """Of a recipe's own way."""
 
     @property
     def memory_bytes(self) -> float:
