@@ -31,6 +31,7 @@ from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.kineto import is_trace, read_trace
 from firecaffe.runs.score import Score, causes, measured_parts, score
 from firecaffe.runs.score_mode import ModeScore, score_mode
+from firecaffe.runs.score_parallel import ParallelScore, score_parallel
 from firecaffe.runs.shares import RankShares, shares_line, shares_of
 
 HEADERS = {
@@ -52,7 +53,9 @@ def main(argv: list[str]) -> int:
     timings = read_rows(folder, "rank-*.jsonl")
     in_rounds = is_local(folder)
     explained = explain_served(folder, timings) or explain(folder, in_rounds)
-    scored: Score | ModeScore | None = score_mode(folder, timings)
+    scored: Score | ModeScore | ParallelScore | None = score_mode(folder, timings)
+    if scored is None:
+        scored = score_parallel(folder, timings)
     if scored is None and isinstance(explained, Explanation):
         scored = score(folder, timings, explained)
     if options.json:

@@ -23,9 +23,10 @@ LEAST_GAIN = 1.05
 def advice(folder: Path, seconds: Sequence[float]) -> list[str]:
     """What of the rate another mode would make. seconds: what each rank takes for a micro-batch.
 
-    Says nothing of a run without a forecast, whose cluster nobody knows.
+    Says nothing of a run without a forecast, whose cluster nobody knows, nor of a split network,
+    which has no other mode.
     """
-    if not (folder / FORECAST).is_file():
+    if not (folder / FORECAST).is_file() or "parallel" in read_run_file(folder, FORECAST):
         return []
     try:
         return [_line(folder, seconds)]

@@ -18,7 +18,7 @@ from firecaffe.cli.network import network_of
 from firecaffe.cli.options.plan import USAGE, make_parser
 from firecaffe.cli.parse import parse_recipe, read_recipe
 from firecaffe.cli.plan_modes import Modes
-from firecaffe.cli.plan_parallel import Parallel, ways
+from firecaffe.cli.plan_parallel import Parallel, own_layout, ways
 from firecaffe.cli.plan_plot import SUFFIXES, plot
 from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
@@ -28,6 +28,7 @@ from firecaffe.plan.advice import paragraph
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import Forecast, by_workers, fastest, forecasts, is_own
+from firecaffe.plan.of_parallel import OwnLayout
 from firecaffe.plan.of_recipe import workload_of, workload_of_model
 from firecaffe.plan.workload import Workload
 from firecaffe.recipe.sections import Recipe
@@ -61,18 +62,21 @@ def main(argv: list[str]) -> int:
     exchanges = None if names == ["all"] else names
     shared = ways(options.ways) if options.ways else []
     plans = []
-    for name, (work, words, network) in works.items():
+    for name, (work, words, network, own) in works.items():
         for cluster in clusters:
             workers = _workers(options.workers, work, cluster)
             try:
                 rows = forecasts(work, cluster, workers, exchanges, compressors)
             except ValueError as error:
                 raise RecipeError(f"--exchanges: {error}") from error
-            if not shared and not any(row.fits for row in rows):
+            is_shared = bool(shared) or own is not None
+            if not is_shared and not any(row.fits for row in rows):
                 raise RecipeError(_does_not_fit(work, cluster, rows))
             has_modes = options.modes or words.mode != EVERY_STEP
             modes = Modes(work, cluster, rows, words) if has_modes else None
-            parallel = Parallel(network, work, cluster, rows, shared) if shared else None
+            parallel = None
+            if is_shared:
+                parallel = Parallel(network, work, cluster, rows, shared, own)
             plans.append((name, work, cluster, rows, modes, parallel))
     if options.plot:
         plot(Path(options.plot), [(f"{n} on {c.name}", rows) for n, _, c, rows, *_ in plans])
@@ -87,12 +91,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-Work = tuple[Workload, SynchronyConfig, ModelConfig]
-"""A workload, with [synchrony] and the network of what it was made of."""
+Work = tuple[Workload, SynchronyConfig, ModelConfig, OwnLayout | None]
+"""A workload, with [synchrony], the network and the own layout of what it was made of."""
 
 
 def _work(recipe: Recipe) -> Work:
-    return workload_of(recipe), recipe.synchrony, recipe.model
+    work = workload_of(recipe)
+    return work, recipe.synchrony, recipe.model, own_layout(recipe, work)
 
 
 def _works(options: Namespace) -> dict[str, Work]:
@@ -123,7 +128,7 @@ def _works(options: Namespace) -> dict[str, Work]:
         )
     network, shape = network_of(options)
     work = workload_of_model(network, shape, global_batch_size, micro_batch_size)
-    return {model: (replace(work, assumption=said), SynchronyConfig(), network)}
+    return {model: (replace(work, assumption=said), SynchronyConfig(), network, None)}
 
 
 def _learn(
@@ -256,6 +261,8 @@ def _show(
     if modes is not None:
         modes.show(console)
     if parallel is not None:
+        if parallel.has_own:
+            console.print("By [parallel] of the recipe; above, by data:", markup=False)
         parallel.show(console)
 
 

@@ -7,18 +7,22 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from firecaffe.cli.console import time_words
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
+from firecaffe.models.network import with_outline
 from firecaffe.plan.chain import chain_of
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast
 from firecaffe.plan.layouts import words_of
+from firecaffe.plan.of_parallel import RECIPE, OwnCost, OwnLayout
 from firecaffe.plan.split_plans import WAYS, SplitPlan, exchange_for, split_plans
 from firecaffe.plan.split_reasons import Reason, reasons
 from firecaffe.plan.split_step import SplitCost
 from firecaffe.plan.workload import Workload
+from firecaffe.recipe.sections import Recipe
 
 MOST_WORKERS = 512
 """Of each two of them the search asks what they have in common."""
@@ -55,8 +59,12 @@ class Parallel:
         cluster: Cluster,
         rows: Sequence[Forecast],
         names: Sequence[str],
+        own: OwnLayout | None = None,
     ) -> None:
-        """Raises: RecipeError if there are not so many workers, or none of the ways can be."""
+        """own: a recipe's layout, which is planned beside the ways.
+
+        Raises: RecipeError if there are not so many workers, or none of the ways can be.
+        """
         self.work, self.cluster = work, cluster
         workers = sorted({row.workers for row in rows if row.workers > 1})
         if not workers or workers[-1] > MOST_WORKERS:
@@ -64,20 +72,29 @@ class Parallel:
             raise RecipeError(f"--ways plans for 2 to {MOST_WORKERS} workers; found {found}")
         self.chain = chain_of(config, work)
         self.plans: list[SplitPlan] = []
+        price = None if own is None else OwnCost.of(config, work, own)
         for size in workers:
+            exchange = work.exchange or exchange_for(rows, size)
+            if own is not None and price is not None and own.fits(size):
+                self.plans.append(price.plans(cluster, size, exchange)[0])
             exchange = exchange_for(rows, size)
             self.plans += split_plans(work, cluster, self.chain, size, exchange, names)
         if not self.plans:
-            raise RecipeError(
-                f"--ways {','.join(names)}: {work.model} cannot be shared so by "
-                f"{', '.join(map(str, workers))} workers"
-            )
+            what = f"--ways {','.join(names)}: {work.model} cannot be shared so"
+            if own is not None and not names:
+                what = f"parallel has rows of {own.words.row_size} workers, which cannot be made"
+            raise RecipeError(f"{what} by {', '.join(map(str, workers))} workers")
         last = [plan for plan in self.plans if plan.workers == workers[-1] and plan.layouts]
         self.best = min(last, key=lambda plan: (not plan.fits, plan.step.step_s), default=None)
         self.reasons: list[Reason] = []
         if self.best is not None:
             cost = SplitCost(work, cluster, self.chain, workers[-1], self.best.exchange)
             self.reasons = reasons(self.best, cost)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether a recipe's own layout is among the plans."""
+        return any(plan.name == RECIPE for plan in self.plans)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -163,8 +180,14 @@ class Parallel:
                 "between this layer and the one before. Each with what it takes by itself."
             )
         said += [self._recipe(plan) for plan in self.plans if plan.name in SCHEMES]
-        if any(plan.idle for plan in self.plans):
+        if any(plan.cuts for plan in self.plans):
             said.append("A pipeline's compute has its idle turns; layers are cut as a sequence.")
+        if any(plan.idle and plan.name == RECIPE for plan in self.plans):
+            said.append(
+                "Of the recipe's stages compute is that of the one that computes longest; between "
+                "is what a step takes besides, until all are through. Not computing: the share of "
+                "a step for which stages do not, on average."
+            )
         return said
 
 
@@ -172,7 +195,35 @@ SCHEMES = {"same_samples": "none", "one_weird_trick": "one_weird_trick"}
 """The ways that a recipe can have, by parallel.scheme."""
 
 
+def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
+    """A recipe's, if it splits layers or names stages.
+
+    Raises: RecipeError, with the layer's name, if one cannot be split so.
+    """
+    words = recipe.parallel
+    if not words.is_split and not words.stages:
+        return None
+    if not words.is_split:
+        return OwnLayout(words, {})
+    # What splits a network loads what trains it.
+    from firecaffe.parallel.split import check_parts
+    from firecaffe.training.parallel.network import chosen_layers
+
+    def choose(network: nn.Module) -> dict[str, str]:
+        found = chosen_layers(network, words)
+        check_parts(network, found, words.num_parts)
+        return found
+
+    sizes = work.num_classes or None, work.layout.channels
+    return OwnLayout(words, with_outline(recipe.model, *sizes, choose))
+
+
 def _way(plan: SplitPlan) -> str:
+    if plan.name == RECIPE and plan.idle:
+        return f"{RECIPE}, {plan.model} stages, {plan.idle:.0%} not computing"
+    if plan.words is not None:
+        scheme = "by data" if plan.model == 1 else f"{plan.words.scheme}, {plan.model} a model"
+        return f"{RECIPE}, {scheme}"
     if plan.idle:
         return f"pipeline, {plan.model} stages, {plan.idle:.0%} idle"
     return plan.name if plan.model == 1 else f"{plan.name}, {plan.model} a model"

@@ -9,6 +9,7 @@ from firecaffe.errors import RecipeError
 
 ONE_WEIRD_TRICK = "one_weird_trick"
 AT_ONCE: Literal["at_once"] = "at_once"
+AUTO = "auto"
 
 MOST = 4096
 """The most ranks, and parts."""
@@ -27,7 +28,8 @@ class ParallelConfig:
             many as model.
         scheme: What is done with layers that are not split. none: the workers of a model all
             compute the same samples. one_weird_trick: each computes samples of its own, and the
-            fully connected layers, which alone are split, exchange them. The result is the same.
+            fully connected layers, which alone are split, exchange them. auto: the planner chooses
+            model and one of these for the workers that there are. The result is the same.
         stages: The modules with which stages begin, as "features.6", in the order of the network's
             calls: a worker for each stage holds one model. The result is the same.
         pipeline: In which order a stage computes. 1f1b: one forward and one backward in turn.
@@ -44,7 +46,7 @@ class ParallelConfig:
     model: int = 1
     split: dict[str, str] = field(default_factory=dict)
     parts: int = 0
-    scheme: Literal["none", "one_weird_trick"] = "none"
+    scheme: Literal["none", "one_weird_trick", "auto"] = "none"
     stages: list[str] = field(default_factory=list)
     pipeline: Literal["1f1b", "gpipe"] = "1f1b"
     head_updates: int = 1
@@ -53,7 +55,7 @@ class ParallelConfig:
     @property
     def is_split(self) -> bool:
         """Whether layers are cut, if only on one worker."""
-        return bool(self.split) or self.scheme == ONE_WEIRD_TRICK
+        return bool(self.split) or self.scheme in (ONE_WEIRD_TRICK, AUTO)
 
     @property
     def word(self) -> str:
@@ -78,8 +80,10 @@ class ParallelConfig:
 
     def over(self, data: int, model: int) -> Self:
         """The same split over other workers, without stages, which comes to the same bits."""
-        parts = self.num_parts if self.is_split else 0
-        return replace(self, data=data, model=model, parts=parts, stages=[])
+        parts, scheme = self.num_parts if self.is_split else 0, self.scheme
+        if scheme == AUTO:  # which would choose other workers
+            scheme = "none" if self.split else "one_weird_trick"
+        return replace(self, data=data, model=model, parts=parts, scheme=scheme, stages=[])
 
     def in_stages(self, data: int, stages: int) -> Self:
         """So many models in so many stages, each of several that follow each other; the same bits.
@@ -115,6 +119,8 @@ def check_parallel(words: ParallelConfig) -> None:
     if words.stages:
         _check_stages(words)
         return
+    if words.scheme == AUTO:
+        _check_auto(words)
     if words.is_split:
         if words.num_parts % words.model:
             below = words.num_parts // words.model * words.model
@@ -131,6 +137,20 @@ def check_parallel(words: ParallelConfig) -> None:
         )
     if words.parts:
         raise RecipeError(f"parallel.parts is {words.parts}, but no layer is split")
+
+
+def _check_auto(words: ParallelConfig) -> None:
+    if not words.parts:
+        raise RecipeError(
+            "parallel.scheme auto needs parallel.parts: the number of parts decides bits, and what "
+            "is chosen must not; say one that numbers of workers divide, as parts = 4"
+        )
+    if words.data or words.model > 1:
+        word, value = ("data", words.data) if words.data else ("model", words.model)
+        raise RecipeError(
+            f"parallel.{word} is {value} with parallel.scheme auto, which chooses it; leave one of "
+            "them out"
+        )
 
 
 def _check_stages(words: ParallelConfig) -> None:

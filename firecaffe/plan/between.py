@@ -87,6 +87,20 @@ class Exchanges:
         box = 1 / _count(form.samples) / _count(form.channels) / size
         return Traffic(of_links, of_links * box, (size - 1) * box)
 
+    def halos(self, digit: Digit, share: float) -> Traffic:
+        """Of the workers that differ in a digit: each sends the one before it and the one after it
+        half of a share of the tensor.
+        """
+        stride, size = digit
+        ends = [self.network.level(r * stride, (r + 1) * stride) for r in range(size - 1)]
+        messages = np.zeros(len(self.network.links))
+        for before, after in zip([None, *ends], [*ends, None], strict=True):
+            sends = np.zeros(len(messages))
+            for level in (each for each in (before, after) if each is not None):
+                sends[level] += 1
+            messages = np.maximum(messages, sends)
+        return Traffic(messages, messages * share / 2)
+
     def fetch(self, have: Form, need: Form) -> Traffic:
         """Each worker has one box of a tensor, and is sent what it lacks of another."""
         key = have, need

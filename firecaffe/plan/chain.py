@@ -7,13 +7,15 @@ layout within a module costs is not.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.models.config import ModelConfig
+from firecaffe.models.local_response_norm import LocalResponseNorm
 from firecaffe.models.network import with_outline
 from firecaffe.parallel.volumes import by_both
 from firecaffe.plan.parallel import Layer, layers_on
@@ -25,6 +27,9 @@ PART_BY_PART = (
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten),
 )
 """Modules that work on each element or each channel by itself, as of `parallel.rules`."""
+
+NORMS = (nn.LocalResponseNorm, LocalResponseNorm)
+"""Modules that see their neighbours' channels too."""
 
 WHOLE = "whole"
 """What stands for the loss: the end of a chain, which takes whole samples."""
@@ -53,6 +58,10 @@ class Unit:
     is_dense: bool = False
     """Whether it is fully connected."""
     has_input_gradient: bool = True
+    halo: int = 0
+    """Of a local response normalization: the channels that each one sees beside its own."""
+    draws: bool = False
+    """Whether there is dropout among those that go on with its parts."""
 
     @property
     def weights(self) -> int:
@@ -66,47 +75,74 @@ def chain_of(config: ModelConfig, work: Workload) -> tuple[Unit, ...]:
     Raises: as `plan.workload.layers_of`.
     """
 
-    def find(network: nn.Module, inputs: Any) -> tuple[list[Layer], set[str]]:
-        passing = {name for name, part in network.named_modules() if type(part) in PART_BY_PART}
-        return layers_on(network, inputs), passing
-
-    layers, passing = with_outline(
+    found = with_outline(
         config,
         work.num_classes or None,
         work.layout.channels,
-        lambda network: on_zeros(config, network, work.layout, PROFILED_IMAGES, find),
+        lambda network: on_zeros(config, network, work.layout, PROFILED_IMAGES, _modules),
     )
-    return units_of(work.layers, {each.name: each for each in layers}, passing)
+    return units_of(work.layers, found)
 
 
-def units_of(
-    works: tuple[LayerWork, ...], layers: dict[str, Layer], passing: set[str]
-) -> tuple[Unit, ...]:
-    """The chain of layers. layers: those with trained weights, by name. passing: the names of
-    modules that go on part by part.
-    """
+@dataclass(frozen=True)
+class Modules:
+    """What is known of a network's modules, by their names."""
+
+    layers: Mapping[str, Layer] = field(default_factory=dict)
+    """Those with trained weights."""
+    passing: Set[str] = frozenset()
+    """Those that go on part by part."""
+    dropout: Set[str] = frozenset()
+    halos: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """The channels of local response normalizations, and how many each sees beside its own."""
+
+
+def _modules(network: nn.Module, inputs: Any) -> Modules:
+    named = dict(network.named_modules())
+    channels: dict[Any, int] = {}
+
+    def note(part: nn.Module, taken: tuple[Any, ...]) -> None:
+        channels[part] = taken[0].shape[1]
+
+    norms: dict[str, Any] = {name: each for name, each in named.items() if type(each) in NORMS}
+    handles = [each.register_forward_pre_hook(note) for each in norms.values()]
+    layers = layers_on(network, inputs)
+    for handle in handles:
+        handle.remove()
+    return Modules(
+        {each.name: each for each in layers},
+        {name for name, part in named.items() if type(part) in PART_BY_PART},
+        {name for name, part in named.items() if type(part) is nn.Dropout},
+        {name: (channels[each], each.size - 1) for name, each in norms.items() if each in channels},
+    )
+
+
+def units_of(works: tuple[LayerWork, ...], modules: Modules) -> tuple[Unit, ...]:
+    """The chain of layers."""
     calls = Counter(each.name.partition("#")[0] for each in works)
     units: list[Unit] = []
     first: list[LayerWork] = []
     """What stands before the first layer with weights, and belongs to it."""
     for work in works:
         name = work.name.partition("#")[0]
-        if name in passing:
+        if name in modules.passing:
             if units:
-                units[-1] = _with(units[-1], work)
+                draws = units[-1].draws or name in modules.dropout
+                units[-1] = replace(units[-1], works=(*units[-1].works, work), draws=draws)
             else:
                 first.append(work)
             continue
         # A layer that is called twice is left whole: its calls are at two places of the chain.
-        layer = layers.get(name) if calls[name] == 1 else None
-        units.append(_unit(work, layer, tuple(first)))
+        is_once = calls[name] == 1
+        layer = modules.layers.get(name) if is_once else None
+        unit = _unit(work, layer, tuple(first))
+        if is_once and name in modules.halos:
+            group_elements, halo = modules.halos[name]
+            unit = replace(unit, group_elements=group_elements, words=("channels", ""), halo=halo)
+        units.append(unit)
         first = []
     last = units[-1].works[-1].output_bytes / BYTES_PER_ELEMENT
     return (*units, Unit(WHOLE, (), last, last))
-
-
-def _with(unit: Unit, work: LayerWork) -> Unit:
-    return Unit(**{**unit.__dict__, "works": (*unit.works, work)})
 
 
 def _unit(work: LayerWork, layer: Layer | None, before: tuple[LayerWork, ...]) -> Unit:

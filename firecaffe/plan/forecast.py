@@ -89,11 +89,14 @@ def exchanges_on(cluster: Cluster, world_size: int) -> list[str]:
     return [*EXCHANGES, *(["hierarchical(tree,halving_doubling)"] if nests else [])]
 
 
-def check_plan(workload: Workload, cluster: Cluster, world_size: int) -> None:
-    """Raises: RecipeError if so many workers cannot do this."""
+def check_plan(workload: Workload, cluster: Cluster, world_size: int, row_size: int = 1) -> None:
+    """row_size: the workers that hold one model, and share its micro-batches.
+
+    Raises: RecipeError if so many workers cannot do this.
+    """
     if world_size < 1:
         raise RecipeError(f"--workers is {world_size}; it must be at least 1")
-    if world_size > workload.num_micro_batches:
+    if world_size // row_size > workload.num_micro_batches:
         raise RecipeError(
             f"{world_size} workers but only {workload.num_micro_batches} micro-batches a step "
             f"(train.global_batch_size {workload.global_batch_size} / train.micro_batch_size "

@@ -116,6 +116,10 @@ def _read(folder: Path, read_recipe: Callable[[Path], Recipe]) -> FinishedRun:
         raise RunError(
             f"{folder}: is of synchrony.mode {found['mode']}; a plan learns from runs of every_step"
         )
+    if "parallel" in found:
+        raise RunError(
+            f"{folder}: its network is split over workers; a plan learns from whole networks"
+        )
     try:
         words = str(found["exchange"]), str(found["compressor"])
     except KeyError as error:

@@ -49,6 +49,8 @@ class Layout:
     """Of those that all compute the same."""
     inputs_inside: bool = False
     """Whether workers next to each other share the inputs, and not the outputs."""
+    computed: "Layout | None" = None
+    """The layout whose parts are computed one by one, if a worker has several of them."""
 
     @property
     def workers(self) -> int:
@@ -64,6 +66,11 @@ class Layout:
     def parts(self) -> int:
         """Workers that share the layer's weights."""
         return self.outputs * self.inputs * self.groups
+
+    @property
+    def products(self) -> int:
+        """The parts that a worker computes one by one."""
+        return 1 if self.computed is None else self.computed.parts // self.parts
 
     @cached_property
     def output_digit(self) -> Digit:

@@ -1,6 +1,7 @@
 """What the planner prices, made of a recipe or a network's name; and a run's forecast."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.plan.accuracy import IMAGENET_IMAGES
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.codec import PRICED
-from firecaffe.plan.forecast import Forecast, forecast
+from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_mode import forecast_mode, line_of
+from firecaffe.plan.of_parallel import OwnLayout, forecast_parallel
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import IMAGENET_CHW, Workload, images_of, input_of, layers_of
 from firecaffe.recipe.config import check_batch
@@ -256,44 +258,50 @@ def forecast_run(
     gpu: str,
     algorithm: str,
     rounds: Rounds | None = None,
+    chosen: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
     """What the planner expects of a run, for its folder; None if it cannot price it.
 
     data: if it is open. algorithm: the exchange; what `auto` has chosen. rounds: when replicas are
-    averaged, in mode local.
+    averaged, in mode local. chosen: the layers that are split, each with its word; empty with
+    stages, None if each worker holds the whole network.
 
-    Raises: RecipeError if the cluster is none.
+    Raises: RecipeError if the cluster is none, or a layout is not priced.
     """
     cluster = cluster_for(recipe, gpu)
     compressor = recipe.exchange.compressor
     if cluster is None or compressor not in (NO_COMPRESSOR, *PRICED):
         return None
+    if chosen is not None:
+        workload, layout = workload_of(recipe, data), OwnLayout(recipe.parallel, chosen)
+        found = forecast_parallel(recipe.model, workload, cluster, layout, world_size, algorithm)
+        return found | _of_cluster(cluster, recipe, workload, found["data_s"])
     try:
         workload = workload_of(recipe, data)
         row = forecast(workload, cluster, world_size, algorithm, compressor)
         if recipe.synchrony.mode != EVERY_STEP:
             words = recipe.synchrony
             own = forecast_mode(workload, cluster, row, words, rounds or Rounds(0))
-            return own | _of_cluster(cluster, recipe, workload, row)
+            return own | _of_cluster(cluster, recipe, workload, row.data_s)
     except (FirecaffeError, ValueError):  # a run goes on without what cannot be foreseen of it
         return None
     alone_s = row.compute_s / slowest_of(world_size, cluster.device.jitter, row.micro_batches)
     return {
         **row.as_dict(),
         "stragglers_s": row.compute_s - alone_s,
-        **_of_cluster(cluster, recipe, workload, row),
+        **_of_cluster(cluster, recipe, workload, row.data_s),
     }
 
 
 def _of_cluster(
-    cluster: Cluster, recipe: Recipe, workload: Workload, row: Forecast
+    cluster: Cluster, recipe: Recipe, workload: Workload, data_s: float
 ) -> dict[str, Any]:
     """What a forecast was made with."""
     return {
         "cluster": cluster.name,
         "cluster_file": recipe.run.cluster,
         "about": cluster.about,
-        "is_without_data": workload.assumption == UNCOUNTED and not row.data_s,
+        "is_without_data": workload.assumption == UNCOUNTED and not data_s,
     }
 
 
@@ -324,9 +332,10 @@ def write_forecast(
     device: torch.device,
     algorithm: str,
     rounds: Rounds | None = None,
+    chosen: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Keeps the forecast with the run; what is to be said of it, in lines. rounds: when replicas
-    are averaged, in mode local.
+    """Keeps the forecast with the run; what is to be said of it, in lines. rounds, chosen: as of
+    `forecast_run`.
 
     The shipped cluster without GPUs is one host; of what links several, nothing is known.
 
@@ -336,7 +345,12 @@ def write_forecast(
     is_several = local_world_size < world_size
     if why := _no_forecast(recipe, name, world_size, is_several):
         return [f"no forecast: {why}"]
-    found = forecast_run(recipe, data, world_size, name, algorithm, rounds)
+    try:
+        found = forecast_run(recipe, data, world_size, name, algorithm, rounds, chosen)
+    except FirecaffeError as error:
+        if chosen is None:
+            raise
+        return [f"no forecast: {error}"]
     if found is None:
         return []
     write_json(folder / FORECAST, found)
@@ -347,4 +361,10 @@ def write_forecast(
 def _line(found: dict[str, Any]) -> str:
     low, high = found["step_low_s"] * 1e3, found["step_high_s"] * 1e3
     said = f"{found['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g})"
-    return f"forecast: {said}, {found['images_per_s']:,.4g} samples/s on {found['cluster']}"
+    line = f"forecast: {said}, {found['images_per_s']:,.4g} samples/s on {found['cluster']}"
+    if "parallel" not in found:
+        return line
+    if found["parallel"]["stages"]:
+        return f"{line}; {found['idle']:.0%} of it a stage does not compute"
+    between, gradients = found["activations_s"], found["exposed_communication_s"]
+    return f"{line}; {between * 1e3:.3g} ms for activations, {gradients * 1e3:.3g} for gradients"

@@ -78,15 +78,15 @@ def possible(cost: SplitCost) -> list[Layout]:
 
 
 def own_costs(cost: SplitCost, layouts: Sequence[Layout]) -> tuple[list[Array], list[Array]]:
-    """Seconds of each unit in each layout: of computing, infinite if it cannot be, and of the sum
-    of its gradients by itself, by its rounds.
+    """Seconds of each unit in each layout: of computing and of halos, infinite if it cannot be, and
+    of the sum of its gradients by itself, by its rounds.
     """
     shape = len(cost.chain), len(layouts)
     computes, numbers = np.full(shape, np.inf), np.zeros(shape, dtype=int)
     for row, unit in enumerate(cost.chain):
         for column, layout in enumerate(layouts):
             if allows(unit, layout):
-                computes[row, column] = cost.unit_s(unit, layout)
+                computes[row, column] = cost.unit_s(unit, layout) + cost.halos(unit, layout)[0]
                 numbers[row, column] = weights_bytes(unit, layout) // BYTES_PER_ELEMENT
     gradients = np.zeros(shape)
     for column, layout in enumerate(layouts):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from firecaffe.exchange import ALGORITHMS
+from firecaffe.parallel.config import ParallelConfig
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast
@@ -22,7 +23,7 @@ class SplitPlan:
     """One way, on so many workers."""
 
     name: str
-    """A row of `WAYS`."""
+    """A row of `WAYS`, or of a recipe's own."""
     workers: int
     exchange: str
     """Of the gradients."""
@@ -43,6 +44,8 @@ class SplitPlan:
     """The units that stages begin with, and their number; of a pipeline."""
     idle: float = 0.0
     """The share of turns in which a stage waits."""
+    words: ParallelConfig | None = None
+    """Of a recipe's own way."""
 
     @property
     def memory_bytes(self) -> float:
@@ -100,7 +103,7 @@ def _pipeline(cost: SplitCost) -> Iterator[SplitPlan]:
         if stages > len(cost.chain) - 1:
             continue
         found = best_stages(cost, stages)
-        plan = _of_step("pipeline", cost, found.step, found.memory, stages)
+        plan = plan_of_step("pipeline", cost, found.step, found.memory, stages)
         yield SplitPlan(**{**plan.__dict__, "cuts": found.cuts, "idle": found.idle})
 
 
@@ -156,13 +159,14 @@ def _models(cost: SplitCost) -> Iterator[int]:
 
 def _plan(name: str, cost: SplitCost, layouts: Layouts, model: int) -> SplitPlan:
     memory = memory_of(cost.work, cost.chain, layouts)
-    plan = _of_step(name, cost, cost.step(layouts), memory, model)
+    plan = plan_of_step(name, cost, cost.step(layouts), memory, model)
     return SplitPlan(**{**plan.__dict__, "layouts": tuple(layouts)})
 
 
-def _of_step(
+def plan_of_step(
     name: str, cost: SplitCost, step: SplitStep, memory: dict[str, float], model: int
 ) -> SplitPlan:
+    """A way with what it comes to. model: workers that hold one model."""
     device_bytes = cost.cluster.device.memory_bytes
     return SplitPlan(
         name,

@@ -18,13 +18,16 @@ from firecaffe.plan.between import Boundary, Exchanges, Traffic, boundary
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.compute import HALF_PRECISION, correction, data_s, layer_s, update_s
-from firecaffe.plan.forecast import prices_of, storage_s
+from firecaffe.plan.forecast import forecast, prices_of, storage_s
 from firecaffe.plan.held import Layouts, is_apart, micro_batches_of, part_of
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices
 from firecaffe.plan.timeline import Bucket, overlap, slowest_of
 from firecaffe.plan.workload import Workload
+
+COPY, ADDITION = 2, 3
+"""Passes over memory: what is read and written."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,15 @@ class SplitCost:
         """
         work, device = self.work, self.cluster.device
         own = [*zip(self.chain, layouts, strict=True)]
+        most = max(each.batch for each in layouts)
         rounds = min(micro_batches_of(work, each) for each in layouts)
         computed_s = sum(self.unit_s(*each) for each in own)
+        computed_s += sum(self.apart_s(*each, most) for each in own)
         tensors, backward_s = self._last_backward(layouts)
         slowed_s, exposed_s = self._beside_backward(tensors, backward_s)
         between = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
+        between += [self.halos(*each) for each in own]
+        between += [self.masks(*each, most) for each in own]
         held = sum(weights_bytes(*each) for each in own)
         step = SplitStep(
             compute_s=(computed_s + slowed_s - backward_s)
@@ -111,9 +118,8 @@ class SplitCost:
 
     @cached_property
     def alone_s(self) -> float:
-        """The step of one worker."""
-        alone = SplitCost(self.work, self.cluster, self.chain, 1, self.exchange)
-        return alone.step([Layout()] * len(self.chain)).step_s
+        """The step of one worker, which has the whole network."""
+        return forecast(self.work, self.cluster, 1, "tree").step_s
 
     def unit_s(self, unit: Unit, layout: Layout) -> float:
         """Computing of a step."""
@@ -123,11 +129,48 @@ class SplitCost:
     def _computes_s(self, unit: Unit, layout: Layout) -> tuple[float, tuple[float, ...]]:
         """Forward of one micro-batch, and backward by layer, from the first to the last."""
         work, device = self.work, self.cluster.device
-        times = [
-            layer_s(each, work, device, work.micro_batch_size) for each in part_of(unit, layout)
-        ]
-        backward_s = tuple(self._scale * backward for _, backward in times)
-        return self._scale * sum(forward for forward, _ in times), backward_s
+        parts = part_of(unit, layout.computed or layout)
+        times = [layer_s(each, work, device, work.micro_batch_size) for each in parts]
+        scale = self._scale * layout.products
+        backward_s = tuple(scale * backward for _, backward in times)
+        return scale * sum(forward for forward, _ in times), backward_s
+
+    def apart_s(self, unit: Unit, layout: Layout, most: int) -> float:
+        """What is done to gradients of a step that are kept apart for each micro-batch, by the
+        memory that it reads and writes: each is copied into a vector, and these are added up; see
+        `training.parallel.sums`. most: as of `is_apart`.
+        """
+        if not is_apart(layout, most):
+            return 0.0
+        leaves, device = micro_batches_of(self.work, layout), self.cluster.device
+        passes = COPY * (leaves + 1) + ADDITION * (leaves - 1)
+        rate = device.memory_bytes_per_s * device.efficiency
+        return passes * weights_bytes(unit, layout) / rate
+
+    def halos(self, unit: Unit, layout: Layout) -> tuple[float, float]:
+        """Seconds, and bytes that each worker sends, until the parts of a unit have what they see
+        of their neighbours, forward and backward.
+        """
+        if not unit.halo or layout.groups == 1:
+            return 0.0, 0.0
+        share = unit.halo / unit.group_elements / layout.batch
+        traffics = 2 * [self.exchanges.halos((1, layout.groups), share)]
+        num_bytes = self.itemsize * unit.inputs * self.work.global_batch_size
+        seconds = self.exchanges.seconds(traffics, num_bytes, micro_batches_of(self.work, layout))
+        return seconds, num_bytes * sum(float(each.share.sum()) for each in traffics)
+
+    def masks(self, unit: Unit, layout: Layout, most: int) -> tuple[float, float]:
+        """The same of dropout's masks where workers that have samples of their own go on in parts:
+        each draws those of its samples, and sends the others their parts, a byte for a number.
+        """
+        if not unit.draws or layout.outputs == 1 or not is_apart(layout, most):
+            return 0.0, 0.0
+        have = Layout(layout.workers).makes
+        traffic = self.exchanges.fetch(have, layout.makes)
+        num_bytes = unit.outputs * self.work.global_batch_size
+        rounds = self.rounds(Layout(layout.workers), layout)
+        seconds = self.exchanges.seconds([traffic], num_bytes, rounds)
+        return seconds, num_bytes * float(traffic.share.sum())
 
     def gradients_s(self, unit: Unit, layout: Layout) -> float:
         """The sum of a unit's gradients by itself."""

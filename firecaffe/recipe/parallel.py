@@ -1,12 +1,12 @@
 """What [parallel] asks of the other sections and of the workers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.parallel.config import ParallelConfig
+from firecaffe.parallel.config import AUTO, ParallelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.reference import is_reference
 from firecaffe.solvers.config import BY_ELEMENT, SolverConfig
@@ -55,6 +55,34 @@ def layout_of(words: ParallelConfig, world_size: int) -> Layout:
         needed = f"{words.data * size}" if words.data else f"a multiple of {size}"
         raise RecipeError(f"{world_size} workers with {said}: there must be {needed}")
     return Layout(data, size, words.shares_samples)
+
+
+def possible_layouts(
+    words: ParallelConfig, num_micro_batches: int, world_size: int, is_dense: bool = True
+) -> list[ParallelConfig]:
+    """What `auto` may be on so many workers. is_dense: whether fully connected layers alone are
+    split, so that one weird trick is possible.
+
+    Raises: RecipeError if there is nothing.
+    """
+    found = []
+    for model in (each for each in range(1, world_size + 1) if world_size % each == 0):
+        if words.parts % model:
+            continue
+        data = world_size // model
+        same = replace(words, data=data, model=model, scheme="none")
+        own = replace(same, scheme="one_weird_trick")
+        if data <= num_micro_batches:
+            found.append(same)
+        if model > 1 and is_dense and num_micro_batches % world_size == 0:
+            found.append(own)
+    if not found:
+        raise RecipeError(
+            f"parallel.scheme auto: {world_size} workers cannot share {num_micro_batches} "
+            f"micro-batches of a step and {words.parts} parts (parallel.parts) in any layout; take "
+            f"at most {num_micro_batches} workers, or a number that divides the parts"
+        )
+    return found
 
 
 def check_layout(layout: Layout, words: ParallelConfig, train: TrainConfig, level: int = 0) -> None:
@@ -119,6 +147,8 @@ def check_beside(
     is_local = synchrony.mode == LOCAL
     wrong = {
         f"synchrony.mode {synchrony.mode}": synchrony.mode not in (EVERY_STEP, LOCAL),
+        "synchrony.mode local and scheme auto, which may be one_weird_trick": is_local
+        and words.scheme == AUTO,
         "synchrony.mode local and scheme one_weird_trick, whose workers of a row have samples of "
         "their own, while a replica is a whole row's": is_local and not words.shares_samples,
         "synchrony.mode local and solver.clip_gradients, a norm over all parts": is_local

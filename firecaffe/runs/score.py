@@ -94,13 +94,15 @@ def measured_parts(timings: Rows) -> dict[str, float]:
 
 
 def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None:
-    """None if the run has no forecast, or one of another mode than every_step, which is scored in
-    `runs.score_mode`. Raises: RunError if it is damaged.
+    """None if the run has no forecast; one of another mode than every_step is scored in
+    `runs.score_mode`, and one of a split network in `runs.score_parallel`.
+
+    Raises: RunError if it is damaged.
     """
     if not (folder / FORECAST).is_file():
         return None
     forecast = read_run_file(folder, FORECAST)
-    if "mode" in forecast:
+    if "mode" in forecast or "parallel" in forecast:
         return None
     measured = measured_parts(timings)
     try:

@@ -44,6 +44,7 @@ from firecaffe.training.given_task import OWN
 from firecaffe.training.learner import build_learner
 from firecaffe.training.loop import Training
 from firecaffe.training.loop import train as run_training
+from firecaffe.training.parallel.auto import LayoutChoice, choose_layout, notes_of_layout
 from firecaffe.training.parallel.mesh import Mesh, make_mesh
 from firecaffe.training.parts import Parts, check_arguments, open_parts
 from firecaffe.training.plugins import (
@@ -121,6 +122,7 @@ def train(
             world
         ) as found,  # inside, so that others hear of it before anything is waited for
     ):
+        recipe, chosen_layout = choose_layout(recipe, parts, world)
         layout = layout_of(recipe.parallel, world.world_size)
         check_layout(layout, recipe.parallel, recipe.train, exchange.level)
         check_workers(recipe.train, layout.sharers, exchange.level)
@@ -132,7 +134,7 @@ def train(
             check(plugins, world.world_size)
         start = find_start(world, resume)
         mesh = make_mesh(world, layout, resources)
-        return _train_in(mesh, recipe, parts, plugins, start, found, resources)
+        return _train_in(mesh, recipe, parts, plugins, start, found, chosen_layout, resources)
 
 
 def _train_in(
@@ -142,10 +144,11 @@ def _train_in(
     plugins: Sequence[Plugin],
     start: Start,
     found: FaultTeller,
+    chosen_layout: LayoutChoice | None,
     resources: ExitStack,
 ) -> Result:
-    """Builds the training's parts and runs it. resources: takes all that has to be closed, as soon
-    as it is there.
+    """Builds the training's parts and runs it. chosen_layout: if the recipe has asked for one.
+    resources: takes all that has to be closed, as soon as it is there.
     """
     world = mesh.world
     set_arithmetic(recipe.train, world.device)
@@ -165,12 +168,14 @@ def _train_in(
     is_resumed = start.checkpoint is not None
     frozen = frozen_of(learner.all_names, recipe.model, learner.first_weights, is_resumed)
     notes = notes_of(run, data, learner, frozen, choice, start, plugins)
+    notes += notes_of_layout(chosen_layout)
     served = learner.served
     # A network that was given as an object of Python may be the very one that is trained.
-    is_planned = parts.model is None and run.route.way != HOOK and learner.split is None
+    is_planned = parts.model is None and run.route.way != HOOK
     if world.is_first and is_planned:
         words = recipe, data, world.world_size, world.local_world_size, world.device
-        notes += write_forecast(folder, *words, run.route.algorithm, run.rounds)
+        chosen = None if learner.split is None else learner.split.chosen
+        notes += write_forecast(folder, *words, run.route.algorithm, run.rounds, chosen)
     records = Records(folder, run, world, start.step, goes_on=start.folder is not None)
     resources.enter_context(closing(records))
     write = around_write(plugins, save_checkpoint, world)
@@ -217,6 +222,7 @@ def _train_in(
     if world.is_first:
         record = record_of(result, *parts_of_run, frozen, choice, balance, start)
         record["plugins"] = names(plugins)
+        record["parallel_choice"] = chosen_layout and dataclasses.asdict(chosen_layout)
         write_json(folder / "result.json", record)
         for line in _score(folder):
             records.say(line)

@@ -10,13 +10,14 @@ from firecaffe.data import Dataset, check_data
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.models.network import with_outline
 from firecaffe.models.weights import load_weights
+from firecaffe.parallel.config import AUTO
 from firecaffe.parallel.row_layers import check_called
 from firecaffe.parallel.split import check_parts
 from firecaffe.parallel.splits import ROWS
 from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.local import check_local_workers
-from firecaffe.recipe.parallel import check_layout, layout_of
+from firecaffe.recipe.parallel import check_layout, layout_of, possible_layouts
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.recipe.served import check_served_workers
@@ -31,6 +32,7 @@ from firecaffe.training.facts import describe_training
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_task import task_for
 from firecaffe.training.norms import check_layers
+from firecaffe.training.parallel.auto import with_named_split
 from firecaffe.training.parallel.network import chosen_layers
 from firecaffe.training.parallel.staged import check_stages
 from firecaffe.training.parallel.words import in_words_of
@@ -46,12 +48,16 @@ def preflight(
     Raises: the FirecaffeError that the training would have met.
     """
     check_recipe(recipe)
-    layout = layout_of(recipe.parallel, world_size)
-    check_layout(layout, recipe.parallel, recipe.train, recipe.exchange.level)
+    words = recipe.parallel
+    if words.scheme == AUTO:  # any of them will do
+        words = possible_layouts(words, recipe.train.num_micro_batches, world_size)[-1]
+    layout = layout_of(words, world_size)
+    check_layout(layout, words, recipe.train, recipe.exchange.level)
     check_workers(recipe.train, layout.sharers, recipe.exchange.level)
     check_served_workers(recipe.synchrony, world_size)
     check_local_workers(recipe.synchrony, world_size, recipe.exchange.level)
     data = check_data(recipe.data)
+    recipe = with_named_split(recipe, data.train)
     described = "" if resume is None else describe_training(recipe, data)
     run = resolve(recipe, data, Ranks(layout.sharers), described=described)
     check_validation(recipe, data)

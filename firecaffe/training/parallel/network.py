@@ -69,9 +69,9 @@ class SplitNetwork(RowNetwork):
 
 
 def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
-    """The layers that a recipe splits. With one weird trick and no word for any, the fully
-    connected ones, by neurons and by inputs in turns; by inputs first if the first layer has fewer
-    outputs than inputs, for what is narrower is sent whole.
+    """The layers that a recipe splits. With another scheme than none, and no word for any, the
+    fully connected ones, by neurons and by inputs in turns; by inputs first if the first layer has
+    fewer outputs than inputs, for what is narrower is sent whole.
 
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
@@ -81,7 +81,7 @@ def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
         linear = [name for name, each in model.named_modules() if type(each) is nn.Linear]
         if not linear:
             raise RecipeError(
-                "parallel.scheme one_weird_trick: the network has no fully connected layer"
+                f"parallel.scheme {words.scheme}: the network has no fully connected layer"
             )
         first: Any = model.get_submodule(linear[0])
         shift = int(first.out_features < first.in_features)

@@ -1,7 +1,7 @@
 """A recipe's network, cut into stages, of which this rank has one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,9 @@ class StagedNetwork(RowNetwork):
     tied: list[tuple[str, nn.Parameter]]
     """The whole network's parameters by all their names; those of other ranks on the meta device.
     """
+
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    """No layer is split."""
 
     @property
     def row(self) -> dict[str, Any]:

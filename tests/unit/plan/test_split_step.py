@@ -112,8 +112,9 @@ def test_one_weird_trick_by_hand() -> None:
     conv = 4 * sum(unit.weights for unit in cost.chain if unit.name.startswith("features"))
     assert step.gradients_bytes == pytest.approx(2 * 3 / 4 * conv)
     # fc6: inputs gathered, their gradients summed. fc7: addends summed, each to its worker, and the
-    # sums gathered for fc8; and so back. fc8: outputs for own samples, and back.
-    numbers = 2 * 9216 + 4 * 4096 + 2 * 1000 / 4
+    # sums gathered for fc8; and so back. fc8: outputs for own samples, and back. The masks of the
+    # dropout behind fc6 are bytes, of own samples for all parts.
+    numbers = 2 * 9216 + 4 * 4096 + 2 * 1000 / 4 + 4096 / 4 / 4
     assert step.activations_bytes == pytest.approx(4 * 256 * 3 / 4 * numbers)
     assert step.update_s < cost.step(data_layouts(cost)).update_s / 2
 

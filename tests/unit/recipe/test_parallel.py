@@ -9,7 +9,13 @@ from firecaffe import ParallelConfig, Recipe, SolverConfig, SynchronyConfig, Tra
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import check_parallel
 from firecaffe.recipe.identity import identity
-from firecaffe.recipe.parallel import Layout, check_hosts, check_layout, layout_of
+from firecaffe.recipe.parallel import (
+    Layout,
+    check_hosts,
+    check_layout,
+    layout_of,
+    possible_layouts,
+)
 from firecaffe.recipe.sections import check_recipe
 
 HEAD = {"classifier.*": "neurons"}
@@ -158,6 +164,10 @@ def test_each_number_of_hosts_must_have_a_layout(words: Any, per_host: int, line
             (0, 4, HEAD, 3),
             "parallel.parts is 3, which 4 workers cannot hold equally (parallel.model); take 4",
         ),
+        ((0, 1, HEAD, 0, "auto"), "parallel.scheme auto needs parallel.parts"),
+        ((0, 2, HEAD, 4, "auto"), "parallel.model is 2 with parallel.scheme auto, which chooses"),
+        ((2, 1, {}, 4, "auto"), "parallel.data is 2 with parallel.scheme auto, which chooses it"),
+        ((0, 1, {}, 4, "auto", ["a"]), "parallel.stages and parallel.scheme auto"),
         ((0, 1, {}, 0, "none", ["a", "b", "a"]), "parallel.stages has 'a' twice"),
         ((0, 1, HEAD, 0, "none", ["a"]), "parallel.stages and parallel.split: "),
         ((0, 1, {}, 0, TRICK, ["a"]), "parallel.stages and parallel.scheme one_weird_trick"),
@@ -225,3 +235,27 @@ def test_solvers_beside_it() -> None:
         recipe = Recipe(train=TrainConfig(64, 8, steps=9), parallel=ParallelConfig(*words))
         for solver in (SolverConfig(type="lars"), SolverConfig(clip_gradients=1.0)):
             check_recipe(dataclasses.replace(recipe, solver=solver))
+
+
+def test_what_auto_may_be() -> None:
+    words = ParallelConfig(0, 1, HEAD, 4, "auto")
+
+    def of(micro_batches: int, workers: int, is_dense: bool = True) -> list[tuple[int, int, str]]:
+        found = possible_layouts(words, micro_batches, workers, is_dense)
+        assert {(each.parts, tuple(each.split)) for each in found} == {(4, tuple(HEAD))}
+        return [(each.data, each.model, each.scheme) for each in found]
+
+    every = [(4, 1, "none"), (2, 2, "none"), (2, 2, TRICK), (1, 4, "none"), (1, 4, TRICK)]
+    assert of(8, 4) == every
+    assert of(8, 4, is_dense=False) == [each for each in every if each[2] == "none"]
+    assert of(6, 4) == [each for each in every if each[2] == "none"]  # 4 do not divide 6
+    assert of(2, 4) == [(2, 2, "none"), (1, 4, "none")]
+    assert of(8, 3) == [(3, 1, "none")]  # 3 do not hold 4 parts
+    with pytest.raises(RecipeError, match=r"3 workers cannot share 2 micro-batches .* 4 parts"):
+        of(2, 3)
+
+
+def test_auto_over_other_workers_is_what_it_may_be() -> None:
+    assert ParallelConfig(0, 1, HEAD, 4, "auto").over(2, 1) == ParallelConfig(2, 1, HEAD, 4)
+    bare = ParallelConfig(0, 1, {}, 4, "auto").over(2, 2)
+    assert bare == ParallelConfig(2, 2, {}, 4, TRICK)

@@ -1,0 +1,166 @@
+"""A recipe's own layout, priced: its split layers, or its stages; and its forecast."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from firecaffe.errors import RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.parallel.config import AUTO, ParallelConfig
+from firecaffe.plan.chain import Unit, chain_of
+from firecaffe.plan.cluster import Cluster
+from firecaffe.plan.forecast import check_plan, errors_of
+from firecaffe.plan.held import memory_of
+from firecaffe.plan.of_words import layouts_of_words
+from firecaffe.plan.recipe_stages import Crossing, crossings_of, stages_step
+from firecaffe.plan.split_plans import SplitPlan, plan_of_step
+from firecaffe.plan.split_step import SplitCost, SplitStep
+from firecaffe.plan.timeline import slowest_of
+from firecaffe.plan.workload import Workload
+from firecaffe.recipe.parallel import possible_layouts
+
+RECIPE = "recipe"
+"""The name of a recipe's own way."""
+
+
+@dataclass(frozen=True)
+class OwnLayout:
+    """A recipe's [parallel], for the planner."""
+
+    words: ParallelConfig
+    chosen: Mapping[str, str]
+    """The layers that are split, each with its word; empty with stages."""
+
+    def fits(self, workers: int) -> bool:
+        """Whether so many workers can have it."""
+        size = self.words.row_size
+        data = self.words.data or workers // size
+        return data * size == workers
+
+
+@dataclass(frozen=True)
+class OwnCost:
+    """Prices a recipe's layout, on any number of workers that can have it."""
+
+    work: Workload
+    layout: OwnLayout
+    chain: tuple[Unit, ...]
+    """None of stages."""
+    crossings: list[Crossing]
+    """Of stages."""
+
+    @classmethod
+    def of(cls, config: ModelConfig, work: Workload, layout: OwnLayout) -> Self:
+        """Raises: RecipeError if it cannot be; as `chain_of`."""
+        stages = layout.words.stages
+        chain = () if stages else chain_of(config, work)
+        return cls(work, layout, chain, crossings_of(config, work, stages) if stages else [])
+
+    def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
+        """The layout; of `auto` all that it may be, the best first: those that fit, by their steps.
+
+        Raises: RecipeError if there is none, or it is not priced.
+        """
+        words = self.layout.words
+        if words.scheme != AUTO:
+            return [self._plan(words, cluster, workers, exchange)]
+        split = [unit for unit in self.chain if unit.name in self.layout.chosen]
+        is_dense = all(unit.is_dense for unit in split)
+        names = possible_layouts(words, self.work.num_micro_batches, workers, is_dense)
+        found = [self._plan(each, cluster, workers, exchange) for each in names]
+        return sorted(found, key=lambda each: (not each.fits, each.step.step_s))
+
+    def _plan(
+        self, words: ParallelConfig, cluster: Cluster, workers: int, exchange: str
+    ) -> SplitPlan:
+        """Raises: RecipeError if it is not priced, or rows of workers lie across nodes."""
+        cost = SplitCost(self.work, cluster, self.chain, workers, exchange)
+        try:
+            if words.stages:
+                found = stages_step(cost, self.crossings, words.stages, words.pipeline)
+                plan = plan_of_step(RECIPE, cost, found.step, found.memory, words.row_size)
+                return replace(plan, idle=found.idle, words=words)
+            layouts = layouts_of_words(self.chain, words, self.layout.chosen, workers)
+            step, memory = cost.step(layouts), memory_of(self.work, self.chain, layouts)
+        except ValueError as error:
+            raise RecipeError(f"parallel on {workers} workers: {error}") from error
+        plan = plan_of_step(RECIPE, cost, step, memory, words.row_size)
+        return replace(plan, layouts=tuple(layouts), words=words)
+
+
+def forecast_parallel(
+    config: ModelConfig,
+    work: Workload,
+    cluster: Cluster,
+    layout: OwnLayout,
+    workers: int,
+    exchange: str,
+) -> dict[str, Any]:
+    """What is kept of a run's forecast, with its band.
+
+    Raises: RecipeError if it cannot be, or is not priced.
+    """
+    check_plan(work, cluster, workers, layout.words.row_size)
+    cost = OwnCost.of(config, work, layout)
+    (plan,) = cost.plans(cluster, workers, exchange)
+    compute, link = errors_of(work, cluster, workers)
+    low, high = (
+        cost.plans(slower(cluster, 1 + sign * compute, 1 + sign * link), workers, exchange)[0].step
+        for sign in (-1, 1)
+    )
+    words = layout.words
+    rounds = work.num_micro_batches * words.row_size // workers
+    if not words.stages and not words.shares_samples:
+        rounds = work.num_micro_batches // workers
+    waits = slowest_of(workers, cluster.device.jitter, max(1, rounds))
+    return {
+        "parallel": asdict(words) | {"data": workers // words.row_size, "model": words.row_size},
+        "workers": workers,
+        "exchange": exchange,
+        **_parts(plan.step),
+        "low": _parts(low),
+        "high": _parts(high),
+        "step_low_s": low.step_s,
+        "step_high_s": high.step_s,
+        "stragglers_s": plan.step.compute_s * (1 - 1 / waits),
+        "idle": plan.idle,
+        "images_per_s": plan.images_per_s,
+        "speedup": plan.speedup,
+        "memory_bytes": plan.memory,
+        "fits": plan.fits,
+    }
+
+
+def _parts(step: SplitStep) -> dict[str, float]:
+    return asdict(step) | {"step_s": step.step_s}
+
+
+def slower(cluster: Cluster, compute: float, link: float) -> Cluster:
+    """The cluster with devices, and links, that take so many times as long."""
+    device = cluster.device
+    measured = tuple(
+        replace(
+            row,
+            compute_s=row.compute_s * compute,
+            data_s=row.data_s * compute,
+            update_s=row.update_s * compute,
+        )
+        for row in device.measured
+    )
+    device = replace(
+        device,
+        efficiency=device.efficiency / compute,
+        overhead_s=device.overhead_s * compute,
+        measured=measured,
+    )
+    links = tuple(
+        replace(
+            each,
+            latency_s=each.latency_s * link,
+            bandwidth_bytes_per_s=each.bandwidth_bytes_per_s / link,
+            memory_bytes_per_s=each.memory_bytes_per_s / link,
+            addition_s_per_byte=each.addition_s_per_byte * link,
+        )
+        for each in cluster.links
+    )
+    return replace(cluster, device=device, links=links)

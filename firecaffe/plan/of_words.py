@@ -1,0 +1,67 @@
+"""The layouts that a recipe's [parallel] says, one for each unit of a chain."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from firecaffe.errors import RecipeError
+from firecaffe.parallel.config import ParallelConfig
+from firecaffe.plan.chain import Unit
+from firecaffe.plan.layouts import Layout
+
+
+def layouts_of_words(
+    chain: Sequence[Unit], words: ParallelConfig, chosen: Mapping[str, str], workers: int
+) -> list[Layout]:
+    """chosen: the layers that are split, each with its word.
+
+    Raises: RecipeError if a layer is split in a way that the planner does not price.
+    """
+    model, parts = words.model, words.num_parts
+    batch = workers // model
+    whole = Layout(batch, copies=model) if words.shares_samples else Layout(workers)
+    priced = {unit.name for unit in chain if unit.words[0]}
+    for name, word in chosen.items():
+        if name not in priced:
+            raise RecipeError(
+                f"parallel.split has {name} by {word}, which the planner cannot price"
+            )
+    layouts = [whole]
+    for unit in chain:
+        shared = ""
+        if unit.name in chosen:
+            shared = _shared(unit, chosen[unit.name])
+        elif unit.halo and _is_by_channels(layouts[-1]):
+            shared = "groups"  # goes on with the parts of the layer before it
+        layouts.append(_layout(shared, batch, model, parts) if shared else whole)
+    return layouts[1:]
+
+
+SHARED: dict[str, Callable[[int, int], Layout]] = {
+    "outputs": lambda batch, size: Layout(batch, outputs=size),
+    "inputs": lambda batch, size: Layout(batch, inputs=size),
+    "groups": lambda batch, size: Layout(batch, groups=size),
+}
+"""What of a layer workers share."""
+
+
+def _shared(unit: Unit, word: str) -> str:
+    """A row of `SHARED`, for a word of a split. Raises: RecipeError."""
+    if unit.group_elements > 1:
+        return "groups"
+    if word not in unit.words:
+        raise RecipeError(
+            f"parallel.split has {unit.name} by {word}, which the planner cannot price"
+        )
+    return "outputs" if word == unit.words[0] else "inputs"
+
+
+def _layout(shared: str, batch: int, model: int, parts: int) -> Layout:
+    make = SHARED[shared]
+    computed = None if parts == model else make(batch, parts)
+    return replace(make(batch, model), computed=computed)
+
+
+def _is_by_channels(layout: Layout) -> bool:
+    """Whether a layer's output is left in parts, which may all be one worker's."""
+    shared = layout.computed or layout
+    return shared.outputs * shared.groups > 1

@@ -1,0 +1,181 @@
+"""The stages that a recipe names: what each computes, what goes between them, what a step takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from firecaffe.models.config import ModelConfig
+from firecaffe.models.meta_kernels import without_compiler
+from firecaffe.models.network import with_outline
+from firecaffe.parallel.pipeline import ORDERS, most_held
+from firecaffe.parallel.stages import cut_stages
+from firecaffe.parallel.volumes import sum_numbers
+from firecaffe.plan.compute import MicroBatch, correction, data_s, layer_s, update_s
+from firecaffe.plan.held import micro_batches_of
+from firecaffe.plan.layouts import Layout
+from firecaffe.plan.memory import memory_bytes
+from firecaffe.plan.split_step import SplitCost, SplitStep
+from firecaffe.plan.timeline import buckets_of, overlap, slowest_of
+from firecaffe.plan.turns import turns
+from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, on_zeros
+
+STATE_BYTES = 5056
+"""The state of torch's generator on a CPU, which goes along with each micro-batch."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Numbers of one sample that go from a stage to the next one."""
+
+    forward: float
+    backward: float
+    """Of those, the ones whose gradients come back."""
+
+
+@dataclass(frozen=True)
+class RecipeStages:
+    """A step in these stages."""
+
+    step: SplitStep
+    """Compute is the stage's that computes longest; activations, what a step takes besides until
+    all stages are through: for the stages before and behind, and for messages."""
+    computes_s: tuple[float, ...]
+    """Of each stage, in a step."""
+    memory: dict[str, float]
+    """Of the stage that holds most, in bytes."""
+    memory_by_stage: tuple[float, ...]
+
+    @property
+    def idle(self) -> float:
+        """The share of a step in which a worker does not compute, on average."""
+        return 1 - sum(self.computes_s) / len(self.computes_s) / self.step.step_s
+
+
+def crossings_of(config: ModelConfig, work: Workload, names: Sequence[str]) -> list[Crossing]:
+    """What goes over each cut; found on the meta device.
+
+    Raises: RecipeError if the network cannot be cut so; as `plan.workload.layers_of`.
+    """
+
+    def find(network: nn.Module, inputs: Any) -> list[Crossing]:
+        stages = cut_stages(network.train(), names)
+        values, found = (inputs,), []
+        with without_compiler():
+            for stage in stages[:-1]:
+                values = stage.module(*values)
+                given = [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+                wanted = [each for each in given if each.requires_grad]
+                sizes = (sum(each.numel() for each in those) for those in (given, wanted))
+                found.append(Crossing(*(size / PROFILED_IMAGES for size in sizes)))
+        return found
+
+    return with_outline(
+        config,
+        work.num_classes or None,
+        work.layout.channels,
+        lambda network: on_zeros(config, network, work.layout, PROFILED_IMAGES, find),
+    )
+
+
+def works_of(works: Sequence[LayerWork], names: Sequence[str]) -> list[tuple[LayerWork, ...]]:
+    """The calls of each stage. A stage begins with the first call in the module that it names.
+
+    Raises: ValueError if a module is not called.
+    """
+    begins = [0]
+    for name in names:
+        own = (each.name.partition("#")[0] for each in works)
+        place = next((at for at, each in enumerate(own) if f"{each}.".startswith(f"{name}.")), None)
+        if place is None:
+            raise ValueError(f"{name} is not called")
+        begins.append(place)
+    return [tuple(works[start:stop]) for start, stop in pairwise([*begins, len(works)])]
+
+
+def stages_step(
+    cost: SplitCost, crossings: Sequence[Crossing], names: Sequence[str], pipeline: str
+) -> RecipeStages:
+    """cost: of all workers; its chain is not asked for. pipeline: a row of `ORDERS`.
+
+    Raises: ValueError as `works_of`, or if rows of workers do not fit the links.
+    """
+    work, device = cost.work, cost.cluster.device
+    size = len(names) + 1
+    layout = Layout(cost.workers // size, copies=size)
+    rounds = micro_batches_of(work, layout)
+    works = works_of(work.layers, names)
+    scale = correction(work, device, work.micro_batch_size)
+    times = [[layer_s(each, work, device, work.micro_batch_size) for each in own] for own in works]
+    forward_s = [scale * sum(forward for forward, _ in own) for own in times]
+    backward_s = [scale * sum(backward for _, backward in own) for own in times]
+    fetch_s = data_s(work, device)
+    orders = [ORDERS[pipeline](size, rounds, stage) for stage in range(size)]
+    found = turns(
+        orders,
+        [seconds + fetch_s * (k in (0, size - 1)) for k, seconds in enumerate(forward_s)],
+        backward_s,
+        [_message_s(cost, k, each.forward, True) for k, each in enumerate(crossings)],
+        [_message_s(cost, k, each.backward, False) for k, each in enumerate(crossings)],
+    )
+    of_stages = [replace(work, layers=own) for own in works]
+    prices = cost.prices(size)
+    sums_s = []
+    for own, of_layers in zip(of_stages, times, strict=True):
+        backward = tuple(scale * seconds for _, seconds in reversed(of_layers))
+        buckets = buckets_of(own, MicroBatch(0.0, backward))
+        taken_s = prices.seconds([each.num_elements for each in buckets])
+        slowed_s, exposed_s = overlap(
+            buckets, taken_s, sum(backward), slowdown=device.exchange_slowdown
+        )
+        sums_s.append(slowed_s - sum(backward) + exposed_s)
+    length_s = max(found.ends_s)
+    summed_s = max(end + own for end, own in zip(found.ends_s, sums_s, strict=True))
+    computes_s = [rounds * (a + b) for a, b in zip(forward_s, backward_s, strict=True)]
+    waits = slowest_of(cost.workers, device.jitter, rounds)
+    weights = [own.parameter_bytes for own in of_stages]
+    activations = [
+        most_held(actions) * sum(each.output_bytes for each in own if each.backward_share > 0)
+        for actions, own in zip(orders, works, strict=True)
+    ]
+    memory = [
+        memory_bytes(replace(own, activation_bytes=kept), layout.batch)
+        for own, kept in zip(of_stages, activations, strict=True)
+    ]
+    sent = _sent(cost, crossings, layout)
+    gradients, sent_between = max(
+        ((sum_numbers(layout.batch, own), ends) for own, ends in zip(weights, sent, strict=True)),
+        key=sum,
+    )
+    step = SplitStep(
+        compute_s=max(computes_s) * waits,
+        data_s=rounds * fetch_s,
+        activations_s=max(0.0, (length_s - max(computes_s)) * waits - rounds * fetch_s),
+        exposed_communication_s=max(0.0, summed_s - length_s),
+        update_s=update_s(work, device, max(weights) / max(1, work.parameter_bytes)),
+        gradients_bytes=gradients,
+        activations_bytes=sent_between,
+    )
+    return RecipeStages(
+        step,
+        tuple(computes_s),
+        max(memory, key=lambda each: sum(each.values())),
+        tuple(sum(each.values()) for each in memory),
+    )
+
+
+def _message_s(cost: SplitCost, cut: int, numbers: float, has_state: bool) -> float:
+    num_bytes = cost.itemsize * numbers * cost.work.micro_batch_size + STATE_BYTES * has_state
+    link = cost.network.link(cut, cut + 1)
+    return link.latency_s + num_bytes / link.bandwidth_bytes_per_s
+
+
+def _sent(cost: SplitCost, crossings: Sequence[Crossing], layout: Layout) -> list[float]:
+    """Bytes of activations and their gradients that each stage sends in a step."""
+    images = cost.itemsize * cost.work.global_batch_size / layout.batch
+    forward = [*(images * each.forward for each in crossings), 0.0]
+    backward = [0.0, *(images * each.backward for each in crossings)]
+    return [a + b for a, b in zip(forward, backward, strict=True)]

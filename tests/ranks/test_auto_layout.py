@@ -1,0 +1,99 @@
+"""`parallel.scheme = "auto"` on real ranks: what it takes by the cluster, and no other bits."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import firecaffe
+from firecaffe import DataConfig, ModelConfig, ParallelConfig, Recipe, RunConfig, TrainConfig
+from firecaffe.cli.parse import read_recipe
+from firecaffe.errors import RecipeError
+from firecaffe.training.preflight import preflight
+from tests.ranks.test_auto import on_hosts_of
+from tests.world import Ranks
+
+RECIPE = Recipe(
+    model=ModelConfig("lenet"),
+    data=DataConfig("generated"),
+    train=TrainConfig(32, 8, steps=3, device="cpu", eval_batch_size=500),
+    parallel=ParallelConfig(parts=4, scheme="auto"),
+)
+
+
+def fit(recipe: Recipe) -> firecaffe.Result:
+    return firecaffe.train(recipe)
+
+
+def fit_on_hosts(recipe: Recipe, of_host: int) -> firecaffe.Result:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"):
+            patch.setenv(name, "0")
+        on_hosts_of(of_host)
+        return firecaffe.train(recipe)
+
+
+def test_the_cluster_decides_and_no_bit_does(ranks: Ranks, tmp_path: Path) -> None:
+    """By data where links are fast; one model on all workers where bytes are what counts."""
+    digests, found = {}, {}
+    for workers, cluster in ((1, "cpu-host"), (4, "cpu-host"), (4, "ethernet-1g")):
+        run = RunConfig(
+            folder=str(tmp_path / f"{workers}-{cluster}"), tensorboard=False, cluster=cluster
+        )
+        results = ranks.shared(workers, fit, dataclasses.replace(RECIPE, run=run))
+        digests[workers, cluster] = {each.state_sha256 for each in results}
+        found[workers, cluster] = words = read_recipe(Path(run.folder) / "recipe.toml").parallel
+        # The default of one weird trick, by name: the same bits whatever is chosen.
+        assert words.split == {"ip1": "inputs", "ip2": "neurons"}
+        assert words.parts == 4
+    assert len(set.union(*digests.values())) == 1
+    assert found[4, "cpu-host"].model == 1
+    assert found[4, "ethernet-1g"].model == 4
+    assert {each.scheme for each in found.values()} <= {"none", "one_weird_trick"}
+    record = json.loads((tmp_path / "4-ethernet-1g" / "result.json").read_text())
+    choice = record["parallel_choice"]
+    assert choice["words"]["model"] == record["parallel"]["model"] == 4
+    assert min(choice["predicted_s"], key=choice["predicted_s"].get) == _way(choice["words"])
+    assert f"{_way(choice['words'])} " in choice["reason"]
+    assert " MB" in choice["reason"]
+    # Whoever goes on from it may be other workers, which choose anew.
+    preflight(RECIPE, 2, resume=tmp_path / "4-ethernet-1g")
+
+
+def _way(words: dict[str, object]) -> str:
+    return f"{words['scheme']} {words['data']} x {words['model']}"
+
+
+def test_between_hosts_of_which_none_is_known_a_link_is_measured(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    run = RunConfig(folder=str(tmp_path / "run"), tensorboard=False)
+    [result, _] = ranks.shared(2, fit_on_hosts, dataclasses.replace(RECIPE, run=run), 1)
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert "planned on cpu-host with a link of" in record["parallel_choice"]["reason"]
+    assert result.steps == 3
+
+
+class Own(nn.Module):
+    """Nobody knows it by name."""
+
+
+def test_what_has_no_price_is_refused_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    run = RunConfig(folder=str(tmp_path / "run"), tensorboard=False)
+    rows = dataclasses.replace(RECIPE.parallel, split={"conv1": "rows"})
+    recipe = dataclasses.replace(RECIPE, parallel=rows, run=run)
+    for line in ranks.shared(2, refusal, recipe):
+        assert line == "parallel.split has conv1 by rows, which the planner cannot price"
+    with pytest.raises(RecipeError, match="auto prices the network that the recipe names"):
+        firecaffe.train(dataclasses.replace(RECIPE, run=run), Own)
+    assert not (tmp_path / "run").exists()
+
+
+def refusal(recipe: Recipe) -> str:
+    try:
+        firecaffe.train(recipe)
+    except RecipeError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,50 @@
+"""A run whose network is split, or in stages, has a forecast, which `explain` scores."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import firecaffe
+from firecaffe import DataConfig, ModelConfig, ParallelConfig, Recipe, RunConfig, TrainConfig
+from firecaffe.cli import main
+from tests.world import Ranks
+
+RECIPE = Recipe(
+    model=ModelConfig("lenet"),
+    data=DataConfig("generated"),
+    train=TrainConfig(32, 8, steps=3, device="cpu", eval_batch_size=500),
+)
+SPLIT = {"ip1": "neurons", "ip2": "inputs"}
+LAYOUTS = {
+    "trick": ParallelConfig(1, 2, SPLIT, 4, "one_weird_trick"),
+    "same samples": ParallelConfig(1, 2, SPLIT, 4),
+    "stages": ParallelConfig(stages=["ip1"]),
+    "rows": ParallelConfig(1, 2, {"conv1": "rows"}, 2),
+}
+
+
+def fit(parallel: ParallelConfig, folder: str) -> None:
+    run = RunConfig(folder=folder, tensorboard=False)
+    firecaffe.train(dataclasses.replace(RECIPE, parallel=parallel, run=run))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_run_of_a_layout(
+    ranks: Ranks, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    ranks.shared(2, fit, LAYOUTS[name], str(folder))
+    if name == "rows":
+        assert not (folder / "forecast.json").exists()
+        return
+    found = json.loads((folder / "forecast.json").read_text())
+    assert found["parallel"]["stages"] == LAYOUTS[name].stages
+    assert found["workers"] == 2
+    assert 0 < found["step_low_s"] < found["step_s"] < found["step_high_s"]
+    assert main(["explain", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert "forecast for cpu-host: " in told
+    assert ("waits for activations: forecast" in told) == (name != "stages")
+    assert ("a stage does not compute: forecast" in told) == (name == "stages")
