@@ -77,10 +77,10 @@ def check_recipe(recipe: Recipe) -> None:
     check_served(recipe.synchrony, recipe.train, recipe.solver, recipe.exchange)
     check_local(recipe.synchrony, recipe.train, recipe.solver)
     check_parallel(recipe.parallel)
-    check_beside(recipe.parallel, recipe.train, recipe.solver, recipe.synchrony)
     check_head_updates(
         recipe.parallel, recipe.train, recipe.solver, recipe.exchange, recipe.synchrony
     )
+    check_beside(recipe.parallel, recipe.train, recipe.solver, recipe.synchrony)
     check_update_at(recipe.exchange, recipe.train, recipe.solver, recipe.synchrony, recipe.parallel)
     if recipe.exchange.compressor != NO_COMPRESSOR and recipe.train.autocast == "float16":
         raise RecipeError(
