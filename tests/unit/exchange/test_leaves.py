@@ -1,7 +1,8 @@
 """The tree over micro-batches against its recursive definition, for every V and every cut."""
 
+import random
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -80,6 +81,28 @@ def test_any_number_of_workers_makes_the_same_additions() -> None:
                     assert value == value_of(node, num_leaves)
                     rest.push(node, value)
             assert rest.total() == value_of(root_of(num_leaves), num_leaves)
+
+
+def test_leaves_may_come_in_any_order() -> None:
+    """Each addition is of the same two nodes; which of them came first does not matter."""
+    draw = random.Random(0)
+    for num_leaves in NUM_LEAVES:
+        for world_size in (1, 2, 3):
+            if world_size > num_leaves:
+                continue
+            share = list(leaf_share(num_leaves, world_size, world_size - 1))
+            expected = nodes_of(num_leaves, world_size, world_size - 1)
+            for _ in range(5):
+                draw.shuffle(share)
+                own: TreeSum[frozenset[Any]] = TreeSum(num_leaves, lambda a, b: frozenset((a, b)))
+                for leaf in share:
+                    own.push(Node(0, leaf), frozenset((leaf,)))
+                assert own.pending == [(node, _unordered(value)) for node, value in expected]
+
+
+def _unordered(value: Sum) -> frozenset[Any]:
+    pair = isinstance(value, tuple)
+    return frozenset(map(_unordered, value)) if pair else frozenset((value,))  # type: ignore[arg-type]
 
 
 def test_shares_are_consecutive_even_and_complete() -> None:
