@@ -9,6 +9,9 @@ from firecaffe.plan.parallel import BY_DATA, LayerVolumes, Volumes
 
 BY_OUTPUTS, BY_INPUTS = ("neurons", "filters"), ("inputs", "channels")
 
+WAYS = ("neurons, filters", "inputs, channels", "rows")
+"""Columns of the splits."""
+
 
 def render_parallel(volumes: Volumes) -> Group:
     """One line per layer with weights, in numbers; below, the totals of the network in bytes."""
@@ -19,7 +22,7 @@ def render_parallel(volumes: Volumes) -> Group:
     )
     table.add_column("layer", no_wrap=True)
     table.add_column("kind")
-    for header in ("weights", "MB", "in", "out", "data", "neurons, filters", "inputs, channels"):
+    for header in ("weights", "MB", "in", "out", "data", *WAYS):
         table.add_column(header, justify="right")
     table.add_column("fewer up to batch", justify="right")
     table.add_column("cheapest")
@@ -34,14 +37,40 @@ def render_parallel(volumes: Volumes) -> Group:
             f"{layer.by_data / 1e6:,.3f}",
             _by(layer, BY_OUTPUTS),
             _by(layer, BY_INPUTS),
+            _millions(layer.by_rows),
             "-" if layer.most_samples is None else f"{layer.most_samples:,}",
             layer.cheapest,
         )
-    return Group(table, *(Text(line) for line in _told(volumes)))
+    shown = [table, *([_paths(volumes)] if volumes.paths else [])]
+    return Group(*shown, *(Text(line) for line in _told(volumes)))
+
+
+def _paths(volumes: Volumes) -> Table:
+    """Modules of paths, in the same numbers."""
+    table = Table(title="modules of paths, whose layers are above, too", box=box.SIMPLE)
+    table.add_column("module", no_wrap=True)
+    table.add_column("kind")
+    for header in ("paths", "weights", "in", "out", "data", "by paths"):
+        table.add_column(header, justify="right")
+    table.add_column("cheapest")
+    for each in volumes.paths:
+        table.add_row(
+            each.name,
+            each.kind,
+            *(f"{number:,}" for number in (each.paths, each.weights, each.inputs, each.outputs)),
+            _millions(each.by_data),
+            _millions(each.by_paths),
+            each.cheapest,
+        )
+    return table
 
 
 def _by(layer: LayerVolumes, words: tuple[str, ...]) -> str:
-    return next((f"{layer.by_model[w] / 1e6:,.3f}" for w in words if w in layer.by_model), "-")
+    return _millions(next((layer.by_model[w] for w in words if w in layer.by_model), None))
+
+
+def _millions(numbers: float | None) -> str:
+    return "-" if numbers is None else f"{numbers / 1e6:,.3f}"
 
 
 def _told(volumes: Volumes) -> list[str]:
@@ -64,5 +93,6 @@ def _told(volumes: Volumes) -> list[str]:
         *said,
         "in, out: numbers a sample. Each layer is counted by itself, its input and output whole: "
         "what is exchanged between layers that are cut differently is left out, and what "
-        "neurons, then inputs, save.",
+        "neurons, then inputs, save. By rows weights are not shared out, and their gradients are "
+        "summed as by data: activations are what a worker holds less of.",
     ]

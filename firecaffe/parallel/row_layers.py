@@ -15,7 +15,8 @@ from firecaffe.parallel import flow
 from firecaffe.parallel.cut import cut
 from firecaffe.parallel.layers import Place
 from firecaffe.parallel.own_samples import OwnSamples
-from firecaffe.parallel.rows import Slide, seen_of
+from firecaffe.parallel.rows import seen_of
+from firecaffe.parallel.slide import Slide, padding_of
 from firecaffe.parallel.tensor import TensorInParts, parts_of
 
 
@@ -53,7 +54,7 @@ class ConvOverRows(OverRows):
         rows, columns = (
             (size, step, *pad, apart)
             for size, step, pad, apart in zip(
-                layer.kernel_size, layer.stride, _padding(layer), layer.dilation, strict=True
+                layer.kernel_size, layer.stride, padding_of(layer), layer.dilation, strict=True
             )
         )
         self._slide, self._columns = Slide(*rows), columns[2:4]
@@ -173,16 +174,6 @@ def check_rows(name: str, layer: nn.Module) -> None:
             f"split: {name} has padding_mode {mode!r}; by rows it can be 'zeros' alone, so leave "
             f"{name} out of split"
         )
-
-
-def _padding(layer: nn.Conv2d) -> list[tuple[int, int]]:
-    """Before and after the rows, and the columns."""
-    if isinstance(layer.padding, str):
-        if layer.padding == "valid":
-            return [(0, 0), (0, 0)]
-        totals = [a * (k - 1) for a, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        return [(total // 2, total - total // 2) for total in totals]
-    return [(each, each) for each in layer.padding]
 
 
 def _sum(x_BCHW: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Source: Dryden et al. 2019 (IPDPS, arXiv 1903.06681), spatial parallelism.
 from collections.abc import Sequence
 from itertools import cycle, pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,39 +17,10 @@ from torch import Tensor
 
 from firecaffe.parallel.cut import Cut, cut
 from firecaffe.parallel.halo import with_halos
+from firecaffe.parallel.slide import Slide, windows_of
 
 if TYPE_CHECKING:
     from firecaffe.parallel.tensor import TensorInParts
-
-
-class Slide(NamedTuple):
-    """How a kernel goes over rows."""
-
-    kernel: int
-    stride: int
-    before: int
-    """Rows of padding before the first one."""
-    after: int
-    dilation: int = 1
-    is_ceil: bool = False
-    """Whether the last window may reach beyond the padding."""
-
-    @property
-    def reach(self) -> int:
-        """Rows from the first to the last that the kernel sees, with those it leaves out."""
-        return (self.kernel - 1) * self.dilation + 1
-
-    def outputs(self, rows: int) -> int:
-        """The rows that it makes of so many; less than one if there are too few."""
-        left = rows + self.before + self.after - self.reach
-        count = (-(-left // self.stride) if self.is_ceil else left // self.stride) + 1
-        begins_behind = (count - 1) * self.stride >= rows + self.before
-        return count - 1 if self.is_ceil and begins_behind else count
-
-    def seen(self, outputs: range) -> range:
-        """The rows that these are made of; some are beyond the edges."""
-        first, last = outputs[0] * self.stride, outputs[-1] * self.stride
-        return range(first - self.before, last - self.before + self.reach)
 
 
 def is_in_rows(x: "TensorInParts") -> bool:
@@ -63,10 +34,7 @@ def seen_of(x: "TensorInParts", slide: Slide, fill: float) -> tuple[Cut, list[Te
     rows = x.shape[x.cut_dim]
     ends = cut(slide.outputs(rows), x.group.num_parts)
     seen = [slide.seen(range(start, stop)) for start, stop in pairwise(ends)]
-    # One row at least: a part may see nothing but padding, and that row is then cropped.
-    windows = tuple(
-        range(min(max(each.start, 0), rows - 1), max(min(each.stop, rows), 1)) for each in seen
-    )
+    windows = windows_of(seen, rows)
     given = with_halos(x.group, x.own, x.cut, windows, x.cut_dim)
     padded = []
     for number, part in zip(cycle(x.group.own), given, strict=False):

@@ -9,8 +9,9 @@ from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.cut import Cut, cut, scaled
+from firecaffe.parallel.find_paths import NoPathsError, find_paths
 from firecaffe.parallel.layers import ByBoth, ByInputs, ByOutputs, Made, Place, SplitLayer
-from firecaffe.parallel.paths import NoPathsError, by_paths, find_paths
+from firecaffe.parallel.paths import by_paths
 from firecaffe.parallel.row_layers import check_rows, over_rows
 
 

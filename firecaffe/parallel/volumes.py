@@ -91,6 +91,14 @@ def by_rows(workers: int, weights: int, halo: float) -> float:
     return sum_numbers(workers, weights) + 2 * (workers - 1) * halo / workers
 
 
+def norm_by_rows(workers: int, weights: int, channels: int, has_gradient: bool) -> float:
+    """A batch normalization by rows: the sums of its means and variances, of their gradients if
+    that of the input is wanted, and of the gradients of its weights.
+    """
+    sums = 4 if has_gradient else 2
+    return sum_numbers(workers, weights) + sums * sum_numbers(workers, channels)
+
+
 def most_samples(by_data: float, a_sample: float) -> int:
     """The largest batch, of all workers together, with which activations are fewer than gradients;
     0 if there is none.

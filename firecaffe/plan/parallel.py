@@ -23,6 +23,14 @@ from firecaffe.parallel.volumes import (
     data_numbers,
     most_samples,
 )
+from firecaffe.plan.rows_and_paths import (
+    PathModule,
+    PathsVolumes,
+    Rows,
+    path_modules,
+    rows_of,
+    sized,
+)
 from firecaffe.plan.workload import PROFILED_IMAGES, on_zeros
 
 BY_DATA = "data"
@@ -55,6 +63,8 @@ class LayerVolumes:
     by_data: float
     by_model: dict[str, float]
     """By the word of the split; empty if the layer cannot be split over so many workers."""
+    by_rows: float | None
+    """By rows of images, which share out no weights; None if it cannot be."""
     most_samples: int | None
     """The batch up to which the better split sends fewer numbers than data parallelism."""
     cheapest: str
@@ -74,6 +84,8 @@ class Volumes:
     batch_size: int
     """Of all workers together."""
     layers: tuple[LayerVolumes, ...]
+    paths: tuple[PathsVolumes, ...] = ()
+    """Modules of paths, whose layers are among `layers`, too."""
 
     @property
     def bytes_by_data(self) -> float:
@@ -103,18 +115,23 @@ def volumes_of(config: ModelConfig, layout: Layout, batch_size: int, workers: in
     Raises: RecipeError if it has no layers with weights that are trained, or does not take such
     samples; OwnCodeError for what a user's code raises.
     """
-    layers = with_outline(
+
+    def find(network: nn.Module, inputs: Any) -> tuple[list[Layer], list[PathsVolumes]]:
+        layers = layers_on(network, inputs)
+        return layers, [each.volumes(batch_size, workers) for each in paths_on(network, inputs)]
+
+    layers, paths = with_outline(
         config,
         None,
         layout.channels,
-        lambda network: on_zeros(config, network, layout, PROFILED_IMAGES, layers_on),
+        lambda network: on_zeros(config, network, layout, PROFILED_IMAGES, find),
     )
     if not layers:
         raise RecipeError(
             f"{config.name} has no weights that are trained, so nothing is to be sent for them"
         )
     rows = (_volumes(each, batch_size, workers) for each in layers)
-    return Volumes(workers, batch_size, tuple(rows))
+    return Volumes(workers, batch_size, tuple(rows), tuple(paths))
 
 
 @dataclass(frozen=True)
@@ -126,6 +143,8 @@ class Layer:
     sizes: Sizes
     words: dict[str, Volume]
     """Those it can be split by, if it has elements enough."""
+    images: Rows | None = None
+    """If it can be split by rows of images."""
 
 
 def layers_on(network: nn.Module, inputs: Any) -> list[Layer]:
@@ -157,7 +176,9 @@ def layers_on(network: nn.Module, inputs: Any) -> list[Layer]:
             *elements,
             call.input_has_gradient,
         )
-        layers.append(Layer(name, type(part).__name__, sizes, words))
+        is_shared = any(times[id(each)] > 1 for each in own)
+        images = None if call.times != 1 or is_shared else rows_of(part, call.shape)
+        layers.append(Layer(name, type(part).__name__, sizes, words, images))
     return layers
 
 
@@ -168,6 +189,31 @@ class _Calls:
     inputs: int = 0
     outputs: int = 0
     input_has_gradient: bool = False
+    times: int = 0
+    shape: tuple[int, ...] = ()
+    """Of the input of the last one."""
+
+
+def paths_on(network: nn.Module, inputs: Any) -> list[PathModule]:
+    """The modules of paths that are called, as they are in training. Runs the network once."""
+    found = path_modules(network)
+    given: dict[nn.Module, tuple[Any, ...]] = {}
+
+    def note(part: nn.Module, taken: tuple[Any, ...]) -> None:
+        given.setdefault(part, taken)
+
+    handles = [layer.register_forward_pre_hook(note) for layer, _ in found.values()]
+    try:
+        with without_compiler():
+            network.train()(inputs)
+            return [
+                sized(name, layer, paths, given[layer])
+                for name, (layer, paths) in found.items()
+                if layer in given
+            ]
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _calls(network: nn.Module, inputs: Any) -> dict[nn.Module, _Calls]:
@@ -178,6 +224,8 @@ def _calls(network: nn.Module, inputs: Any) -> dict[nn.Module, _Calls]:
         calls.inputs += sum(each.numel() for each in taken)
         calls.outputs += sum(each.numel() for each in _tensors(output))
         calls.input_has_gradient |= any(each.requires_grad for each in taken)
+        calls.times += 1
+        calls.shape = tuple(taken[0].shape) if taken else ()
 
     handles = [part.register_forward_hook(count, with_kwargs=True) for part in found]
     try:
@@ -209,6 +257,7 @@ def _volumes(layer: Layer, batch_size: int, workers: int) -> LayerVolumes:
         outputs=sizes.outputs,
         by_data=by_data,
         by_model=by_model,
+        by_rows=None if layer.images is None else layer.images.numbers(sizes, batch_size, workers),
         most_samples=most_samples(by_data, least) if least else None,
         cheapest=best if by_model.get(best, inf) < by_data else BY_DATA,
     )

@@ -8,6 +8,7 @@ import firecaffe
 from firecaffe.models.inception import Inception
 from firecaffe.models.squeezenet import Fire
 from firecaffe.parallel.volumes import by_paths
+from firecaffe.plan.parallel import paths_on
 from tests.ranks.splitting import compare_ranks, sent_by
 from tests.world import Ranks
 
@@ -47,6 +48,15 @@ def test_bytes_of_paths_are_those_of_the_formula(ranks: Ranks) -> None:
     sample = 2 * 5 * 7
     assert found == [found[0]] * 4
     assert sum(found[0]) == 4 * by_paths(4, 8 * sample, 6 * sample)
+    network = nn.Sequential(nn.Conv2d(3, 8, 1), Inception(8, WIDTHS, batch_norm=False))
+    [module] = paths_on(network, torch.ones(2, 3, 5, 7))
+    planned = module.volumes(2, 4)
+    assert (planned.name, planned.paths) == ("1", 4)
+    assert planned.by_paths == by_paths(4, 8 * sample, 6 * sample)
+    assert (planned.inputs, planned.outputs) == (8 * 35, 18 * 35)
+    assert module.volumes(2, 5).by_paths is None
+    assert planned.cheapest == "data"
+    assert planned.by_data == 2 * 3 / 4 * sum(each.numel() for each in network[1].parameters())
 
 
 def loaded(state: dict[str, Tensor]) -> dict[str, Tensor]:

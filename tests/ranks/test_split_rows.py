@@ -1,10 +1,15 @@
 """Rows of images over 1, 2 and 4 ranks: the same bits, and the bytes of the formula."""
 
+import dataclasses
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import nn
 
 from firecaffe.models.local_response_norm import LocalResponseNorm
 from firecaffe.parallel.volumes import by_rows, gather_numbers
+from firecaffe.plan.parallel import layers_on
 from tests.ranks.splitting import compare_ranks, sent_by
 from tests.world import Ranks
 
@@ -38,3 +43,31 @@ def test_bytes_of_rows_are_those_of_the_formula(ranks: Ranks) -> None:
     whole = gather_numbers(4, 2 * 3 * 8 * 5, 8) + gather_numbers(4, 2 * 4 * 8 * 5, 8)
     assert sum(map(sum, found)) / 4 == 4 * (rows + whole)
     assert found[0][0] == 4 * (row + gather_numbers(4, 2 * 4 * 8 * 5, 8))
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "stride": lambda: nn.Conv2d(3, 4, 5, stride=2, padding=1),
+    "dilation": lambda: nn.Conv2d(3, 2, 3, padding=2, dilation=2),
+    "norm": lambda: nn.BatchNorm2d(3),
+}
+
+
+def sent_of(name: str, wants_gradient: bool) -> list[int]:
+    x = torch.ones(2, 3, 11, 5).requires_grad_(wants_gradient)
+    return sent_by(nn.Sequential(LAYERS[name]()), {"0": "rows"}, x)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("wants_gradient", [True, False])
+def test_what_is_planned_of_rows_is_what_they_send(
+    ranks: Ranks, name: str, wants_gradient: bool
+) -> None:
+    found = ranks.shared(4, sent_of, name, wants_gradient)
+    layer = LAYERS[name]()
+    [planned] = layers_on(nn.Sequential(layer), torch.ones(2, 3, 11, 5))
+    assert planned.images is not None
+    sizes = dataclasses.replace(planned.sizes, input_has_gradient=wants_gradient)
+    numbers = planned.images.numbers(sizes, 2, 4)
+    assert numbers is not None
+    assert sum(map(sum, found)) / 4 == pytest.approx(4 * numbers)
+    assert planned.images.numbers(sizes, 2, 12) is None

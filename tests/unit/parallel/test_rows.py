@@ -12,7 +12,7 @@ from firecaffe.models.alexnet import alexnet
 from firecaffe.models.local_response_norm import LocalResponseNorm
 from firecaffe.models.resnet import BasicBlock
 from firecaffe.models.table import build_model
-from firecaffe.parallel.rows import Slide
+from firecaffe.parallel.slide import Slide
 from firecaffe.parallel.split import choose_layers
 from firecaffe.parallel.tensor import TensorInParts
 from tests.unit.parallel.alone import compare, split_copy

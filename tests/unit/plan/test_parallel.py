@@ -134,7 +134,7 @@ def test_the_page_shows_what_the_command_does() -> None:
     with console.capture() as capture:
         console.print(render_parallel(alexnet(128, 8)))
     lines = (re.split(r"\s{2,}", line.strip()) for line in capture.get().splitlines())
-    shown = {cells[0]: [cells[2], *cells[4:]] for cells in lines if len(cells) == 11}
+    shown = {cells[0]: [cells[2], *cells[4:]] for cells in lines if len(cells) == 12}
     first = PAGE.partition("## Planning a split")[0].splitlines()
     rows = (line.split(" | ") for line in first if line.startswith("| `"))
     told = {row[0].strip("| `"): [each.strip(" |") for each in row[1:]] for row in rows}

@@ -1,0 +1,142 @@
+"""Finds the paths of a module by tracing its own `forward`; its layers are not looked into.
+
+inputs -> what the paths have in common -> path, path, … -> torch.cat
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from firecaffe.parallel.cut import Cut, balanced
+
+CONCATENATE = (torch.cat, torch.concat, torch.concatenate)
+
+DRAWS = ("dropout", "rand", "bernoulli", "rrelu")
+"""What is in the names of functions and layers that draw random numbers."""
+
+
+class NoPathsError(Exception):
+    """A module is not made of paths; its text says why."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What a module's forward does."""
+
+    graph: fx.Graph
+    ends: tuple[fx.Node, ...]
+    """What is concatenated: the last node of each path, or a value that it takes as it is."""
+    common: tuple[fx.Node, ...]
+    """Nodes, in order, that several paths need."""
+    taken: tuple[fx.Node, ...]
+    """Those of them that a path takes."""
+    own: tuple[tuple[fx.Node, ...], ...]
+    """The nodes of each path alone, in order."""
+    dim: int
+    """The dimension of the concatenation."""
+
+
+def find_paths(layer: nn.Module) -> Paths:
+    """Raises: NoPathsError if the module's forward is something else."""
+    graph = _trace(layer)
+    [output] = [each for each in graph.nodes if each.op == "output"]
+    cat = output.args[0]
+    if not isinstance(cat, fx.Node) or cat.target not in CONCATENATE:
+        raise NoPathsError("its forward does not return a torch.cat of paths")
+    tensors = cat.args[0] if cat.args else cat.kwargs.get("tensors")
+    dim = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
+    if not isinstance(tensors, (list, tuple)) or not isinstance(dim, int) or len(tensors) < 2:
+        raise NoPathsError("its torch.cat is not one of a list of paths")
+    ends = tuple(each for each in tensors if isinstance(each, fx.Node))
+    needed = [_needed(each) for each in ends]
+    nodes = [each for each in graph.nodes if each not in (cat, output)]
+    common = tuple(
+        each
+        for each in nodes
+        if each.op == "placeholder" or sum(each in those for those in needed) > 1
+    )
+    own = tuple(
+        tuple(each for each in nodes if each in those and each not in common) for those in needed
+    )
+    used = {*ends, *(each for path in own for node in path for each in node.all_input_nodes)}
+    taken = tuple(each for each in common if each in used)
+    _check(layer, [common, *own])
+    return Paths(graph, ends, common, taken, own, dim)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def _trace(layer: nn.Module) -> fx.Graph:
+    """The module's forward, which must be the same in training and in evaluation."""
+    training, graphs = layer.training, []
+    try:
+        for layer.training in (False, True):
+            graphs.append(_Tracer().trace(layer))
+    except Exception as error:  # whatever its own code raises when it is given no numbers
+        said = " ".join(str(error).split())
+        raise NoPathsError(f"its forward cannot be traced ({said:.200})") from error
+    finally:
+        layer.training = training
+    if str(graphs[0]) != str(graphs[1]):
+        raise NoPathsError("its forward is another one in training")
+    return graphs[0]
+
+
+def _needed(end: fx.Node) -> set[fx.Node]:
+    """A node, and all that it is computed from."""
+    found, waiting = set(), [end]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def tensors_of(layer: nn.Module, nodes: Sequence[fx.Node]) -> list[Tensor]:
+    """The parameters and buffers of the layers that these nodes call."""
+    found: list[Tensor] = []
+    for each in nodes:
+        if each.op == "call_module":
+            module = layer.get_submodule(str(each.target))
+            found += [*module.parameters(), *module.buffers()]
+        elif each.op == "get_attr":
+            module_name, _, name = str(each.target).rpartition(".")
+            found.append(getattr(layer.get_submodule(module_name), name))
+    return found
+
+
+def _check(layer: nn.Module, groups: Sequence[Sequence[fx.Node]]) -> None:
+    """groups: the nodes that are computed together: what is common, and each path."""
+    seen: set[int] = set()
+    for nodes in groups:
+        tensors = {id(each) for each in tensors_of(layer, nodes)}
+        if tensors & seen:
+            raise NoPathsError("its paths share weights, which one rank is to hold")
+        seen |= tensors
+    if any(id(each) not in seen for each in (*layer.parameters(), *layer.buffers())):
+        raise NoPathsError("it has weights that its forward does not use")
+    for name in (each for nodes in groups[1:] for node in nodes for each in _called(layer, node)):
+        if any(word in name.lower() for word in DRAWS):
+            raise NoPathsError(f"a path draws random numbers ({name}), which all ranks must draw")
+
+
+def _called(layer: nn.Module, node: fx.Node) -> list[str]:
+    """The names of functions, or of kinds of layers, that a node calls."""
+    if node.op == "call_module":
+        inner = layer.get_submodule(str(node.target)).modules()
+        return [type(each).__name__ for each in inner]
+    if node.op in ("call_function", "call_method"):
+        return [getattr(node.target, "__name__", str(node.target))]
+    return []
+
+
+def share_paths(layer: nn.Module, found: Paths, num_parts: int) -> Cut:
+    """Runs of paths for so many parts; the one with the most weights has as few as can be."""
+    of_paths = (tensors_of(layer, nodes) for nodes in found.own)
+    return balanced([sum(each.numel() for each in own) for own in of_paths], num_parts)

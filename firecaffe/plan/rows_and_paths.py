@@ -1,0 +1,159 @@
+"""What splits send that cut no layer's weights: rows of images, and whole paths of a module."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from firecaffe.parallel.find_paths import NoPathsError, Paths, find_paths, share_paths
+from firecaffe.parallel.slide import Slide, crossing_rows, slide_of
+from firecaffe.parallel.volumes import (
+    Sizes,
+    by_paths,
+    by_rows,
+    data_numbers,
+    gather_numbers,
+    norm_by_rows,
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A layer of images."""
+
+    slide: Slide | None
+    """How a convolution goes over rows; None of a batch normalization."""
+    rows: int
+    """Of its input."""
+    channels: int
+    columns: int
+
+    def numbers(self, sizes: Sizes, samples: int, workers: int) -> float | None:
+        """What each worker sends in a step of one micro-batch, if the input is whole and the output
+        is to be; None if there are fewer rows than workers.
+        """
+        made = self.rows if self.slide is None else self.slide.outputs(self.rows)
+        if min(self.rows, made) < workers:
+            return None
+        has_gradient = sizes.input_has_gradient
+        outputs = gather_numbers(workers, samples * sizes.outputs, made)
+        inputs = has_gradient * gather_numbers(workers, samples * sizes.inputs, self.rows)
+        if self.slide is None:
+            own = norm_by_rows(workers, sizes.weights, self.channels, has_gradient)
+            return own + outputs + inputs
+        crossing = crossing_rows(self.slide, self.rows, workers) if workers > 1 else 0
+        halo = samples * crossing * self.channels * self.columns / max(1, workers - 1)
+        both_ways = halo if has_gradient else halo / 2
+        return by_rows(workers, sizes.weights, both_ways) + outputs + inputs
+
+
+def rows_of(layer: nn.Module, shape: tuple[int, ...]) -> Rows | None:
+    """shape: of its input. None if it cannot be split by rows."""
+    if type(layer) not in (nn.Conv2d, nn.BatchNorm2d) or len(shape) != 4:
+        return None
+    slide = None
+    if isinstance(layer, nn.Conv2d):
+        if layer.padding_mode != "zeros":
+            return None
+        slide = slide_of(layer)
+    return Rows(slide, shape[2], shape[1], shape[3])
+
+
+@dataclass(frozen=True)
+class PathsVolumes:
+    """A module of paths. Numbers are those that each worker sends in a step."""
+
+    name: str
+    kind: str
+    paths: int
+    weights: int
+    """Numbers that are trained, with those of what paths have in common."""
+    inputs: int
+    """Numbers that the paths take, of one sample."""
+    outputs: int
+    by_data: float
+    by_paths: float | None
+    """None if there are fewer paths than workers."""
+
+    @property
+    def cheapest(self) -> str:
+        is_less = self.by_paths is not None and self.by_paths < self.by_data
+        return "paths" if is_less else "data"
+
+
+@dataclass(frozen=True)
+class PathModule:
+    """A module of paths, as it was found."""
+
+    name: str
+    layer: nn.Module
+    found: Paths
+    sizes: Mapping[fx.Node, int]
+    """Numbers that each node makes, of one sample."""
+    has_gradient: bool
+    """Whether that of what the paths take is wanted."""
+
+    def volumes(self, samples: int, workers: int) -> PathsVolumes:
+        """samples: of a micro-batch, which all workers compute."""
+        weights = sum(each.numel() for each in self.layer.parameters() if each.requires_grad)
+        inputs = sum(self.sizes.get(each, 0) for each in self.found.taken)
+        ends = [self.sizes[each] for each in self.found.ends]
+        numbers = None
+        if len(ends) >= workers:
+            runs = pairwise(share_paths(self.layer, self.found, workers))
+            largest = max(sum(ends[start:stop]) for start, stop in runs)
+            numbers = by_paths(workers, samples * inputs * self.has_gradient, samples * largest)
+        whole = Sizes(weights, inputs, sum(ends), 1, 1, self.has_gradient)
+        return PathsVolumes(
+            self.name,
+            type(self.layer).__name__,
+            len(ends),
+            weights,
+            inputs,
+            sum(ends),
+            data_numbers(whole, workers),
+            numbers,
+        )
+
+
+def path_modules(network: nn.Module) -> dict[str, tuple[nn.Module, Paths]]:
+    """The modules of paths that have layers inside, the outermost of those in each other."""
+    found: dict[str, tuple[nn.Module, Paths]] = {}
+    for name, layer in network.named_modules():
+        if not name or not any(True for _ in layer.children()):
+            continue
+        if any(name.startswith(f"{outer}.") for outer in found):
+            continue
+        try:
+            found[name] = layer, find_paths(layer)
+        except NoPathsError:
+            continue
+    return found
+
+
+class _Sizes(fx.Interpreter):
+    """Runs a graph, and notes what each node makes."""
+
+    def __init__(self, layer: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(layer, graph=graph)
+        self.numbers: dict[fx.Node, int] = {}
+        self.wanted: set[fx.Node] = set()
+
+    def run_node(self, n: fx.Node) -> Any:
+        made = super().run_node(n)
+        if isinstance(made, Tensor):
+            self.numbers[n] = made.numel()
+            if made.requires_grad:
+                self.wanted.add(n)
+        return made
+
+
+def sized(name: str, layer: nn.Module, found: Paths, inputs: tuple[Any, ...]) -> PathModule:
+    """inputs: what the module was called with."""
+    run = _Sizes(layer, found.graph)
+    run.run(*inputs)
+    samples = len(inputs[0])
+    sizes = {node: numbers // samples for node, numbers in run.numbers.items()}
+    return PathModule(name, layer, found, sizes, any(n in run.wanted for n in found.taken))
