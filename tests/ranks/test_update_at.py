@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.cluster.world import join
-from firecaffe.errors import PeerLostError
+from firecaffe.errors import NotFiniteError, PeerLostError
 from firecaffe.exchange.fold import inputs_of
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import find_route
@@ -162,6 +162,24 @@ def test_a_rank_holds_its_share_of_the_optimizers_state(
             path.name for path in (tmp_path / str(workers) / "checkpoints/step-00000005").iterdir()
         }
         assert {"optimizer.safetensors", "ema.safetensors"} <= files
+
+
+def diverge(update_at: Literal["all", "shards"], folder: str) -> str:
+    solver = dataclasses.replace(RECIPE.solver, base_lr=1e30)
+    try:
+        fit(at(update_at, dataclasses.replace(RECIPE, solver=solver)), folder)
+    except NotFiniteError as error:
+        return str(error)
+    return "it went on"
+
+
+def test_all_ranks_say_which_gradient_is_not_finite(ranks: Ranks, tmp_path: Path) -> None:
+    """It may be in the shard of one of them alone; as one worker that updates all says it."""
+    [expected] = ranks.shared(1, diverge, "all", str(tmp_path / "all"))
+    assert "the first gradient in network order that is not finite is that of" in expected
+    for workers in (2, 4):
+        said = ranks.shared(workers, diverge, "shards", str(tmp_path / str(workers)))
+        assert said == [expected] * workers
 
 
 SHAPES = [(48, 16), (5, 32), (16,), (7, 16, 3)]
