@@ -13,6 +13,7 @@ from rich.table import Table
 
 from firecaffe.cli.console import make_console
 from firecaffe.cli.explain_served import show_served
+from firecaffe.cli.explain_stages import stage_lines
 from firecaffe.cli.explain_words import ms, sentence
 from firecaffe.cli.options.explain import make_parser
 from firecaffe.errors import RecipeError, RunError
@@ -137,6 +138,7 @@ def lines(explanation: Explanation) -> list[str]:
     if explanation.shares is not None:
         slow = [each.rank for each in explanation.slow if each.cause == "computes"]
         said += filter(None, [shares_line(explanation.shares, slow)])
+    said += stage_lines(explanation.stages)
     said += _waits(explanation.ranks)
     return [*said, *(f"not tested: {reason}" for reason in explanation.not_tested)]
 

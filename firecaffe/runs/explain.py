@@ -1,9 +1,10 @@
 """Where the time of each rank of a run went, and whether one is slow beyond the noise.
 
 A rank *computes* longer than others if the time before it waits (data, forward, backward) is
-longer than the median of the others', by a signed-rank test over blocks of steps. A rank's *link*
-is slow if round trips to and from it, between hosts, take longer than those between all others,
-by a rank-sum test over blocks of them. Both are one-sided, at ALPHA over all ranks together (Holm).
+longer than the median of the others', by a signed-rank test over blocks of steps; of a network in
+stages, of the others with the same stage. A rank's *link* is slow if round trips to and from it,
+between hosts, take longer than those between all others, by a rank-sum test over blocks of them.
+Both are one-sided, at ALPHA over all ranks together (Holm).
 A rank has round trips to few others (`cluster.tree`); so once one is named, its own are left out
 of what is said of the others.
 Neighboring steps are alike, so blocks and not steps are counted.
@@ -15,7 +16,7 @@ import dataclasses
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil, log2
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any, TypeVar
 from scipy.stats import mannwhitneyu, wilcoxon
 
 from firecaffe.errors import RunError
+from firecaffe.runs.explain_stages import StageTimes, stage_of, stages_of
 from firecaffe.runs.record import read_json_lines
 from firecaffe.runs.shares import ALONE, RankShares, Row, row_of, shares_of
 
@@ -102,6 +104,8 @@ class Explanation:
     """Why there was not enough to test."""
     shares: RankShares | None = None
     """Who computed how many micro-batches, if the timings tell."""
+    stages: list[StageTimes] = field(default_factory=list)
+    """Of a network in stages, what each took."""
 
 
 def explain(folder: Path, in_rounds: bool = False) -> Explanation:
@@ -129,11 +133,13 @@ def explain_rows(
     try:
         found, not_tested = _slow_computers(timings)
         links, why = _slow_links(trips)
-        shares = shares_of(timings, row)
+        stages = stages_of(timings)
+        # Stages of a network have other work each: only rows of them have shares.
+        shares = None if stages and row == ALONE else shares_of(timings, row)
     except (KeyError, TypeError) as error:
         raise RunError(f"{where}: a row of its timings lacks {error}") from error
     slow = sorted([*found, *links], key=lambda each: each.own_s - each.others_s, reverse=True)
-    return Explanation(ranks, slow, [*not_tested, *why], shares)
+    return Explanation(ranks, slow, [*not_tested, *why], shares, stages)
 
 
 def read_rows(folder: Path, pattern: str) -> dict[int, list[dict[str, Any]]]:
@@ -185,6 +191,9 @@ def _slow_computers(timings: Rows) -> tuple[list[Slow], list[str]]:
         # Others belong to hosts that have left.
         if rows and rows[-1]["step"] >= last - 1
     }
+    stage = {rank: stage_of(timings[rank]) for rank in own}
+    if len(set(stage.values())) == len(own) > 1:
+        return [], ["each stage has one rank: there is no other with the same work"]
     steps = sorted(set.intersection(*(set(by_step) for by_step in own.values())))
     blocks, notes = in_blocks(steps, len(own))
     if notes:
@@ -193,7 +202,7 @@ def _slow_computers(timings: Rows) -> tuple[list[Slow], list[str]]:
         rank: [statistics.median(by_step[step] for step in block) for block in blocks]
         for rank, by_step in own.items()
     }
-    return slow_by_blocks(medians), []
+    return slow_by_blocks(medians, stage), []
 
 
 def in_blocks(steps: Sequence[Step], ranks: int) -> tuple[list[Sequence[Step]], list[str]]:
@@ -215,16 +224,19 @@ def num_blocks(ranks: int) -> int:
     return BLOCKS + ceil(log2(ranks))
 
 
-def slow_by_blocks(seconds: Mapping[int, Sequence[float]]) -> list[Slow]:
+def slow_by_blocks(
+    seconds: Mapping[int, Sequence[float]], work: Mapping[int, object] | None = None
+) -> list[Slow]:
     """The ranks that compute longer than the others. seconds: of each rank, its own in each of the
-    same blocks of steps.
+    same blocks of steps. work: which ranks have the same; None: all.
     """
     p_values, values = {}, {}
+    work = work or dict.fromkeys(seconds)
     for rank, of_rank in seconds.items():
-        others = [
-            statistics.median(each[i] for other, each in seconds.items() if other != rank)
-            for i in range(len(of_rank))
-        ]
+        alike = [seconds[other] for other in seconds if other != rank and work[other] == work[rank]]
+        if not alike:
+            continue
+        others = [statistics.median(each[i] for each in alike) for i in range(len(of_rank))]
         gaps = [a - b for a, b in zip(of_rank, others, strict=True)]
         p_values[rank] = float(wilcoxon(gaps, alternative="greater").pvalue) if any(gaps) else 1.0
         values[rank] = statistics.median(of_rank), statistics.median(others)

@@ -1,10 +1,12 @@
 """What a finished training leaves in result.json."""
 
 import dataclasses
+from math import ceil
 from typing import Any
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Data
+from firecaffe.parallel.pipeline import idle_share
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.run import Run
 from firecaffe.reference import without_folder
@@ -44,8 +46,17 @@ def record_of(
         "samples_seen": run.order.samples_before(result.steps),
         "balance": balance and balance.as_dict(),
         "synchrony": (served and served.row) or (local and local.row(result.steps)),
-        "parallel": learner.split and learner.split.row,
+        "parallel": learner.split and {**learner.split.row, **_idle(run, learner)},
         "tuned": tuned_by(recipe),
         "resumed_from": start.resumed_from,
         "cost_of_determinism": learner.cost_of_determinism,
     }
+
+
+def _idle(run: Run, learner: Learner) -> dict[str, float]:
+    """The idle share of stages that have equal work, beside which `idle_by_stage` is read."""
+    if learner.stage is None:
+        return {}
+    mesh = learner.stage.staged.mesh
+    micro_batches = ceil(run.num_leaves / mesh.column.world_size)
+    return {"idle_if_equal": float(idle_share(mesh.row.world_size, micro_batches))}

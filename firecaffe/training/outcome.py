@@ -31,6 +31,8 @@ class Timings:
     idle_s: float | None = None
     """Of a network in stages: the part of exposed_communication_s in which this rank's stage waited
     for others."""
+    stage: int | None = None
+    """Of a network in stages: this rank's, counted from 0."""
     by_rank: dict[int, tuple[int, float]] | None = None
     """In a mode with a server, which alone knows steps: the micro-batches of each rank that count
     in this one, and the seconds that it took to fetch and compute them."""

@@ -56,6 +56,9 @@ class Result:
     sent_bytes_per_step_by_rank: list[float | None]
     """Bytes of gradients, and of a split model's activations, sent to other ranks in a step, by
     rank; None for those that went through a collective of the backend's."""
+    idle_by_stage: list[float] | None
+    """Share of a step in which each stage of a network waited for others, mean over its ranks; None
+    without stages."""
     peak_memory_bytes_by_rank: list[int]
     """The most memory that each rank has had: on a CPU the process, with its libraries; on a GPU
     the tensors."""
@@ -220,6 +223,9 @@ class StepSums:
     train_s: float = 0.0
     exposed_communication_s: float = 0.0
     data_s: float = 0.0
+    idle_s: float = 0.0
+    stage: int | None = None
+    """This rank's, of a network in stages."""
     loss: float | None = None
     broken: Sequence[dict[int, str]] = field(default_factory=list)
     """The numbers of the samples that could not be decoded so far, for each part of the data."""
@@ -230,6 +236,8 @@ class StepSums:
             self.samples += result.samples
             self.exposed_communication_s += result.timings.exposed_communication_s
             self.data_s += result.timings.data_s
+            self.idle_s += result.timings.idle_s or 0.0
+            self.stage = result.timings.stage
 
     def add_time(self, step: int, seconds: float) -> None:
         """Adds the time of a step with all that the loop does after it."""
@@ -256,6 +264,7 @@ def result_of(
     stated = {
         "communication": _share(sums.exposed_communication_s, sums.train_s),
         "data": _share(sums.data_s, sums.train_s),
+        "idle": [sums.stage, _share(sums.idle_s, sums.train_s)],
         "checkpoints": asdict(costs),
         "sent": world.traffic.sent_bytes,
         "memory": peak_memory_bytes(world.device),
@@ -276,6 +285,7 @@ def result_of(
         sent_bytes_per_step_by_rank=[
             None if rank["sent"] is None else _share(rank["sent"], steps_done) for rank in ranks
         ],
+        idle_by_stage=_by_stage(rank["idle"] for rank in ranks),
         peak_memory_bytes_by_rank=[rank["memory"] for rank in ranks],
         optimizer_bytes_by_rank=[rank["optimizer"] for rank in ranks],
         loss=sums.loss,
@@ -297,6 +307,15 @@ def result_of(
         identity_doubts=list(dict.fromkeys(doubt for rank in ranks for doubt in rank["doubts"])),
         folder=folder,
     )
+
+
+def _by_stage(stated: Iterable[tuple[int | None, float]]) -> list[float] | None:
+    """Means over the ranks of each stage. stated: of each rank, its stage and its idle share."""
+    by_stage: dict[int, list[float]] = {}
+    for stage, idle in stated:
+        if stage is not None:
+            by_stage.setdefault(stage, []).append(idle)
+    return [statistics.fmean(by_stage[stage]) for stage in sorted(by_stage)] or None
 
 
 def _share(part: float, whole: float) -> float:

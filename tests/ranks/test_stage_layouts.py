@@ -193,7 +193,11 @@ def test_a_run_in_stages_is_read_as_any_other(
         "data": 1,
         "stages": ["middle", "middle.3", "middle.6"],
         "pipeline": "1f1b",
+        "idle_if_equal": 3 / 15,
     }
+    idle = record["idle_by_stage"]
+    assert len(idle) == 4
+    assert all(0 < each < 1 for each in idle)
     assert record["frozen_parameters"] == 3
 
 

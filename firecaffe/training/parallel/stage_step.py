@@ -67,6 +67,7 @@ class StageStepper(Stepper):
             waits=waits,
             micro_batches=len(self.leaves),
             idle_s=self.stage.runner.waited_s,
+            stage=self.stage.staged.training.number,
         )
         outcome(end=queue.mark()).check_finite()
         self.clip(self.reducer, row)
@@ -152,6 +153,7 @@ class StageOutcome(Outcome):
     """The outcome of a step, with the time in which this stage waited for others."""
 
     idle_s: float
+    stage: int
 
     def _timings(self) -> Timings:
         found = super()._timings()
@@ -160,6 +162,7 @@ class StageOutcome(Outcome):
             compute_s=found.compute_s - self.idle_s,
             exposed_communication_s=found.exposed_communication_s + self.idle_s,
             idle_s=self.idle_s,
+            stage=self.stage,
         )
 
 

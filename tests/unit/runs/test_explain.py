@@ -25,9 +25,11 @@ def write_run(
     steps: int = STEPS,
     in_host: Callable[[int, int], bool] = lambda _, __: False,
     linked: Callable[[int, int], list[int]] | None = None,
+    stages: int = 0,
 ) -> Path:
     """compute_s: by rank and step. trip_s, in_host: by the two ends. linked: those with which a
-    rank has a round trip in a step, of so many ranks.
+    rank has a round trip in a step, of so many ranks. stages: of the network, one behind the other
+    in each row of ranks.
     """
     (folder / "timings").mkdir()
     slowest = [max(compute_s(r, step) for r in range(ranks)) for step in range(1, steps + 1)]
@@ -38,6 +40,8 @@ def write_run(
             waits = slowest[step - 1] - own + 0.01
             row = {"step": step, "data_s": 0.0, "compute_s": own, "exchange_s": waits}
             row |= {"exposed_communication_s": waits, "update_s": 0.001}
+            if stages:
+                row |= {"stage": rank % stages, "idle_s": waits, "micro_batches": 6}
             rows.append(row | {"step_s": own + waits + 0.001})
             peers = [(rank + step) % ranks] if linked is None else linked(rank, ranks)
             for peer in {*peers} - {rank}:
@@ -140,6 +144,30 @@ def test_two_ranks_are_compared_in_computing_only(tmp_path: Path) -> None:
     found = explain(run)
     assert [(slow.rank, slow.cause) for slow in found.slow] == [(1, "computes")]
     assert "two ranks have one link" in found.not_tested[0]
+
+
+def test_a_stage_with_more_work_is_no_slow_rank(tmp_path: Path) -> None:
+    """Of 2 x 2 ranks those of stage 1 have twice the work, and rank 3 is slow for it."""
+    at = noise(9)
+
+    def compute_s(rank: int, step: int) -> float:
+        return at(rank, step) * (2 if rank % 2 else 1) * (1.3 if rank == 3 else 1)
+
+    (tmp_path / "four").mkdir()
+    found = explain(write_run(tmp_path / "four", compute_s, stages=2))
+    assert [(slow.rank, slow.cause) for slow in found.slow] == [(3, "computes")]
+    assert 1.2 < found.slow[0].factor < 1.4
+    (tmp_path / "two").mkdir()
+    found = explain(write_run(tmp_path / "two", compute_s, ranks=2, stages=2))
+    assert (found.slow, found.shares) == ([], None)
+    assert [each.stage for each in found.stages] == [0, 1]
+    assert found.stages[1].own_s == pytest.approx(2 * found.stages[0].own_s, rel=0.05)
+    assert found.stages[0].idle == pytest.approx(0.52, abs=0.03)
+    most, equal, not_tested, _ = lines(found)  # the last one is of links
+    assert most.startswith("stages: stage 1 has the most work, and sets the pace")
+    assert "2 of equal work, with 6 micro-batches a step" in equal
+    assert equal.endswith("idle for 14% each")  # 1 / (6 + 1)
+    assert not_tested.startswith("not tested: each stage has one rank")
 
 
 def test_too_little_to_say(tmp_path: Path) -> None:
