@@ -7,7 +7,8 @@ Works with DistributedDataParallel, with `firecaffe.parallelize`, and alone. Fro
 optimizer's step to the model's forward is data; from there until the last gradient is there is
 compute; from then until the optimizer's step is waiting for the exchange, which DDP does before
 `backward` returns; then comes the update. On a GPU each of these points waits for the device, which
-takes from the overlap of steps; detach for a run that is to be timed.
+takes from the overlap of steps; detach for a run that is to be timed. Of a network that
+`firecaffe.split` has split, what its layers wait for activations is waiting, too.
 """
 
 import time
@@ -23,6 +24,7 @@ from torch._C._distributed_c10d import Store
 from firecaffe.cluster.groups import attempt, who_am_i
 from firecaffe.cluster.world import lasting_store
 from firecaffe.errors import RunError
+from firecaffe.parallel.split import Split
 from firecaffe.runs.record import JsonLines, read_json_lines
 
 
@@ -51,6 +53,8 @@ class Attached:
         # Backward runs ahead of a GPU; what that has done is timed by its own events.
         make: Any = torch.cuda.Event
         self._events = [make(enable_timing=True) for _ in range(2)] if is_gpu else []
+        self._groups = [each.group for each in model.modules() if isinstance(each, Split)]
+        self._exchanged_s = self._exchanges_s
         self._ended_s = time.perf_counter()
         self._forward_s = self._ready_s = self._waited_s = 0.0
         self._handles = ExitStack()
@@ -61,6 +65,11 @@ class Attached:
             keep(handle.remove)
         keep(optimizer.register_step_pre_hook(self._before_update).remove)
         keep(optimizer.register_step_post_hook(self._after_update).remove)
+
+    @property
+    def _exchanges_s(self) -> float:
+        """What exchanges between split layers have taken so far."""
+        return sum(each.seconds for each in self._groups)
 
     def detach(self) -> None:
         """Removes all hooks, and closes the file."""
@@ -91,16 +100,18 @@ class Attached:
             self._ready_s = forward_s + self._events[0].elapsed_time(self._events[1]) / 1e3
         ready_s = max(forward_s, min(self._ready_s or self._waited_s, self._waited_s))
         self._step += 1
-        self._lines.write(
-            {
-                "step": self._step,
-                "data_s": forward_s - self._ended_s,
-                "compute_s": ready_s - forward_s,
-                "exposed_communication_s": self._waited_s - ready_s,
-                "update_s": now - self._waited_s,
-                "step_s": now - self._ended_s,
-            }
-        )
+        total_s = self._exchanges_s
+        activations_s = min(total_s - self._exchanged_s, ready_s - forward_s)
+        self._exchanged_s = total_s
+        row = {
+            "step": self._step,
+            "data_s": forward_s - self._ended_s,
+            "compute_s": ready_s - forward_s - activations_s,
+            "exposed_communication_s": self._waited_s - ready_s + activations_s,
+            "update_s": now - self._waited_s,
+            "step_s": now - self._ended_s,
+        }
+        self._lines.write(row | ({"activations_s": activations_s} if self._groups else {}))
         self._ended_s, self._forward_s, self._ready_s = now, 0.0, 0.0
 
 

@@ -24,6 +24,7 @@ from firecaffe.exchange.route import find_route
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.parallel.split import Split
 from firecaffe.script.exchange import open_exchange
 from firecaffe.script.group import join_launched_world, leave, meet
 from firecaffe.script.hook import BUCKET_BYTES, bucket_sizes
@@ -147,7 +148,8 @@ def local(
         exchange: As for `parallelize`.
         compressor: As for `parallelize`, applied to the differences.
         timeout_s: As for `parallelize`.
-        process_group: The ranks that are averaged; by default all.
+        process_group: The ranks that are averaged; by default all. Of networks that are split,
+            those that hold the same parts.
 
     Raises: RecipeError if the words cannot be, or there is nothing to train; LaunchError if the
     ranks do not find each other; AgreementError if they were given different words or networks.
@@ -161,6 +163,7 @@ def local(
     device = next(iter(trained.values())).device
     if not dist.is_initialized():
         join_launched_world(device, timeout_s)
+    _check_rows(model, process_group)
     world, per_host = meet(process_group, device, timeout_s)
     words = (every, outer, outer_lr, outer_momentum, inner_momentum, exchange, compressor)
     shapes = {name: [str(each.dtype), *each.shape] for name, each in trained.items()}
@@ -234,6 +237,20 @@ def _trained(model: nn.Module, compressor: str) -> dict[str, nn.Parameter]:
     for each in trained.values():
         check_encodable(compressor, each.dtype)
     return trained
+
+
+def _check_rows(model: nn.Module, process_group: ProcessGroup | None) -> None:
+    """Raises: ArgumentError if ranks that hold one network in parts would be averaged."""
+    averaged = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    for each in model.modules():
+        row = each.group.group.exchange_group if isinstance(each, Split) else None
+        held = [] if row is None else dist.get_process_group_ranks(row)
+        if len(set(held).intersection(averaged)) > 1:
+            raise ArgumentError(
+                f"local: the network is split over the ranks {', '.join(map(str, held))}, which "
+                "have different parts of it; process_group must be the ranks that have the same "
+                "parts, one of each network"
+            )
 
 
 def _no_counts(reducer: GradientReducer) -> Tensor:
