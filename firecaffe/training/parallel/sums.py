@@ -97,7 +97,7 @@ class PartSums:
         """The mean, in the first of the vectors, and whether all of it is finite. vectors: of the
         nodes, or their sum alone.
         """
-        ends = []
+        ends = list[Tensor]()
         for block in _blocks(vectors):
             if len(block) > 1:
                 sum_of_nodes(nodes, block, self._num_leaves, Tensor.add_)
