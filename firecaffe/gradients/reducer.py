@@ -169,9 +169,8 @@ class GradientReducer:
         """
         assert self.exchange.route.way == FOLD
         cuts = {} if self.shards is None else self.shards.cuts
-        early = self.exchange.route.groups == 1
-        words = self.exchange.world, self.num_leaves, shares, cuts, early
-        self._fold = self._combine = Fold(*words)
+        world, early = self.exchange.world, self.exchange.route.groups == 1
+        self._fold = self._combine = Fold(world, self.num_leaves, shares, cuts, early)
 
     def begin_step(self, total_weight: float) -> None:
         """Begins a step. total_weight: the divisor of the sums, used once, at the root."""

@@ -90,9 +90,9 @@ class SamplesInTurn(OwnSamples):
         values = [node for each in self._nodes_there for node in each]
         self._addends.clear()
         all_nodes = [node for nodes in self._nodes_of for node in nodes]
-        return sum_of_nodes(all_nodes, values, self.num_parts, torch.add)
+        return sum_of_nodes(all_nodes, values, self.num_parts, Tensor.add)
 
-    def order(self, count: int, sums: str) -> list[int]:
+    def order(self, count: int, sums: str) -> Sequence[int]:
         if self._is_shared:
             return super().order(count, sums)
         # What is summed is wanted by others: this rank's own comes last, forward of sums of

@@ -45,7 +45,9 @@ class Alone:
 
     seconds = 0.0
 
-    def __call__(self, given: Sequence[Tensor], _: Sequence[torch.Size], __: int) -> list[Tensor]:
+    def __call__(
+        self, given: Sequence[Tensor], shapes: Sequence[torch.Size], most: int
+    ) -> list[Tensor]:
         return list(given)
 
 
