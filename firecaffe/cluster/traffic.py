@@ -1,5 +1,7 @@
-"""Counts the bytes of gradients that a rank sends, as they are handed to the network."""
+"""Counts the bytes that a rank sends in a training's steps, as they are handed to the network."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Lock
 
 
@@ -8,16 +10,32 @@ class Traffic:
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._counts = True
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins at 0."""
         self._sent_bytes = 0
         self._is_known = True
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Counts nothing in a `with` block, in which no thread of a step sends."""
+        self._counts = False
+        try:
+            yield
+        finally:
+            self._counts = True
+
     def add(self, sent_bytes: int) -> None:
-        with self._lock:
-            self._sent_bytes += sent_bytes
+        if self._counts:
+            with self._lock:
+                self._sent_bytes += sent_bytes
 
     def add_unknown(self) -> None:
         """Notes a collective of the backend's, of which nobody knows the messages."""
-        self._is_known = False
+        if self._counts:
+            self._is_known = False
 
     @property
     def sent_bytes(self) -> int | None:

@@ -35,6 +35,7 @@ class Sender:
         raise_failure([self._worker])
         packed = pack(value)
         runs = [run.cpu() for run in packed.runs]
+        self._group.traffic.add(sum(run.nbytes for run in runs))
         return self._worker.submit(lambda: self._send(Packed(packed.outline, runs)))
 
     def wait(self, sent: Future[None]) -> None:
@@ -57,7 +58,6 @@ class Sender:
                 if part.numel()
             ]:
                 finish()
-        self._group.traffic.add(sum(run.nbytes for run in packed.runs))
 
 
 class Receiver:

@@ -90,7 +90,8 @@ class SamplesInTurn(OwnSamples):
         values = [node for each in self._nodes_there for node in each]
         self._addends.clear()
         all_nodes = [node for nodes in self._nodes_of for node in nodes]
-        return sum_of_nodes(all_nodes, values, self.num_parts, Tensor.add)
+        total: Tensor = sum_of_nodes(all_nodes, values, self.num_parts, Tensor.add)
+        return total
 
     def order(self, count: int, sums: str) -> Sequence[int]:
         if self._is_shared:

@@ -94,7 +94,8 @@ class OwnSamples(PartGroup):
         most = max(map(len, self._nodes_of)) * max(self._samples) * sample.numel()
         values = [node for each in self._swap(given, shapes, most) for node in each]
         all_nodes = [node for nodes in self._nodes_of for node in nodes]
-        return sum_of_nodes(all_nodes, values, self.num_parts, Tensor.add)
+        total: Tensor = sum_of_nodes(all_nodes, values, self.num_parts, Tensor.add)
+        return total
 
     def sum_own(self, own: Sequence[Tensor], cut: Cut, dim: int) -> list[Tensor]:
         if self._is_shared:

@@ -118,6 +118,7 @@ class _Loop:
         broken = [getattr(each, "skipped", {}) for each in t.data.parts.values()]
         self._sums = StepSums(t.first_step + 1, broken=broken)
         self._saved_s = time.monotonic()
+        t.world.traffic.begin()  # what was sent before is no step's
         self._queued: deque[Outcome | LocalOutcome] = deque()
         self._last = t.first_step
         self._validation: Evaluation | None = None
@@ -369,7 +370,7 @@ def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Rec
     _estimate_norms(t, done)
     averaged = nullcontext() if t.stepper.ema is None else t.stepper.ema.in_place()
     estimated = nullcontext() if t.norms is None else t.norms.in_place()
-    with averaged, estimated, _turn(t):
+    with averaged, estimated, _turn(t), t.world.traffic.uncounted():
         found = evaluate(
             forward.model,
             forward.task,
@@ -394,6 +395,6 @@ def _estimate_norms(t: Training, done: int) -> None:
     if t.norms is None or t.norms.is_of(done):
         return
     t.ahead.close()  # a data set need not bear two that ask
-    with _turn(t):
+    with _turn(t), t.world.traffic.uncounted():
         t.norms.estimate(t.evaluators, done)
     t.ahead.go_on(t.ahead.leaves, done)

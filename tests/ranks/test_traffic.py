@@ -2,15 +2,27 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import firecaffe
-from firecaffe import DataConfig, ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfig
+from firecaffe import (
+    DataConfig,
+    ExchangeConfig,
+    ModelConfig,
+    ParallelConfig,
+    Recipe,
+    RunConfig,
+    TrainConfig,
+)
 from firecaffe.cluster.world import join
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.transport.exchange import Exchange
+from tests.ranks.networks import small_data
+from tests.ranks.test_layouts import RECIPE as SPLIT
+from tests.ranks.test_layouts import Net
 from tests.world import Ranks
 
 ELEMENTS = 1200
@@ -71,3 +83,38 @@ def test_a_run_records_what_each_step_sent(
 ) -> None:
     first, second = ranks.shared(2, fit, str(tmp_path / "run"), exchange)[0]
     assert first == second == pytest.approx(of_weights * WEIGHTS_BYTES, rel=0.01)
+
+
+def fit_split(parallel: ParallelConfig, folder: str, eval_every: int) -> list[float | None]:
+    train = dataclasses.replace(SPLIT.train, steps=2, eval_every=eval_every, eval_batch_size=7)
+    run = RunConfig(folder=folder, tensorboard=False)
+    recipe = dataclasses.replace(SPLIT, train=train, run=run, parallel=parallel)
+    sets = small_data(100), small_data(30 + 70 * eval_every, 1)
+    more: Any = {"validation_set": small_data(40, 2)} if eval_every else {}
+    return firecaffe.train(recipe, Net, *sets, **more).sent_bytes_per_step_by_rank
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        ParallelConfig(1, 2, {"classifier.0": "neurons"}, 2),
+        ParallelConfig(1, 2, {"classifier.0": "neurons"}, 2, "one_weird_trick"),
+        ParallelConfig(stages=["classifier"]),
+    ],
+    ids=["split", "trick", "stages"],
+)
+def test_what_evaluations_send_is_no_steps(
+    ranks: Ranks, parallel: ParallelConfig, tmp_path: Path
+) -> None:
+    few = ranks.shared(2, fit_split, parallel, str(tmp_path / "few"), 0)
+    many = ranks.shared(2, fit_split, parallel, str(tmp_path / "many"), 1)
+    assert few == many
+    if parallel.stages:
+        # Of 48 samples 63 features go to the second stage, and their gradients to the first, each
+        # micro-batch with the generator's state.
+        assert few[0][1] == 4 * 48 * 63
+        assert few[0][0] == 4 * 48 * 63 + 12 * torch.get_rng_state().nbytes
+    elif parallel.shares_samples:
+        # The gradients of 63 features are summed, and of 21 neurons, of which a rank has 11 at
+        # most, gathered.
+        assert few[0] == [4 * 48 * (63 + 11)] * 2
