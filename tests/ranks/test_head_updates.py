@@ -49,8 +49,10 @@ def fit(folder: str) -> dict[str, Tensor]:
 def by_torch() -> dict[str, Tensor]:
     """A step's head in two updates, by even and by odd micro-batches; its body once, by all."""
     model, data = first(), small_data(SAMPLES)
-    words = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
-    head, body = (optim.SGD(each.parameters(), **words) for each in (model.head, model.body))
+    head, body = (
+        optim.SGD(each.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
+        for each in (model.head, model.body)
+    )
     order = SampleOrder(RECIPE.train.seed, SAMPLES, 32, 4)
     for step in range(STEPS):
         body.zero_grad()
@@ -61,7 +63,8 @@ def by_torch() -> dict[str, Tensor]:
             for each in chosen:
                 if len(each):
                     inputs, targets = data.batch(each)
-                    F.cross_entropy(model(inputs), targets, reduction="sum").backward()
+                    loss = F.cross_entropy(model(inputs), targets, reduction="sum")
+                    torch.autograd.backward(loss)
             if count:
                 for parameter in model.head.parameters():
                     assert parameter.grad is not None

@@ -112,7 +112,8 @@ def split_network(
     split_layers(model, chosen, group)
     model.register_forward_hook(_give_whole)
     sources: dict[str, Source] = {}
-    parameters, biases, elsewhere = set(), set(), set()
+    parameters, biases = set[nn.Parameter](), set[nn.Parameter]()
+    elsewhere = set[str]()
     for layer_name, layer in model.named_modules():
         if isinstance(layer, SplitLayer):
             own_names = {id(each): n for n, each in layer.state_dict(keep_vars=True).items()}
