@@ -27,7 +27,7 @@ from firecaffe import (
     SolverConfig,
     TrainConfig,
 )
-from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.recorded import recorded_of
 
 UPDATES = 1, 4
 STEPS, BATCH, MICRO_BATCH = 200, 128, 16
@@ -52,8 +52,7 @@ def train(updates: int, seed: int, data: str) -> dict[str, Any]:
     with TemporaryDirectory(prefix="firecaffe-head-") as parent:
         folder = Path(parent) / "run"
         result = firecaffe.train(recipe(updates, seed, data, str(folder)))
-        lines = read_json_lines(folder / "metrics.jsonl")
-        losses = [float(line["loss"]) for line in lines if line["kind"] == "step"]
+        losses = [each for each in recorded_of(folder).losses.values() if each is not None]
     told = {"losses": losses, "test_loss": result.test_loss, "top1": result.metrics["top1"]}
     return {"kind": "run", "updates": updates, "seed": seed, **told}
 

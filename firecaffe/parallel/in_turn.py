@@ -27,7 +27,6 @@ from torch.autograd.function import once_differentiable
 
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import waiting
-from firecaffe.exchange.leaves import sum_of_nodes
 from firecaffe.parallel.own_samples import Gradients, OwnSamples
 from firecaffe.transport.execute import PeerMessage, UnderWay, one_by_one
 
@@ -87,11 +86,8 @@ class SamplesInTurn(OwnSamples):
         with self._waits():
             for work in self._nodes_coming:
                 work.wait()
-        values = [node for each in self._nodes_there for node in each]
         self._addends.clear()
-        all_nodes = [node for nodes in self._nodes_of for node in nodes]
-        total: Tensor = sum_of_nodes(all_nodes, values, self.num_parts, Tensor.add)
-        return total
+        return self._sum_of(self._nodes_there)
 
     def order(self, count: int, sums: str) -> Sequence[int]:
         if self._is_shared:

@@ -92,10 +92,13 @@ class OwnSamples(PartGroup):
         mine = self._samples[self.group.rank]
         shapes = [torch.Size((len(nodes), mine, *sample)) for nodes in self._nodes_of]
         most = max(map(len, self._nodes_of)) * max(self._samples) * sample.numel()
-        values = [node for each in self._swap(given, shapes, most) for node in each]
+        return self._sum_of(self._swap(given, shapes, most))
+
+    def _sum_of(self, of_ranks: Sequence[Tensor]) -> Tensor:
+        """The sum of the nodes that each rank has."""
+        values = [node for each in of_ranks for node in each]
         all_nodes = [node for nodes in self._nodes_of for node in nodes]
-        total: Tensor = sum_of_nodes(all_nodes, values, self.num_parts, Tensor.add)
-        return total
+        return sum_of_nodes(all_nodes, values, self.num_parts, _add)
 
     def sum_own(self, own: Sequence[Tensor], cut: Cut, dim: int) -> list[Tensor]:
         if self._is_shared:
@@ -148,6 +151,11 @@ class OwnSamples(PartGroup):
         longest = max(cut[share.stop] - cut[share.start] for share in self.shares)
         sample = example.numel() // (example.shape[0] * example.shape[dim])
         return max(self._samples) * sample * longest
+
+
+def _add(left: Tensor, right: Tensor) -> Tensor:
+    """In memory of its own: where they are others will write."""
+    return left + right
 
 
 class _Apart(Function):
