@@ -98,7 +98,8 @@ class OwnSamples(PartGroup):
         """The sum of the nodes that each rank has."""
         values = [node for each in of_ranks for node in each]
         all_nodes = [node for nodes in self._nodes_of for node in nodes]
-        return sum_of_nodes(all_nodes, values, self.num_parts, _add)
+        total: Tensor = sum_of_nodes(all_nodes, values, self.num_parts, _add)
+        return total
 
     def sum_own(self, own: Sequence[Tensor], cut: Cut, dim: int) -> list[Tensor]:
         if self._is_shared:
