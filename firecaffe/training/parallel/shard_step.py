@@ -7,7 +7,7 @@ nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 
 import torch
 import torch.distributed as dist
@@ -56,7 +56,8 @@ class ShardStepper(Stepper):
         if not self.clip_gradients:
             return torch.zeros((), device=self.forward.device)
         # As clip_grad_norm_ has it: the norm of the norms of all gradients, in network order.
-        used, norms = self.reducer.used, self._norms.float()
+        dtypes = (each.dtype for each in self.reducer.parameters)
+        used, norms = self.reducer.used, self._norms.to(reduce(torch.promote_types, dtypes))
         norm: Tensor = torch.linalg.vector_norm(norms if all(used) else norms[used])
         own = self._own.values()
         nn.utils.clip_grads_with_norm_(own, self.clip_gradients, norm, foreach=True)
