@@ -117,6 +117,34 @@ def test_the_bits_of_one_worker(ranks: Ranks, name: str, tmp_path: Path) -> None
         assert found.validation == alone.validation
 
 
+class Doubled(nn.Module):
+    """In float64: its norm is not to be rounded on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.Tanh(), nn.Linear(9, 4))
+        self.double()
+
+    def forward(self, images: Tensor) -> Tensor:
+        y: Tensor = self.layers(images.double())
+        return y
+
+
+def fit_doubled(update_at: Literal["all", "shards"], folder: str) -> str:
+    solver = dataclasses.replace(RECIPE.solver, clip_gradients=0.05, lr_mult={})
+    recipe = at(update_at, dataclasses.replace(RECIPE, solver=solver))
+    train = dataclasses.replace(recipe.train, eval_every=0)
+    recipe = dataclasses.replace(
+        recipe, run=RunConfig(folder=folder, tensorboard=False), train=train
+    )
+    return firecaffe.train(recipe, Doubled, small_data(102), small_data(30, 1)).state_sha256
+
+
+def test_a_norm_in_float64(ranks: Ranks, tmp_path: Path) -> None:
+    [expected] = ranks.shared(1, fit_doubled, "all", str(tmp_path / "all"))
+    assert ranks.shared(3, fit_doubled, "shards", str(tmp_path / "3")) == [expected] * 3
+
+
 def test_a_layout_goes_on_from_any_other(ranks: Ranks, tmp_path: Path) -> None:
     """After step 5, each time."""
     words: list[tuple[int, Literal["all", "shards"]]] = [
