@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import ParallelConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.training import build
-from firecaffe.training.loop import Training
+from firecaffe.training.loop import Training, train
 from firecaffe.training.records import Records
+from firecaffe.training.step import Stepper
 from tests.ranks.networks import small_data
 from tests.world import Ranks
 
@@ -77,7 +78,7 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
 
 def fit(parallel: ParallelConfig, folder: str) -> dict[str, int]:
     """Bytes of weights, gradients and optimizer state at the end, and the most of activations."""
-    run, found = build.run_training, dict[str, int]()
+    found = dict[str, int]()
     recipe = dataclasses.replace(
         RECIPE, parallel=parallel, run=RunConfig(folder=folder, tensorboard=False)
     )
@@ -85,7 +86,8 @@ def fit(parallel: ParallelConfig, folder: str) -> dict[str, int]:
     def run_training(t: Training, records: Records) -> firecaffe.Result:
         activations = Activations(t.stepper.forward.model.parameters())
         with torch.autograd.graph.saved_tensors_hooks(activations.pack, lambda kept: kept.tensor):
-            result = run(t, records)
+            result = train(t, records)
+        assert isinstance(t.stepper, Stepper)
         for name in ("parameter", "optimizer"):
             parts = t.state.pieces[name].parts().values()
             found[name] = sum(nbytes(part.tensors) for part in parts)
