@@ -171,6 +171,11 @@ def verdicts(rows: Sequence[GroupRow]) -> list[str]:
     for letter, row in zip(letters(len(rows)), rows, strict=True):
         if row.failure:
             lines.append(f"{letter}: failed: {row.failure}")
+        if row.idle_by_stage and row.idle_if_equal is not None:
+            idle = ", ".join(f"{each:.0%}" for each in row.idle_by_stage)
+            lines.append(
+                f"{letter}: stages idle for {idle}; equal ones for {row.idle_if_equal:.0%}"
+            )
         if row.why_no_speedup:
             if row is not rows[0]:
                 lines.append(f"{letter}: no speedup over A: {row.why_no_speedup}")

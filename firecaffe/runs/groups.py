@@ -99,6 +99,10 @@ class GroupRow:
     """The share of the samples that were dropped, the mean."""
     sent_bytes: float | None
     """What all ranks together have sent in the training, the mean; None if nobody knows."""
+    idle_by_stage: list[float]
+    """The share of a step for which each stage of a network idles, means; empty without stages."""
+    idle_if_equal: float | None
+    """What stages of equal work would; None without stages."""
     failure: str
     """Which of its runs learned nothing; empty if all did, or if their records do not say."""
     against: Difference | None
@@ -255,6 +259,8 @@ def _row(
         staleness=_mean([staleness_of(run) for run in results]),
         given_up=fmean(given_up(run) / max(1, samples_seen(run)) for run in results),
         sent_bytes=_sent(group.runs),
+        idle_by_stage=_idle_by_stage(group.runs),
+        idle_if_equal=(group.first.result.get("parallel") or {}).get("idle_if_equal"),
         failure=_failure(group),
         against=against,
     )
@@ -270,6 +276,13 @@ def _sent(runs: Sequence[Run]) -> float | None:
     found = [(sent_per_step(run), run.result["steps"]) for run in runs]
     known = [each * steps for each, steps in found if each is not None]
     return fmean(known) if len(known) == len(found) else None
+
+
+def _idle_by_stage(runs: Sequence[Run]) -> list[float]:
+    """Of all runs, if all have the same stages."""
+    found = [run.result.get("idle_by_stage") or [] for run in runs]
+    same = len({len(each) for each in found}) == 1
+    return [fmean(of_runs) for of_runs in zip(*found, strict=True)] if same else []
 
 
 def _failure(group: Group) -> str:

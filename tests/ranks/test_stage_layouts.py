@@ -273,6 +273,30 @@ def test_a_loss_scale_of_float16(ranks: Ranks, tmp_path: Path) -> None:
         assert set(found) == {expected}, name
 
 
+class NoWeights(nn.Sequential):
+    """Its last stage has none."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(36, 4), nn.ReLU())
+
+
+def fit_by_auto(parallel: ParallelConfig, folder: str) -> str:
+    recipe = Recipe(
+        train=TrainConfig(48, 4, steps=3, device="cpu"),
+        exchange=ExchangeConfig(algorithm="auto", shared_memory=False),
+        parallel=parallel,
+        run=RunConfig(folder=folder, tensorboard=False),
+    )
+    return firecaffe.train(recipe, NoWeights, small_data(102), small_data(30, 1)).state_sha256
+
+
+def test_a_stage_without_weights_has_an_exchange_to_choose(ranks: Ranks, tmp_path: Path) -> None:
+    """Its column sums the loss alone, beside one that sums gradients."""
+    [expected] = ranks.shared(1, fit_by_auto, ParallelConfig(), str(tmp_path / "alone"))
+    in_stages = ParallelConfig(2, stages=["2"])
+    assert ranks.shared(4, fit_by_auto, in_stages, str(tmp_path / "run")) == [expected] * 4
+
+
 def diverge(parallel: ParallelConfig, folder: str) -> str:
     solver = dataclasses.replace(RECIPE.solver, base_lr=1e30, clip_gradients=0.0)
     recipe = dataclasses.replace(RECIPE, parallel=parallel, solver=solver)

@@ -117,7 +117,9 @@ class StageRow(LocalRow):
         return _sum(counted, self.row)
 
     def outcome(self) -> Callable[..., Outcome]:
-        return partial(StageOutcome, idle_s=self._idle_s)
+        assert self.stages.stage is not None
+        stage = self.stages.stage.staged.training.number
+        return partial(StageOutcome, idle_s=self._idle_s, stage=stage)
 
 
 def _sum(told: Tensor, row: Group) -> Tensor:
