@@ -81,7 +81,7 @@ def check_beside(
     wrong = {
         f"synchrony.mode {synchrony.mode}": synchrony.mode != EVERY_STEP,
         "synchrony.shares measured": synchrony.shares == MEASURED,
-        "train.compile": train.compile,
+        "train.compile, whose code of a part need not round as that of the whole": train.compile,
         f"solver.type {solver.type}": is_reference(solver.type),
     }
     found = next((each for each, is_wrong in wrong.items() if is_wrong), "")
