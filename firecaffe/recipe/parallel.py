@@ -157,7 +157,7 @@ def check_beside(
         f"synchrony.mode local and solver.type {solver.type}": is_local
         and words.is_split
         and solver.type not in BY_ELEMENT,
-        "train.compile": train.compile,
+        "train.compile, whose code of a part need not round as that of the whole": train.compile,
         f"solver.type {solver.type}": is_reference(solver.type),
     }
     found = next((each for each, is_wrong in wrong.items() if is_wrong), "")
