@@ -102,20 +102,6 @@ def test_a_true_difference(tmp_path: Path) -> None:
     assert "[x] the same accuracy" in better
 
 
-def test_stages_that_idle(tmp_path: Path) -> None:
-    """The mean of all runs, beside what stages of equal work would come to."""
-    stages = {"result__parallel": {"stages": ["b"], "idle_if_equal": 0.25}}
-    plain = over_seeds(tmp_path / "plain", [0.7, 0.7])
-    idle = [
-        planted(folder, **{"recipe__train__seed": seed, "result__idle_by_stage": each, **stages})
-        for seed, (folder, each) in enumerate(
-            [(tmp_path / "0", [0.2, 0.4]), (tmp_path / "1", [0.4, 0.6])], 5
-        )
-    ]
-    assert "stages idle" not in shown(plain)
-    assert "stages idle for 30%, 50%; equal ones for 25%" in shown(idle)
-
-
 def test_noise_only(tmp_path: Path) -> None:
     first = over_seeds(tmp_path / "a", [0.900, 0.910, 0.890])
     second = over_seeds(tmp_path / "b", [0.905, 0.893, 0.911], recipe__solver__base_lr=0.5)
