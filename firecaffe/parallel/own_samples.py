@@ -96,7 +96,7 @@ class OwnSamples(PartGroup):
 
     def _sum_of(self, of_ranks: Sequence[Tensor]) -> Tensor:
         """The sum of the nodes that each rank has."""
-        values = [node for each in of_ranks for node in each]
+        values: list[Tensor] = [node for each in of_ranks for node in each]
         all_nodes = [node for nodes in self._nodes_of for node in nodes]
         total: Tensor = sum_of_nodes(all_nodes, values, self.num_parts, _add)
         return total
