@@ -13,6 +13,7 @@ from firecaffe.data import Batch, Batches, Data
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.models.weights import FirstWeights, file_digest, load_weights
+from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL
@@ -88,9 +89,14 @@ class Learner:
     """Why newer checkpoints of the run that `model.weights` names were not taken."""
 
     @property
+    def own_samples(self) -> OwnSamples | None:
+        """The row, if its ranks have samples of their own."""
+        return None if self.split is None else self.split.own_samples
+
+    @property
     def summed(self) -> dict[str, nn.Parameter]:
         """The parameters whose gradients are summed over those that share out micro-batches."""
-        if self.split is None or self.split.own_samples is None:
+        if self.split is None or self.own_samples is None:
             return self.named
         parts = self.split.parameters
         return {name: each for name, each in self.named.items() if each not in parts}

@@ -33,7 +33,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None
 
 def groups(parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
     """This rank's."""
-    made = [dist.new_group(list(part)) for part in parts]
+    made: list[dist.ProcessGroup] = [dist.new_group(list(part)) for part in parts]
     return next(group for group, part in zip(made, parts, strict=True) if dist.get_rank() in part)
 
 
