@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from firecaffe.cluster.last_word import LAUNCHED, tell_uncaught
 from firecaffe.cluster.tree import links_of, star_of
-from firecaffe.cluster.world import join
+from firecaffe.cluster.world import World, join
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RunError
 from firecaffe.exchange.route import HOOK
@@ -38,14 +39,16 @@ from firecaffe.training.checks import check_hosts, check_one_memory, check_rates
 from firecaffe.training.connect import connect
 from firecaffe.training.data_workers import check_not_in_worker
 from firecaffe.training.ending import record_of
+from firecaffe.training.evaluate import Outputs
 from firecaffe.training.facts import describe_training, unrepeatable
 from firecaffe.training.frozen import frozen_of
 from firecaffe.training.given_task import OWN
-from firecaffe.training.learner import build_learner
+from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.loop import Training
 from firecaffe.training.loop import train as run_training
 from firecaffe.training.parallel.auto import LayoutChoice, choose_layout, notes_of_layout
 from firecaffe.training.parallel.mesh import Mesh, make_mesh
+from firecaffe.training.parallel.own_evaluation import OwnOutputs
 from firecaffe.training.parts import Parts, check_arguments, open_parts
 from firecaffe.training.plugins import (
     Plugin,
@@ -191,10 +194,13 @@ def _train_in(
             notes += served.open(folder, start.checkpoint)
         resources.enter_context(closing(served))
     balance = _balance(run, mesh)
+    evaluators = mesh.column if learner.own_samples is None else world
     training = Training(
         run=run,
         world=world,
-        evaluators=mesh.column,
+        evaluators=evaluators,
+        estimators=mesh.column,
+        tellers=evaluators if learner.stage is None else world,
         data=data,
         stepper=steps.stepper,
         ahead=steps.ahead,
@@ -208,7 +214,7 @@ def _train_in(
         first_step=start.step,
         probe=learner.probe.digest,
         doubts=learner.doubts,
-        stage=learner.stage,
+        outputs_of=partial(_outputs_of, learner, world),
         real=steps.real,
     )
     for note in notes:
@@ -230,6 +236,17 @@ def _train_in(
         if LAUNCHED not in os.environ:  # our launcher says it, of a folder that stays
             say(f"{run.title}  run folder: {folder}")
     return result
+
+
+def _outputs_of(learner: Learner, world: World, num_samples: int) -> Outputs | None:
+    """What gives the outputs of a network that a row of ranks holds; None if a call does."""
+    if learner.stage is not None:
+        return learner.stage.outputs
+    if learner.own_samples is None:
+        return None
+    forward = learner.forward
+    made = forward.model, forward.config, world, learner.own_samples, learner.stand_in
+    return OwnOutputs(*made, num_samples)
 
 
 def _ranks(mesh: Mesh) -> Ranks:

@@ -15,6 +15,7 @@ from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.gradients.shards import Shards, make_shards
 from firecaffe.models.weights import FirstWeights, file_digest, outline_of, read_weights
+from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.update_at import needs_norms
 from firecaffe.solvers.layer_rates import LayerRates
@@ -104,9 +105,14 @@ class Learner:
     """Why newer checkpoints of the run that `model.weights` names were not taken."""
 
     @property
+    def own_samples(self) -> OwnSamples | None:
+        """The row, if its ranks have samples of their own."""
+        return self.split.own_samples if isinstance(self.split, SplitNetwork) else None
+
+    @property
     def summed(self) -> dict[str, nn.Parameter]:
         """The parameters whose gradients are summed over those that share out micro-batches."""
-        if not isinstance(self.split, SplitNetwork) or self.split.own_samples is None:
+        if not isinstance(self.split, SplitNetwork) or self.own_samples is None:
             return self.named
         parts = self.split.parameters | self.split.biases
         return {name: each for name, each in self.named.items() if each not in parts}

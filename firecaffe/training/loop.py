@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,22 +13,18 @@ from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset
 from firecaffe.data.train_batches import BatchesAhead
-from firecaffe.errors import (
-    CheckpointError,
-    DivergedError,
-)
+from firecaffe.errors import CheckpointError, DivergedError
 from firecaffe.recipe.run import Run
 from firecaffe.training.advice import for_replicas
 from firecaffe.training.balance import Balance
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import BEST, GOOD, Checkpoint, checkpoint_name
-from firecaffe.training.evaluate import Evaluation, evaluate
+from firecaffe.training.evaluate import Evaluation, Outputs, evaluate
 from firecaffe.training.finite import explained
 from firecaffe.training.local.stepper import LocalStepper
 from firecaffe.training.local.sums import LocalOutcome
 from firecaffe.training.norms import Norms
 from firecaffe.training.outcome import Outcome, Votes
-from firecaffe.training.parallel.stage_forward import StageForward
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, result_of
 from firecaffe.training.rise import Rise
@@ -47,6 +44,10 @@ class Training:
     world: World
     evaluators: Group
     """The ranks that share out the samples of an evaluation."""
+    estimators: Group
+    """Those that share out the micro-batches from which its BatchNorm statistics are estimated."""
+    tellers: Group
+    """The ranks that then tell each other what they have found."""
     data: Data
     stepper: Stepper | ServedStepper | LocalStepper
     ahead: BatchesAhead
@@ -65,10 +66,10 @@ class Training:
     """The step from which it goes to the run's last."""
     probe: str
     """The digest of what this machine computes for the probe's micro-batch."""
+    outputs_of: Callable[[int], Outputs | None]
+    """What gives the network's outputs for so many samples; None if a call does."""
     doubts: list[str]
     """Reasons why other numbers of workers may not end in the same bits; more may come."""
-    stage: StageForward | None = None
-    """This rank's, if the network is in stages."""
     real: RealRanks | None = None
     """What the ranks do after the warm steps under the real clock of a mode with a server."""
 
@@ -94,7 +95,7 @@ def train(t: Training, records: Records) -> Result:
             return _work(t, t.real, stop)
         with t.real.serving(records.say):
             alone = t.real.alone()
-            loop.t = replace(t, world=alone, evaluators=alone)
+            loop.t = replace(t, world=alone, evaluators=alone, estimators=alone, tellers=alone)
             t.state.world = loop.t.world
             loop.run(t.run.steps)
             result = loop.end()
@@ -226,15 +227,14 @@ class _Loop:
                 records.say(_no_better(t.best, last))
             test = _evaluate(t, t.data.test, "test", last, records)
             _finish_saving(t)
-        costs = t.saver.costs
         if words.checkpoint.every or words.checkpoint.every_s:
-            records.say(costs.line)
+            records.say(t.saver.costs.line)
         result = result_of(
             t.world,
             t.state,
             self._sums,
             last,
-            costs,
+            t.saver.costs,
             t.doubts,
             t.stepper.forward.task.measure,
             self._validation,
@@ -378,8 +378,8 @@ def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Rec
             words.data,
             words.train,
             t.evaluators,
-            outputs_of=None if t.stage is None else t.stage.outputs,
-            tellers=None if t.stage is None else t.world,
+            outputs_of=t.outputs_of(len(dataset)),
+            tellers=t.tellers,
         )
     records.evaluation(split, done, found)
     return found
@@ -396,5 +396,5 @@ def _estimate_norms(t: Training, done: int) -> None:
         return
     t.ahead.close()  # a data set need not bear two that ask
     with _turn(t), t.world.traffic.uncounted():
-        t.norms.estimate(t.evaluators, done)
+        t.norms.estimate(t.estimators, done)
     t.ahead.go_on(t.ahead.leaves, done)

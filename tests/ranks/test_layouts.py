@@ -20,6 +20,7 @@ from firecaffe import (
     SolverConfig,
     TrainConfig,
 )
+from firecaffe.data import TensorDataset
 from firecaffe.errors import NotFiniteError
 from firecaffe.models.inception import Inception
 from firecaffe.models.weights import load_weights
@@ -30,7 +31,7 @@ from tests.world import Ranks
 
 # 12 micro-batches of 4 over 100 samples: steps 3, 6 and 9 end an epoch with one micro-batch.
 RECIPE = Recipe(
-    train=TrainConfig(48, 4, steps=7, seed=5, device="cpu", ema_decay=0.8),
+    train=TrainConfig(48, 4, steps=7, seed=5, device="cpu", ema_decay=0.8, eval_batch_size=7),
     solver=SolverConfig(base_lr=0.02, momentum=0.9, weight_decay=1e-3, decay_mult={"@vector": 0.0}),
     checkpoint=CheckpointConfig(every=5),
 )
@@ -254,3 +255,34 @@ def diverge(parallel: ParallelConfig, folder: str) -> str:
     except NotFiniteError as error:
         return str(error)
     return "it went on"
+
+
+class Asked(TensorDataset):
+    """Remembers the samples that this rank was asked for."""
+
+    def batch(self, indices: Any) -> Any:
+        first, last = int(indices[0]), int(indices[-1])
+        if last - first == len(indices) - 1 > 0:  # others are looked at before
+            self.asked = [*getattr(self, "asked", []), *indices.tolist()]
+        return super().batch(indices)
+
+
+def evaluated(parallel: ParallelConfig, folder: str) -> tuple[list[int], float]:
+    """The test samples that this rank has computed, and what the loss comes to."""
+    train = dataclasses.replace(RECIPE.train, steps=1)
+    recipe = dataclasses.replace(RECIPE, train=train, parallel=parallel)
+    recipe = dataclasses.replace(recipe, run=RunConfig(folder=folder, tensorboard=False))
+    small = small_data(30, 1)
+    test = Asked(small.inputs, small.targets, 4)
+    found = firecaffe.train(recipe, Net, small_data(100), test)
+    return test.asked, found.test_loss
+
+
+def test_by_the_trick_ranks_evaluate_samples_of_their_own(ranks: Ranks, tmp_path: Path) -> None:
+    """Five batches, of which the last one has two samples."""
+    found = ranks.shared(4, evaluated, LAYOUTS["trick 2 x 2"], str(tmp_path / "trick"))
+    assert sorted(each for asked, _ in found for each in asked) == list(range(30))
+    assert [len(asked) for asked, _ in found] == [7 + 2, 7, 7, 7]
+    same = ranks.shared(4, evaluated, LAYOUTS["2 x 2"], str(tmp_path / "rows"))
+    assert [len(asked) for asked, _ in same] == [7 + 7 + 2, 7 + 7 + 2, 7 + 7, 7 + 7]
+    assert {loss for _, loss in (*found, *same)} == {found[0][1]}
