@@ -49,17 +49,22 @@ class PartSums:
         ]
 
     def add(self, leaves: Sequence[int], of_ranks: Sequence[Gradients]) -> None:
-        """Adds a micro-batch of each rank of the row. leaves: their numbers."""
+        """Adds a micro-batch of each rank of the row, and takes its gradients out of `of_ranks`.
+        leaves: their numbers.
+        """
         for counter, leaf, gradients in zip(self._counters, leaves, of_ranks, strict=True):
             counter.push(Node(0, leaf), self._vector(gradients))
+            gradients.clear()  # beside the vectors there is no room for all of them
 
     def finish(self, weight: float) -> None:
         """Leaves the mean in every `grad`; None if no micro-batch has used the parameter. weight:
         what the sum is divided by. Raises: PeerLostError.
         """
         pending = [each for counter in self._counters for each in counter.pending]
+        self._counters = []
         in_order = sorted(pending, key=lambda each: each[0].index << each[0].level)
         vectors = [value for _, value in in_order]
+        del pending, in_order
         mean, uses = self._sum(vectors).tensor_split([-len(self._parameters)])
         mean.div_(weight)
         place = 0
@@ -67,7 +72,6 @@ class PartSums:
             size = parameter.numel()
             parameter.grad = mean[place : place + size].view_as(parameter) if count else None
             place += size
-        self._counters = []
 
     def finite(self) -> Tensor:
         """Whether each mean is finite: bool, shape (parameters,)."""
