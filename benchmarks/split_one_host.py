@@ -72,7 +72,8 @@ def predicted_bytes(ranks: int, batch: int, micro_batch: int) -> dict[str, float
     by_neurons_first = (each for n, each in dense_layouts(cost, is_trick=True) if n == ranks)
     ways = {DATA: data_layouts(cost), TRICK: next(by_neurons_first)}
     return {
-        way: sum(memory_of(work, cost.chain, layouts).values()) for way, layouts in ways.items()
+        way: sum(memory_of(work, cost.chain, layouts, in_memory=ranks).values())
+        for way, layouts in ways.items()
     }
 
 

@@ -70,6 +70,11 @@ def main(argv: list[str]) -> int:
             except ValueError as error:
                 raise RecipeError(f"--exchanges: {error}") from error
             is_shared = bool(shared) or own is not None
+            if options.draw and not is_shared:
+                raise RecipeError(
+                    "--draw shows which rank holds what of a network that is shared: by a recipe "
+                    "with [parallel], or --ways; found neither"
+                )
             if not is_shared and not any(row.fits for row in rows):
                 raise RecipeError(_does_not_fit(work, cluster, rows))
             has_modes = options.modes or words.mode != EVERY_STEP
@@ -87,7 +92,7 @@ def main(argv: list[str]) -> int:
     for line in learned:
         console.print(line, markup=False, soft_wrap=True)
     for plan in plans:
-        _show(console, *plan, is_long=options.all)
+        _show(console, *plan, is_long=options.all, is_drawn=options.draw)
     return 0
 
 
@@ -230,6 +235,7 @@ def _show(
     modes: Modes | None,
     parallel: Parallel | None,
     is_long: bool,
+    is_drawn: bool,
 ) -> None:
     console.print(
         f"{name}: {work.model}, batch {work.global_batch_size} in micro-batches of "
@@ -263,6 +269,9 @@ def _show(
     if parallel is not None:
         if parallel.has_own:
             console.print("By [parallel] of the recipe; above, by data:", markup=False)
+        if is_drawn:
+            console.print(parallel.picture(), markup=False, highlight=False, soft_wrap=True)
+            console.print()
         parallel.show(console)
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from torch import nn
 
 from firecaffe.cli.console import time_words
+from firecaffe.cli.draw_layout import draw, draw_stages
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
@@ -72,7 +73,7 @@ class Parallel:
             raise RecipeError(f"--ways plans for 2 to {MOST_WORKERS} workers; found {found}")
         self.chain = chain_of(config, work)
         self.plans: list[SplitPlan] = []
-        price = None if own is None else OwnCost.of(config, work, own)
+        self.price = price = None if own is None else OwnCost.of(config, work, own)
         for size in workers:
             exchange = work.exchange or exchange_for(rows, size)
             if own is not None and price is not None and own.fits(size):
@@ -127,6 +128,21 @@ class Parallel:
             f"{_way(plan)} on {plan.workers}: parallel.model = {plan.model}, "
             f'parallel.scheme = "{SCHEMES[plan.name]}", parallel.split = {{ {words} }}'
         )
+
+    def picture(self) -> str:
+        """Which rank holds what, on the most workers: of the recipe's layout, or of the best way.
+
+        Raises: RecipeError if there are too many ranks.
+        """
+        own = [plan for plan in self.plans if plan.name == RECIPE]
+        plan = own[-1] if own else self.best
+        if plan is None:
+            return "--draw shows layouts, and a recipe's stages; a pipeline alone has neither"
+        title = f"{_way(plan)} on {plan.workers} workers"
+        if self.price is not None and plan.words is not None and plan.words.stages:
+            return f"{title}\n{draw_stages(plan, self.price)}"
+        cost = SplitCost(self.work, self.cluster, self.chain, plan.workers, plan.exchange)
+        return f"{title}\n{draw(plan, cost)}"
 
     def show(self, console: Console) -> None:
         table = Table(box=SIMPLE_HEAD)

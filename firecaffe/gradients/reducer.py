@@ -239,6 +239,9 @@ class GradientReducer:
         # A copy from the host would wait for the device.
         used = self._all_used if all(self._used) else self._unused.new_tensor(self._used)
         self._send_ready_buckets([*tail, torch.cat([used, counts])])
+        # All that is waited for is in the buckets now: two vectors as long as the weights go.
+        self._merged, self._sent = [], []
+        self._counter.pending.clear()
 
     def _backward(self, loss: Tensor | None) -> None:
         if loss is not None:

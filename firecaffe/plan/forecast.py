@@ -135,7 +135,7 @@ def forecast(
     read_error = cluster.storage.error if cluster.storage else 0.0
     low = cost.step(world_size, 1 - compute_error, 1 - exchange_error, 1 - read_error)
     high = cost.step(world_size, 1 + compute_error, 1 + exchange_error, 1 + read_error)
-    memory = memory_bytes(cost.workload, world_size)
+    memory = memory_bytes(cost.workload, world_size, cost.in_memory(world_size))
     memory_low, memory_high = memory_band(memory)
     hosts = ceil(world_size / cluster.devices_per_node)
     kept = _goodput(cluster, memory, hosts)
@@ -312,6 +312,13 @@ class _Cost:
                 taken_s = self._prices(network).seconds(sizes)
             self._exchange_s[world_size] = taken_s
         return self._exchange_s[world_size]
+
+    def in_memory(self, world_size: int) -> int:
+        """The workers of a host that add gradients in memory which they share."""
+        network = Network(self.cluster.links, world_size)
+        has_route = world_size > 1 and self.compressor == NO_COMPRESSOR
+        shares = has_route and self._prices(network).across
+        return ranks_per_node(network) if shares else 1
 
     def _prices(self, network: Network) -> Prices:
         return prices_of(self.workload, self.exchange, network)

@@ -78,20 +78,35 @@ def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Worklo
     return replace(work, layers=tuple(joined.from_iterable(parts)), activation_bytes=kept)
 
 
-def memory_of(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> dict[str, float]:
-    """Bytes of one worker by what they are for, as `plan.memory` counts them."""
-    parts = memory_bytes(rank_work(work, chain, layouts), 1)
+def memory_of(
+    work: Workload, chain: Sequence[Unit], layouts: Layouts, in_memory: int = 1
+) -> dict[str, float]:
+    """Bytes of one worker by what they are for, as `plan.memory` counts them. in_memory: as there,
+    for the layers that all workers share by batch.
+    """
+    own = rank_work(work, chain, layouts)
+    is_whole = not any(each.parts > 1 or each.computed for each in layouts)
+    parts = memory_bytes(own, 1)
     most = max(each.batch for each in layouts)
-    sums = 0.0
+    sums = running = shared = 0.0
     for unit, layout in zip(chain, layouts, strict=True):
         share = micro_batches_of(work, layout)
         weights = sum(sum(each.parameters_bytes) for each in part_of(unit, layout))
         if is_apart(layout, most):
-            # A tree for each of those whose micro-batches it is given (`training.parallel.sums`).
+            # A tree for each of those whose micro-batches it is given (`training.parallel.sums`),
+            # with what the running ones have made.
             sums += weights * most / layout.batch * ceil(work.num_micro_batches / most).bit_length()
-        else:
-            sums += weights * max(0, share.bit_length() - 1)
-    return parts | {"sums": sums}
+            continue
+        sums += weights * max(0, share.bit_length() - 1)
+        running += weights
+        if in_memory > 1 and layout.model == 1:
+            shared += weights
+    largest = max(work.bucket_bytes, max(own.tensors_bytes, default=0))
+    arrives = shared * (in_memory - 1) / in_memory + 2.0 * min(largest, running - shared)
+    found = parts | {"sums": sums, "running": running, "buckets": arrives}
+    copied = found["parameters"] + found["optimizer"]
+    under_way = running + sums + found["activations"]
+    return found | {"saving": max(0.0, copied - under_way) if is_whole else 0.0}
 
 
 def is_apart(layout: Layout, most: int) -> bool:
@@ -116,4 +131,4 @@ def widest(memory: dict[str, float], device_bytes: float) -> float:
     return float((half**2 + of_weights * room) ** 0.5 - half) / of_weights if of_weights else 0.0
 
 
-WEIGHTS = ("parameters", "gradients", "sums", "optimizer", "buckets")
+WEIGHTS = ("parameters", "gradients", "running", "sums", "optimizer", "buckets", "saving")

@@ -26,12 +26,21 @@ def memory_band(parts: dict[str, float]) -> tuple[float, float]:
     return low, whole + ACTIVATIONS_HIGH * parts["activations"]
 
 
-def memory_bytes(workload: Workload, world_size: int) -> dict[str, float]:
-    """Memory by what it is for.
+def memory_bytes(
+    workload: Workload, world_size: int, in_memory: int = 1, is_whole: bool = True
+) -> dict[str, float]:
+    """Memory by what it is for. in_memory: the workers of a host that add gradients in memory which
+    they share. is_whole: whether each worker has the whole model.
 
+    Gradients: the buckets, in which their sums end.
+    Running: what backward of the running micro-batch has made, which is kept until all of it has
+    been put into the buckets.
     Sums: of the micro-batch tree's nodes that wait for their neighbors, one at each level at most.
-    Buckets: what arrives, beside the gradients, of the largest one. Optimizer: of the worker that
-    has most, if each has a shard.
+    Buckets: what arrives, beside the gradients, of the largest one; in shared memory the others'
+    parts of the sums that this worker makes. Optimizer: of the worker that has most, if each has a
+    shard.
+    Saving: what the first worker has more while it copies its state for a checkpoint, when no
+    micro-batch is under way. A model in parts is written tensor by tensor.
     """
     weights = float(workload.parameter_bytes)
     share = -(-workload.num_micro_batches // world_size)
@@ -41,12 +50,18 @@ def memory_bytes(workload: Workload, world_size: int) -> dict[str, float]:
     if workload.in_shards and world_size > 1:
         shards = shards_of(workload, world_size)
         updated, arriving = float(shards.held_bytes), float(shards.arriving_bytes)
-    return {
+    elif in_memory > 1:
+        arriving = weights * (in_memory - 1) / in_memory
+    found = {
         "parameters": weights + workload.frozen_bytes,
         "gradients": weights,
+        "running": weights,
         "sums": weights * max(0, share.bit_length() - 1),
         "optimizer": updated * workload.optimizer_vectors,
         "activations": half * workload.activation_bytes * workload.micro_batch_size,
         "buckets": arriving,
-        "library": float(LIBRARY_BYTES),
     }
+    copied = found["parameters"] + found["optimizer"]
+    under_way = found["running"] + found["sums"] + found["activations"]
+    found["saving"] = max(0.0, copied - under_way) if is_whole else 0.0
+    return found | {"library": float(LIBRARY_BYTES)}

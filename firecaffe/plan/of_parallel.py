@@ -81,7 +81,10 @@ class OwnCost:
                 plan = plan_of_step(RECIPE, cost, found.step, found.memory, words.row_size)
                 return replace(plan, idle=found.idle, words=words)
             layouts = layouts_of_words(self.chain, words, self.layout.chosen, workers)
-            step, memory = cost.step(layouts), memory_of(self.work, self.chain, layouts)
+            step, memory = (
+                cost.step(layouts),
+                memory_of(self.work, self.chain, layouts, cost.in_memory),
+            )
         except ValueError as error:
             raise RecipeError(f"parallel on {workers} workers: {error}") from error
         plan = plan_of_step(RECIPE, cost, step, memory, words.row_size)

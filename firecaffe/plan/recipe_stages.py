@@ -142,7 +142,7 @@ def stages_step(
         for actions, own in zip(orders, works, strict=True)
     ]
     memory = [
-        memory_bytes(replace(own, activation_bytes=kept), layout.batch)
+        memory_bytes(replace(own, activation_bytes=kept), layout.batch, is_whole=False)
         for own, kept in zip(of_stages, activations, strict=True)
     ]
     sent = _sent(cost, crossings, layout)

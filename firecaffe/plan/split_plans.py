@@ -158,7 +158,7 @@ def _models(cost: SplitCost) -> Iterator[int]:
 
 
 def _plan(name: str, cost: SplitCost, layouts: Layouts, model: int) -> SplitPlan:
-    memory = memory_of(cost.work, cost.chain, layouts)
+    memory = memory_of(cost.work, cost.chain, layouts, cost.in_memory)
     plan = plan_of_step(name, cost, cost.step(layouts), memory, model)
     return SplitPlan(**{**plan.__dict__, "layouts": tuple(layouts)})
 

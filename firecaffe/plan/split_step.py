@@ -22,7 +22,7 @@ from firecaffe.plan.forecast import forecast, prices_of, storage_s
 from firecaffe.plan.held import Layouts, is_apart, micro_batches_of, part_of
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.network import Network
-from firecaffe.plan.price import Prices
+from firecaffe.plan.price import Prices, ranks_per_node
 from firecaffe.plan.timeline import Bucket, overlap, slowest_of
 from firecaffe.plan.workload import Workload
 
@@ -115,6 +115,11 @@ class SplitCost:
         )
         waits_s = storage_s(work, self.cluster, self.workers, step.step_s)
         return replace(step, data_s=step.data_s + waits_s)
+
+    @cached_property
+    def in_memory(self) -> int:
+        """The workers of a host that add in memory what all share by batch."""
+        return ranks_per_node(self.network) if self.prices(1).across else 1
 
     @cached_property
     def alone_s(self) -> float:

@@ -108,7 +108,7 @@ def _memory(cost: SplitCost, units: Sequence[Unit], layout: Layout, kept: int) -
     works = tuple(joined.from_iterable(unit.works for unit in units))
     activations = sum(each.output_bytes for each in works if each.backward_share > 0)
     own = replace(cost.work, layers=works, activation_bytes=kept * activations)
-    return memory_bytes(own, layout.batch)
+    return memory_bytes(own, layout.batch, is_whole=False)
 
 
 def balanced(computes_s: Array, passes_s: Array) -> tuple[int, ...]:

@@ -51,6 +51,11 @@ def make_parser(has_recipe: bool = False) -> Parser:
         metavar="A,B",
         help="other ways than by data to share the network, too: all, or names with commas",
     )
+    add(
+        "--draw",
+        action="store_true",
+        help="draw which rank holds what: of a recipe with [parallel], or of the best of --ways",
+    )
     add("--all", action="store_true", help="every exchange, not the three fastest and the recipe's")
     add(
         "--runs",

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -219,3 +220,25 @@ def test_a_gradient_that_comes_in_parts_is_refused() -> None:
 def test_time_that_two_exchanges_share_counts_once() -> None:
     assert covered_s([]) == 0
     assert covered_s([(5.0, 6.0), (0.0, 2.0), (1.0, 4.0), (1.5, 3.0)]) == 5.0
+
+
+def test_gradients_that_are_in_the_buckets_are_let_go() -> None:
+    """Each is as long as the weights, and would be there during the update and a checkpoint."""
+    layer = nn.Linear(3, 2, bias=False)
+    alone = Exchange.of_vectors(World(0, 1, torch.device("cpu")), "tree")
+    alone.route = find_route("tree", 2, 1)
+    words = [0], [torch.zeros(1)], torch.zeros(1), 2, alone
+    reducer = GradientReducer(dict(layer.named_parameters()), *words, bucket_bytes=1)
+    made: list[weakref.ref[Tensor]] = []
+    layer.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+        lambda parameter: made.append(weakref.ref(parameter.grad))
+    )
+    reducer.begin_step(2.0)
+    reducer.add(0, layer(torch.ones(1, 3)).sum(), [torch.ones(1)])
+    assert made[0]() is not None  # waits for its neighbor
+    reducer.add_last(1, layer(torch.ones(1, 3)).sum(), [torch.ones(1)], torch.zeros(1))
+    reducer.finish_step()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.eq(1.0).all()
+    assert [each() for each in made] == [None, None]
+    reducer.close()

@@ -9,7 +9,7 @@ from firecaffe.plan.chain import WHOLE, Unit, chain_of
 from firecaffe.plan.cluster import Cluster, MeasuredStep, load_cluster
 from firecaffe.plan.compute import micro_batch
 from firecaffe.plan.forecast import forecast
-from firecaffe.plan.held import memory_of, part_of, widest
+from firecaffe.plan.held import WEIGHTS, memory_of, part_of, widest
 from firecaffe.plan.layouts import Layout, allows, layouts_of, words_of
 from firecaffe.plan.of_recipe import workload_of_model
 from firecaffe.plan.split_plans import data_layouts, dense_layouts, split_plans
@@ -170,7 +170,7 @@ def test_memory_of_rows() -> None:
 
 
 def test_the_widest_that_fits() -> None:
-    memory = dict.fromkeys(("parameters", "gradients", "sums", "optimizer", "buckets"), 2.0)
+    memory = dict.fromkeys(WEIGHTS, 10 / len(WEIGHTS))
     memory |= {"activations": 5.0, "library": 15.0}
     by = widest(memory, 100.0)
     assert 10 * by**2 + 5 * by + 15 == pytest.approx(100)

@@ -157,6 +157,16 @@ def test_memory_is_counted_by_volume() -> None:
     weights = WORK.parameter_bytes
     assert weights == pytest.approx(53.5e6, rel=0.001)  # FireCaffe's |W|
     assert held["parameters"] == held["gradients"] == held["optimizer"] == weights
+    assert held["running"] == weights  # what a backward makes is kept until its end
+    in_memory = memory_bytes(WORK, 4, in_memory=4)
+    assert in_memory["buckets"] == 3 / 4 * weights  # of the three others' buckets a quarter each
+    assert in_memory | {"buckets": held["buckets"]} == held
+    # One micro-batch each: while a checkpoint is copied, there are weights and momentum twice.
+    few = memory_bytes(WORK, WORK.num_micro_batches)
+    assert few["sums"] == 0
+    copied = few["parameters"] + few["optimizer"]
+    assert few["saving"] == max(0.0, copied - few["running"] - few["activations"])
+    assert memory_bytes(WORK, WORK.num_micro_batches, is_whole=False)["saving"] == 0
     more = memory_bytes(dataclasses.replace(WORK, optimizer_vectors=2, micro_batch_size=16), 4)
     assert more["optimizer"] == 2 * weights
     assert more["activations"] == 2 * held["activations"]

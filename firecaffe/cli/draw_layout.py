@@ -1,0 +1,127 @@
+"""Which rank holds what of a network, and what goes between: `firecaffe plan RECIPE --draw`."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+
+from firecaffe.errors import RecipeError
+from firecaffe.plan.layouts import Layout
+from firecaffe.plan.of_parallel import OwnCost
+from firecaffe.plan.recipe_stages import works_of
+from firecaffe.plan.split_plans import SplitPlan
+from firecaffe.plan.split_step import SplitCost
+
+MOST_RANKS = 16
+
+OWN, OTHERS = "█", "·"
+
+HEADERS = ("layers", "by", "samples", "gradients")
+
+
+def draw(plan: SplitPlan, cost: SplitCost) -> str:
+    """A line for each run of layers in one layout, with the parts that each rank holds, and one for
+    each exchange between them, with MB of activations that each worker sends in a step.
+
+    Raises: RecipeError if there are too many ranks.
+    """
+    _check(plan.workers)
+    rows: list[tuple[str, str, list[str], str, str] | str] = []
+    names: list[str] = []
+    pairs = [*zip(cost.chain, plan.layouts, strict=True)]
+    sent = [0.0, *(cost.between(at, *pair)[1] for at, pair in enumerate(pairwise(plan.layouts)))]
+    most = max(each.batch for each in plan.layouts)
+    for at, (unit, layout) in enumerate(pairs):
+        if sent[at]:
+            rows += [*_run(names, pairs[at - 1][1]), f"↕ activations, {sent[at] / 1e6:,.1f} MB"]
+            names = []
+        elif names and (layout != pairs[at - 1][1] or layout.parts > 1):
+            rows += _run(names, pairs[at - 1][1])
+            names = []
+        if unit.weights:
+            names.append(_called(unit.name, unit.words, layout))
+        inside = cost.halos(unit, layout)[1] + cost.masks(unit, layout, most)[1]
+        if inside:
+            rows += [*_run(names, layout), f"↕ halos and masks, {inside / 1e6:,.1f} MB"]
+            names = []
+    rows += _run(names, pairs[-1][1])
+    return _lines(rows, plan.workers)
+
+
+def _called(name: str, words: tuple[str, str], layout: Layout) -> str:
+    """A layer with the word that it is split by."""
+    shared = layout.computed or layout
+    word = words[1] if shared.inputs > 1 else words[0] if shared.parts > 1 else "-"
+    return f"{name}\t{word}"
+
+
+def _run(names: Sequence[str], layout: Layout) -> Iterator[tuple[str, str, list[str], str, str]]:
+    """Layers in one layout, one after the other."""
+    for word, own in groupby(names, lambda each: each.partition("\t")[2]):
+        first, *rest = (each.partition("\t")[0] for each in own)
+        name = f"{first} … {rest[-1]}" if rest else first
+        cells = [_held(layout, rank) for rank in range(layout.workers)]
+        together = layout.workers // layout.batch
+        samples = "own" if together == 1 else f"of {together}"
+        yield name, word, cells, samples, f"{layout.batch} workers" if layout.batch > 1 else "-"
+
+
+def _held(layout: Layout, rank: int) -> str:
+    """The parts of a layer's weights, those of this rank filled."""
+    place = 0
+    for stride, size in (layout.output_digit, layout.input_digit, (1, layout.groups)):
+        place = place * size + rank // stride % size
+    own = layout.products
+    parts = layout.parts * own
+    if parts == 1:
+        return OWN
+    return OTHERS * (place * own) + OWN * own + OTHERS * (parts - (place + 1) * own)
+
+
+def _lines(rows: Sequence[tuple[str, str, list[str], str, str] | str], workers: int) -> str:
+    """The rows under headers, in columns."""
+    widest = max(len(row[2][0]) for row in rows if not isinstance(row, str))
+    shown = [row if isinstance(row, str) else _whole(row, widest) for row in rows]
+    ranks = [f"rank {rank}" for rank in range(workers)]
+    table = [(HEADERS[0], HEADERS[1], *ranks, *HEADERS[2:])]
+    table += [each for each in shown if not isinstance(each, str)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    body = (f"  {row}" if isinstance(row, str) else _line(row, widths) for row in shown)
+    return "\n".join([_line(table[0], widths), *body])
+
+
+def _whole(row: tuple[str, str, list[str], str, str], widest: int) -> tuple[str, ...]:
+    """A whole layer is as wide as all parts."""
+    name, word, cells, *rest = row
+    return (name, word, *(each if len(each) > 1 else each * widest for each in cells), *rest)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(each.ljust(width) for each, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def draw_stages(plan: SplitPlan, own: OwnCost) -> str:
+    """A line for each stage, with the ranks that have it, and one for each cut.
+
+    Raises: RecipeError if there are too many ranks.
+    """
+    _check(plan.workers)
+    assert plan.words is not None
+    names = plan.words.stages
+    works = works_of(own.work.layers, names)
+    batch, size = plan.workers // plan.model, plan.model
+    rows: list[tuple[str, str, list[str], str, str] | str] = []
+    for stage, calls in enumerate(works):
+        cells = [OWN if rank % size == stage else OTHERS for rank in range(plan.workers)]
+        called = f"{calls[0].name} … {calls[-1].name}" if len(calls) > 1 else calls[0].name
+        gradients = f"{batch} workers" if batch > 1 else "-"
+        rows.append((called, f"stage {stage}", cells, f"of {size}" * (size > 1), gradients))
+        if stage < size - 1:
+            crossing = own.crossings[stage]
+            rows.append(
+                f"↕ {crossing.forward:,.0f} numbers a sample, {crossing.backward:,.0f} back"
+            )
+    return _lines(rows, plan.workers)
+
+
+def _check(workers: int) -> None:
+    if workers > MOST_RANKS:
+        raise RecipeError(f"--draw shows at most {MOST_RANKS} workers; found {workers}")

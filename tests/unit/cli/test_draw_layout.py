@@ -1,0 +1,50 @@
+"""The picture of which rank holds what: as docs/parallel.md shows it, and by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from firecaffe.cli.plan_parallel import Parallel
+from firecaffe.errors import RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.parallel.config import ParallelConfig
+from firecaffe.plan.cluster import load_cluster
+from firecaffe.plan.forecast import forecasts
+from firecaffe.plan.of_parallel import OwnLayout
+from firecaffe.plan.of_recipe import workload_of_model
+
+PAGE = (Path(__file__).parents[3] / "docs" / "parallel.md").read_text()
+HEAD = {"classifier.0": "neurons", "classifier.3": "inputs", "classifier.6": "neurons"}
+
+
+def picture(words: ParallelConfig, workers: int) -> list[str]:
+    config, cluster = ModelConfig("alexnet"), load_cluster("ethernet-10g")
+    work = workload_of_model(config, None, 256, 8)
+    rows = forecasts(work, cluster, [workers], ["ring"])
+    found = Parallel(config, work, cluster, rows, [], OwnLayout(words, words.split))
+    return found.picture().splitlines()
+
+
+def test_the_pictures_of_the_page() -> None:
+    trick = picture(ParallelConfig(0, 2, HEAD, 4, "one_weird_trick"), 4)
+    stages = picture(ParallelConfig(2, stages=["features.8", "classifier"]), 6)
+    for lines in (trick, stages):
+        shown = "\n".join(f"    {line}" for line in lines[1:])
+        assert shown in PAGE
+
+
+def test_parts_of_ranks() -> None:
+    lines = picture(ParallelConfig(1, 2, {"classifier.3": "inputs"}, 4), 2)
+    [held] = [line.split() for line in lines if line.startswith("classifier.3")]
+    assert held == ["classifier.3", "inputs", "██··", "··██", "of", "2", "-"]
+    whole = [line.split() for line in lines if "██" in line and not line.startswith("classifier.3")]
+    assert [line[0] for line in whole] == ["features.0", "classifier.6"]
+    assert whole[0][1:7] == ["…", "classifier.0", "-", "████", "████", "of"]
+    # Columns of the input are cut out of what all have; the sum of outputs goes to all.
+    assert sum("↕" in line for line in lines) == 2
+
+
+def test_too_many_ranks() -> None:
+    words = ParallelConfig(0, 2, HEAD, 2)
+    with pytest.raises(RecipeError, match="--draw shows at most 16 workers; found 32"):
+        picture(words, 32)
