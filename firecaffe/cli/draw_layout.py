@@ -58,13 +58,13 @@ def _run(names: Sequence[str], layout: Layout) -> Iterator[tuple[str, str, list[
     for word, own in groupby(names, lambda each: each.partition("\t")[2]):
         first, *rest = (each.partition("\t")[0] for each in own)
         name = f"{first} … {rest[-1]}" if rest else first
-        cells = [_held(layout, rank) for rank in range(layout.workers)]
+        cells = [held(layout, rank) for rank in range(layout.workers)]
         together = layout.workers // layout.batch
         samples = "own" if together == 1 else f"of {together}"
         yield name, word, cells, samples, f"{layout.batch} workers" if layout.batch > 1 else "-"
 
 
-def _held(layout: Layout, rank: int) -> str:
+def held(layout: Layout, rank: int) -> str:
     """The parts of a layer's weights, those of this rank filled."""
     place = 0
     for stride, size in (layout.output_digit, layout.input_digit, (1, layout.groups)):

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from firecaffe.cli.draw_layout import held
 from firecaffe.cli.plan_parallel import Parallel
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecasts
+from firecaffe.plan.layouts import Layout
 from firecaffe.plan.of_parallel import OwnLayout
 from firecaffe.plan.of_recipe import workload_of_model
 
@@ -42,6 +44,12 @@ def test_parts_of_ranks() -> None:
     assert whole[0][1:7] == ["…", "classifier.0", "-", "████", "████", "of"]
     # Columns of the input are cut out of what all have; the sum of outputs goes to all.
     assert sum("↕" in line for line in lines) == 2
+
+
+def test_a_layer_that_is_cut_both_ways() -> None:
+    """Rank 1 has the other outputs, rank 2 the other inputs."""
+    cells = [held(Layout(1, outputs=2, inputs=2), rank) for rank in range(4)]
+    assert cells == ["█···", "··█·", "·█··", "···█"]
 
 
 def test_too_many_ranks() -> None:
