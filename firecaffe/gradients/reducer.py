@@ -100,9 +100,8 @@ class GradientReducer:
         groups = [ready_order, last] if tail_has_own_buckets else [[*ready_order, *last]]
         self._alignment = ROW if route.way == CODEC else ALIGNMENT
         multiple = world.world_size * (ROW if route.way == CODEC else 1) if shards is None else 1
-        self.buckets = make_buckets(
-            tensors, groups, bucket_bytes, multiple, exchange.empty, self._alignment
-        )
+        words = bucket_bytes, multiple, exchange.empty, self._alignment
+        self.buckets = make_buckets(tensors, groups, *words)
         if tail_has_own_buckets:
             # They are ready with the last gradients, behind which these few bytes would wait in the
             # queues of the network.
@@ -153,9 +152,8 @@ class GradientReducer:
         self.close(wait=kind is None)
 
     def close(self, wait: bool = True) -> None:
-        """Removes the hooks, ends the communication threads and closes the exchange.
-
-        wait: for the threads; one that waits for a rank which is gone may do so for long.
+        """Removes the hooks, ends the communication threads and closes the exchange. wait: for the
+        threads; one that waits for a rank which is gone may do so for long.
         """
         for hook in self._hooks:
             hook.remove()
@@ -239,9 +237,8 @@ class GradientReducer:
         # A copy from the host would wait for the device.
         used = self._all_used if all(self._used) else self._unused.new_tensor(self._used)
         self._send_ready_buckets([*tail, torch.cat([used, counts])])
-        # All that is waited for is in the buckets now: two vectors as long as the weights go.
-        self._merged, self._sent = [], []
-        self._counter.pending.clear()
+        # As long as the weights, and in the buckets now.
+        self._merged, self._sent, self._counter.pending = [], [], []
 
     def _backward(self, loss: Tensor | None) -> None:
         if loss is not None:
@@ -302,7 +299,7 @@ class GradientReducer:
         zero = self._unused.new_zeros(1)
         views = [self._view_of[index] for index in range(len(self.parameters))]
         if self.shards is not None:
-            views = list(map(self.shards.own_part, self.names, views))
+            views = [*map(self.shards.own_part, self.names, views)]
         views = [view if view.numel() else zero for view in views]
         norms = torch._foreach_norm(views, float("inf"))
         return torch.stack([norm.double() for norm in norms]).isfinite()

@@ -18,11 +18,12 @@ from firecaffe.plan.between import Boundary, Exchanges, Traffic, boundary
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.compute import HALF_PRECISION, correction, data_s, layer_s, update_s
-from firecaffe.plan.forecast import forecast, prices_of, storage_s
+from firecaffe.plan.forecast import forecast
 from firecaffe.plan.held import Layouts, is_apart, micro_batches_of, part_of
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
+from firecaffe.plan.step_cost import prices_of, storage_s
 from firecaffe.plan.timeline import Bucket, overlap, slowest_of
 from firecaffe.plan.workload import Workload
 

@@ -309,7 +309,8 @@ def test_check_of_a_recipe_in_stages(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_check_and_train_refuse_before_a_rank_starts(tmp_path: Path) -> None:
     done = firecaffe("check", "--write", "cluster.txt")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    done = firecaffe("train", str(RECIPE), "--run.cluster", str(tmp_path / "none.toml"))
+    words = "--data.name", "generated", "--run.cluster", str(tmp_path / "none.toml")
+    done = firecaffe("train", str(RECIPE), *words)
     assert done.returncode == 2
     assert "No such file" in done.stderr
 

@@ -92,7 +92,7 @@ def test_a_lost_server_starts_again_from_its_newest_checkpoint(
     """With the events up to it, so that the log of both starts gives the same bits."""
     folder = tmp_path / "run"
     training = command(recipe, folder, 3, *WORDS, "--max-restarts", "1")[1:]
-    done = python(*training, environment=environment("kill:rank=0,step=6"))
+    done = python(*training, environment=environment("kill:rank=0,step=11"))
     assert done.returncode == 0, done.stderr
     assert f"firecaffe: rank 0 on {HOST} was killed" in done.stderr
     row = read(folder / "result.json")["synchrony"]
