@@ -46,7 +46,7 @@ def preflight(
     check_layout(layout, recipe.train)
     check_workers(recipe.train, layout.sharers, recipe.exchange.level)
     check_served_workers(recipe.synchrony, world_size)
-    check_local_workers(recipe.synchrony, world_size, recipe.exchange.level)
+    check_local_workers(recipe.synchrony, layout.sharers, recipe.exchange.level)
     data = check_data(recipe.data)
     described = "" if resume is None else describe_training(recipe, data)
     run = resolve(recipe, data, Ranks(layout.sharers), described=described)
