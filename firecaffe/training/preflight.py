@@ -55,7 +55,7 @@ def preflight(
     check_layout(layout, words, recipe.train, recipe.exchange.level)
     check_workers(recipe.train, layout.sharers, recipe.exchange.level)
     check_served_workers(recipe.synchrony, world_size)
-    check_local_workers(recipe.synchrony, world_size, recipe.exchange.level)
+    check_local_workers(recipe.synchrony, layout.sharers, recipe.exchange.level)
     data = check_data(recipe.data)
     recipe = with_named_split(recipe, data.train)
     described = "" if resume is None else describe_training(recipe, data)

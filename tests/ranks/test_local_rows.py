@@ -10,11 +10,22 @@ import pytest
 from torch import Tensor
 
 import firecaffe
-from firecaffe import CheckpointConfig, ParallelConfig, RunConfig, SolverConfig, SynchronyConfig
-from firecaffe.errors import NotFiniteError
+from firecaffe import (
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    ParallelConfig,
+    Recipe,
+    RunConfig,
+    SolverConfig,
+    SynchronyConfig,
+    TrainConfig,
+)
+from firecaffe.errors import NotFiniteError, RecipeError
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.runs.explain import explain
 from firecaffe.runs.folder import read_run_file
+from firecaffe.training.preflight import preflight
 from tests.ranks import test_layouts, test_stage_layouts
 from tests.ranks.networks import small_data
 from tests.world import Ranks
@@ -215,3 +226,15 @@ def test_a_part_that_is_not_finite_is_told_by_the_whole_row(ranks: Ranks, tmp_pa
     said = ranks.shared(2, one_part_diverges, parallel, str(tmp_path / "run"))
     assert len(set(said)) == 1
     assert "of 2 replicas are not finite" in said[0]
+
+
+@pytest.mark.parametrize("parallel", [ParallelConfig(2, 2, {"ip1": "neurons"}), ParallelConfig(4)])
+def test_rows_are_what_hosts_replicas_before_ranks_start(parallel: ParallelConfig) -> None:
+    train = TrainConfig(32, 4, steps=6, device="cpu")
+    lenet, generated = ModelConfig("lenet"), DataConfig("generated")
+    recipe = Recipe(lenet, generated, train, synchrony=SYNCHRONY, parallel=parallel)
+    if parallel.model == 2:
+        preflight(recipe, 4)
+        return
+    with pytest.raises(RecipeError, match="replicas is 2 on 4 workers"):
+        preflight(recipe, 4)
