@@ -13,6 +13,7 @@ import firecaffe
 from firecaffe import (
     CheckpointConfig,
     DataConfig,
+    ExchangeConfig,
     ModelConfig,
     ParallelConfig,
     Recipe,
@@ -80,10 +81,12 @@ def fit(
     every: int = 0,
     resume: str | None = None,
     every_s: float = 0.0,
+    codec: str = "none",
 ) -> firecaffe.Result:
     recipe = RECIPES[kind]
     recipe = dataclasses.replace(
         recipe,
+        exchange=ExchangeConfig(compressor=codec),
         parallel=parallel,
         synchrony=dataclasses.replace(recipe.synchrony, **words),
         checkpoint=CheckpointConfig(every, every_s, keep_last=0),
@@ -169,6 +172,22 @@ def test_a_layout_goes_on_from_any_other(
             assert found.state_sha256 == expected, each
         saved = sorted((folder / "checkpoints").glob("step-*"))
         before = str(saved[len(saved) // 2])
+
+
+@pytest.mark.parametrize("codec", ["int8", "power_sgd"])
+@pytest.mark.parametrize("kind", ALONE)
+def test_encoded_averages(ranks: Ranks, kind: str, codec: str, tmp_path: Path) -> None:
+    """Of three fragments; what was kept back goes on in another layout."""
+    words = WORDS["fragments"]
+    alone = trained(ranks, kind, ALONE[kind], words, tmp_path / "alone", 0, None, 0.0, codec)
+    plain = trained(ranks, kind, ALONE[kind], words, tmp_path / "plain")
+    assert alone.state_sha256 != plain.state_sha256
+    layout, other = LAYOUTS[kind]["2 x 2"], LAYOUTS[kind]["data 2"]
+    found = trained(ranks, kind, layout, words, tmp_path / "run", 3, None, 0.0, codec)
+    assert found.state_sha256 == alone.state_sha256
+    before = str(min((tmp_path / "run/checkpoints").glob("step-*")))
+    on = trained(ranks, kind, other, words, tmp_path / "on", 0, before, 0.0, codec)
+    assert on.state_sha256 == alone.state_sha256
 
 
 @pytest.mark.parametrize("kind", ALONE)
