@@ -174,7 +174,7 @@ def test_a_layout_goes_on_from_any_other(
         before = str(saved[len(saved) // 2])
 
 
-@pytest.mark.parametrize("codec", ["int8", "power_sgd"])
+@pytest.mark.parametrize("codec", ["int8", "one_bit"])
 @pytest.mark.parametrize("kind", ALONE)
 def test_encoded_averages(ranks: Ranks, kind: str, codec: str, tmp_path: Path) -> None:
     """Of three fragments; what was kept back goes on in another layout."""
