@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 TIMEOUT_S = 300.0
@@ -85,7 +86,8 @@ class Ranks:
         """The same on ranks that other tests use too, which saves their start.
 
         For functions that leave nothing behind in their process but imports: whatever they join,
-        patch or set they take back. Where one fails, its ranks are not used again.
+        patch or set they take back. Where one fails, or leaves a world joined (as a rank does that
+        has heard of another's error), its ranks are not used again.
         """
         world = self._kept.pop(world_size, None) or _World(world_size, once=False)
         try:
@@ -93,7 +95,10 @@ class Ranks:
         except BaseException:
             world.end()
             raise
-        self._kept[world_size] = world
+        if world.is_left:
+            self._kept[world_size] = world
+        else:
+            world.end()
         return results
 
     def close(self) -> None:
@@ -109,6 +114,8 @@ class _World:
     def __init__(self, world_size: int, once: bool) -> None:
         context = fork_server()
         self._processes, self._pipes = [], []
+        self.is_left = True
+        """Whether all ranks have left what they joined in their last call."""
         self._stores: list[TCPStore] = []
         """Kept to the end: a rank knows a store by its port, so none may come again."""
         for _ in range(world_size):
@@ -143,8 +150,18 @@ class _World:
             # Plain pickle copies tensors; multiprocessing's would share memory that is gone then.
             pipe.send_bytes(pickle.dumps((environment, function, arguments)))
         return [
-            None if rank in lost else _result(rank, pipe) for rank, pipe in enumerate(self._pipes)
+            None if rank in lost else self._result(rank, pipe)
+            for rank, pipe in enumerate(self._pipes)
         ]
+
+    def _result(self, rank: int, pipe: Connection) -> Any:
+        if not pipe.poll(TIMEOUT_S):
+            raise RankError(f"rank {rank}: no answer in {TIMEOUT_S:.0f} s")
+        succeeded, value, is_left = pickle.loads(pipe.recv_bytes())
+        self.is_left &= is_left
+        if not succeeded:
+            raise RankError(f"rank {rank}: {value}")
+        return value
 
     def end(self, lost: Container[int] = ()) -> None:
         for pipe in self._pipes:
@@ -169,17 +186,8 @@ def _main(pipe: Connection, once: bool) -> None:
             answer = True, function(*arguments)
         except BaseException:
             answer = False, traceback.format_exc()
-        pipe.send_bytes(pickle.dumps(answer))
+        pipe.send_bytes(pickle.dumps((*answer, not dist.is_initialized())))
         if once:
             return
         # Process groups that hang in cycles keep threads that wake 100 times a second (Gloo's).
         gc.collect()
-
-
-def _result(rank: int, pipe: Connection) -> Any:
-    if not pipe.poll(TIMEOUT_S):
-        raise RankError(f"rank {rank}: no answer in {TIMEOUT_S:.0f} s")
-    succeeded, value = pickle.loads(pipe.recv_bytes())
-    if not succeeded:
-        raise RankError(f"rank {rank}: {value}")
-    return value

@@ -114,4 +114,4 @@ def test_words_by_which_the_scheme_alone_says_it(
     recipe.write_text(f"{recipe.read_text()}\n[parallel]\nmodel = 2\n{TRICK}")
     code, said = error_of(capsys, ["train", str(recipe), "--train.compile", "true"])
     assert code == 2
-    assert said.startswith("firecaffe: parallel.scheme one_weird_trick with train.compile: ")
+    assert said.startswith("firecaffe: parallel.scheme one_weird_trick with train.compile, ")
