@@ -30,6 +30,7 @@ from firecaffe.parallel.pipeline import idle_share
 from firecaffe.runs.explain import explain, read_rows
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.score import score
+from firecaffe.runs.score_parallel import score_parallel
 
 CLASSES, SIZE = 10, 64
 BATCH, MICRO_BATCH, STEPS = 64, 4, 6
@@ -146,8 +147,8 @@ def read(run: Path) -> dict[str, Any]:
     """What a run took: a step's seconds on the slowest rank, as `firecaffe explain` has it, those
     of its forecast, if it has one, and the share of a step for which each rank was idle.
     """
-    rows, told = read_rows(run, "rank-*.jsonl"), explain(run)
-    found = score(run, rows, told)
+    rows = read_rows(run, "rank-*.jsonl")
+    found = score_parallel(run, rows) or score(run, rows, explain(run))
     idle = [
         median(row["idle_s"] / row["step_s"] for row in of_rank[1:])
         for of_rank in rows.values()
