@@ -66,7 +66,10 @@ class OwnCost:
             return [self._plan(words, cluster, workers, exchange)]
         split = [unit for unit in self.chain if unit.name in self.layout.chosen]
         is_dense = all(unit.is_dense for unit in split)
-        names = possible_layouts(words, self.work.num_micro_batches, workers, is_dense)
+        work = self.work
+        names = possible_layouts(
+            words, work.num_micro_batches, workers, is_dense, work.compressor_level
+        )
         found = [self._plan(each, cluster, workers, exchange) for each in names]
         return sorted(found, key=lambda each: (not each.fits, each.step.step_s))
 

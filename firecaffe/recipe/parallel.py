@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from firecaffe.errors import RecipeError
+from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.parallel.config import AUTO, ParallelConfig
 from firecaffe.recipe.config import TrainConfig
@@ -58,10 +59,15 @@ def layout_of(words: ParallelConfig, world_size: int) -> Layout:
 
 
 def possible_layouts(
-    words: ParallelConfig, num_micro_batches: int, world_size: int, is_dense: bool = True
+    words: ParallelConfig,
+    num_micro_batches: int,
+    world_size: int,
+    is_dense: bool = True,
+    level: int = 0,
 ) -> list[ParallelConfig]:
     """What `auto` may be on so many workers. is_dense: whether fully connected layers alone are
-    split, so that one weird trick is possible.
+    split, so that one weird trick is possible. level: of the nodes that a codec encodes, which are
+    shared out whole.
 
     Raises: RecipeError if there is nothing.
     """
@@ -72,9 +78,9 @@ def possible_layouts(
         data = world_size // model
         same = replace(words, data=data, model=model, scheme="none")
         own = replace(same, scheme="one_weird_trick")
-        if data <= num_micro_batches:
+        if data <= num_nodes(num_micro_batches, level):
             found.append(same)
-        if model > 1 and is_dense and num_micro_batches % world_size == 0:
+        if model > 1 and is_dense and num_micro_batches % (world_size << level) == 0:
             found.append(own)
     if not found:
         raise RecipeError(

@@ -50,7 +50,9 @@ def preflight(
     check_recipe(recipe)
     words = recipe.parallel
     if words.scheme == AUTO:  # any of them will do
-        words = possible_layouts(words, recipe.train.num_micro_batches, world_size)[-1]
+        level = recipe.exchange.level
+        possible = possible_layouts(words, recipe.train.num_micro_batches, world_size, level=level)
+        words = possible[-1]
     layout = layout_of(words, world_size)
     check_layout(layout, words, recipe.train, recipe.exchange.level)
     check_workers(recipe.train, layout.sharers, recipe.exchange.level)

@@ -251,6 +251,11 @@ def test_what_auto_may_be() -> None:
     assert of(6, 4) == [each for each in every if each[2] == "none"]  # 4 do not divide 6
     assert of(2, 4) == [(2, 2, "none"), (1, 4, "none")]
     assert of(8, 3) == [(3, 1, "none")]  # 3 do not hold 4 parts
+    # One weird trick on 4 workers has 2 encoded sums of two micro-batches each, or 1 of four.
+    by_level = [possible_layouts(words, 8, 4, level=level) for level in (1, 2)]
+    schemes = [{each.scheme for each in found} for found in by_level]
+    assert schemes == [{"none", TRICK}, {"none"}]
+    assert [max(each.data for each in found) for found in by_level] == [4, 2]
     with pytest.raises(RecipeError, match=r"3 workers cannot share 2 micro-batches .* 4 parts"):
         of(2, 3)
 
