@@ -100,6 +100,11 @@ def correction(workload: Workload, device: Device, images: int) -> float:
     return float(np.interp(log(images), sizes, ratios))
 
 
+def is_measured(workload: Workload, device: Device) -> bool:
+    """Whether the device's file has steps of this network."""
+    return bool(_rows(workload, device))
+
+
 def error_of(workload: Workload, device: Device) -> float:
     """How far off a compute time may be, as a share of it."""
     rows = _rows(workload, device)

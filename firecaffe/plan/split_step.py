@@ -17,7 +17,14 @@ from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.plan.between import Boundary, Exchanges, Traffic, boundary
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import Cluster
-from firecaffe.plan.compute import HALF_PRECISION, correction, data_s, layer_s, update_s
+from firecaffe.plan.compute import (
+    HALF_PRECISION,
+    correction,
+    data_s,
+    is_measured,
+    layer_s,
+    update_s,
+)
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.held import Layouts, is_apart, micro_batches_of, part_of
 from firecaffe.plan.layouts import Layout
@@ -143,13 +150,15 @@ class SplitCost:
 
     def apart_s(self, unit: Unit, layout: Layout, most: int) -> float:
         """What is done to gradients of a step that are kept apart for each micro-batch, by the
-        memory that it reads and writes: each is copied into a vector, and these are added up; see
-        `training.parallel.sums`. most: as of `is_apart`.
+        memory that it reads and writes: they are added up where they are, divided and looked
+        through; see `training.parallel.sums`. most: as of `is_apart`.
         """
         if not is_apart(layout, most):
             return 0.0
         leaves, device = micro_batches_of(self.work, layout), self.cluster.device
-        passes = COPY * (leaves + 1) + ADDITION * (leaves - 1)
+        passes = ADDITION * leaves
+        if is_measured(self.work, device):  # of which each micro-batch has them copied into buckets
+            passes -= COPY * leaves
         rate = device.memory_bytes_per_s * device.efficiency
         return passes * weights_bytes(unit, layout) / rate
 
