@@ -9,10 +9,11 @@ from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.cut import Cut, cut, scaled
-from firecaffe.parallel.find_paths import NoPathsError, find_paths
+from firecaffe.parallel.find_paths import PATHS, NoPathsError, find_paths
 from firecaffe.parallel.layers import ByBoth, ByInputs, ByOutputs, Made, Place, SplitLayer
 from firecaffe.parallel.paths import by_paths
 from firecaffe.parallel.row_layers import check_rows, over_rows
+from firecaffe.parallel.slide import ROWS
 
 
 def _linear(_: nn.Module, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
@@ -50,12 +51,6 @@ KINDS: dict[type[nn.Module], Kind] = {
 }
 """The layers that can be split. Others that inherit from them may do something else."""
 
-
-ROWS = "rows"
-"""The word for layers of images, which are cut: how many rows there are is known when they come."""
-
-PATHS = "paths"
-"""The word for modules of any kind whose forward is made of paths."""
 
 BY_OUTPUTS = ("neurons", "filters")
 """The words by which a layer without groups is cut between its outputs."""

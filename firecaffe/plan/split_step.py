@@ -27,7 +27,8 @@ from firecaffe.plan.compute import (
 )
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.held import Layouts, is_apart, micro_batches_of, part_of
-from firecaffe.plan.layouts import Layout
+from firecaffe.plan.in_parts import PartExchanges, unevenness, unevenness_of_input
+from firecaffe.plan.layouts import Layout, through
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
 from firecaffe.plan.step_cost import prices_of, storage_s
@@ -106,8 +107,7 @@ class SplitCost:
         tensors, backward_s = self._last_backward(layouts)
         slowed_s, exposed_s = self._beside_backward(tensors, backward_s)
         between = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
-        between += [self.halos(*each) for each in own]
-        between += [self.masks(*each, most) for each in own]
+        between += [self.inside(*each, most) for each in own]
         held = sum(weights_bytes(*each) for each in own)
         step = SplitStep(
             compute_s=(computed_s + slowed_s - backward_s)
@@ -142,7 +142,8 @@ class SplitCost:
     def _computes_s(self, unit: Unit, layout: Layout) -> tuple[float, tuple[float, ...]]:
         """Forward of one micro-batch, and backward by layer, from the first to the last."""
         work, device = self.work, self.cluster.device
-        parts = part_of(unit, layout.computed or layout)
+        # All paths of a worker are its part, however many parts they are.
+        parts = part_of(unit, layout if unit.paths else layout.in_parts)
         times = [layer_s(each, work, device, work.micro_batch_size) for each in parts]
         scale = self._scale * layout.products
         backward_s = tuple(scale * backward for _, backward in times)
@@ -161,6 +162,21 @@ class SplitCost:
             passes -= COPY * leaves
         rate = device.memory_bytes_per_s * device.efficiency
         return passes * weights_bytes(unit, layout) / rate
+
+    def inside(self, unit: Unit, layout: Layout, most: int) -> tuple[float, float]:
+        """Seconds, and bytes that each worker sends, of what is exchanged within a unit. most: as
+        of `is_apart`.
+        """
+        rounds = micro_batches_of(self.work, layout)
+        samples = self.work.global_batch_size / layout.batch
+        parts = PartExchanges(self.exchanges, rounds, samples, self.itemsize)
+        found = [
+            self.halos(unit, layout),
+            self.masks(unit, layout, most),
+            parts.rows(unit, layout),
+            parts.paths(unit, layout),
+        ]
+        return sum(seconds for seconds, _ in found), sum(sent for _, sent in found)
 
     def halos(self, unit: Unit, layout: Layout) -> tuple[float, float]:
         """Seconds, and bytes that each worker sends, until the parts of a unit have what they see
@@ -201,8 +217,14 @@ class SplitCost:
 
     def between(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
         """Seconds, and bytes that each worker sends, between unit `at` and the next one."""
-        found = self.boundary(before, after, self.chain[at + 1].has_input_gradient)
+        found = [self._passed(at, *pair) for pair in pairwise(through(before, after))]
+        return sum(seconds for seconds, _ in found), sum(sent for _, sent in found)
+
+    def _passed(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
+        unit, follows = self.chain[at], self.chain[at + 1]
         num_bytes, rounds = self.size(at, before), self.rounds(before, after)
+        num_bytes *= unevenness(unit, before) * unevenness_of_input(follows, after)
+        found = self.boundary(before, after, follows.has_input_gradient)
         traffics: list[Traffic] = [*found.sums, *found.fetches]
         seconds = self.exchanges.seconds(traffics, num_bytes, rounds)
         return seconds, num_bytes * sum(float(each.share.sum()) for each in traffics)
