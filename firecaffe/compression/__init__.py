@@ -1,1 +1,1 @@
-"""Networks made small: what is pruned, what is shared, and the file that they are kept in."""
+"""Networks made small: weights pruned, shared, in fewer dimensions."""
