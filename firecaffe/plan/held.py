@@ -105,7 +105,8 @@ def memory_of(
         if is_apart(layout, most):
             # A tree for each of those whose micro-batches it is given (`training.parallel.sums`),
             # with what the running ones have made.
-            sums += weights * most / layout.batch * ceil(work.num_micro_batches / most).bit_length()
+            leaves = ceil(work.num_micro_batches / most / layout.updates)
+            sums += weights * most / layout.batch * leaves.bit_length()
             continue
         sums += weights * max(0, share.bit_length() - 1)
         running += weights
@@ -120,11 +121,18 @@ def memory_of(
 
 
 def is_apart(layout: Layout, most: int) -> bool:
-    """Whether a worker has parts of a layer that is given the micro-batches of several workers:
-    their gradients are kept apart, and summed after backward. most: workers that share the batch of
-    the layers that most do.
+    """Whether a worker has parts of a layer that is given the micro-batches of several workers, or
+    that is updated several times: their gradients are kept apart, and summed after backward. most:
+    workers that share the batch of the layers that most do.
     """
-    return layout.parts > 1 and layout.batch < most
+    return layout.updates > 1 or (layout.parts > 1 and layout.batch < most)
+
+
+def nodes_of(layout: Layout, most: int) -> int:
+    """The nodes of the tree that a worker has of a step's gradients: one for each worker whose
+    micro-batches it is given. most: as of `is_apart`.
+    """
+    return most // layout.batch if is_apart(layout, most) else 1
 
 
 def widest(memory: dict[str, float], device_bytes: float) -> float:
