@@ -9,7 +9,7 @@ from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.in_parts import by_paths, by_rows, seen_bytes
 from firecaffe.plan.layouts import Layout
-from firecaffe.plan.memory import memory_bytes
+from firecaffe.plan.memory import beside_micro_batch, memory_bytes
 from firecaffe.plan.workload import LayerWork, Workload
 
 Layouts = Sequence[Layout]
@@ -116,8 +116,8 @@ def memory_of(
     arrives = shared * (in_memory - 1) / in_memory + 2.0 * min(largest, running - shared)
     found = parts | {"sums": sums, "running": running, "buckets": arrives}
     copied = found["parameters"] + found["optimizer"]
-    under_way = running + sums + found["activations"]
-    return found | {"saving": max(0.0, copied - under_way) if is_whole else 0.0}
+    made = float(own.parameter_bytes * work.update_vectors)
+    return beside_micro_batch(found | {"saving": copied if is_whole else 0.0, "updating": made})
 
 
 def is_apart(layout: Layout, most: int) -> bool:
@@ -149,4 +149,13 @@ def widest(memory: dict[str, float], device_bytes: float) -> float:
     return float((half**2 + of_weights * room) ** 0.5 - half) / of_weights if of_weights else 0.0
 
 
-WEIGHTS = ("parameters", "gradients", "running", "sums", "optimizer", "buckets", "saving")
+WEIGHTS = (
+    "parameters",
+    "gradients",
+    "running",
+    "sums",
+    "optimizer",
+    "buckets",
+    "saving",
+    "updating",
+)

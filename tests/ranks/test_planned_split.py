@@ -15,7 +15,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.inception import Inception
 from firecaffe.models.local_response_norm import LocalResponseNorm
 from firecaffe.models.squeezenet import Fire
-from firecaffe.parallel.config import ParallelConfig
+from firecaffe.parallel.config import AT_ONCE, IN_TURN, ParallelConfig
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.of_parallel import OwnCost, OwnLayout
 from firecaffe.plan.of_recipe import workload_of_model
@@ -99,22 +99,23 @@ LENET = Recipe(
 )
 
 
-def fit(folder: str, updates: int, exchange: str) -> list[float | None]:
+def fit(folder: str, updates: int, is_in_turn: bool) -> list[float | None]:
+    exchange = IN_TURN if is_in_turn else AT_ONCE
     words = replace(LENET.parallel, head_updates=updates, exchange=exchange)
     run = RunConfig(folder=folder, tensorboard=False)
     result = firecaffe.train(replace(LENET, parallel=words, run=run))
     return result.sent_bytes_per_step_by_rank
 
 
-@pytest.mark.parametrize(("updates", "exchange"), [(1, "at_once"), (4, "in_turn")])
+@pytest.mark.parametrize(("updates", "is_in_turn"), [(1, False), (4, True)])
 def test_updates_of_the_head_are_sums_of_their_own(
-    ranks: Ranks, updates: int, exchange: str, tmp_path: Path
+    ranks: Ranks, updates: int, is_in_turn: bool, tmp_path: Path
 ) -> None:
     """Four times the sums of 405,000 weights in their columns, of which a worker has two nodes, one
     of each worker of its row; as many activations.
     """
     folder = tmp_path / "run"
-    sent = ranks.shared(4, fit, str(folder), updates, exchange)[0]
+    sent = ranks.shared(4, fit, str(folder), updates, is_in_turn)[0]
     found = json.loads((folder / "forecast.json").read_text())
     mean = sum(each or 0 for each in sent) / len(sent)
     assert found["gradients_bytes"] + found["activations_bytes"] == pytest.approx(mean, rel=0.02)
