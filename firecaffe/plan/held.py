@@ -9,7 +9,7 @@ from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.in_parts import by_paths, by_rows, seen_bytes
 from firecaffe.plan.layouts import Layout
-from firecaffe.plan.memory import memory_bytes
+from firecaffe.plan.memory import beside_micro_batch, memory_bytes
 from firecaffe.plan.workload import LayerWork, Workload
 
 Layouts = Sequence[Layout]
@@ -105,7 +105,8 @@ def memory_of(
         if is_apart(layout, most):
             # A tree for each of those whose micro-batches it is given (`training.parallel.sums`),
             # with what the running ones have made.
-            sums += weights * most / layout.batch * ceil(work.num_micro_batches / most).bit_length()
+            leaves = ceil(work.num_micro_batches / most / layout.updates)
+            sums += weights * most / layout.batch * leaves.bit_length()
             continue
         sums += weights * max(0, share.bit_length() - 1)
         running += weights
@@ -115,16 +116,23 @@ def memory_of(
     arrives = shared * (in_memory - 1) / in_memory + 2.0 * min(largest, running - shared)
     found = parts | {"sums": sums, "running": running, "buckets": arrives}
     copied = found["parameters"] + found["optimizer"]
-    under_way = running + sums + found["activations"]
-    return found | {"saving": max(0.0, copied - under_way) if is_whole else 0.0}
+    made = float(own.parameter_bytes * work.update_vectors)
+    return beside_micro_batch(found | {"saving": copied if is_whole else 0.0, "updating": made})
 
 
 def is_apart(layout: Layout, most: int) -> bool:
-    """Whether a worker has parts of a layer that is given the micro-batches of several workers:
-    their gradients are kept apart, and summed after backward. most: workers that share the batch of
-    the layers that most do.
+    """Whether a worker has parts of a layer that is given the micro-batches of several workers, or
+    that is updated several times: their gradients are kept apart, and summed after backward. most:
+    workers that share the batch of the layers that most do.
     """
-    return layout.parts > 1 and layout.batch < most
+    return layout.updates > 1 or (layout.parts > 1 and layout.batch < most)
+
+
+def nodes_of(layout: Layout, most: int) -> int:
+    """The nodes of the tree that a worker has of a step's gradients: one for each worker whose
+    micro-batches it is given. most: as of `is_apart`.
+    """
+    return most // layout.batch if is_apart(layout, most) else 1
 
 
 def widest(memory: dict[str, float], device_bytes: float) -> float:
@@ -141,4 +149,13 @@ def widest(memory: dict[str, float], device_bytes: float) -> float:
     return float((half**2 + of_weights * room) ** 0.5 - half) / of_weights if of_weights else 0.0
 
 
-WEIGHTS = ("parameters", "gradients", "running", "sums", "optimizer", "buckets", "saving")
+WEIGHTS = (
+    "parameters",
+    "gradients",
+    "running",
+    "sums",
+    "optimizer",
+    "buckets",
+    "saving",
+    "updating",
+)

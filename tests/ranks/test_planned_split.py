@@ -1,16 +1,21 @@
-"""The bytes that the planner counts of rows and paths, against those that ranks send."""
+"""The bytes that the planner counts of a recipe's layouts, against those that ranks send."""
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import firecaffe
+from firecaffe import DataConfig, ExchangeConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.inception import Inception
 from firecaffe.models.local_response_norm import LocalResponseNorm
 from firecaffe.models.squeezenet import Fire
-from firecaffe.parallel.config import ParallelConfig
+from firecaffe.parallel.config import AT_ONCE, IN_TURN, ParallelConfig
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.of_parallel import OwnCost, OwnLayout
 from firecaffe.plan.of_recipe import workload_of_model
@@ -82,3 +87,39 @@ def test_what_is_planned_is_sent(ranks: Ranks, name: str, workers: int, parts: i
     (plan,) = OwnCost.of(config, work, layout).plans(cluster, workers, "tree")
     assert plan.step.activations_bytes == pytest.approx(sum(map(sum, found)) / workers)
     assert plan.step.gradients_bytes == 0
+
+
+HEAD = {"ip1": "inputs", "ip2": "neurons"}
+LENET = Recipe(
+    model=ModelConfig("lenet"),
+    data=DataConfig("generated"),
+    train=TrainConfig(64, 4, steps=2, device="cpu", eval_batch_size=500),
+    exchange=ExchangeConfig("tree", shared_memory=False, timeout_s=300),
+    parallel=ParallelConfig(2, 2, HEAD, 4, "one_weird_trick"),
+)
+
+
+def fit(folder: str, updates: int, is_in_turn: bool) -> list[float | None]:
+    exchange = IN_TURN if is_in_turn else AT_ONCE
+    words = replace(LENET.parallel, head_updates=updates, exchange=exchange)
+    run = RunConfig(folder=folder, tensorboard=False)
+    result = firecaffe.train(replace(LENET, parallel=words, run=run))
+    return result.sent_bytes_per_step_by_rank
+
+
+@pytest.mark.parametrize(("updates", "is_in_turn"), [(1, False), (4, True)])
+def test_updates_of_the_head_are_sums_of_their_own(
+    ranks: Ranks, updates: int, is_in_turn: bool, tmp_path: Path
+) -> None:
+    """Four times the sums of 405,000 weights in their columns, of which a worker has two nodes, one
+    of each worker of its row; as many activations.
+    """
+    folder = tmp_path / "run"
+    sent = ranks.shared(4, fit, str(folder), updates, is_in_turn)[0]
+    found = json.loads((folder / "forecast.json").read_text())
+    mean = sum(each or 0 for each in sent) / len(sent)
+    assert found["gradients_bytes"] + found["activations_bytes"] == pytest.approx(mean, rel=0.02)
+    head = 3 / 2 * 4 * (405_000 + 510) / 2  # of each worker; a bias by inputs is whole
+    assert found["gradients_bytes"] == pytest.approx(
+        updates * head + 2 * 3 / 4 * 4 * (431_080 - 405_510), rel=0.01
+    )
