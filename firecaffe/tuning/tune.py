@@ -41,7 +41,7 @@ from firecaffe.tuning.search import (
     Search,
     ranked,
 )
-from firecaffe.tuning.trial import Trial, TrialScore, run_trials, working_in
+from firecaffe.training.trial import Trial, TrialScore, run_trials, working_in
 from firecaffe.tuning.verdict import Verdict, judge
 
 

@@ -22,7 +22,7 @@ from firecaffe.tuning.search import (
     is_hopeless,
     ranked,
 )
-from firecaffe.tuning.trial import Trial, TrialScore
+from firecaffe.training.trial import Trial, TrialScore
 
 STEPS = 80
 BEST = 0.05

@@ -22,7 +22,7 @@ from firecaffe.runs.compare import Run, read_run
 from firecaffe.runs.files import finite
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.tuning import tune as tune_module
-from firecaffe.tuning.trial import Trial
+from firecaffe.training.trial import Trial
 from firecaffe.tuning.tune import (
     SearchCost,
     TuneRequest,
