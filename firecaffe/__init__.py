@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from firecaffe.compression.config import PruneConfig, ShareConfig
     from firecaffe.data import DataConfig, TensorDataset, from_torch
     from firecaffe.errors import FirecaffeError
     from firecaffe.gradients.config import ExchangeConfig
@@ -45,9 +46,11 @@ _PLACES = {
     "FirecaffeError": "errors",
     "ModelConfig": "models.config",
     "ParallelConfig": "parallel.config",
+    "PruneConfig": "compression.config",
     "Recipe": "recipe.sections",
     "Result": "training.result",
     "RunConfig": "runs.folder",
+    "ShareConfig": "compression.config",
     "SolverConfig": "solvers.config",
     "Sums": "tasks",
     "SynchronyConfig": "synchrony.config",
@@ -74,9 +77,11 @@ __all__ = [
     "FirecaffeError",
     "ModelConfig",
     "ParallelConfig",
+    "PruneConfig",
     "Recipe",
     "Result",
     "RunConfig",
+    "ShareConfig",
     "SolverConfig",
     "Sums",
     "SynchronyConfig",

@@ -21,9 +21,10 @@ HELD_UNDER = ("state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
 """What wrappers put before the names of a network: DataParallel, torch.compile, trainers."""
 
-OWN_PIECES = {"parameter/": True, "buffer/": True, "ema/": True, "optimizer/": False}
-"""What the names in a checkpoint of ours begin with; and whether it is a network's. A moving
-average takes the place of the parameters, for it is what was evaluated.
+NETWORK_PIECES = ("parameter/", "buffer/", "batch_norm/", "ema/")
+"""What the names of a network's tensors begin with in a checkpoint of ours. Statistics that were
+estimated take the place of the buffers, and a moving average that of the parameters, for they are
+what was evaluated.
 """
 
 STATE = "state.safetensors"
@@ -182,9 +183,7 @@ def _beside(path: Path) -> dict[str, Tensor]:
     if path.name != STATE:
         return {}
     files = {
-        piece: path.with_name(piece.removesuffix("/") + path.suffix)
-        for piece, is_of_network in OWN_PIECES.items()
-        if is_of_network
+        piece: path.with_name(piece.removesuffix("/") + path.suffix) for piece in NETWORK_PIECES
     }
     return {
         piece + name: each
@@ -242,13 +241,13 @@ def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
 
 def _without_pieces(found: dict[str, Tensor]) -> dict[str, Tensor]:
     """A checkpoint of ours without what is not the network's, and without the pieces' names."""
-    if not all(name.startswith(tuple(OWN_PIECES)) for name in found):
+    if not all("/" in name for name in found):  # which no name of a module's tensor has
         return found
     return {
-        name.partition("/")[2]: each
-        for piece, is_of_network in OWN_PIECES.items()
+        name.removeprefix(piece): each
+        for piece in NETWORK_PIECES
         for name, each in found.items()
-        if is_of_network and name.startswith(piece)
+        if name.startswith(piece)
     }
 
 

@@ -56,6 +56,9 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
             words["parallel.scheme"] = recipe.parallel.scheme
         if recipe.parallel.head_updates > 1:
             words["parallel.head_updates"] = recipe.parallel.head_updates
+    for section, is_on in (("prune", recipe.prune.is_on), ("share", recipe.share.is_on)):
+        if is_on:
+            words |= _words_of(recipe, section)
     synchrony = recipe.synchrony
     ends_matter = synchrony.is_served or (
         synchrony.mode == LOCAL
@@ -64,12 +67,17 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     if recipe.solver.lr_policy in OVER_THE_TRAINING or ends_matter:
         words["train.steps"] = steps
     if synchrony.mode != EVERY_STEP:
-        words |= {
-            name: value
-            for name, value in flatten(recipe).items()
-            if name.startswith("synchrony.") and name not in _FREE_WORDS
-        }
+        words |= _words_of(recipe, "synchrony")
     return words
+
+
+def _words_of(recipe: Recipe, section: str) -> dict[str, Any]:
+    """A section's words that decide bits."""
+    return {
+        name: value
+        for name, value in flatten(recipe).items()
+        if name.startswith(f"{section}.") and name not in _FREE_WORDS
+    }
 
 
 def search_id(recipe: Recipe) -> str:

@@ -81,6 +81,11 @@ COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "synchrony.overlap_steps": ("synchrony.mode", (LOCAL,)),
     "synchrony.fragments": ("synchrony.mode", (LOCAL,)),
     "synchrony.shares_every": ("synchrony.shares", ("measured",)),
+    "prune.steps": ("prune.how", ("gradual", "surgery")),
+    "prune.every": ("prune.how", ("gradual", "surgery")),
+    "prune.scope": ("prune.keep", NOT_DEFAULT),
+    "share.start": ("share.bits", NOT_DEFAULT),
+    "share.train": ("share.bits", NOT_DEFAULT),
 }
 """A word, the other one that it depends on, and with which of its values it has an effect."""
 

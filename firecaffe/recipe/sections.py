@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from firecaffe.compression.config import PruneConfig, ShareConfig, check_prune, check_share
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
@@ -17,6 +18,7 @@ from firecaffe.recipe.config import (
     check_mixing,
     check_train,
 )
+from firecaffe.recipe.constrained import check_constrained
 from firecaffe.recipe.local import check_local
 from firecaffe.recipe.parallel import check_beside, check_head_updates
 from firecaffe.recipe.served import check_served
@@ -54,6 +56,10 @@ class Recipe:
     """When workers exchange, and who computes what."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """Which workers hold one model together, and by what it is split."""
+    prune: PruneConfig = field(default_factory=PruneConfig)
+    """Which weights are zero, and stay zero."""
+    share: ShareConfig = field(default_factory=ShareConfig)
+    """Which layers' weights share few values."""
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -82,6 +88,11 @@ def check_recipe(recipe: Recipe) -> None:
     )
     check_beside(recipe.parallel, recipe.train, recipe.solver, recipe.synchrony)
     check_update_at(recipe.exchange, recipe.train, recipe.solver, recipe.synchrony, recipe.parallel)
+    check_prune(recipe.prune)
+    check_share(recipe.share)
+    check_constrained(
+        recipe.prune, recipe.share, recipe.exchange, recipe.synchrony, recipe.parallel
+    )
     if recipe.exchange.compressor != NO_COMPRESSOR and recipe.train.autocast == "float16":
         raise RecipeError(
             f"exchange.compressor {recipe.exchange.compressor} with train.autocast float16: the "

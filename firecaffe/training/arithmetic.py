@@ -58,9 +58,14 @@ def seed_random(seed: int, *what: str | int) -> None:
     The purpose takes the place of a generator's state: nothing has to be saved, and no rank enters
     it.
     """
-    text = " ".join(str(part) for part in (seed, *what))
-    key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+    key = key_of(seed, *what)
     # torch.manual_seed would also record a call stack for GPUs that are not there: 0.7 ms.
     torch.default_generator.manual_seed(key)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(key)
+
+
+def key_of(seed: int, *what: str | int) -> int:
+    """The seed of a generator for one purpose, 63 bits."""
+    text = " ".join(str(part) for part in (seed, *what))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

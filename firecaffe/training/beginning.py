@@ -63,6 +63,7 @@ def notes_of(
     said += [f"plug-in: {name}" for name in names(plugins)]
     said += _weights_notes(run.recipe, learner)
     said += frozen.notes(model)
+    said += [each.line for each in learner.constraints]
     return said + [f"warning: {doubt}" for doubt in learner.doubts]
 
 

@@ -25,6 +25,7 @@ from firecaffe.training.arithmetic import cost_of_determinism
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, check_identity, check_whole
 from firecaffe.training.checks import check_coded, check_outputs
+from firecaffe.training.constraint import Constraint, make_constraints
 from firecaffe.training.ema import Ema
 from firecaffe.training.facts import doubt_of_data, doubt_of_weights, doubts_of, facts
 from firecaffe.training.first_weights import find_weights
@@ -68,6 +69,8 @@ class Learner:
     state: State
     ema: Ema | None
     """The moving average of the weights, if one is kept."""
+    constraints: list[Constraint]
+    """What the weights have to obey, in the order in which they act."""
     served: Served | None
     """What a mode of [synchrony] with a server has beside; None without one."""
     local: Local | None
@@ -195,6 +198,9 @@ def build_learner(
     if recipe.train.ema_decay:
         ema = Ema(named, recipe.train.ema_decay, recipe.train.ema_warmup)
         state.pieces["ema"] = ema.piece
+    constraints = make_constraints(recipe, model)
+    for each in constraints:
+        state.pieces |= each.pieces
     if held is not None:
         held.cut_pieces(state)
     others = state.take_from_first() if held is None else held.other_weights
@@ -261,6 +267,10 @@ def build_learner(
             parts_here = state.pieces[piece].parts()
             for name in fitting.keys() & parts_here.keys():
                 take_rows(parts_here[name], InMemory(fitting), name)
+    if constraints and checkpoint is None:
+        for each in constraints:
+            each.begin()
+        doubts += doubt_of_weights(state.take_from_first())
     if checkpoint is not None:
         check_identity(checkpoint, dict(run.deciding), run.steps)
         check_whole(checkpoint, run.rounds)
@@ -273,6 +283,7 @@ def build_learner(
         optimizer=optimizer,
         state=state,
         ema=ema,
+        constraints=constraints,
         served=served,
         local=local,
         best=best,

@@ -16,6 +16,7 @@ from firecaffe.parallel.split import check_parts
 from firecaffe.parallel.splits import ROWS
 from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.config import check_workers
+from firecaffe.recipe.constrained import check_prune_steps
 from firecaffe.recipe.local import check_local_workers
 from firecaffe.recipe.parallel import check_layout, layout_of, possible_layouts
 from firecaffe.recipe.run import Ranks, resolve
@@ -28,6 +29,7 @@ from firecaffe.synchrony.fragments import cut_fragments
 from firecaffe.training.checkpoint import check_identity, check_whole, load_newest
 from firecaffe.training.checks import check_input, check_rates, check_validation
 from firecaffe.training.compiled import check_compiler
+from firecaffe.training.constraint import make_constraints
 from firecaffe.training.facts import describe_training
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_task import task_for
@@ -64,6 +66,7 @@ def preflight(
     run = resolve(recipe, data, Ranks(layout.sharers), described=described)
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
+    check_prune_steps(recipe.prune, run.steps)
     rounds = run.rounds  # raises if the training is shorter than one
     _check_network(recipe, data.train, is_resumed=resume is not None)
     if recipe.train.device == "cuda" and not torch.cuda.is_available():
@@ -94,6 +97,7 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
         check_input(network, task, recipe, dataset)
         named = {name: p for name, p in network.named_parameters() if p.requires_grad}
         make_optimizer(named, recipe.solver)
+        make_constraints(recipe, network)
         if recipe.synchrony.mode == LOCAL:
             cut_fragments([each.numel() for each in named.values()], recipe.synchrony.fragments)
         with in_words_of(recipe.parallel):

@@ -20,6 +20,7 @@ from firecaffe.data import Batch, SampleOrder
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.totals import Totals
 from firecaffe.solvers.optimizer import set_rate
+from firecaffe.training.constraint import Constraint
 from firecaffe.training.ema import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.outcome import Outcome, Votes
@@ -58,6 +59,8 @@ class Stepper:
     """The moving average of the weights, if one is kept."""
     rows: Rows | None = None
     """The ranks that hold one model with this one, if it is split."""
+    constraints: Sequence[Constraint] = ()
+    """What the weights have to obey, in the order in which they act."""
 
     @property
     def behind(self) -> int:
@@ -138,13 +141,19 @@ class Stepper:
         self._apply(step, learning_rate)
         if self.ema is not None:
             self.ema.update(step)
+            for each in self.constraints:
+                each.restrict(self.ema.average)
         self.forward.buffers.finish_step(totals.tail[1:], weight)
 
     def _apply(self, step: int, learning_rate: float) -> None:
         """Updates what has gradients."""
         set_rate(self.optimizer, learning_rate, self.momentum(step))
+        for each in self.constraints:
+            each.before_update(step)
         self.forward.scaler.step(self.optimizer)
         self.forward.scaler.update()
+        for each in self.constraints:
+            each.after_update(step)
 
     def _scale_gradients(self) -> Tensor:
         """Undoes the loss scale, and clips. Returns the gradient's norm; 0 if none is clipped."""

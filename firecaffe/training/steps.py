@@ -102,6 +102,7 @@ def make_steps(
             learner.part_codec,
         )
     stepper.momentum, stepper.ema = run.momentum, learner.ema
+    stepper.constraints = learner.constraints
     if learner.shards is not None and learner.ema is not None:
         stepper.ema = ShardEma(learner.ema, sums.gather_weights)
     if local is not None:

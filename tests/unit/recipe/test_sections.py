@@ -12,6 +12,7 @@ from firecaffe import (
     CheckpointConfig,
     ExchangeConfig,
     ParallelConfig,
+    PruneConfig,
     Recipe,
     RunConfig,
     SolverConfig,
@@ -29,9 +30,11 @@ from firecaffe.recipe.sections import check_recipe
 
 SECTIONS = get_type_hints(Recipe)
 
-PARALLEL = [f"parallel.{word.name}" for word in dataclasses.fields(ParallelConfig)]
-"""Layers that are split cannot be had with a compressor and other words of OTHER; see
-test_parallel.py."""
+APART = [
+    *(f"parallel.{word.name}" for word in dataclasses.fields(ParallelConfig)),
+    *("prune.threshold", "share.bits", "share.start", "share.train"),
+]
+"""What cannot be had with other words of OTHER; see test_parallel.py, test_constrained.py."""
 
 # Every word has another value than its default.
 OTHER = Recipe(
@@ -162,6 +165,7 @@ OTHER = Recipe(
         overlap_steps=1,
         fragments=3,
     ),
+    prune=PruneConfig({"fc*": 0.1}, {}, "surgery", 50, 5, "all"),
 )
 
 
@@ -181,11 +185,8 @@ def test_the_example_changes_every_word() -> None:
     # The length beside which there is no other; and what a compressor goes with alone, or not
     # (see test_update_at.py).
     assert [name for name in default if default[name] == other[name]] == [
-        "train.epochs",
-        "exchange.update_at",
-        "synchrony.mode",
-        "synchrony.shares",
-        *PARALLEL,
+        *("train.epochs", "exchange.update_at", "synchrony.mode", "synchrony.shares"),
+        *APART,
     ]
 
 
@@ -211,8 +212,6 @@ def test_a_word_of_the_command_line_wins(tmp_path: Path) -> None:
     recipe = parsed(path, "--train.steps", "8", "--solver.base_lr", "0.2")
     assert (recipe.train.steps, recipe.train.seed, recipe.solver.base_lr) == (8, 3, 0.2)
 
-
-# --- identity -------------------------------------------------------------------------------------
 
 FREE = {
     "data.path",
@@ -257,14 +256,15 @@ OF_A_SERVER = {f"synchrony.{word.name}" for word in dataclasses.fields(Synchrony
 
 
 def test_every_word_is_free_or_decides() -> None:
-    assert set(identity(OTHER, 70)) == set(flatten(OTHER)) - FREE - OF_A_SERVER - {*PARALLEL}
+    found = identity(OTHER, 70).keys() - {*APART}
+    assert found == flatten(OTHER).keys() - FREE - OF_A_SERVER - {*APART}
     served = identity(changed(OTHER, "synchrony.mode", "stale"), 70)
     # Who waits at the end depends on where that is.
     more = {"synchrony.mode", "train.steps", *OF_A_SERVER}
     assert served.keys() - identity(OTHER, 70).keys() == more
 
 
-@pytest.mark.parametrize("name", [name for name in flatten(OTHER) if name not in PARALLEL])
+@pytest.mark.parametrize("name", [name for name in flatten(OTHER) if name not in APART])
 def test_identity(name: str) -> None:
     """Each word changed alone, from the default to the other value."""
     start = Recipe()
@@ -272,6 +272,8 @@ def test_identity(name: str) -> None:
         start = changed(start, "exchange.compressor", "int8")
     if name in OF_A_SERVER:
         start = changed(start, "synchrony.mode", "asynchronous")
+    if name.startswith("prune."):  # without layers the others mean nothing
+        start = changed(start, "prune.keep", {"*": 0.5})
     found, default = (
         identity(recipe, 100) for recipe in (changed(start, name, flatten(OTHER)[name]), start)
     )

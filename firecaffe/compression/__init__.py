@@ -1,0 +1,1 @@
+"""Networks made small: weights pruned, shared, in fewer dimensions."""

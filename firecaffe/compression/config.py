@@ -1,0 +1,115 @@
+"""The recipe's [prune] and [share] sections."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from firecaffe.errors import RecipeError
+
+MAGNITUDE: Literal["magnitude"] = "magnitude"
+GRADUAL = "gradual"
+SURGERY = "surgery"
+ALL = "all"
+
+MOST_BITS = 16
+"""The most bits of a shared weight; a layer of more values than that is not shared."""
+
+
+@dataclass(frozen=True)
+class PruneConfig:
+    """Which weights are pruned: they are zero, and stay zero.
+
+    Args:
+        keep: The share of its weights that each layer keeps, those of largest magnitude, by
+            patterns of layers' names, as `keep = { "classifier.*" = 0.1 }`. The last pattern that
+            matches decides. Weights that are zero at the start stay zero; 1 prunes no others.
+        threshold: Instead, weights below so many standard deviations of the layer's are pruned, by
+            patterns likewise.
+        how: When. magnitude: at the start. gradual: more and more over `steps`, by a cubic
+            schedule, up to `keep`. surgery: at the start, but weights that are pruned go on
+            learning unseen until `steps`, and come back if they have become larger than others.
+        steps: The steps over which weights are pruned and come back; then the mask stays.
+        every: Choose the weights anew every so many of these steps.
+        scope: Whose largest weights are kept. layer: each layer's. all: those of all layers that
+            match, as many as their shares come to together.
+    """
+
+    keep: dict[str, float] = field(default_factory=dict)
+    threshold: dict[str, float] = field(default_factory=dict)
+    how: Literal["magnitude", "gradual", "surgery"] = MAGNITUDE
+    steps: int = 0
+    every: int = 100
+    scope: Literal["layer", "all"] = "layer"
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any layer is pruned."""
+        return bool(self.keep or self.threshold)
+
+
+@dataclass(frozen=True)
+class ShareConfig:
+    """Which layers' weights share few values.
+
+    Args:
+        bits: Bits of a weight, by patterns of layers' names, as `bits = { "classifier.*" = 5 }`:
+            the weights of a layer that are not zero have 2^bits values, found by k-means at the
+            start. The last pattern that matches decides.
+        start: What k-means begins with. linear: values at equal distances. density: as many weights
+            between each two. random: weights by chance.
+        train: Train the values on, each by the sum of its weights' gradients. false: they stay, and
+            what is not shared is trained.
+    """
+
+    bits: dict[str, int] = field(default_factory=dict)
+    start: Literal["linear", "density", "random"] = "linear"
+    train: bool = True
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any layer's weights are shared."""
+        return bool(self.bits)
+
+
+def check_prune(words: PruneConfig) -> None:
+    """Raises: RecipeError if a number, or two words together, are not possible."""
+    for pattern, share in words.keep.items():
+        if not 0 < share <= 1:
+            raise RecipeError(
+                f"prune.keep {pattern!r} is {share}; it must be above 0 and at most 1: the share "
+                "of a layer's weights that stays"
+            )
+    for pattern, deviations in words.threshold.items():
+        if not 0 < deviations < float("inf"):
+            raise RecipeError(f"prune.threshold {pattern!r} is {deviations}; it must be above 0")
+    if words.every < 1:
+        raise RecipeError(f"prune.every is {words.every}; it must be at least 1")
+    if words.steps < 0:
+        raise RecipeError(f"prune.steps is {words.steps}; it must be at least 0")
+    if words.scope == ALL and words.threshold:
+        raise RecipeError(
+            "prune.scope all with prune.threshold, which counts in each layer's own deviations: "
+            "say prune.keep, or leave prune.scope out"
+        )
+    if words.how == MAGNITUDE:
+        return
+    if not words.is_on:
+        raise RecipeError(
+            f"prune.how is {words.how}, but nothing is pruned; say which layers, as "
+            'prune.keep = { "classifier.*" = 0.1 }'
+        )
+    if words.how == GRADUAL and words.threshold:
+        raise RecipeError(
+            "prune.how gradual with prune.threshold: its schedule goes to a share; say prune.keep"
+        )
+    if not words.steps:
+        raise RecipeError(
+            f"prune.how is {words.how} with prune.steps 0; say over how many steps weights are "
+            "pruned, as prune.steps = 1000"
+        )
+
+
+def check_share(words: ShareConfig) -> None:
+    """Raises: RecipeError if a number is not possible."""
+    for pattern, bits in words.bits.items():
+        if not 1 <= bits <= MOST_BITS:
+            raise RecipeError(f"share.bits {pattern!r} is {bits}; it must be 1 to {MOST_BITS}")

@@ -1,0 +1,87 @@
+"""Which weights are meant by patterns of layers' names."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import TypeVar
+
+from torch import nn
+
+from firecaffe.compression.config import PruneConfig, ShareConfig
+from firecaffe.errors import RecipeError
+
+T = TypeVar("T")
+
+
+def pruned_weights(
+    network: nn.Module, words: PruneConfig
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The weights that [prune] means, by the parameter's name: with the share that is kept of each,
+    and with a threshold.
+
+    Raises: RecipeError, with the layer's name, if a layer cannot be pruned so.
+    """
+    keep = _matching(network, "prune.keep", words.keep)
+    threshold = _matching(network, "prune.threshold", words.threshold)
+    for name in keep.keys() & threshold.keys():
+        raise RecipeError(
+            f"prune.keep and prune.threshold both match {_layer(name)}; leave it out of one of them"
+        )
+    frozen = {name for name, each in network.named_parameters() if not each.requires_grad}
+    keep = {name: share for name, share in keep.items() if share < 1 or name not in frozen}
+    _refuse("prune.keep", frozen & keep.keys(), "or say {!r} = 1 after it")
+    _refuse("prune.threshold", frozen & threshold.keys())
+    return keep, threshold
+
+
+def shared_weights(network: nn.Module, words: ShareConfig) -> dict[str, int]:
+    """The weights that [share] means, by the parameter's name, with the bits of each.
+
+    Raises: RecipeError, with the layer's name, if a layer cannot be shared so.
+    """
+    bits = _matching(network, "share.bits", words.bits)
+    frozen = {name for name, each in network.named_parameters() if not each.requires_grad}
+    _refuse("share.bits", frozen & bits.keys())
+    return bits
+
+
+def _matching(network: nn.Module, word: str, patterns: Mapping[str, T]) -> dict[str, T]:
+    """The weights whose layers match, in the network's order, each with its last pattern's value.
+    Parameters of fewer than two dimensions are biases and normalization.
+    """
+    weights = [
+        name
+        for name, each in network.named_parameters()
+        if each.ndim > 1 and _layer(name) and "bias" not in name.rpartition(".")[2]
+    ]
+    found: dict[str, T] = {}
+    for pattern, value in patterns.items():
+        matching = [name for name in weights if fnmatchcase(_layer(name), pattern)]
+        if not matching:
+            raise RecipeError(f"{word} has {pattern!r}, {_no_match(pattern, weights)}")
+        found |= dict.fromkeys(matching, value)
+    return {name: found[name] for name in weights if name in found}
+
+
+def _layer(name: str) -> str:
+    """The name of the layer that a parameter is of."""
+    return name.rpartition(".")[0]
+
+
+def _no_match(pattern: str, weights: list[str]) -> str:
+    layers = list(dict.fromkeys(map(_layer, weights)))
+    if any(each.startswith(f"{pattern}.") for each in layers):
+        return f"which is no layer but has some; say {pattern + '.*'!r}"
+    if not layers:
+        return "but the network has no layer with weights"
+    shown = ", ".join(layers[:4]) + (" …" if len(layers) > 4 else "")
+    return f"which no layer with weights matches; they are called {shown}"
+
+
+def _refuse(word: str, frozen: set[str], would: str = "") -> None:
+    if frozen:
+        layer = _layer(min(frozen))
+        also = f", {would.format(layer)}" if would else ""
+        raise RecipeError(
+            f"{word} matches {layer}, which model.freeze keeps from training; leave it out of the "
+            f"pattern{also}"
+        )

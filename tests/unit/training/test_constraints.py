@@ -1,0 +1,316 @@
+"""Masks and shared weights under every solver, on one worker, without a training around."""
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe import ModelConfig, PruneConfig, Recipe, ShareConfig, SolverConfig
+from firecaffe.errors import RecipeError
+from firecaffe.models.freeze import freeze
+from firecaffe.solvers.config import BY_ELEMENT
+from firecaffe.solvers.optimizer import SOLVERS, make_optimizer, set_rate
+from firecaffe.training.constraint import Constraint, make_constraints
+from firecaffe.training.ema import Ema
+from firecaffe.training.pruning import Pruning
+from firecaffe.training.sharing import Sharing
+
+SHARE = Recipe(share=ShareConfig({"*": 2}))
+
+
+def network() -> Any:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(7, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 3))
+
+
+def words_of(solver: str) -> SolverConfig:
+    return SolverConfig(solver, base_lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+class Trained:
+    """A network that is trained under a recipe's constraints, on random samples."""
+
+    def __init__(self, recipe: Recipe, net: nn.Module, solver: SolverConfig) -> None:
+        self.net, self.done = net, 0
+        self.constraints = make_constraints(recipe, net)
+        self.named = dict(net.named_parameters())
+        self.optimizer = make_optimizer(self.named, solver)
+        self.ema = Ema(self.named, 0.9)
+        for each in self.constraints:
+            each.begin()
+
+    def step(self, is_skipped: bool = False) -> None:
+        inputs = torch.randn(6, 7, generator=torch.Generator().manual_seed(self.done))
+        self.net.zero_grad()
+        self.net(inputs.to(next(self.net.parameters()).dtype)).square().mean().backward()
+        set_rate(self.optimizer, 0.05)
+        for each in self.constraints:
+            each.before_update(self.done)
+        if not is_skipped:  # as float16 skips a step whose gradient is not finite
+            self.optimizer.step()
+        for each in self.constraints:
+            each.after_update(self.done)
+        self.ema.update(self.done)
+        for each in self.constraints:
+            each.restrict(self.ema.average)
+        self.done += 1
+
+    @property
+    def first(self) -> Any:
+        return self.constraints[0]
+
+
+def check_masked(trained: Trained, masks: dict[str, Tensor]) -> None:
+    for name, mask in masks.items():
+        assert torch.equal(trained.named[name] != 0, mask)
+        assert torch.equal(trained.ema.average[name] != 0, mask)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("decay_form", ["l2", "decoupled"])
+def test_pruned_weights_stay_zero(solver: str, decay_form: Any) -> None:
+    words = SolverConfig(solver, momentum=0.9, weight_decay=0.01, decay_form=decay_form, trust=1.0)
+    trained = Trained(Recipe(prune=PruneConfig({"*": 0.3})), network(), words)
+    masks = {name: mask.clone() for name, mask in trained.first.masks.items()}
+    assert [int(mask.sum()) for mask in masks.values()] == [19, 8]
+    before = copy.deepcopy(trained.net.state_dict())
+    for _ in range(5):
+        trained.step()
+        check_masked(trained, masks)
+    for name, mask in masks.items():
+        assert (trained.named[name][mask] != before[name][mask]).all()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_shared_weights_stay_shared(solver: str) -> None:
+    trained = Trained(SHARE, network(), words_of(solver))
+    before = copy.deepcopy(trained.net.state_dict())
+    for _ in range(5):
+        trained.step()
+        for name, codes in trained.first.codes.items():
+            assert (trained.named[name] != before[name]).all()
+            for of in (trained.named[name], trained.ema.average[name]):
+                assert len(torch.unique(of)) == len(torch.unique(codes)) == 4
+
+
+class Codebooks(nn.Module):
+    """Codebooks as parameters, whose gradients autograd finds."""
+
+    def __init__(self, net: nn.Module, sharing: Sharing) -> None:
+        super().__init__()
+        self.net = [net]  # no module of this one
+        self.codes = sharing.codes
+        self.values, self.others = nn.ParameterDict(), nn.ParameterDict()
+        for name, weight in net.named_parameters():
+            if name not in self.codes:
+                self.others[name.replace(".", "-")] = nn.Parameter(weight.detach().clone())
+                continue
+            codes = range(1, int(self.codes[name].max()) + 1)
+            first = [weight[self.codes[name] == code][0] for code in codes]
+            self.values[name.replace(".", "-")] = nn.Parameter(torch.stack(first).detach())
+
+    def weights(self) -> dict[str, Tensor]:
+        found = {name.replace("-", "."): each for name, each in self.others.items()}
+        for key, values in self.values.items():
+            codes = self.codes[key.replace("-", ".")]
+            with_zero = torch.cat([values.new_zeros(1), values])
+            found[key.replace("-", ".")] = with_zero[codes.long()]
+        return found
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = torch.func.functional_call(self.net[0], self.weights(), inputs)
+        return outputs
+
+
+@pytest.mark.parametrize("solver", BY_ELEMENT)
+def test_it_is_a_solver_with_the_values_as_parameters(solver: str) -> None:
+    net = network().double()
+    with torch.no_grad():
+        net[0].weight[:4] = 0  # pruned
+    ours = Trained(SHARE, net, words_of(solver))
+    theirs = Trained(Recipe(), Codebooks(copy.deepcopy(net), ours.first), words_of(solver))
+    for _ in range(6):
+        ours.step()
+        theirs.step()
+    assert isinstance(theirs.net, Codebooks)
+    for name, weight in theirs.net.weights().items():
+        torch.testing.assert_close(ours.named[name].detach(), weight, rtol=1e-9, atol=1e-12)
+    assert not ours.named["0.weight"][:4].any()
+
+
+@pytest.mark.parametrize("solver", ["sgd", "adam", "lamb"])
+def test_values_that_are_not_trained_stay(solver: str) -> None:
+    words = ShareConfig({"0": 3}, train=False)
+    trained = Trained(Recipe(share=words), network(), words_of(solver))
+    before = copy.deepcopy(trained.net.state_dict())
+    for _ in range(3):
+        trained.step()
+    after = trained.net.state_dict()
+    assert torch.equal(after["0.weight"], before["0.weight"])
+    assert torch.equal(trained.ema.average["0.weight"], before["0.weight"])
+    assert not torch.equal(after["3.weight"], before["3.weight"])
+    assert not torch.equal(after["0.bias"], before["0.bias"])
+
+
+def test_gradual_pruning_goes_to_the_share_and_no_weight_comes_back() -> None:
+    words = PruneConfig({"0": 0.2, "3": 0.5}, how="gradual", steps=10, every=4)
+    trained = Trained(Recipe(prune=words), network(), words_of("sgd"))
+    kept = [{name: mask.clone() for name, mask in trained.first.masks.items()}]
+    for _ in range(12):
+        trained.step()
+        check_masked(trained, trained.first.masks)
+        kept.append({name: mask.clone() for name, mask in trained.first.masks.items()})
+    assert [int(each["0.weight"].sum()) for each in kept] == [
+        *[63] * 4,  # all until step 4
+        *[round(63 * (0.2 + 0.8 * 0.6**3))] * 4,
+        *[round(63 * (0.2 + 0.8 * 0.2**3))] * 2,
+        *[round(63 * 0.2)] * 3,
+    ]
+    assert int(kept[-1]["3.weight"].sum()) == 14  # of 27, to the even one
+    for before, after in itertools.pairwise(kept):
+        assert not any((after[name] & ~before[name]).any() for name in after)
+
+
+def test_with_surgery_weights_come_back_until_the_masks_are_fixed() -> None:
+    net: Any = nn.Sequential(nn.Linear(3, 1, bias=False))
+    weight = net[0].weight
+    with torch.no_grad():
+        weight.copy_(torch.tensor([[3.0, 1.0, -0.5]]))
+    words = PruneConfig({"0": 0.34}, how="surgery", steps=3, every=1)
+    [pruning] = make_constraints(Recipe(prune=words), net)
+    assert isinstance(pruning, Pruning)
+    optimizer = torch.optim.SGD(net.parameters(), 1.0)
+
+    def update(step: int, gradient: list[float]) -> list[float]:
+        weight.grad = torch.tensor([gradient]).float()
+        pruning.before_update(step)
+        optimizer.step()
+        pruning.after_update(step)
+        found: list[float] = weight.detach()[0].tolist()
+        return found
+
+    pruning.begin()
+    assert weight.tolist() == [[3, 0, 0]]
+    assert update(0, [0, -2.5, 0]) == [3, 0, 0]  # 3.5 is not larger by the margin
+    assert update(1, [0, -1, 0]) == [0, 4.5, 0]
+    assert pruning.dense["0.weight"].tolist() == [[3, 4.5, -0.5]]
+    assert update(2, [-9, 0, 0]) == [12, 0, 0]
+    assert update(3, [1, -99, -99]) == [11, 0, 0]  # fixed
+    assert update(4, [1, -99, -99]) == [10, 0, 0]
+
+
+@pytest.mark.parametrize("how", ["magnitude", "surgery"])
+def test_a_step_that_is_skipped_changes_nothing(how: Any) -> None:
+    steps = 0 if how == "magnitude" else 9
+    words = PruneConfig({"*": 0.3}, how=how, steps=steps)
+    trained = Trained(Recipe(prune=words), network(), words_of("adam"))
+    trained.step()
+    before = copy.deepcopy(trained.net.state_dict())
+    trained.step(is_skipped=True)
+    for name in trained.first.masks:
+        assert torch.equal(trained.net.state_dict()[name], before[name])
+
+
+def test_memory_in_another_order() -> None:
+    """As train.channels_last has it: the same weights have the same codes, sums and masks."""
+
+    def made(layout: torch.memory_format) -> dict[str, Tensor]:
+        torch.manual_seed(1)
+        net: Any = nn.Sequential(nn.Conv2d(3, 8, 3)).to(memory_format=layout)  # type: ignore[call-overload]
+        words = Recipe(prune=PruneConfig({"0": 0.5}), share=ShareConfig({"0": 2}))
+        constraints = make_constraints(words, net)
+        for each in constraints:
+            each.begin()
+        net[0].weight.grad = torch.sin(torch.arange(216.0)).view(8, 3, 3, 3)
+        for each in constraints:
+            each.before_update(0)
+        grad = net[0].weight.grad
+        assert grad is not None
+        return {**net.state_dict(), "grad": grad}
+
+    one, other = made(torch.contiguous_format), made(torch.channels_last)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def constrained(net: nn.Module, **words: Any) -> list[Constraint]:
+    return make_constraints(Recipe(**words), net)
+
+
+def frozen() -> Any:
+    net = network()
+    freeze(net, ["0.*"])
+    return net
+
+
+MISTAKES: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
+    (network, {"prune": PruneConfig({"fc": 0.1})}, "prune.keep has 'fc', which no layer with wei"),
+    (network, {"prune": PruneConfig({"1": 0.1})}, "prune.keep has '1', .*they are called 0, 3"),
+    (network, {"share": ShareConfig({"fc*": 4})}, "share.bits has 'fc\\*', which no layer with w"),
+    (
+        lambda: nn.Sequential(network()),
+        {"prune": PruneConfig({"0": 0.1})},
+        "prune.keep has '0', which is no layer but has some; say '0.\\*'",
+    ),
+    (
+        network,
+        {"prune": PruneConfig({"*": 0.1}, {"0": 1.0})},
+        "prune.keep and prune.threshold both match 0; leave it out of one of them",
+    ),
+    (frozen, {"prune": PruneConfig({"*": 0.1})}, "prune.keep matches 0, .*, or say '0' = 1 after"),
+    (frozen, {"prune": PruneConfig({}, {"*": 1})}, "prune.threshold matches 0, which model.freez"),
+    (frozen, {"share": ShareConfig({"*": 4})}, "share.bits matches 0, which model.freeze keeps"),
+    (nn.Flatten, {"share": ShareConfig({"*": 4})}, "share.bits has '\\*', but the network has no"),
+]
+
+
+@pytest.mark.parametrize(("make", "words", "line"), MISTAKES)
+def test_layers_that_cannot_be_had(
+    make: Callable[[], nn.Module], words: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(RecipeError, match=line):
+        constrained(make(), **words)
+
+
+def test_a_frozen_layer_that_keeps_all_is_left_alone() -> None:
+    [found] = constrained(frozen(), prune=PruneConfig({"*": 0.1, "0": 1.0}))
+    assert isinstance(found, Pruning)
+    assert [*found.masks] == ["3.weight"]
+
+
+def zeros(name: str) -> Any:
+    net = network()
+    nn.init.zeros_(net.get_submodule(name).weight)
+    return net
+
+
+BEGINNINGS: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
+    (lambda: zeros("3"), {"prune": PruneConfig({"*": 0.1})}, "prune: the weights of 3 are all ze"),
+    (lambda: zeros("0"), {"share": ShareConfig({"*": 2})}, "share: the weights of 0 are all zero"),
+    (network, {"prune": PruneConfig({}, {"0": 9})}, "prune.threshold 9 keeps no weight of 0"),
+]
+
+
+@pytest.mark.parametrize(("make", "words", "line"), BEGINNINGS)
+def test_weights_that_cannot_be_brought_to_it(
+    make: Callable[[], nn.Module], words: dict[str, Any], line: str
+) -> None:
+    [found] = constrained(make(), **words)
+    with pytest.raises(RecipeError, match=line):
+        found.begin()
+
+
+def test_no_layer_is_to_be_empty_beside_larger_ones() -> None:
+    net = network()
+    with torch.no_grad():
+        net[3].weight.mul_(1e-3)
+    [found] = constrained(net, prune=PruneConfig({"*": 0.1}, scope="all"))
+    with pytest.raises(RecipeError, match=r"prune.scope all keeps no weight of 3"):
+        found.begin()
+
+
+def test_without_words_there_are_none() -> None:
+    assert constrained(network(), model=ModelConfig(freeze=["0.*"])) == []
