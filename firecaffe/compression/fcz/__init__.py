@@ -1,0 +1,10 @@
+"""A network in one small file, .fcz: exact, deterministic, and decoded safely.
+
+docs/fcz.md describes the file so that others can read and write it.
+"""
+
+from firecaffe.compression.fcz.read import Opened, read
+from firecaffe.compression.fcz.report import FileReport, TensorReport
+from firecaffe.compression.fcz.write import CODES, write
+
+__all__ = ["CODES", "FileReport", "Opened", "TensorReport", "read", "write"]

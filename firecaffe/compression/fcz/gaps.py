@@ -1,0 +1,98 @@
+"""Kept positions as distances: how many zeros come before each kept element.
+
+A distance of 2^b - 1 zeros or more is a symbol that skips so many, once or several times, and then
+the rest. Source: Han, Mao and Dally 2016, section 3, where what skips is a kept zero.
+"""
+
+from collections.abc import Iterator
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter, Symbols
+from firecaffe.compression.fcz.damaged import DamagedError
+from firecaffe.compression.fcz.huffman import code_lengths
+from firecaffe.compression.fcz.report import entropy_bytes
+from firecaffe.compression.fcz.sequence import How, read_sequence, write_sequence
+
+TRIED = 1 << 18
+"""Elements on which distances are compared with bits."""
+
+MOST_BITS = 15
+TABLED = 1 << 16
+"""Distances of which the alphabet is chosen."""
+
+MOST_SKIPS = 1.25
+"""Symbols for a distance, with a range coder."""
+
+BITS_OF_TABLE = 5
+"""What a symbol of the alphabet costs beside the entropy, about: counts have to be learned."""
+
+
+def write_gaps(writer: BlockWriter, positions: NDArray[np.int64], size: int, how: How) -> None:
+    """positions: of the kept elements, at least one; ascending. size: elements of the tensor."""
+    zeros = np.diff(positions, prepend=-1) - 1
+    bits = _cheapest_bits(zeros[:TABLED], how)
+    symbols = _symbols(zeros, (1 << bits) - 1)
+    writer.number(bits - 1, MOST_BITS)
+    writer.number(len(symbols) - 1, size)
+    write_sequence(writer, [symbols], 1 << bits, how)
+
+
+def bits_of_gaps(kept: NDArray[np.bool_], how: How) -> float:
+    """The bits that distances take for an element, measured on the first TRIED."""
+    part = kept[:TRIED]
+    trial = BlockWriter()
+    if part.any():
+        write_gaps(trial, np.flatnonzero(part), len(part), how)
+    return trial.bits / len(part)
+
+
+def read_gaps(reader: BlockReader, kept: int, size: int) -> Iterator[NDArray[np.int64]]:
+    """Yields the positions, chunk by chunk, ascending. Raises: DamagedError."""
+    bits = reader.number(MOST_BITS) + 1
+    count = reader.number(size) + 1
+    skips = (1 << bits) - 1
+    base = found = 0
+    for (symbols,) in read_sequence(reader, 1, count, 1 << bits):
+        stops = symbols.astype(np.int64)
+        stops += symbols != skips
+        np.cumsum(stops, out=stops)
+        stops += base
+        base = int(stops[-1])
+        if base > size:
+            raise DamagedError("a distance leads beyond the end of its tensor")
+        positions = stops[symbols != skips] - 1
+        found += len(positions)
+        yield positions
+    if found != kept:
+        raise DamagedError(f"{found} distances for {kept} kept elements")
+
+
+def _symbols(zeros: NDArray[np.int64], skips: int) -> Symbols:
+    times = zeros // skips
+    rest = (zeros - times * skips).astype(np.int32)
+    ends = np.cumsum(times + 1)
+    if ends[-1] == len(zeros):
+        return rest
+    symbols = np.full(int(ends[-1]), skips, np.int32)
+    symbols[ends - 1] = rest
+    return symbols
+
+
+def _cheapest_bits(zeros: NDArray[np.int64], how: How) -> int:
+    """Of the alphabets that need few skips, since each takes time, the one with the fewest bits."""
+
+    def cost(bits: int) -> float:
+        symbols = _symbols(zeros, (1 << bits) - 1)
+        if len(symbols) > MOST_SKIPS * len(zeros) and how != "huffman":
+            return inf
+        counts = np.bincount(symbols)
+        table = BITS_OF_TABLE * min(1 << bits, len(symbols))
+        if how == "huffman":
+            return float((counts * code_lengths(counts)).sum()) + table
+        return 8 * entropy_bytes(counts) + table
+
+    most = max(1, int(zeros.max()).bit_length())
+    return min(range(1, min(most, MOST_BITS) + 1), key=cost)

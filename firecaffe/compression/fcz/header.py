@@ -1,0 +1,185 @@
+"""The beginning of a file: which network it is, and its tensors' names, types and shapes.
+
+    3 bytes  "FCZ"
+    1 byte   version
+    varint   bytes of the header as it is stored
+    varint   bytes of the header
+    varint   bytes of the blocks that follow, to the end of the file
+    4 bytes  CRC-32 of all that, and of the header as it is stored, little-endian
+    header   raw deflate with the dictionary DICTIONARY; or as it is, if both lengths are equal
+
+The header:
+
+    varint, bytes   the network: JSON, UTF-8
+    varint          tensors; then for each of them
+    varint, bytes     its name, UTF-8
+    1 byte            its type, a place in DTYPES
+    varint            dimensions; then for each of them a varint
+"""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from firecaffe.compression.fcz.damaged import DamagedError
+from firecaffe.compression.fcz.patterns import DTYPES
+from firecaffe.compression.fcz.varint import MOST_BYTES, read_varint, varint
+
+MAGIC = b"FCZ"
+VERSION = 1
+
+MOST_HEADER = 1 << 24
+MOST_TENSORS = 1 << 16
+MOST_DIMENSIONS = 32
+MOST_NAME = 1 << 12
+
+DICTIONARY = (
+    b"layer1.layer2.layer3.layer4.0.downsample.running_meanrunning_varnum_batches_tracked"
+    b"features.classifier.expand1x1expand3x3squeezeinceptionconv1.conv2.conv3.ip1.ip2.ip3.fc1.fc2."
+    b'fc3.bn1.{"model":{"args":{"in_channels":,"num_classes":10},"name":"lenet"},'
+    b".weight\x00\x02.bias\x00\x01"
+)
+"""What the deflated header may refer to, as if it came before."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a file says of a tensor before its elements."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory, decoded."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Header:
+    network: dict[str, Any]
+    tensors: Sequence[Outline]
+    body_bytes: int
+    """What follows the header."""
+
+
+def header_bytes(network: Mapping[str, Any], tensors: Sequence[Outline], body_bytes: int) -> bytes:
+    """Everything before the first block.
+
+    Raises: ValueError, TypeError if the network is no JSON.
+    """
+    text = json.dumps(network, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    parts = [_counted(text.encode()), varint(len(tensors))]
+    for each in tensors:
+        parts += [_counted(each.name.encode()), bytes([DTYPES.index(each.dtype)])]
+        parts += [varint(len(each.shape)), *map(varint, each.shape)]
+    plain = b"".join(parts)
+    if len(plain) > MOST_HEADER:
+        raise ValueError(f"the header takes {len(plain)} bytes; at most {MOST_HEADER}")
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
+    stored = deflate.compress(plain) + deflate.flush()
+    if len(stored) >= len(plain):
+        stored = plain
+    start = MAGIC + bytes([VERSION])
+    start += varint(len(stored)) + varint(len(plain)) + varint(body_bytes)
+    return start + zlib.crc32(stored, zlib.crc32(start)).to_bytes(4, "little") + stored
+
+
+def read_header(file: BinaryIO, file_bytes: int) -> Header:
+    """Reads what comes before the first block, and leaves the file there. Raises: DamagedError."""
+    start = file.read(len(MAGIC) + 1 + 3 * MOST_BYTES + 4)
+    if start[: len(MAGIC)] != MAGIC:
+        raise DamagedError(f"it begins with {start[: len(MAGIC)]!r}, not with {MAGIC!r}")
+    if len(start) == len(MAGIC):
+        raise DamagedError("the file is cut short")
+    if start[len(MAGIC)] != VERSION:
+        raise DamagedError(f"it is of version {start[len(MAGIC)]}; this program reads {VERSION}")
+    place = len(MAGIC) + 1
+    stored_bytes, place = read_varint(start, place)
+    plain_bytes, place = read_varint(start, place)
+    body_bytes, place = read_varint(start, place)
+    if not 0 < stored_bytes <= plain_bytes <= MOST_HEADER:
+        raise DamagedError(f"a header of {plain_bytes} bytes; at most {MOST_HEADER}")
+    whole = place + 4 + stored_bytes + body_bytes
+    if file_bytes != whole:
+        raise DamagedError(f"it has {file_bytes} bytes, and says that it has {whole}")
+    file.seek(place)
+    stated, stored = file.read(4), file.read(stored_bytes)
+    if zlib.crc32(stored, zlib.crc32(start[:place])) != int.from_bytes(stated, "little"):
+        raise DamagedError("the header's checksum is not that of its bytes")
+    plain = stored if stored_bytes == plain_bytes else _inflate(stored, plain_bytes)
+    network, tensors = _parse(plain)
+    return Header(network, tensors, body_bytes)
+
+
+def _counted(data: bytes) -> bytes:
+    return varint(len(data)) + data
+
+
+def _inflate(stored: bytes, plain_bytes: int) -> bytes:
+    inflate = zlib.decompressobj(-15, DICTIONARY)
+    try:
+        plain = inflate.decompress(stored, plain_bytes + 1)
+    except zlib.error as error:
+        raise DamagedError(f"the header cannot be inflated ({error})") from error
+    if len(plain) != plain_bytes or not inflate.eof or inflate.unused_data:
+        raise DamagedError("the header is longer or shorter than it says")
+    return plain
+
+
+class _Plain:
+    """The header, read from the front."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.place = data, 0
+
+    def number(self, most: int, what: str) -> int:
+        value, self.place = read_varint(self.data, self.place)
+        if value > most:
+            raise DamagedError(f"{value} {what}; at most {most}")
+        return value
+
+    def text(self, most: int, what: str) -> str:
+        count = self.number(most, f"bytes of {what}")
+        found = self.data[self.place : self.place + count]
+        self.place += count
+        if len(found) != count:
+            raise DamagedError(f"{what} is cut short")
+        try:
+            return found.decode()
+        except UnicodeDecodeError as error:
+            raise DamagedError(f"{what} is no UTF-8") from error
+
+
+def _parse(plain: bytes) -> tuple[dict[str, Any], list[Outline]]:
+    rest = _Plain(plain)
+    text = rest.text(MOST_HEADER, "the network")
+    try:
+        network = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"the network is no JSON ({error})") from error
+    if not isinstance(network, dict):
+        raise DamagedError("the network is no JSON object")
+    tensors = []
+    for _ in range(rest.number(MOST_TENSORS, "tensors")):
+        name = rest.text(MOST_NAME, "a tensor's name")
+        dtype = rest.number(len(DTYPES) - 1, "as a tensor's type")
+        dimensions = rest.number(MOST_DIMENSIONS, "dimensions of a tensor")
+        shape = tuple(rest.number(1 << 62, "as a dimension") for _ in range(dimensions))
+        tensors.append(Outline(name, DTYPES[dtype], shape))
+    if rest.place != len(plain):
+        raise DamagedError("the header has bytes after its last tensor")
+    if len({each.name for each in tensors}) != len(tensors):
+        raise DamagedError("two tensors have the same name")
+    return network, tensors

@@ -1,0 +1,121 @@
+"""Canonical Huffman codes whose words have at most 16 bits.
+
+Sources: Huffman 1952; Larmore and Hirschberg 1990 (package-merge, the shortest code whose words are
+no longer than a limit); Schwartz and Kallick 1964 (canonical codes).
+"""
+
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.compression.fcz.damaged import DamagedError
+
+MOST_BITS = 16
+STRIDE = 32
+"""Symbols between two places that decoding begins from at once."""
+
+Ints = NDArray[np.int64]
+
+
+def code_lengths(counts: Ints) -> Ints:
+    """The bits of each symbol's word in the shortest code; 0 for a symbol that does not occur, and
+    1 if it is the only one.
+    """
+    lengths = np.zeros(len(counts), np.int64)
+    used = np.flatnonzero(counts)
+    if len(used) < 2:
+        lengths[used] = 1
+        return lengths
+    coins: list[tuple[int, tuple[int, ...]]] = sorted(
+        (int(counts[symbol]), (int(symbol),)) for symbol in used
+    )
+    packages = coins
+    for _ in range(MOST_BITS - 1):
+        pairs = zip(packages[0::2], packages[1::2], strict=False)
+        packages = sorted([*coins, *((a[0] + b[0], a[1] + b[1]) for a, b in pairs)])
+    taken = chain.from_iterable(symbols for _, symbols in packages[: 2 * len(used) - 2])
+    return np.bincount(np.fromiter(taken, np.int64), minlength=len(counts))
+
+
+class Code:
+    """A canonical code: words of one length are consecutive numbers, in the order of symbols."""
+
+    def __init__(self, lengths: Ints) -> None:
+        """Raises: DamagedError if Kraft's sum is not 1, but for a single symbol of one bit."""
+        used = np.flatnonzero(lengths)
+        sizes = lengths[used]
+        if sizes.size and int(sizes.max()) > MOST_BITS:
+            raise DamagedError(f"a Huffman code has a word of {sizes.max()} bits")
+        room = int((1 << (MOST_BITS - sizes)).sum())
+        alone = len(used) == 1 and int(sizes[0]) == 1
+        if room != 1 << MOST_BITS and not alone:
+            raise DamagedError("the lengths of a Huffman code do not add up to 1 (Kraft's sum)")
+        order = used[np.argsort(sizes, kind="stable")]
+        spans = 1 << (MOST_BITS - lengths[order])
+        starts = np.cumsum(spans) - spans
+        self._lengths = lengths
+        self._words = np.zeros(len(lengths), np.int64)
+        self._words[order] = starts >> (MOST_BITS - lengths[order])
+        # By the next 16 bits: which symbol, and how many of them are its word.
+        whole = 1 << MOST_BITS
+        self._symbol_at = np.repeat(order, spans).astype(np.int32)
+        self._length_at = np.repeat(lengths[order], spans).astype(np.int32)
+        if alone:  # a word that begins with 1 is none
+            self._symbol_at = np.resize(self._symbol_at, whole)
+            self._length_at = np.concatenate([self._length_at, np.zeros_like(self._length_at)])
+
+    def num_bits(self, symbols: NDArray[np.int32]) -> int:
+        return int(self._lengths[symbols].sum())
+
+    def encode(self, symbols: NDArray[np.int32]) -> bytes:
+        """The words one after the other, each from its highest bit; zeros fill the last byte."""
+        sizes = self._lengths[symbols]
+        ends = np.cumsum(sizes)
+        total = int(ends[-1]) if len(ends) else 0
+        below = np.repeat(ends, sizes) - 1 - np.arange(total)
+        bits = (np.repeat(self._words[symbols], sizes) >> below) & 1
+        return np.packbits(bits.astype(np.uint8)).tobytes()
+
+    def decode(self, data: bytes, count: int) -> NDArray[np.int32]:
+        """Decodes `count` symbols, which must take all bytes.
+
+        Where a word begins is known from the one before; so for each bit of the data it is found
+        where a word that began there would end, then where STRIDE words would, by doubling. These
+        steps lead to places from which all decode at once.
+
+        Raises: DamagedError if the data are longer or shorter than the words.
+        """
+        if not (count and data):
+            if count or data:
+                raise DamagedError("a Huffman section has bytes and no symbols, or none and some")
+            return np.empty(0, np.int32)
+        total = 8 * len(data)
+        padded = np.frombuffer(data + bytes(2), np.uint8).astype(np.uint32)
+        three = padded[:-2] << 16 | padded[1:-1] << 8 | padded[2:]
+        ahead = (three[:, None] >> np.arange(8, 0, -1, dtype=np.uint32)) & 0xFFFF
+        ahead = ahead.reshape(-1)
+        length = self._length_at[ahead]
+        # One place after the last bit, which leads to itself, takes all that go beyond.
+        after = np.full(total + 1, total, np.int32)
+        np.minimum(np.arange(total, dtype=np.int32) + length, total, out=after[:total])
+        jump = after
+        for _ in range(STRIDE.bit_length() - 1):
+            jump = jump[jump]
+        places = np.empty(-(-count // STRIDE), np.int32)
+        place, jumps = 0, jump.tolist()
+        for number in range(len(places)):
+            places[number] = place
+            place = jumps[place]
+        found = np.empty((STRIDE, len(places)), np.int32)
+        begun = np.empty((STRIDE, len(places)), np.int32)
+        for number in range(STRIDE):
+            begun[number] = places
+            found[number] = self._symbol_at[ahead[np.minimum(places, total - 1)]]
+            places = after[places]
+        starts = begun.T.reshape(-1)[:count]
+        last = int(starts[-1])
+        end = last + int(length[last]) if last < total else total + 1
+        if not total - 8 < end <= total or not length[np.minimum(starts, total - 1)].all():
+            raise DamagedError("a Huffman section is longer or shorter than its words")
+        return found.T.reshape(-1)[:count]

@@ -1,0 +1,139 @@
+"""Reading a .fcz file: its network at once, its tensors one after the other.
+
+A file may be a stranger's. It is looked over before memory is taken for it: the header's length is
+capped, its checksum holds before anything of it is used, and what all tensors need together must be
+allowed. Nothing in a file is run.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.compression.fcz.blocks import BlockReader
+from firecaffe.compression.fcz.damaged import DamagedError
+from firecaffe.compression.fcz.gaps import read_gaps
+from firecaffe.compression.fcz.header import Outline, read_header
+from firecaffe.compression.fcz.mask import read_mask
+from firecaffe.compression.fcz.patterns import GAPS, Patterns, unsigned
+from firecaffe.compression.fcz.values import read_values
+from firecaffe.errors import CheckpointError
+
+MOST_BYTES = 1 << 32
+"""What all tensors of a file may need together, unless `read` is told otherwise."""
+
+SCANNED = 1 << 13
+"""Elements that are looked at together for those that are kept."""
+
+
+class Opened:
+    """A file that is open: a context, which closes it."""
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        """Raises: CheckpointError."""
+        self._path = path
+        try:
+            self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise CheckpointError(f"{path}: {error.strerror or error}") from error
+        try:
+            header = read_header(self._file, os.fstat(self._file.fileno()).st_size)
+            self.network: dict[str, Any] = header.network
+            """What was given to `write`."""
+            self.outlines: Sequence[Outline] = header.tensors
+            """Name, type and shape of each tensor, in the order of the file."""
+            needed = sum(each.num_bytes for each in header.tensors)
+            if needed > most_bytes:
+                raise DamagedError(f"its tensors need {needed:,} bytes; allowed are {most_bytes:,}")
+        except (DamagedError, OSError) as error:
+            self._file.close()
+            raise CheckpointError(f"{path}: no .fcz file, or damaged: {error}") from error
+        self._start = self._file.tell()
+        self._body_bytes = header.body_bytes
+
+    def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yields each tensor by name, decoded when it is asked for.
+
+        Beside the tensor it takes less than 1 MB. The last one comes after all was found whole.
+
+        Raises: CheckpointError for a file that is damaged.
+        """
+        try:
+            self._file.seek(self._start)
+            reader = BlockReader(self._file, self._body_bytes)
+            for place, outline in enumerate(self.outlines, 1):
+                array = _read_tensor(reader, outline)
+                if place == len(self.outlines):
+                    reader.finish()
+                yield outline.name, array
+                del array
+            if not self.outlines:
+                reader.finish()
+        except (DamagedError, OSError) as error:
+            raise CheckpointError(f"{self._path}: damaged: {error}") from error
+
+    def __enter__(self) -> "Opened":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def read(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Opened:
+    """Opens a file: `with read(path) as file: for name, array in file.tensors(): …`.
+
+    Args:
+        path: Of the file.
+        most_bytes: What its tensors may need together, decoded.
+
+    Raises: CheckpointError if it is no .fcz file, is damaged, of another version, or too large.
+    """
+    return Opened(Path(path), most_bytes)
+
+
+def _read_tensor(reader: BlockReader, outline: Outline) -> NDArray[Any]:
+    """Raises: DamagedError."""
+    dtype = np.dtype(outline.dtype)
+    size, shape = outline.size, outline.shape
+    kept = reader.number(size + 1)
+    flat: Patterns = np.zeros(size, unsigned(dtype))
+    if 0 < kept < size:
+        if reader.number(2) == GAPS:
+            for positions in read_gaps(reader, kept, size):
+                flat[positions] = 1
+        else:
+            read_mask(reader, flat, shape, kept)
+    if kept:
+        values = read_values(reader, flat.dtype, kept, outline.dtype == "float32")
+        _fill(flat, kept, values)
+    if dtype.kind == "b" and size and int(flat.max()) > 1:
+        raise DamagedError(f"{outline.name} is of truth values, and has others")
+    return flat.view(dtype).reshape(shape)
+
+
+def _fill(flat: Patterns, kept: int, values: Iterator[Patterns]) -> None:
+    """Puts the values where there is a 1, in order."""
+    if kept == len(flat):
+        start = 0
+        for each in values:
+            flat[start : start + len(each)] = each
+            start += len(each)
+        return
+    waiting = np.empty(0, np.int64)
+    scanned = 0
+    for each in values:
+        while len(waiting) < len(each):
+            found = np.flatnonzero(flat[scanned : scanned + SCANNED]) + scanned
+            waiting = np.concatenate([waiting, found])
+            scanned += SCANNED
+        flat[waiting[: len(each)]] = each
+        waiting = waiting[len(each) :]

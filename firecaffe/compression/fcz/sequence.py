@@ -1,0 +1,235 @@
+"""Sequences of whole numbers, each number of one or more symbols, in the cheapest of four ways.
+
+A sequence has columns: the index of a codebook is one column, a float32 four, its bytes. Each
+column says how it is sent:
+
+    constant   one symbol for all
+    uniform    all symbols alike
+    adaptive   a range coder with the counts of what was sent before
+    huffman    a canonical Huffman code, whose lengths come first
+
+Numbers go in chunks. Chunks of a sequence with an adaptive column begin small and grow, since
+the counts are looked at before each.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import constriction
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter, Symbols
+from firecaffe.compression.fcz.damaged import DamagedError
+from firecaffe.compression.fcz.huffman import MOST_BITS, Code, code_lengths
+
+How = Literal["best", "huffman", "range"]
+
+LEAST_CHUNK, MOST_CHUNK = 4, 4096
+MOST_ALPHABET = 1 << 16
+TRIED = 1 << 16
+"""Symbols at the beginning of a column on which the ways are compared, by real size."""
+
+_categorical = constriction.stream.model.Categorical
+_uniform = constriction.stream.model.Uniform
+
+
+def _chunks(count: int, grows: bool) -> Iterator[slice]:
+    done = 0
+    while done < count:
+        size = max(LEAST_CHUNK, done // 4) if grows else MOST_CHUNK
+        size = min(size, MOST_CHUNK, count - done)
+        yield slice(done, done + size)
+        done += size
+
+
+class Column:
+    """A way to send the symbols of a column, chunk by chunk."""
+
+    kind: int
+    grows = False
+
+    @abstractmethod
+    def write_table(self, writer: BlockWriter) -> None:
+        """What a reader has to know before the first chunk."""
+
+    @abstractmethod
+    def put(self, writer: BlockWriter, symbols: Symbols) -> None: ...
+
+    @abstractmethod
+    def take(self, reader: BlockReader, count: int) -> Symbols: ...
+
+
+class Constant(Column):
+    kind = 0
+
+    def __init__(self, symbol: int, alphabet: int) -> None:
+        self._symbol, self._alphabet = symbol, alphabet
+
+    @classmethod
+    def read(cls, reader: BlockReader, alphabet: int) -> "Constant":
+        return cls(reader.number(alphabet), alphabet)
+
+    def write_table(self, writer: BlockWriter) -> None:
+        writer.number(self._symbol, self._alphabet)
+
+    def put(self, writer: BlockWriter, symbols: Symbols) -> None:
+        pass
+
+    def take(self, reader: BlockReader, count: int) -> Symbols:
+        return np.full(count, self._symbol, np.int32)
+
+
+class Uniform(Column):
+    kind = 1
+
+    def __init__(self, alphabet: int) -> None:
+        self._model = _uniform(alphabet)
+
+    @classmethod
+    def read(cls, reader: BlockReader, alphabet: int) -> "Uniform":
+        return cls(alphabet)
+
+    def write_table(self, writer: BlockWriter) -> None:
+        pass
+
+    def put(self, writer: BlockWriter, symbols: Symbols) -> None:
+        writer.put(symbols, self._model)
+
+    def take(self, reader: BlockReader, count: int) -> Symbols:
+        return reader.take(count, self._model)
+
+
+class Adaptive(Column):
+    """A symbol that came n times before has the weight 2n + 1.
+
+    Source: Krichevsky and Trofimov 1981.
+    """
+
+    kind = 2
+    grows = True
+
+    def __init__(self, alphabet: int) -> None:
+        self._weights = np.ones(alphabet)
+
+    @classmethod
+    def read(cls, reader: BlockReader, alphabet: int) -> "Adaptive":
+        return cls(alphabet)
+
+    def write_table(self, writer: BlockWriter) -> None:
+        pass
+
+    def put(self, writer: BlockWriter, symbols: Symbols) -> None:
+        writer.put(symbols, _categorical(self._weights, perfect=False))
+        self._count(symbols)
+
+    def take(self, reader: BlockReader, count: int) -> Symbols:
+        symbols = reader.take(count, _categorical(self._weights, perfect=False))
+        self._count(symbols)
+        return symbols
+
+    def _count(self, symbols: Symbols) -> None:
+        self._weights += 2 * np.bincount(symbols, minlength=len(self._weights))
+
+
+class Huffman(Column):
+    """Each chunk has its bytes' number, and then the bytes."""
+
+    kind = 3
+    most_bytes = MOST_CHUNK * MOST_BITS // 8 + 1
+
+    def __init__(self, lengths: NDArray[np.int64]) -> None:
+        self._lengths = lengths
+        self.code = Code(lengths)
+
+    @classmethod
+    def of(cls, symbols: Symbols, alphabet: int) -> "Huffman":
+        return cls(code_lengths(np.bincount(symbols, minlength=alphabet)))
+
+    @classmethod
+    def read(cls, reader: BlockReader, alphabet: int) -> "Huffman":
+        lengths = Adaptive(MOST_BITS + 1)
+        parts = [
+            lengths.take(reader, part.stop - part.start) for part in _chunks(alphabet, grows=True)
+        ]
+        return cls(np.concatenate(parts).astype(np.int64))
+
+    def write_table(self, writer: BlockWriter) -> None:
+        lengths = Adaptive(MOST_BITS + 1)
+        for part in _chunks(len(self._lengths), grows=True):
+            lengths.put(writer, self._lengths[part].astype(np.int32))
+
+    def put(self, writer: BlockWriter, symbols: Symbols) -> None:
+        data = np.frombuffer(self.code.encode(symbols), np.uint8).astype(np.int32)
+        writer.number(len(data), self.most_bytes)
+        writer.put(data, _uniform(256))
+
+    def take(self, reader: BlockReader, count: int) -> Symbols:
+        data = reader.take(reader.number(self.most_bytes), _uniform(256))
+        return self.code.decode(data.astype(np.uint8).tobytes(), count)
+
+
+KINDS = (Constant, Uniform, Adaptive, Huffman)
+
+
+def write_sequence(
+    writer: BlockWriter, columns: Sequence[Symbols], alphabet: int, how: How
+) -> None:
+    """Writes columns of equally many symbols, each from 0 up to alphabet - 1.
+
+    Nothing is written for no symbols, or for an alphabet of one.
+    """
+    count = len(columns[0])
+    if not count or alphabet < 2:
+        return
+    chosen = []
+    for symbols in columns:
+        column = _cheapest(symbols, alphabet, how)
+        writer.number(column.kind, len(KINDS))
+        column.write_table(writer)
+        chosen.append(column)
+    for part in _chunks(count, any(column.grows for column in chosen)):
+        for column, symbols in zip(chosen, columns, strict=True):
+            column.put(writer, symbols[part])
+
+
+def read_sequence(
+    reader: BlockReader, num_columns: int, count: int, alphabet: int
+) -> Iterator[list[Symbols]]:
+    """Yields the columns' symbols chunk by chunk. Raises: DamagedError."""
+    if not 0 < alphabet <= MOST_ALPHABET:
+        raise DamagedError(f"an alphabet has {alphabet} symbols; 1 to {MOST_ALPHABET}")
+    if alphabet < 2:
+        for part in _chunks(count, grows=False):
+            yield [np.zeros(part.stop - part.start, np.int32)] * num_columns
+        return
+    columns = [
+        KINDS[reader.number(len(KINDS))].read(reader, alphabet)
+        for _ in range(num_columns if count else 0)
+    ]
+    for part in _chunks(count, any(column.grows for column in columns)):
+        yield [column.take(reader, part.stop - part.start) for column in columns]
+
+
+def _cheapest(symbols: Symbols, alphabet: int, how: How) -> Column:
+    if (symbols == symbols[0]).all():
+        return Constant(int(symbols[0]), alphabet)
+    ways: list[Column] = []
+    if how != "huffman":
+        ways += [Uniform(alphabet), Adaptive(alphabet)]
+    if how != "range":
+        ways.append(Huffman.of(symbols, alphabet))
+    costs = [_cost(way, symbols[:TRIED]) for way in ways]
+    kind = ways[int(np.argmin(costs))].kind
+    # A column that was tried has counted.
+    return Adaptive(alphabet) if kind == Adaptive.kind else ways[int(np.argmin(costs))]
+
+
+def _cost(column: Column, symbols: Symbols) -> float:
+    """The bits that it takes, measured."""
+    writer = BlockWriter()
+    column.write_table(writer)
+    for part in _chunks(len(symbols), column.grows):
+        column.put(writer, symbols[part])
+    return writer.bits

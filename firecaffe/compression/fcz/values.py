@@ -1,0 +1,142 @@
+"""The values of a tensor's kept elements: a codebook and the places in it, or their bytes.
+
+Bytes go as columns of a sequence, the lowest byte first, for the bytes of a float are not alike:
+the highest has its sign and exponent, of which few occur. Float32 that are float16 as well, to
+the bit, go as these.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
+from firecaffe.compression.fcz.damaged import DamagedError
+from firecaffe.compression.fcz.patterns import Patterns
+from firecaffe.compression.fcz.report import entropy_bytes
+from firecaffe.compression.fcz.sequence import How, read_sequence, write_sequence
+
+MOST_VALUES = 1 << 13
+"""Distinct values that a codebook may have."""
+
+SAMPLED = 1 << 16
+"""Elements of which a tensor with too many distinct values is known at once."""
+
+BYTES, CODEBOOK = 0, 1
+
+
+@dataclass(frozen=True)
+class ValuesCost:
+    """What was written, in bits; and how many distinct values there are, 0 if nobody counted."""
+
+    distinct: int
+    codebook_bits: float
+    symbol_bits: float
+    floor_bits: float
+    """The codebook, and the entropy of the places in it; bytes are their own floor."""
+
+
+def write_values(writer: BlockWriter, patterns: Patterns, is_float32: bool, how: How) -> ValuesCost:
+    """patterns: of the kept elements, at least one."""
+    codebook = _distinct(patterns)
+    if codebook is None:
+        return _write_bytes(writer, patterns, is_float32, how, 0)
+    distinct = len(codebook)
+    if 4 * distinct > len(patterns):
+
+        def cost(way: int) -> float:
+            trial = BlockWriter()
+            _write(trial, way, patterns, codebook, is_float32, how)
+            return trial.bits
+
+        way = min((CODEBOOK, BYTES), key=cost)
+        return _write(writer, way, patterns, codebook, is_float32, how)
+    return _write(writer, CODEBOOK, patterns, codebook, is_float32, how)
+
+
+def read_values(
+    reader: BlockReader, dtype: np.dtype[Any], kept: int, is_float32: bool
+) -> Iterator[Patterns]:
+    """Yields the kept elements' patterns, chunk by chunk. dtype: unsigned. Raises: DamagedError."""
+    if reader.number(2) == BYTES:
+        yield from _read_bytes(reader, dtype, kept, is_float32)
+        return
+    distinct = reader.number(MOST_VALUES) + 1
+    if distinct > kept:
+        raise DamagedError(f"a codebook has {distinct} values for {kept} elements")
+    codebook = np.concatenate(list(_read_bytes(reader, dtype, distinct, is_float32)))
+    for (symbols,) in read_sequence(reader, 1, kept, distinct):
+        yield codebook[symbols]
+
+
+def _write(
+    writer: BlockWriter,
+    way: int,
+    patterns: Patterns,
+    codebook: Patterns,
+    is_float32: bool,
+    how: How,
+) -> ValuesCost:
+    if way == BYTES:
+        return _write_bytes(writer, patterns, is_float32, how, len(codebook))
+    start = writer.bits
+    writer.number(CODEBOOK, 2)
+    writer.number(len(codebook) - 1, MOST_VALUES)
+    _put_bytes(writer, codebook, is_float32, "best")
+    between = writer.bits
+    symbols = np.searchsorted(codebook, patterns).astype(np.int32)
+    write_sequence(writer, [symbols], len(codebook), how)
+    floor = between - start + 8 * entropy_bytes(np.bincount(symbols))
+    return ValuesCost(len(codebook), between - start, writer.bits - between, floor)
+
+
+def _write_bytes(
+    writer: BlockWriter, patterns: Patterns, is_float32: bool, how: How, distinct: int
+) -> ValuesCost:
+    start = writer.bits
+    writer.number(BYTES, 2)
+    _put_bytes(writer, patterns, is_float32, how)
+    bits = writer.bits - start
+    return ValuesCost(distinct, 0.0, bits, bits)
+
+
+def _distinct(patterns: Patterns) -> Patterns | None:
+    """The distinct patterns, ascending; None if they are more than a codebook may have."""
+    if len(np.unique(patterns[:SAMPLED])) > MOST_VALUES:
+        return None
+    found = np.unique(patterns)
+    return found if len(found) <= MOST_VALUES else None
+
+
+def _put_bytes(writer: BlockWriter, patterns: Patterns, is_float32: bool, how: How) -> None:
+    if is_float32:
+        half = _as_float16(patterns)
+        writer.number(half is not None, 2)
+        patterns = patterns if half is None else half
+    columns = [
+        ((patterns >> patterns.dtype.type(8 * place)) & patterns.dtype.type(255)).astype(np.int32)
+        for place in range(patterns.itemsize)
+    ]
+    write_sequence(writer, columns, 256, how)
+
+
+def _read_bytes(
+    reader: BlockReader, dtype: np.dtype[Any], count: int, is_float32: bool
+) -> Iterator[Patterns]:
+    is_half = is_float32 and bool(reader.number(2))
+    sent = np.dtype(np.uint16) if is_half else dtype
+    for columns in read_sequence(reader, sent.itemsize, count, 256):
+        patterns = columns[0].astype(sent)
+        for place, column in enumerate(columns[1:], 1):
+            patterns |= column.astype(sent) << sent.type(8 * place)
+        if is_half:
+            patterns = patterns.view(np.float16).astype(np.float32).view(np.uint32)
+        yield patterns
+
+
+def _as_float16(patterns: Patterns) -> Patterns | None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        half = patterns.view(np.float32).astype(np.float16)
+        same = np.array_equal(half.astype(np.float32).view(np.uint32), patterns)
+    return half.view(np.uint16) if same else None

@@ -1,0 +1,148 @@
+"""Writing a network into a .fcz file."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.compression.fcz.blocks import BlockWriter
+from firecaffe.compression.fcz.gaps import bits_of_gaps, write_gaps
+from firecaffe.compression.fcz.header import (
+    MOST_DIMENSIONS,
+    MOST_NAME,
+    MOST_TENSORS,
+    Outline,
+    header_bytes,
+)
+from firecaffe.compression.fcz.mask import cheapest_view, write_mask
+from firecaffe.compression.fcz.patterns import DTYPES, GAPS, MASK, patterns_of
+from firecaffe.compression.fcz.report import FileReport, TensorReport, entropy_bytes
+from firecaffe.compression.fcz.sequence import How
+from firecaffe.compression.fcz.values import write_values
+from firecaffe.errors import RecipeError
+
+CODES: tuple[How, ...] = get_args(How)
+"""How a file may be coded: the cheapest for each section, or one alone."""
+
+COPIED = 1 << 20
+
+
+def write(
+    path: str | Path,
+    tensors: Mapping[str, NDArray[Any]],
+    network: Mapping[str, Any],
+    *,
+    code: How = "best",
+) -> FileReport:
+    """Writes tensors exactly, so that under its final name the file is never seen in part.
+
+    The same tensors and network give the same bytes. Zeros and shared values are found in the
+    tensors: what is pruned is 0, and a tensor of few distinct values has a codebook.
+
+    Args:
+        path: Of the file; one that is there is replaced.
+        tensors: By name, in the order of the file.
+        network: What `read` gives back: JSON that says how the network is made.
+        code: "huffman" codes distances and values as Deep Compression does; "range" by a range
+            coder alone; "best" by what is smallest in each section.
+
+    Raises: RecipeError if a tensor's type cannot be written, or the network is no JSON; OSError.
+    """
+    if code not in CODES:
+        raise RecipeError(f"code is {code!r}; expected one of {', '.join(CODES)}")
+    outlines = [_outline(name, array) for name, array in tensors.items()]
+    if len(outlines) > MOST_TENSORS:
+        raise RecipeError(f"{len(outlines)} tensors; a .fcz file has at most {MOST_TENSORS}")
+    path = Path(path)
+    with TemporaryFile() as body:
+        writer = BlockWriter(body)
+        reports = [
+            _write_tensor(writer, outline, array, code)
+            for outline, array in zip(outlines, tensors.values(), strict=True)
+        ]
+        writer.flush()
+        body_bytes = body.tell()
+        try:
+            header = header_bytes(network, outlines, body_bytes)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"the network of a .fcz file has to be JSON: {error}") from error
+        body.seek(0)
+        with _whole(path) as file:
+            file.write(header)
+            while part := body.read(COPIED):
+                file.write(part)
+    return FileReport(len(header) + body_bytes, len(header), reports)
+
+
+def _write_tensor(
+    writer: BlockWriter, outline: Outline, array: NDArray[Any], code: How
+) -> TensorReport:
+    patterns = patterns_of(array)
+    is_kept = patterns != 0
+    size, kept = len(patterns), int(np.count_nonzero(is_kept))
+    start = writer.bits
+    writer.number(kept, size + 1)
+    if 0 < kept < size:
+        _write_positions(writer, is_kept, outline.shape, code)
+    mask_bits = writer.bits - start
+    distinct, codebook_bits, symbol_bits, floor = 0, 0.0, 0.0, 0.0
+    if kept:
+        values = patterns if kept == size else patterns[is_kept]
+        cost = write_values(writer, values, outline.dtype == "float32", code)
+        distinct, codebook_bits, symbol_bits = cost.distinct, cost.codebook_bits, cost.symbol_bits
+        floor = cost.floor_bits / 8
+    return TensorReport(
+        outline.name,
+        outline.shape,
+        outline.dtype,
+        size,
+        kept,
+        distinct,
+        mask_bits / 8,
+        codebook_bits / 8,
+        symbol_bits / 8,
+        floor + entropy_bytes(np.array([kept, size - kept])),
+    )
+
+
+def _write_positions(
+    writer: BlockWriter, is_kept: NDArray[np.bool_], shape: tuple[int, ...], code: How
+) -> None:
+    found = None if code == "huffman" else cheapest_view(is_kept, shape)
+    if found is None or bits_of_gaps(is_kept, code) <= found[1]:
+        writer.number(GAPS, 2)
+        write_gaps(writer, np.flatnonzero(is_kept), len(is_kept), code)
+    else:
+        writer.number(MASK, 2)
+        write_mask(writer, found[0], is_kept, shape)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """A file beside the final one, which gets its name if the block comes to its end."""
+    aside = path.with_name(f".partial.{path.name}")
+    try:
+        with open(aside, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _outline(name: str, array: NDArray[Any]) -> Outline:
+    dtype = array.dtype.newbyteorder("=").name
+    if dtype not in DTYPES:
+        raise RecipeError(f"{name} is of {array.dtype}; a .fcz file has {', '.join(DTYPES)}")
+    if array.ndim > MOST_DIMENSIONS or len(name.encode()) > MOST_NAME:
+        raise RecipeError(
+            f"{name:.80} has {array.ndim} dimensions and a name of {len(name.encode())} bytes; a "
+            f".fcz file has at most {MOST_DIMENSIONS} and {MOST_NAME}"
+        )
+    return Outline(name, dtype, tuple(array.shape))

@@ -1,0 +1,94 @@
+"""Files for the tests of .fcz: small ones with each way to code, and their bytes."""
+
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.compression.fcz import read, write
+from firecaffe.compression.fcz.header import MAGIC
+from firecaffe.compression.fcz.sequence import How
+from firecaffe.compression.fcz.varint import read_varint
+
+Tensors = dict[str, NDArray[Any]]
+
+NETWORK = {"model": {"name": "lenet", "args": {}}, "num_classes": 10}
+
+
+def pruned(shape: tuple[int, ...], keep: float, values: int, seed: int = 0) -> NDArray[np.float32]:
+    """A tensor that keeps elements at random places, of so many values."""
+    drawn = np.random.default_rng(seed)
+    tensor = np.zeros(shape, np.float32)
+    places = drawn.random(shape) < keep
+    codebook = drawn.standard_normal(values).astype(np.float32)
+    tensor[places] = codebook[drawn.binomial(values - 1, 0.5, int(places.sum()))]
+    return tensor
+
+
+def small() -> Tensors:
+    """A few tensors, with a codebook, bytes, a mask, distances, and nothing."""
+    drawn = np.random.default_rng(1)
+    return {
+        "ip1.weight": pruned((12, 20), 0.2, 4),
+        "ip1.bias": drawn.standard_normal(12).astype(np.float32),
+        "conv.weight": pruned((4, 3, 3, 3), 0.8, 8),
+        "zeros": np.zeros((3, 5), np.float32),
+        "count": np.array(7),
+    }
+
+
+def bytes_of(tensors: Tensors, code: How = "best") -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "net.fcz")
+        write(path, tensors, NETWORK, code=code)
+        return path.read_bytes()
+
+
+def decoded(data: bytes, **limits: int) -> Tensors:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "net.fcz")
+        path.write_bytes(data)
+        with read(path, **limits) as file:
+            return dict(file.tensors())
+
+
+def body_start(data: bytes) -> int:
+    """Where the first block begins."""
+    place = len(MAGIC) + 1
+    stored, place = read_varint(data, place)
+    _, place = read_varint(data, place)
+    _, place = read_varint(data, place)
+    return place + 4 + stored
+
+
+def with_sums(data: bytes) -> bytes:
+    """The same bytes with checksums that are right, if the numbers before them can be read."""
+    place = len(MAGIC) + 1
+    stored, place = read_varint(data, place)
+    _, place = read_varint(data, place)
+    _, place = read_varint(data, place)
+    mended = bytearray(data)
+    header = data[place + 4 : place + 4 + stored]
+    mended[place : place + 4] = zlib.crc32(header, zlib.crc32(data[:place])).to_bytes(4, "little")
+    start = place + 4 + stored
+    while start < len(data):
+        _, place = read_varint(data, start)
+        words, place = read_varint(data, place)
+        payload = data[place + 4 : place + 4 + 4 * words]
+        sum_ = zlib.crc32(payload, zlib.crc32(data[start:place]))
+        mended[place : place + 4] = sum_.to_bytes(4, "little")
+        start = place + 4 + 4 * words
+    return bytes(mended[: len(data)])
+
+
+def same(found: Tensors, expected: Tensors) -> bool:
+    """Whether names, types, shapes and bits are the same."""
+    return list(found) == list(expected) and all(
+        array.dtype == expected[name].dtype
+        and array.shape == expected[name].shape
+        and array.tobytes() == expected[name].tobytes()
+        for name, array in found.items()
+    )

@@ -1,0 +1,186 @@
+"""Files that are cut, flipped, changed or made to mislead: one line each, in bounded memory."""
+
+import random
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from firecaffe.compression.fcz import CODES, read
+from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
+from firecaffe.compression.fcz.damaged import DamagedError
+from firecaffe.compression.fcz.header import MAGIC, Outline, header_bytes
+from firecaffe.compression.fcz.sequence import How
+from firecaffe.compression.fcz.varint import read_varint, varint
+from firecaffe.errors import CheckpointError
+from tests.unit.compression.fcz.made import body_start, bytes_of, decoded, same, small, with_sums
+
+MOST_BYTES = 1 << 20
+"""What the tensors of a changed file may need: the small one needs 1.5 KB."""
+
+TRACED = 300
+"""Changes of which the memory is measured."""
+
+
+def refusal(data: bytes) -> str:
+    """The line that a file is refused with."""
+    with pytest.raises(CheckpointError) as caught:
+        decoded(data, most_bytes=MOST_BYTES)
+    line = str(caught.value)
+    assert "net.fcz: " in line
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_file_cut_anywhere_is_refused(code: How) -> None:
+    data = bytes_of(small(), code)
+    for length in range(len(data)):
+        refusal(data[:length])
+
+
+def test_bytes_after_the_end_are_refused() -> None:
+    data = bytes_of(small())
+    assert f"it has {len(data) + 1} bytes, and says that it has {len(data)}" in refusal(data + b"x")
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_flipped_bit_anywhere_is_refused(code: How) -> None:
+    data = bytes_of(small(), code)
+    for place in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        refusal(bytes(changed))
+
+
+def test_another_version_is_refused_by_its_number() -> None:
+    data = bytearray(bytes_of(small()))
+    data[len(MAGIC)] = 9
+    assert "it is of version 9; this program reads 1" in refusal(bytes(data))
+
+
+def test_another_file_is_refused_by_its_first_bytes() -> None:
+    assert "it begins with b'PK\\x03', not with b'FCZ'" in refusal(b"PK\x03\x04" + bytes(200))
+    assert "it begins with b''" in refusal(b"")
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_ten_thousand_changes(mended: bool) -> None:
+    """Changed bytes, and changed bytes whose checksums are right again: those may be decoded, to
+    other tensors of the same kind, or be refused.
+    """
+    files = [bytes_of(small(), code) for code in CODES]
+    tracemalloc.start()
+    drawn = random.Random(0)
+    refused = 0
+    for number in range(5_000):
+        data = _changed(files[number % len(files)], drawn)
+        if number == TRACED:
+            assert tracemalloc.get_traced_memory()[1] < 2 * MOST_BYTES
+            tracemalloc.stop()  # it takes ten times as long
+        try:
+            decoded(with_sums(data) if mended else data, most_bytes=MOST_BYTES)
+        except (CheckpointError, DamagedError):  # the latter, of what has no sums to mend
+            refused += 1
+    assert refused > (1_000 if mended else 4_900)
+
+
+def _changed(data: bytes, drawn: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(drawn.randint(1, 4)):
+        place = drawn.randrange(len(changed))
+        what = drawn.random()
+        if what < 0.7:
+            changed[place] = drawn.randrange(256)
+        elif what < 0.85:
+            del changed[place]
+        else:
+            changed.insert(place, drawn.randrange(256))
+    return bytes(changed)
+
+
+def test_tensors_too_large_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    huge = header_bytes({}, [Outline("w", "float32", (1 << 40, 1 << 20))], 0)
+    (tmp_path / "net.fcz").write_bytes(huge)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=r"need 4,611,686,018,427,387,904 bytes; allowed"):
+            read(tmp_path / "net.fcz")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(CheckpointError, match=r"need 1,\d{3} bytes; allowed are 1,000"):
+        decoded(bytes_of(small()), most_bytes=1000)
+
+
+def test_a_header_that_inflates_to_more_than_it_says_is_refused() -> None:
+    plain = varint(2) + b"{}" + varint(0)
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    stored = deflate.compress(plain + bytes(10_000_000)) + deflate.flush()
+    for said in (len(stored) + 5, 1 << 24, 1 << 40):
+        start = MAGIC + b"\1" + varint(len(stored)) + varint(said) + varint(0)
+        sum_ = zlib.crc32(stored, zlib.crc32(start)).to_bytes(4, "little")
+        tracemalloc.start()
+        refusal(start + sum_ + stored)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 40 << 20
+
+
+def test_header_that_misleads_is_refused(tmp_path: Path) -> None:
+    twice = [Outline("w", "float32", (1,))] * 2
+    for outlines, words in ((twice, "same name"), ([Outline("w", "float32", (1,) * 33)], "33 dim")):
+        assert words in refusal(header_bytes({}, outlines, 0))
+    assert "no JSON object" in refusal(header_bytes([], [], 0))  # type: ignore[arg-type]
+    deep = ("[" * 100_000 + "]" * 100_000).encode()
+    plain = varint(len(deep)) + deep + varint(0)
+    start = MAGIC + b"\1" + varint(len(plain)) * 2 + varint(0)
+    sum_ = zlib.crc32(plain, zlib.crc32(start)).to_bytes(4, "little")
+    assert "no JSON" in refusal(start + sum_ + plain)
+
+
+def test_nothing_is_read_beyond_the_last_tensor(tmp_path: Path) -> None:
+    """A block too many, with all lengths and sums right."""
+    data = bytes_of({"w": np.ones(3, np.float32)})
+    start = body_start(data)
+    body = data[start:] * 2
+    outlines = [Outline("w", "float32", (3,))]
+    assert "more follows after the last tensor" in refusal(
+        header_bytes({}, outlines, len(body)) + body
+    )
+
+
+def test_a_block_with_words_too_many_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "blocks"
+    with open(path, "wb") as file:
+        writer = BlockWriter(file)
+        writer.number(5, 10)
+        writer.flush()
+    data = path.read_bytes()
+    symbols, place = read_varint(data, 0)
+    counts = varint(symbols) + varint(3)
+    payload = data[place + 5 :] + bytes(8)
+    path.write_bytes(
+        counts + zlib.crc32(payload, zlib.crc32(counts)).to_bytes(4, "little") + payload
+    )
+    with open(path, "rb") as file, pytest.raises(DamagedError, match="more bytes than its symbols"):
+        BlockReader(file, path.stat().st_size).number(10)
+
+
+@pytest.mark.parametrize("wrong", [b"", b"\x80", b"\x80\x00", b"\xff" * 10])
+def test_numbers_that_are_none_are_refused(wrong: bytes) -> None:
+    with pytest.raises(DamagedError):
+        read_varint(wrong, 0)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"none\.fcz: No such file"):
+        read(tmp_path / "none.fcz")
+
+
+def test_what_helps_the_tests_is_right() -> None:
+    data = bytes_of(small())
+    assert with_sums(data) == data
+    assert same(decoded(data), small())
