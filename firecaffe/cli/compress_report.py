@@ -72,9 +72,7 @@ def report(record: Record) -> Iterator[RenderableType]:
     yield worth_line("float network", record["float"], measure)
     yield worth_line("decoded file", record["decoded"], measure) + f"; {lost_words(record)}"
     times = record["seconds_over_10_mbit_per_s"]
-    yield (
-        f"over 10 Mbit/s: {times['file']:.3g} s instead of {times['float']:.3g} s, as float32"
-    )
+    yield (f"over 10 Mbit/s: {times['file']:.3g} s instead of {times['float']:.3g} s, as float32")
     yield size_line(record)
 
 
@@ -160,6 +158,6 @@ def size_line(record: Record) -> str:
 def not_reached(record: Record) -> str:
     """What to say of a target that no file reaches: the nearest, and what it has lost."""
     return (
-        f"--target {record['target']}: none of {len(record['tried'])} sizes reaches it; the nearest "
-        f"is {size_line(record)}, {lost_words(record)}"
+        f"--target {record['target']}: none of {len(record['tried'])} sizes reaches it; the "
+        f"nearest is {size_line(record)}, {lost_words(record)}"
     )

@@ -148,9 +148,7 @@ def compress(
             made = tried[place]
         if reached:
             _put(made.path, asked.out)
-        return Compressed(
-            asked, weights, before, made, tried, layers, reached, judge.measure
-        )
+        return Compressed(asked, weights, before, made, tried, layers, reached, judge.measure)
 
 
 def _trained(recipe: Recipe, data: Data) -> nn.Module:

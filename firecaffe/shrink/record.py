@@ -1,4 +1,4 @@
-"""What a compression came to, as JSON: sizes in bytes, shares as fractions, ratios of whole files."""
+"""What a compression came to, as JSON: bytes, shares as fractions, ratios of whole files."""
 
 from dataclasses import asdict
 from math import ceil, log2
@@ -49,7 +49,9 @@ def sizes_in(folder: Path) -> list[dict[str, Any]]:
     Raises: RunError if a row cannot be read.
     """
     places = [each.parent for each in (*folder.glob("net.json"), *folder.glob("*/net.json"))]
-    return sorted((read_run_file(each, "net.json") for each in places), key=lambda row: row["ratio"])
+    return sorted(
+        (read_run_file(each, "net.json") for each in places), key=lambda row: row["ratio"]
+    )
 
 
 def seconds(num_bytes: float) -> float:

@@ -10,7 +10,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.shrink.layers import Choice
-from firecaffe.shrink.scheme import Round, Scheme
+from firecaffe.shrink.scheme import Round, Scheme, Words
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial
 
@@ -38,7 +38,7 @@ def rounds_of(
     trials: list[Trial] = []
     weights = recipe.model.weights
     own = (("prune", recipe.prune), ("share", recipe.share))
-    sections: dict[str, Mapping[str, Any]] = {
+    sections: dict[str, Words] = {
         name: asdict(words) for name, words in own if words.is_on
     }
     for number, (each, chosen) in enumerate(_chosen(scheme.rounds, choice), start=1):
@@ -51,11 +51,13 @@ def rounds_of(
 
 def _chosen(
     rounds: Sequence[Round], choice: Choice | None
-) -> list[tuple[Round, Mapping[str, Mapping[str, Any]]]]:
+) -> list[tuple[Round, dict[str, Words]]]:
     """Each round with the words that it changes. Of several that prune, each keeps the same part of
     what the one before has kept.
     """
-    prunes = [each for each in rounds if each.has("prune", "keep") or each.has("prune", "threshold")]
+    prunes = [
+        each for each in rounds if each.has("prune", "keep") or each.has("prune", "threshold")
+    ]
     found = []
     for each in rounds:
         words = dict(each.sections)
@@ -70,11 +72,11 @@ def _chosen(
     return found
 
 
-def _kept_on(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _kept_on(sections: Mapping[str, Words]) -> dict[str, Words]:
     """What a later round keeps of an earlier one, unless it says otherwise: weights that are zero
     stay zero, and values stay shared.
     """
-    kept: dict[str, Mapping[str, Any]] = {}
+    kept: dict[str, Words] = {}
     prune = sections.get("prune", {})
     patterns = [*prune.get("keep", {}), *prune.get("threshold", {})]
     if patterns:
@@ -87,13 +89,11 @@ def _kept_on(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str
 def _round_recipe(
     recipe: Recipe,
     each: Round,
-    sections: Mapping[str, Mapping[str, Any]],
+    sections: Mapping[str, Words],
     steps: int,
     weights: str,
 ) -> Recipe:
-    train = replace(
-        recipe.train, steps=max(1, round(each.length * steps)), epochs=0, stop_after=0
-    )
+    train = replace(recipe.train, steps=max(1, round(each.length * steps)), epochs=0, stop_after=0)
     words = dict(sections.get("train", {}))
     if "epochs" in words:
         words = {"steps": 0, **words}
@@ -104,8 +104,8 @@ def _round_recipe(
     if each.prune_over:
         if not train.steps:
             raise RecipeError(
-                f"round {each.name}: prune_over is a share of the round's steps, which train.epochs "
-                "leaves open; say length, or train.steps"
+                f"round {each.name}: prune_over is a share of the round's steps, which "
+                "train.epochs leaves open; say length, or train.steps"
             )
         prune["steps"] = max(1, round(each.prune_over * train.steps))
     checkpoint = replace(recipe.checkpoint, every=0, every_s=0.0, keep_last=1, best=False)

@@ -1,21 +1,21 @@
 """How a network is made small: a scheme, in a TOML file of a recipe's words.
 
-    about = "what it is, and from where"
-    code = "best"                   # best, range or huffman
-    biases = 16                     # bits of biases, and of other tensors of one dimension: 32 or 16
-    normalization = "fold"          # fold BatchNorm into scale and shift, or keep it
+about = "what it is, and from where"
+code = "best"                   # best, range or huffman
+biases = 16                     # bits of biases, and of other tensors of one dimension: 32 or 16
+normalization = "fold"          # fold BatchNorm into scale and shift, or keep it
 
-    [low_rank]                      # layers by patterns: in two, before the first round
-    rank = { "fc*" = 64 }           # of so many dimensions; or `energy`, the share that is kept
+[low_rank]                      # layers by patterns: in two, before the first round
+rank = { "fc*" = 64 }           # of so many dimensions; or `energy`, the share that is kept
 
-    [[rounds]]                      # trainings, each from the weights of the one before
-    name = "prune"
-    length = 1.0                    # of the run's own steps
-    rate = 0.1                      # of the run's own base_lr
-    prune_over = 0.6                # the share of its steps that prune.steps is
-    [rounds.prune]                  # words of the recipe: [prune], [share], [solver], [train]
-    how = "gradual"
-    keep = { "*" = 0.1 }
+[[rounds]]                      # trainings, each from the weights of the one before
+name = "prune"
+length = 1.0                    # of the run's own steps
+rate = 0.1                      # of the run's own base_lr
+prune_over = 0.6                # the share of its steps that prune.steps is
+[rounds.prune]                  # words of the recipe: [prune], [share], [solver], [train]
+how = "gradual"
+keep = { "*" = 0.1 }
 """
 
 import difflib
@@ -118,8 +118,12 @@ def scheme_of(name: str, words: Words, where: str) -> Scheme:
     names = [each.name for each in rounds]
     twice = [each for place, each in enumerate(names) if each in names[:place]]
     if twice:
-        raise RecipeError(f"{where}: two rounds are called {twice[0]!r}; expected names of their own")
-    return Scheme(name, rounds, **{word: words[word] for word in known if word in words and word != "rounds"})
+        raise RecipeError(
+            f"{where}: two rounds are called {twice[0]!r}; expected names of their own"
+        )
+    return Scheme(
+        name, rounds, **{word: words[word] for word in known if word in words and word != "rounds"}
+    )
 
 
 def _round(where: str, number: int, row: Any) -> Round:

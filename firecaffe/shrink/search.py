@@ -14,13 +14,13 @@ MOST_ATTEMPTS_OF_SIZE = 3
 MOST_ATTEMPTS_OF_LOSS = 6
 
 CLOSE = 0.95
-"""A file of so much of the size that may be is not tried to be made larger, for little is gained."""
+"""A file of so much of the size that it may have is large enough."""
 
 MARGIN = 0.99
 """What is aimed at of a size that was missed, so that the next is not missed by a byte."""
 
 FIRST_RATIO, STEP = 20.0, 2.0
-"""The ratio that is tried first if a loss is given, and by what it grows as long as that is kept."""
+"""The ratio that is tried first for a loss, and by what it grows as long as that is kept."""
 
 FINE = 1.12
 """Ratios that are nearer to each other than this are not told apart further."""

@@ -36,7 +36,9 @@ def measure_layers(
     return found
 
 
-def _with(weights: Sequence[nn.Parameter], change: Callable[[Tensor], Tensor], score: Score) -> float:
+def _with(
+    weights: Sequence[nn.Parameter], change: Callable[[Tensor], Tensor], score: Score
+) -> float:
     """The score with other weights in the layer's place."""
     own = [each.detach().clone() for each in weights]
     for each in weights:

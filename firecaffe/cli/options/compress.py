@@ -12,8 +12,8 @@ def make_parser() -> Parser:
     parser = Parser(
         "compress",
         USAGE,
-        "Make a trained network small: prune, retrain, share values, retrain, code; one file, whose "
-        "accuracy is that of the network decoded from it. Of a finished run, or of a recipe whose "
+        "Make a trained network small: prune, retrain, share values, retrain, code; one file, "
+        "whose accuracy is that of the network decoded from it. Of a finished run, or of a recipe whose "
         "model.weights are trained. Exit code 16 if no size that was tried reaches the target.",
         takes_recipe=True,
         instead={

@@ -72,7 +72,7 @@ def test_below_all_that_was_tried_every_layer_keeps_a_few() -> None:
 
 def test_a_share_that_loses_less_than_a_larger_one_is_not_believed() -> None:
     """By chance a network may be better without weights that it needs."""
-    lucky = {keep: 0.0 for keep in KEEPS} | {0.5: 5.0}
+    lucky = dict.fromkeys(KEEPS, 0.0) | {0.5: 5.0}
     bits = dict.fromkeys(BITS, 0.0)
     layers = [LayerSensitivity("a", 10_000, lucky, bits), layer("b", 10_000, 0.5)]
     small, large = (choose(layers, size, 0)["a"].keep for size in (2_000, 9_000))

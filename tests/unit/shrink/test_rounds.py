@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.errors import RecipeError
 from firecaffe.compression.config import PruneConfig
+from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe

@@ -23,7 +23,8 @@ from firecaffe.shrink.target import parse_target
 )
 def test_each_unit(word: str, kind: str, value: float) -> None:
     found = parse_target(word)
-    assert (found.kind, found.value) == (kind, pytest.approx(value))
+    assert found.kind == kind
+    assert found.value == pytest.approx(value)
     assert found.is_of_size == (kind != "points")
 
 
