@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": "a run's network on its test data, or on other data",
     "predict": "what a run's network says of images",
     "export": "a run's network as a file for other programs",
+    "unpack": "the weights of a .fcz file as safetensors",
     "verify": "show that the number of workers does not change a bit",
     "replay": "compute an asynchronous run again, to the same bits, from its log of events",
     "tune": "find the learning rate that keeps the accuracy at another batch size",

@@ -64,9 +64,10 @@ def _show(typed: OfRun, found: Evaluated) -> None:
         print(json.dumps(finite(row), indent=2, allow_nan=False))
         return
     which = " (moving average)" if trained.evaluated == "ema" else ""
+    at = "" if trained.step is None else f" at step {trained.step}"
     say(found.data.description)
     say(
-        f"{typed.where}  test at step {trained.step}{which}: "
+        f"{typed.where}  test{at}{which}: "
         f"{in_words(evaluation.metrics, evaluation.shares)}loss {evaluation.loss:.4f} "
         f"({evaluation.samples:,} samples)"
     )

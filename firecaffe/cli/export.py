@@ -13,6 +13,7 @@ from firecaffe.data import eval_batches, open_test
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
 from firecaffe.training.about import About
+from firecaffe.training.coded import is_coded
 from firecaffe.training.export import FORMATS, check_installed
 from firecaffe.training.load import load_run, run_of
 from firecaffe.training.named import check_named
@@ -30,8 +31,7 @@ def main(argv: list[str]) -> int:
         raise RecipeError(f"--to says the format: {', '.join(FORMATS)}")
     form = FORMATS[options.to]
     check_installed(options.to)
-    folder = run_of(typed.where) or typed.where
-    path = Path(options.out) if options.out else folder / f"model{form.suffix}"
+    path = Path(options.out) if options.out else _beside(typed.where, form.suffix)
     check_target("--out", str(path), options.overwrite, (form.suffix,))
     check_named(typed.where, typed.recipe, ("model",))
     trained = load_run(typed.where, best=options.best, recipe=typed.recipe)
@@ -40,10 +40,18 @@ def main(argv: list[str]) -> int:
     inputs = _inputs(typed, trained.about) if form.takes_inputs else None
     written = form.write(trained.model, inputs, path)
     which = "moving average" if trained.evaluated == "ema" else "weights"
-    say(f"{path}: {which} of step {trained.step}; {written.compared}")
+    of = typed.where if trained.step is None else f"step {trained.step}"
+    say(f"{path}: {which} of {of}; {written.compared}")
     if form.takes_inputs:
         say(f"outputs: {AS_PREDICTED.get(typed.recipe.task.name, 'as the network gives them')}")
     return 0
+
+
+def _beside(where: Path, suffix: str) -> Path:
+    """The file's path if none is typed: in the run's folder, or beside a .fcz file."""
+    if is_coded(where):
+        return where.with_suffix(suffix)
+    return (run_of(where) or where) / f"model{suffix}"
 
 
 def _inputs(typed: OfRun, about: About) -> Tensor:

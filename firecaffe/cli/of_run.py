@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from jsonargparse import Namespace
 
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.parser import Parser
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.identity import flatten, to_toml
 from firecaffe.recipe.of_run import RECIPE
 from firecaffe.recipe.sections import Recipe
+from firecaffe.training.coded import check_own_code, described, is_coded
 from firecaffe.training.load import run_of
 
 USED = ("data.", "task.", "model.name", "model.args", "train.device", "train.eval_batch_size")
@@ -25,7 +27,7 @@ class OfRun:
     """A command line about a run."""
 
     where: Path
-    """The run's folder, or a checkpoint in it."""
+    """The run's folder, a checkpoint in it, or a .fcz file."""
     recipe: Recipe
     options: Namespace
     others: Sequence[str]
@@ -35,9 +37,10 @@ class OfRun:
 
 
 def parse_run(parser: Parser, argv: list[str], takes_files: bool = False) -> OfRun:
-    """Reads `RUN [FILE…] [--section.word value …]`.
+    """Reads `RUN|NET.fcz [FILE…] [--section.word value …]`.
 
-    Raises: RecipeError for what is typed wrongly; RunError if there is no such run.
+    Raises: RecipeError for what is typed wrongly; RunError if there is no such run;
+    CheckpointError if the .fcz file is damaged.
     """
     parser.instead |= {word: TRAINED for word in flatten(Recipe()) if not word.startswith(USED)}
     line = parser.read(argv)
@@ -45,9 +48,24 @@ def parse_run(parser: Parser, argv: list[str], takes_files: bool = False) -> OfR
         found = " and ".join(line.positionals) or "none"
         raise RecipeError(f"{parser.command} takes one run, found {found}; usage: {parser.usage}")
     where, *others = line.positionals
+    if is_coded(Path(where)):
+        return _of_file(parser, Path(where), line.options, others, line.words)
     folder = run_of(Path(where))
     if folder is None:
         what = f"no {RECIPE}; this is no run folder" if Path(where).exists() else "there is no run"
         raise RunError(f"{where}: {what}")
     recipe, options = parse_recipe(parser, [str(folder / RECIPE), *line.options])
     return OfRun(Path(where), recipe, options, others, line.words)
+
+
+def _of_file(
+    parser: Parser, file: Path, options: list[str], others: list[str], words: Sequence[str]
+) -> OfRun:
+    """A command line about a .fcz file, whose words stand in for a run's recipe."""
+    own, _ = described(file, words)
+    check_own_code(file, own, words)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, RECIPE)
+        path.write_text(to_toml(own), encoding="utf-8")
+        recipe, found = parse_recipe(parser, [str(path), *options])
+    return OfRun(file, recipe, found, others, words)

@@ -14,8 +14,8 @@ class ModelConfig:
         name: A network of docs/models, or a function that returns one:
             package.module:function, path/file.py:function, timm:NAME, torchvision:NAME.
         args: Arguments of that function, as `args = { width = 32 }`.
-        weights: What the first weights are taken from: a file, safetensors or a state_dict of
-            torch.save; a run's folder; or a checkpoint, as RUN/checkpoints/best. A resumed run
+        weights: What the first weights are taken from: a file, safetensors, .fcz or a state_dict
+            of torch.save; a run's folder; or a checkpoint, as RUN/checkpoints/best. A resumed run
             does not read it. Empty: fresh ones, by the seed.
         freeze: Patterns of the names of parameters that are not trained, as
             `freeze = ["layer1.*"]`.

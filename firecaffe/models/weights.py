@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from firecaffe.errors import RecipeError
+from firecaffe.compression import fcz
+from firecaffe.errors import CheckpointError, RecipeError
 
 HELD_UNDER = ("state_dict", "model_state_dict", "model")
 """The words under which programs keep a state_dict beside what else they save."""
@@ -26,6 +27,9 @@ NETWORK_PIECES = ("parameter/", "buffer/", "batch_norm/", "ema/")
 estimated take the place of the buffers, and a moving average that of the parameters, for they are
 what was evaluated.
 """
+
+FCZ = ".fcz"
+"""What the name of a network in one small file ends in."""
 
 STATE = "state.safetensors"
 """The file of a checkpoint of ours."""
@@ -161,10 +165,14 @@ def _read(file: str) -> tuple[dict[str, Tensor], list[str]]:
     _check_file(file)
     path = Path(file)
     try:
+        if path.suffix == FCZ:
+            return _decoded(path), []
         if path.suffix == ".safetensors":
             return _without_pieces({**load_file(path), **_beside(path)}), []
         is_zip = zipfile.is_zipfile(path)
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
+    except CheckpointError as error:  # of a .fcz file
+        raise RecipeError(f"model.weights {error}") from error
     except OSError as error:
         raise RecipeError(f"model.weights {file}: {error.strerror or error}") from error
     except SafetensorError as error:
@@ -174,6 +182,12 @@ def _read(file: str) -> tuple[dict[str, Tensor], list[str]]:
     except Exception as error:  # of many kinds, as the bytes may be anything
         raise RecipeError(_why_not(file, error)) from error
     return _tensors(file, held)
+
+
+def _decoded(path: Path) -> dict[str, Tensor]:
+    """Raises: CheckpointError if it is no .fcz file, or is damaged."""
+    with fcz.read(path) as file:
+        return {name: torch.from_numpy(array) for name, array in file.tensors()}
 
 
 def _beside(path: Path) -> dict[str, Tensor]:
@@ -206,8 +220,8 @@ def _why_not(file: str, error: Exception) -> str:
     if isinstance(error, RuntimeError) and str(error):  # torch's words; others are of its insides
         reason = str(error).splitlines()[0]
     return (
-        f"model.weights {file} is neither a safetensors file (whose name ends so) nor a whole file "
-        f"of torch.save: {reason:.200}"
+        f"model.weights {file} is neither a safetensors file nor a .fcz file (whose names end so) "
+        f"nor a whole file of torch.save: {reason:.200}"
     )
 
 

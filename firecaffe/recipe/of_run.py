@@ -19,15 +19,17 @@ def recipe_of(folder: Path) -> Recipe:
     """
     sections = parse_run_file(folder, RECIPE, tomllib.loads, "this is no run folder")
     try:
-        recipe = _built(sections)
+        recipe = recipe_from(sections)
         check_recipe(recipe)
     except RecipeError as error:
         raise RunError(f"{folder / RECIPE}: {error}") from error
     return recipe
 
 
-def _built(sections: dict[str, Any]) -> Recipe:
-    """Raises: RecipeError for a section or a word that there is not."""
+def recipe_from(sections: dict[str, Any]) -> Recipe:
+    """The recipe of some words, by section; others have their defaults. Not checked.
+
+    Raises: RecipeError for a section or a word that there is not."""
     default = Recipe()
     configs = {}
     for name, words in sections.items():

@@ -17,11 +17,15 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
 from firecaffe.training.about import NOTHING, About, about_of, read_about
 from firecaffe.training.checkpoint import BEST, POINTERS, SUMS, Checkpoint, load_newest
+from firecaffe.training.coded import check_outline, check_own_code, described, is_coded
 from firecaffe.training.forward import lay_out
 from firecaffe.training.norms import NORMS
 from firecaffe.training.parts import Parts
 from firecaffe.training.state import stored_piece
 from firecaffe.training.weights import Weights
+
+USED_LATER = ("data.name", "task.name")
+"""Words of a .fcz file that do not matter to its network."""
 
 Given = Callable[[], nn.Module] | nn.Module
 """A network, or a function that makes it."""
@@ -29,12 +33,13 @@ Given = Callable[[], nn.Module] | nn.Module
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's network as it was after `step`, in evaluation mode on the CPU."""
+    """A run's network as it was after `step`, or that of a file, in evaluation mode on the CPU."""
 
     model: nn.Module
     recipe: Recipe
     about: About
-    step: int
+    step: int | None
+    """None for a file."""
     evaluated: str
     """What was loaded: "weights", or "ema", their moving average, if evaluations take that."""
     notes: list[str]
@@ -48,9 +53,10 @@ def load(run_or_file: str | Path, model: Given | None = None, *, best: bool = Fa
 
     Args:
         run_or_file: A run's folder (its newest checkpoint that verifies), a checkpoint in it, or a
-            file of weights: safetensors, or a state_dict of torch.save.
-        model: The network, or a function that makes it: for a file, and for a run whose network was
-            given in Python.
+            file: .fcz, which says which network it is, or weights alone, safetensors or a
+            state_dict of torch.save.
+        model: The network, or a function that makes it: for a file of weights, and for a run or a
+            .fcz file whose network is someone's own code.
         best: Of a run, the best checkpoint instead of the newest.
 
     Raises: CheckpointError if there is no checkpoint that verifies, or the weights do not fit;
@@ -75,12 +81,15 @@ def load(run_or_file: str | Path, model: Given | None = None, *, best: bool = Fa
 def load_run(
     where: Path, model: Given | None = None, *, best: bool = False, recipe: Recipe | None = None
 ) -> Trained:
-    """Loads the network of a run's folder, or of a checkpoint in it. recipe: instead of the run's.
+    """Loads the network of a run's folder, of a checkpoint in it, or of a .fcz file. recipe:
+    instead of the run's or the file's.
 
     Raises: as `load`.
     """
     if not where.exists():
         raise CheckpointError(f"{where}: there is no such run folder, checkpoint or file")
+    if is_coded(where):
+        return _from_coded(where, model, best, recipe)
     run = run_of(where)
     if run is None:
         if model is None:
@@ -112,7 +121,11 @@ def load_run(
 
 
 def run_of(where: Path) -> Path | None:
-    """The folder of the run that a run's folder, its checkpoints' or a checkpoint is in."""
+    """The folder of the run that a run's folder, its checkpoints' or a checkpoint is in; None for
+    a .fcz file, wherever it lies.
+    """
+    if is_coded(where):
+        return None
     around = (where, where.resolve().parent, where.resolve().parent.parent)
     return next((each for each in around if (each / RECIPE).is_file()), None)
 
@@ -172,7 +185,27 @@ def _about_of_data(where: Path, recipe: Recipe) -> About:
     return about_of(Parts(), open_data(recipe.data))
 
 
+def _from_coded(file: Path, model: Given | None, best: bool, recipe: Recipe | None) -> Trained:
+    """The network of a .fcz file. What it says of tensors has to be the network's before any memory
+    is taken for that.
+    """
+    if best:
+        raise RecipeError(f"{file}: is a file; best is asked of a run's folder")
+    named = USED_LATER if model is None else ("model.name", *USED_LATER)
+    own, about = described(file, named if recipe is None else ("model.name",))
+    if recipe is None:
+        recipe = own
+        check_own_code(file, own, named)
+    if model is None:
+        check_outline(file, recipe.model, about)
+    network = _made(model, recipe, about)
+    _take_all(network, file)
+    return Trained(network, recipe, about, None, "weights", [])
+
+
 def _from_file(file: Path, model: Given | None, best: bool) -> nn.Module:
+    if is_coded(file):
+        return _from_coded(file, model, best, None).model
     if best:
         raise RecipeError(f"{file}: is a file; best is asked of a run's folder")
     if model is None:
@@ -181,13 +214,18 @@ def _from_file(file: Path, model: Given | None, best: bool) -> nn.Module:
             "model=…)"
         )
     network = _made(model, Recipe(), NOTHING)
+    _take_all(network, file)
+    return network
+
+
+def _take_all(network: nn.Module, file: Path) -> None:
+    """Raises: CheckpointError if the network's tensors are not the file's."""
     try:
         found = load_weights(network, str(file))
     except RecipeError as error:
         raise CheckpointError(_without_word(str(error))) from error
     if found.missing or found.unexpected or found.reshaped:
         raise CheckpointError(f"{_without_word(found.line)}; expected all to fit")
-    return network
 
 
 def _without_word(line: str) -> str:

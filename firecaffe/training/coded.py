@@ -1,0 +1,167 @@
+"""What a .fcz file says of its network, as words of a recipe and facts about the run.
+
+A file names its network and what it was trained on; it holds no code. A name may be that of code of
+someone's own, `package.module:function`, and whoever writes a file could name any function of
+this machine. So a file alone calls nothing but firecaffe's own networks; others are named again by
+whoever loads the file.
+"""
+
+import dataclasses
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from firecaffe.compression import fcz
+from firecaffe.errors import CheckpointError, RecipeError
+from firecaffe.models.config import ModelConfig
+from firecaffe.models.network import with_outline
+from firecaffe.models.weights import FCZ, outline_of
+from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.of_run import recipe_from
+from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.reference import is_reference, shown
+from firecaffe.training.about import NOTHING, About
+
+SECTIONS = ("model", "data", "task")
+"""The sections of a recipe that say which network it is, and what it is used on."""
+
+LEFT_OUT = (
+    "model.weights",
+    "model.freeze",
+    "data.path",
+    "data.cache",
+    "data.cache_bytes",
+    "data.decode_threads",
+    "data.hold_out",
+    "data.order",
+    "data.balance",
+    "data.mixup",
+    "data.cutmix",
+    "data.erasing",
+    "data.mirror",
+)
+"""Words of these sections that are of a machine or of a training."""
+
+KINDS: dict[str, type] = {
+    "num_classes": int,
+    "in_channels": int,
+    "class_names": str,
+    "sample_CHW": int,
+    "is_decoded": bool,
+    "input_shape": int,
+    "input_dtype": str,
+}
+"""What is kept of `About`, and what each is, or each of its elements."""
+
+LISTS = ("class_names", "sample_CHW", "input_shape")
+
+
+def is_coded(where: Path) -> bool:
+    """Whether it is a .fcz file, by its name."""
+    return where.suffix == FCZ and where.is_file()
+
+
+def describe(recipe: Recipe, about: About) -> dict[str, Any]:
+    """The network of a file for `fcz.write`: what differs from the defaults, since a small file's
+    bytes count.
+    """
+    default = flatten(Recipe())
+    network: dict[str, Any] = {}
+    for word, value in flatten(recipe).items():
+        section, _, name = word.partition(".")
+        is_needed = word == "model.name" or value != default[word]
+        if section in SECTIONS and word not in LEFT_OUT and is_needed:
+            network.setdefault(section, {})[name] = value
+    for fact in KINDS:
+        value = getattr(about, fact)
+        if value != getattr(NOTHING, fact):
+            network[fact] = list(value) if isinstance(value, tuple) else value
+    return network
+
+
+def tensors_of(network: nn.Module) -> dict[str, NDArray[Any]]:
+    """A network's tensors for `fcz.write`, by its own names: those of a state_dict, tied ones once.
+
+    Raises: RecipeError for a type that numpy does not have.
+    """
+    known: set[int] = set()
+    found = {}
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or id(tensor) in known:
+            continue
+        known.add(id(tensor))
+        try:
+            found[name] = tensor.detach().cpu().numpy()
+        except TypeError as error:
+            raise RecipeError(f"{name} is of {tensor.dtype}, which a .fcz file has not") from error
+    return found
+
+
+def described(file: Path, named: Container[str]) -> tuple[Recipe, About]:
+    """What a file says of its network. named: words that the user gives.
+
+    Raises: RecipeError if nobody names the network; CheckpointError if what the file says is
+    nothing we know.
+    """
+    with fcz.read(file) as opened:
+        network = opened.network
+    if "model" not in network and "model.name" not in named:
+        raise RecipeError(
+            f"{file}: does not say which network it is; name it: --model.name NAME, or "
+            f'load("{file}", model=…)'
+        )
+    try:
+        sections = {name: network[name] for name in SECTIONS if name in network}
+        recipe = recipe_from(sections)
+        check_recipe(recipe)
+        return recipe, _about(
+            {fact: network[fact] for fact in KINDS if network.get(fact) is not None}
+        )
+    except (RecipeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: does not say what its network is: {error}") from error
+
+
+def check_own_code(file: Path, own: Recipe, named: Container[str]) -> None:
+    """own: the file's words. named: words that the user gives.
+
+    Raises: RecipeError if the file alone names code that is not firecaffe's.
+    """
+    for section in SECTIONS:
+        word, name = f"{section}.name", getattr(own, section).name
+        if is_reference(name) and word not in named:
+            raise RecipeError(
+                f"{file}: {word} is {name!r}, code that is not firecaffe's, and no file alone may "
+                f"run code; if you trust it, name it: --{word} {name}"
+            )
+
+
+def check_outline(file: Path, config: ModelConfig, about: About) -> None:
+    """Raises: CheckpointError if the network has not the file's tensors; RecipeError; OwnCodeError
+    for what a user's code raises.
+    """
+    outline = with_outline(config, about.num_classes, about.in_channels, outline_of)
+    with fcz.read(file) as opened:
+        held = {each.name: each.shape for each in opened.outlines}
+    for names, shape in outline.values():
+        name = next((each for each in names if each in held), None)
+        if name is None or held[name] != tuple(shape):
+            found = "missing" if name is None else f"of shape {held[name]}"
+            raise CheckpointError(
+                f"{file}: {name or names[0]} is {found}; in the network {config.label} it is of "
+                f"shape {tuple(shape)}"
+            )
+
+
+def _about(facts: dict[str, Any]) -> About:
+    """Raises: ValueError if a fact is of another kind."""
+    for fact, value in facts.items():
+        kind = KINDS[fact]
+        whole = value if isinstance(value, list) else [value]
+        if isinstance(value, list) != (fact in LISTS) or any(type(x) is not kind for x in whole):
+            raise ValueError(f"{fact} is {shown(value)}")
+        if fact in LISTS:
+            facts[fact] = tuple(value)
+    return dataclasses.replace(NOTHING, **facts)

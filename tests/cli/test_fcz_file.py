@@ -1,0 +1,114 @@
+"""A network in a .fcz file is used as a run is: evaluated, asked, exported; and unpacked."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import firecaffe
+from firecaffe.cli import main
+from firecaffe.compression import fcz
+from firecaffe.training.about import NOTHING
+from firecaffe.training.coded import describe, tensors_of
+from firecaffe.training.load import load_run
+from tests.cli.test_use_a_run import NETWORK, shown
+from tests.ranks.networks import Everything
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe = firecaffe.Recipe(
+        model=firecaffe.ModelConfig("lenet"),
+        data=firecaffe.DataConfig("generated", mean=[0.5], augment="none"),
+        train=firecaffe.TrainConfig(8, 4, steps=2, device="cpu"),
+        run=firecaffe.RunConfig(str(tmp_path_factory.mktemp("runs") / "run"), tensorboard=False),
+    )
+    return firecaffe.train(recipe).folder
+
+
+@pytest.fixture(scope="module")
+def file(run: Path) -> Path:
+    """In the run's folder, which does not make it one."""
+    trained = load_run(run)
+    path = run / "net.fcz"
+    fcz.write(path, tensors_of(trained.model), describe(trained.recipe, trained.about))
+    return path
+
+
+def test_a_file_is_evaluated_as_its_run(
+    run: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_run, of_file = (
+        json.loads(shown(capsys, "evaluate", each, "--json")) for each in (run, file)
+    )
+    assert of_file["step"] is None
+    assert {**of_run, "run": "", "step": 0} == {**of_file, "run": "", "step": 0}
+    assert "net.fcz  test: top-1" in shown(capsys, "evaluate", file)
+
+
+def test_a_file_is_asked_for_predictions(
+    run: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_run, of_file = (shown(capsys, "predict", each, "--csv", "-") for each in (run, file))
+    assert of_run == of_file
+
+
+def test_a_file_is_exported_and_unpacked_beside_it(
+    run: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(capsys, "export", file, "--to", "safetensors")
+    assert "net.safetensors: weights of" in text
+    exported = load_file(run / "net.safetensors")
+    assert main(["unpack", str(file)]) == 8  # it is there already
+    text = shown(capsys, "unpack", file, "--overwrite")
+    assert '"name": "lenet"' in text
+    assert "8 tensors" in text
+    unpacked = load_file(run / "net.safetensors")
+    assert exported.keys() == unpacked.keys()
+    assert all(torch.equal(each, unpacked[name]) for name, each in exported.items())
+
+
+def test_code_of_others_has_to_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "own.fcz"
+    recipe = firecaffe.Recipe(
+        model=firecaffe.ModelConfig(NETWORK), data=firecaffe.DataConfig("generated")
+    )
+    network = describe(recipe, NOTHING)
+    fcz.write(path, tensors_of(Everything()), network)
+    assert main(["evaluate", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "networks.py:Everything', code that is not firecaffe's" in error
+    assert f"--model.name {NETWORK}" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["unpack"], 2, "unpack takes one file, found none"),
+        (["unpack", "a", "b"], 2, "unpack takes one file, found a and b"),
+        (["unpack", "none.fcz"], 4, "none.fcz: No such file"),
+        (["evaluate", "FILE", "--best"], 2, "best is asked of a run's folder"),
+        (["evaluate", "FILE", "--train.steps", "3"], 2, "--train.steps has no effect"),
+        (["evaluate", "CUT"], 4, "cut.fcz: no .fcz file, or damaged: it has"),
+        (["export", "CUT", "--to", "safetensors"], 4, "cut.fcz: no .fcz file, or damaged: it has"),
+        (["unpack", "CUT"], 4, "cut.fcz: no .fcz file, or damaged: it has"),
+        (["unpack", "FILE", "--to", "x.pt"], 2, "must end in .safetensors"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    file: Path,
+    tmp_path: Path,
+    words: list[str],
+    code: int,
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cut = tmp_path / "cut.fcz"
+    cut.write_bytes(file.read_bytes()[:-5])
+    places = {"FILE": str(file), "CUT": str(cut)}
+    assert main([places.get(word, word) for word in words]) == code
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1

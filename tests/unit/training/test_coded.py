@@ -1,0 +1,153 @@
+"""A network goes into a .fcz file and comes out; what a file says runs no code of others."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import firecaffe
+from firecaffe.compression import fcz
+from firecaffe.errors import FirecaffeError
+from firecaffe.models.network import make_network
+from firecaffe.models.weights import load_weights
+from firecaffe.training.about import About
+from firecaffe.training.coded import describe, described, tensors_of
+from firecaffe.training.unpack import unpack
+from tests.unit.models.own_nets import Tied
+
+ABOUT = About(7, 1, ("a", "b"), (1, 28, 28), False, (1, 28, 28), "float32", ())
+RECIPE = firecaffe.Recipe(
+    model=firecaffe.ModelConfig("lenet"),
+    data=firecaffe.DataConfig("generated", path="/somewhere", mean=[0.5]),
+)
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        return make_network(RECIPE.model, 7, 1)
+
+
+@pytest.fixture
+def file(tmp_path: Path, network: nn.Module) -> Path:
+    path = tmp_path / "net.fcz"
+    fcz.write(path, tensors_of(network), describe(RECIPE, ABOUT))
+    return path
+
+
+def equal(one: nn.Module, other: nn.Module) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return list(ours) == list(theirs) and all(map(torch.equal, ours.values(), theirs.values()))
+
+
+def test_a_file_gives_its_network(file: Path, network: nn.Module) -> None:
+    loaded = firecaffe.load(file)
+    assert equal(loaded, network)
+    assert not loaded.training
+    loaded = firecaffe.load(str(file), model=lambda: make_network(RECIPE.model, 7, 1))
+    assert equal(loaded, network)
+
+
+def test_a_file_says_what_is_of_the_network_alone(file: Path) -> None:
+    recipe, about = described(file, ())
+    assert about == ABOUT
+    assert recipe == replace(RECIPE, data=replace(RECIPE.data, path=""))
+    with fcz.read(file) as opened:
+        assert opened.network["model"] == {"name": "lenet"}
+        assert opened.network["data"] == {"name": "generated", "mean": [0.5]}
+
+
+def test_first_weights_are_taken_from_a_file(file: Path, network: nn.Module) -> None:
+    other = make_network(RECIPE.model, 7, 1)
+    for each in other.parameters():
+        nn.init.zeros_(each)
+    found = load_weights(other, str(file))
+    assert (found.taken, found.missing, found.unexpected) == (8, [], [])
+    assert equal(other, network)
+
+
+def test_normalization_and_tied_weights_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "net.fcz"
+    makers: list[Callable[[], nn.Module]] = [
+        lambda: make_network(firecaffe.ModelConfig("resnet18"), 5),
+        lambda: Tied(5),
+    ]
+    for make in makers:
+        made = make()
+        fcz.write(path, tensors_of(made), {})
+        other = make()
+        for each in other.parameters():
+            nn.init.zeros_(each)
+        assert equal(firecaffe.load(path, model=other), made)
+    with fcz.read(path) as opened:
+        assert len(opened.outlines) < len(made.state_dict())
+
+
+def test_unpacked_weights_are_the_same(file: Path, network: nn.Module, tmp_path: Path) -> None:
+    with fcz.read(file) as opened:
+        unpack(opened, tmp_path / "net.safetensors")
+    found = load_file(tmp_path / "net.safetensors")
+    state = network.state_dict()
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], each) for name, each in state.items())
+
+
+CALLED: list[str] = []
+
+
+def called(**words: Any) -> nn.Module:
+    CALLED.append("called")
+    return nn.Linear(2, 2)
+
+
+def test_a_file_alone_runs_no_code(tmp_path: Path) -> None:
+    path = tmp_path / "net.fcz"
+    network = nn.Linear(2, 2)
+    for name in (f"{__name__}:called", f"{__file__}:called", "os:system", "timm:resnet18"):
+        fcz.write(path, tensors_of(network), {"model": {"name": name, "args": {"x": 1}}})
+        with pytest.raises(FirecaffeError, match="code that is not firecaffe's") as caught:
+            firecaffe.load(path)
+        assert "\n" not in str(caught.value)
+        assert equal(firecaffe.load(path, model=nn.Linear(2, 2)), network)
+    assert not CALLED
+
+
+@pytest.mark.parametrize(
+    ("description", "words"),
+    [
+        ({"model": {"name": "no_such"}}, "no_such"),
+        ({"model": {"name": 3}}, "model.name"),
+        ({"model": {"word": 3}}, "no such word"),
+        ({"model": 3}, "does not say what its network is"),
+        ({"model": {"name": "lenet"}, "num_classes": "7"}, "num_classes is '7'"),
+        ({"model": {"name": "lenet"}, "sample_CHW": [1, "2"]}, "sample_CHW is"),
+        ({"model": {"name": "lenet"}, "num_classes": 8, "in_channels": 1}, "of shape (7, 500)"),
+        ({"model": {"name": "lenet"}, "num_classes": 10**9, "in_channels": 1}, "(1000000000, 500)"),
+        ({"model": {"name": "vgg16"}}, "features.0.weight is missing"),
+        ({}, "does not say which network it is"),
+    ],
+)
+def test_a_file_that_is_not_its_network_is_refused(
+    tmp_path: Path, network: nn.Module, description: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "net.fcz"
+    fcz.write(path, tensors_of(network), description)
+    with pytest.raises(FirecaffeError) as caught:
+        firecaffe.load(path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_else_is_asked_of_a_file_is_one_line(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(FirecaffeError, match="best is asked of a run's folder"):
+        firecaffe.load(file, best=True)
+    data = file.read_bytes()
+    file.write_bytes(data[:-1])
+    for ask in (firecaffe.load, lambda path: load_weights(nn.Linear(2, 2), str(path))):
+        with pytest.raises(FirecaffeError, match=r"net\.fcz: .*it has .* bytes, and says"):
+            ask(file)
