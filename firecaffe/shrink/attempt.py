@@ -10,7 +10,7 @@ from firecaffe.compression.fcz import FileReport
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import read_run_file
-from firecaffe.shrink.code import load, write_network
+from firecaffe.shrink.code import write_network
 from firecaffe.shrink.judge import Judge, Worth
 from firecaffe.shrink.layers import Choice
 from firecaffe.shrink.rounds import rounds_of
@@ -97,7 +97,7 @@ class Maker:
         trained = load_run(trials[-1].folder)
         path = folder / FILE
         report = write_network(trained, self.scheme, path)
-        worth = self.judge.worth(load(path, trained))
+        worth = self.judge.worth(load_run(path, recipe=trained.recipe).model)
         lost = self.before.less(worth, measure)
         ratio = self.weights * BYTES_PER_WEIGHT / report.num_bytes
         made = Made(path, report, rounds, worth, lost, ratio)

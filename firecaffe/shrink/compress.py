@@ -175,8 +175,8 @@ def _sensitivities(folder: Path, network: nn.Module, judge: Judge) -> list[Layer
 
 def _rest_bytes(network: nn.Module, scheme: Scheme) -> float:
     """About what the file holds beside the layers' weights."""
-    small = [each for each in network.state_dict().values() if each.ndim < 2]
-    return HEADER_BYTES + sum(each.numel() for each in small) * scheme.biases / 8
+    small: int = sum(each.numel() for each in network.state_dict().values() if each.ndim < 2)
+    return HEADER_BYTES + small * scheme.biases / 8
 
 
 def _claim(asked: CompressRequest) -> None:

@@ -38,9 +38,7 @@ def rounds_of(
     trials: list[Trial] = []
     weights = recipe.model.weights
     own = (("prune", recipe.prune), ("share", recipe.share))
-    sections: dict[str, Words] = {
-        name: asdict(words) for name, words in own if words.is_on
-    }
+    sections: dict[str, Words] = {name: asdict(words) for name, words in own if words.is_on}
     for number, (each, chosen) in enumerate(_chosen(scheme.rounds, choice), start=1):
         sections = _kept_on(sections) | chosen
         trained = _round_recipe(recipe, each, sections, steps, weights)
@@ -49,9 +47,7 @@ def rounds_of(
     return trials
 
 
-def _chosen(
-    rounds: Sequence[Round], choice: Choice | None
-) -> list[tuple[Round, dict[str, Words]]]:
+def _chosen(rounds: Sequence[Round], choice: Choice | None) -> list[tuple[Round, dict[str, Words]]]:
     """Each round with the words that it changes. Of several that prune, each keeps the same part of
     what the one before has kept.
     """

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from firecaffe.compression.fcz import CODES
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.files import read_small
@@ -36,7 +37,7 @@ SECTIONS = ("prune", "share", "solver", "train")
 """Sections of a recipe that a round may change: the rest is the run's."""
 
 CHOICES: dict[str, tuple[object, ...]] = {
-    "code": ("best", "range", "huffman"),
+    "code": CODES,
     "biases": (32, 16),
     "normalization": ("keep", "fold"),
 }

@@ -13,8 +13,9 @@ def make_parser() -> Parser:
         "compress",
         USAGE,
         "Make a trained network small: prune, retrain, share values, retrain, code; one file, "
-        "whose accuracy is that of the network decoded from it. Of a finished run, or of a recipe whose "
-        "model.weights are trained. Exit code 16 if no size that was tried reaches the target.",
+        "whose accuracy is that of the network decoded from it. Of a finished run, or of a recipe "
+        "whose model.weights are trained. Exit code 16 if no size that was tried reaches the "
+        "target.",
         takes_recipe=True,
         instead={
             "run.folder": "--out says where the file is, and the rounds lie beside it",

@@ -40,7 +40,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("", "has no rounds"),
         ("rounds = 3", "has no rounds"),
         ("cod = 'huffman'", "no word cod; .* did you mean 'code'"),
-        ("code = 'zip'", "code is 'zip', expected one of best, range, huffman"),
+        ("code = 'zip'", "code is 'zip', expected one of best, huffman, range"),
         ("biases = 8", "biases is 8, expected one of 32, 16"),
         ("normalization = 'drop'", "normalization is 'drop'"),
         ("[[rounds]]\nlenght = 1", "no word rounds 1.lenght; .* did you mean 'length'"),
