@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import raw_lines
+from benchmarks.made_up_images import RECIPE
 from benchmarks.trick_speed import ddp_step
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
 from firecaffe.cli.parse import read_recipe
@@ -42,27 +43,7 @@ HOSTS, BATCH = 4, 64
 KEPT = 0.1
 """Of the processors, for the kernel's work on packets."""
 
-RECIPE = """
-[model]
-name = "alexnet"
-[data]
-name = "benchmarks.split_one_host:images"
-args = {{ count = {batch} }}
-augment = "none"
-mean = [0.5]
-std = [0.25]
-[train]
-global_batch_size = {batch}
-micro_batch_size = {micro_batch}
-steps = {steps}
-eval_batch_size = 4
-device = "cpu"
-[solver]
-base_lr = 0.001
-momentum = 0.9
-[run]
-tensorboard = false
-"""
+ALEXNET = {"model": "alexnet", "size": 227, "classes": 1000}
 TRICK = """
 [parallel]
 model = 4
@@ -74,6 +55,7 @@ DDP, DDP_BUCKET_BYTES, DDP_STEPS = "DDP", 25 * 2**20, 3
 LAYOUTS = {
     "data, ring": (16, '[exchange]\nalgorithm = "ring"\n'),
     "one weird trick": (16, TRICK),
+    "one weird trick, in turn": (16, f'{TRICK}exchange = "in_turn"\n'),
     "2 x 2 stages": (4, '[parallel]\nstages = ["features.8"]\n'),
     "4 stages": (4, '[parallel]\nstages = ["features.4", "features.10", "classifier"]\n'),
     DDP: (16, ""),
@@ -84,7 +66,7 @@ LAYOUTS = {
 def measure(layout: str, rate: str, rounds: int, steps: int, folder: Path, out: Path) -> None:
     """The check, if its file is not there yet, then the trainings; a row for each."""
     micro_batch, words = LAYOUTS[layout]
-    plain = RECIPE.format(batch=BATCH, micro_batch=micro_batch, steps=steps + 1)
+    plain = RECIPE.format(**ALEXNET, batch=BATCH, micro_batch=micro_batch, steps=steps + 1)
     file = folder / f"cluster-{rate}-{micro_batch}.toml"
     bare, recipe = folder / f"bare-{micro_batch}.toml", folder / f"{layout.replace(' ', '-')}.toml"
     bare.write_text(plain)

@@ -130,10 +130,11 @@ def page(path: Path) -> tuple[str, list[float], list[float]]:
                 what of the node's network, which is not in the file, and any other split. **The aim
                 was {AIM:.0%}; the largest error is {max(map(abs, own)):.1%}**, linear's
                 {max(map(abs, of_linear)):.1%}. Two things draw against each other: a worker updates
-                its part of the fully connected layers alone, and it copies and adds up their
-                gradients for each micro-batch apart, as firecaffe does and his program need not
-                have; this was put into the planner for our own trainings, and no constant with it,
-                when the figures were known. Without it the errors were +4.0% and +8.4%. What is
+                its part of the fully connected layers alone, and it adds up their gradients for
+                each micro-batch apart, as firecaffe does and his program need not have; this was
+                put into the planner for our own trainings, and no constant with it, when the
+                figures were known. Without it the errors were +4.0% and +8.4%; as long as
+                firecaffe copied them first, +0.9% and +5.0%. What is
                 waited for of exchanges is
                 {1e3 * (last.activations_s + last.exposed_communication_s):.1f} ms of
                 {1e3 * last.step_s:.0f}. A row without a figure is a forecast that nothing was held

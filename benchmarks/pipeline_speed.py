@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import raw_lines
+from benchmarks.made_up_images import RECIPE
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
-from firecaffe.data import TensorDataset
 from firecaffe.models.googlenet import GoogLeNet
 from firecaffe.parallel.pipeline import idle_share
 from firecaffe.runs.explain import explain, read_rows
@@ -37,38 +37,11 @@ BATCH, MICRO_BATCH, STEPS = 64, 4, 6
 KEPT = 0.1
 """Of the processors, for the kernel's work on packets."""
 
-RECIPE = """
-[model]
-name = "benchmarks.pipeline_speed:network"
-[data]
-name = "benchmarks.pipeline_speed:images"
-augment = "none"
-mean = [0.5]
-std = [0.25]
-[train]
-global_batch_size = {batch}
-micro_batch_size = {micro_batch}
-steps = {steps}
-eval_batch_size = 4
-device = "cpu"
-[solver]
-base_lr = 0.001
-momentum = 0.9
-[run]
-tensorboard = false
-"""
+GOOGLENET = {"model": "benchmarks.pipeline_speed:network", "size": SIZE, "classes": CLASSES}
 
 
 def network() -> nn.Module:
     return GoogLeNet(CLASSES, 3, batch_norm=False, aux_logits=False)
-
-
-def images() -> tuple[TensorDataset, TensorDataset]:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (BATCH, 3, SIZE, SIZE), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(0, CLASSES, (BATCH,), generator=generator)
-    few = TensorDataset(pixels[:4], labels[:4], CLASSES)
-    return TensorDataset(pixels, labels, CLASSES), few
 
 
 def multiplications() -> dict[str, int]:
@@ -116,7 +89,7 @@ def layouts(hosts: int) -> Iterator[tuple[str, list[str]]]:
 def measure(hosts: int, rate: str, rounds: int, out: Path, folder: Path) -> None:
     """Raises: SystemExit if a layout does not end in the digest of one worker."""
     recipe, file = folder / "recipe.toml", folder / "cluster.toml"
-    recipe.write_text(RECIPE.format(batch=BATCH, micro_batch=MICRO_BATCH, steps=STEPS))
+    recipe.write_text(RECIPE.format(**GOOGLENET, batch=BATCH, micro_batch=MICRO_BATCH, steps=STEPS))
     program = [sys.executable, "-m", "firecaffe"]
     environment = {"OMP_NUM_THREADS": "1"}
     alone = next(iter(raw_lines.read(out, "alone")), None)

@@ -15,12 +15,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
 from benchmarks import raw_lines
+from benchmarks.made_up_images import EVALUATED
 from firecaffe import DataConfig, ModelConfig, ParallelConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.cli.twin import Twin, train_twin
-from firecaffe.data import TensorDataset
 from firecaffe.plan.chain import chain_of
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.held import memory_of
@@ -30,26 +28,18 @@ from firecaffe.plan.split_step import SplitCost
 from firecaffe.runs.folder import read_run_file
 
 DATA, TRICK = "data", "one weird trick"
-CLASSES, PARTS = 1000, 4
+PARTS = 4
 SPLIT = {"classifier.*": "neurons", "classifier.3": "inputs"}
 STEPS, CHECKED_STEPS = 7, 2
 """Of the trainings that are timed, without their first; of those whose bits are compared."""
-
-
-def images(count: int) -> tuple[TensorDataset, TensorDataset]:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (count, 3, 227, 227), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(0, CLASSES, (count,), generator=generator)
-    few = slice(0, PARTS)
-    return TensorDataset(pixels, labels, CLASSES), TensorDataset(pixels[few], labels[few], CLASSES)
 
 
 def recipe(way: str, ranks: int, batch: int, micro_batch: int, steps: int) -> Recipe:
     words = ParallelConfig(1, ranks, SPLIT, PARTS, "one_weird_trick")
     return Recipe(
         model=ModelConfig("alexnet"),
-        data=DataConfig("benchmarks.split_one_host:images", args={"count": batch}, augment="none"),
-        train=TrainConfig(batch, micro_batch, steps=steps, device="cpu", eval_batch_size=PARTS),
+        data=DataConfig("benchmarks.made_up_images:images", args={"count": batch}, augment="none"),
+        train=TrainConfig(batch, micro_batch, steps=steps, device="cpu", eval_batch_size=EVALUATED),
         solver=SolverConfig(base_lr=0.001, momentum=0.9),
         parallel=words if way == TRICK else ParallelConfig(),
     )

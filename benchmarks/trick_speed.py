@@ -25,11 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 import firecaffe
 from benchmarks import raw_lines
 from benchmarks.from_first import from_first
+from benchmarks.made_up_images import images
 from benchmarks.step_starts import STARTS
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
 from firecaffe import DataConfig, ParallelConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.cluster.world import join
-from firecaffe.data import TensorDataset
 from firecaffe.models.table import build_model
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.training.plugins import VARIABLE as PLUGINS
@@ -40,13 +40,6 @@ TRICK, DDP = "one weird trick", "DDP"
 SPLIT = {"classifier.*": "neurons", "classifier.3": "inputs"}
 CHECKED_STEPS, STEPS, DDP_STEPS = 2, 6, 2
 """Of the trainings that are compared; of those that are timed, without their first."""
-
-
-def images(count: int) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (count, 3, 227, 227), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(0, CLASSES, (count,), generator=generator)
-    return TensorDataset(pixels, labels, CLASSES)
 
 
 def make() -> nn.Module:
@@ -63,14 +56,14 @@ def train(model: int, batch: int, steps: int, folder: Path) -> firecaffe.Result:
         parallel=scheme,
         run=RunConfig(folder=str(folder), tensorboard=False),
     )
-    return firecaffe.train(recipe, make, images(batch), images(4))
+    return firecaffe.train(recipe, make, *images(batch))
 
 
 def ddp_step(rank: int, batch: int) -> Callable[[], None]:
     network = DistributedDataParallel(make())
     optimizer = torch.optim.SGD(network.parameters(), lr=0.001, momentum=0.9)
     share = batch // HOSTS
-    pixels, labels = images(batch).batch(torch.arange(rank * share, (rank + 1) * share))
+    pixels, labels = images(batch)[0].batch(torch.arange(rank * share, (rank + 1) * share))
     assert isinstance(pixels, Tensor)
     own = (pixels.float() / 255 - 0.5) / 0.25
 

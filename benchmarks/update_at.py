@@ -16,12 +16,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
 from benchmarks import raw_lines
+from benchmarks.made_up_images import EVALUATED
 from firecaffe import DataConfig, ExchangeConfig, ModelConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.cli.twin import Twin, train_twin
-from firecaffe.data import TensorDataset
 from firecaffe.plan.memory import memory_bytes
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.runs.folder import read_run_file
@@ -32,24 +30,15 @@ WAYS = {
     MESSAGES: ExchangeConfig(shared_memory=False),
     SHARDS: ExchangeConfig(update_at="shards"),
 }
-CLASSES, EVALUATED = 1000, 4
 STEPS, CHECKED_STEPS = 7, 2
 """Of the trainings that are timed, without their first; of those whose bits are compared."""
-
-
-def images(count: int) -> tuple[TensorDataset, TensorDataset]:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (count, 3, 227, 227), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(0, CLASSES, (count,), generator=generator)
-    few = slice(0, EVALUATED)
-    return TensorDataset(pixels, labels, CLASSES), TensorDataset(pixels[few], labels[few], CLASSES)
 
 
 def recipe(way: str, given: argparse.Namespace, steps: int) -> Recipe:
     batch, micro_batch = given.batch, given.micro_batch
     return Recipe(
         model=ModelConfig("alexnet"),
-        data=DataConfig("benchmarks.update_at:images", args={"count": batch}, augment="none"),
+        data=DataConfig("benchmarks.made_up_images:images", args={"count": batch}, augment="none"),
         train=TrainConfig(batch, micro_batch, steps=steps, device="cpu", eval_batch_size=EVALUATED),
         solver=SolverConfig(given.solver, base_lr=0.0001, clip_gradients=given.clip),
         exchange=WAYS[way],

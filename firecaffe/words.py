@@ -31,6 +31,11 @@ KINDS = {
 """Kinds of values, for people."""
 
 
+def count_of(number: int, one: str, many: str) -> str:
+    """A number of things, for people: "1 rank", "2 ranks"."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def check_kinds(recipe: Any) -> None:
     """Compares every word of every section with its annotation.
 

@@ -86,8 +86,8 @@ class Ranks:
         """The same on ranks that other tests use too, which saves their start.
 
         For functions that leave nothing behind in their process but imports: whatever they join,
-        patch or set they take back. Where one fails, or leaves a world joined (as a rank does that
-        has heard of another's error), its ranks are not used again.
+        patch or set they take back. Where one fails, or leaves a world joined, its ranks are not
+        used again.
         """
         world = self._kept.pop(world_size, None) or _World(world_size, once=False)
         try:

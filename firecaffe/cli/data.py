@@ -6,11 +6,12 @@ from pathlib import Path
 
 from firecaffe.cli.options.data import make_parser
 from firecaffe.data import data_home
-from firecaffe.data.get import get_fashion_mnist
+from firecaffe.data.get import get_fashion_mnist, get_mnist
 from firecaffe.errors import RecipeError
 
 GETTERS: dict[str, Callable[[Path, Callable[[str], None]], Path]] = {
     "fashion-mnist": get_fashion_mnist,
+    "mnist": get_mnist,
 }
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
 from firecaffe.errors import RecipeError
+from firecaffe.parallel.find_paths import PATHS
+from firecaffe.parallel.slide import ROWS
 from firecaffe.plan.layouts import Layout
 from firecaffe.plan.of_parallel import OwnCost
 from firecaffe.plan.recipe_stages import works_of
@@ -15,6 +17,10 @@ MOST_RANKS = 16
 OWN, OTHERS = "█", "·"
 
 HEADERS = ("layers", "by", "samples", "gradients")
+
+
+INSIDE = {ROWS: "halos and sums of gradients", PATHS: "sums of gradients"}
+"""What is exchanged within a layer, by the word of its split."""
 
 
 def draw(plan: SplitPlan, cost: SplitCost) -> str:
@@ -38,9 +44,10 @@ def draw(plan: SplitPlan, cost: SplitCost) -> str:
             names = []
         if unit.weights:
             names.append(_called(unit.name, unit.words, layout))
-        inside = cost.halos(unit, layout)[1] + cost.masks(unit, layout, most)[1]
+        inside = cost.inside(unit, layout, most)[1]
         if inside:
-            rows += [*_run(names, layout), f"↕ halos and masks, {inside / 1e6:,.1f} MB"]
+            what = INSIDE.get(_called("", unit.words, layout).strip(), "halos and masks")
+            rows += [*_run(names, layout), f"↕ {what}, {inside / 1e6:,.1f} MB"]
             names = []
     rows += _run(names, pairs[-1][1])
     return _lines(rows, plan.workers)
@@ -48,7 +55,9 @@ def draw(plan: SplitPlan, cost: SplitCost) -> str:
 
 def _called(name: str, words: tuple[str, str], layout: Layout) -> str:
     """A layer with the word that it is split by."""
-    shared = layout.computed or layout
+    shared = layout.in_parts
+    if shared.rows > 1:
+        return f"{name}\t{ROWS}"
     word = words[1] if shared.inputs > 1 else words[0] if shared.parts > 1 else "-"
     return f"{name}\t{word}"
 
@@ -69,7 +78,7 @@ def held(layout: Layout, rank: int) -> str:
     place = 0
     for stride, size in (layout.output_digit, layout.input_digit, (1, layout.groups)):
         place = place * size + rank // stride % size
-    own = layout.products
+    own = layout.held
     parts = layout.parts * own
     if parts == 1:
         return OWN

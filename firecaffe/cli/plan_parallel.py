@@ -14,7 +14,7 @@ from firecaffe.cli.draw_layout import draw, draw_stages
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
-from firecaffe.plan.chain import chain_of
+from firecaffe.plan.chain import Unit, chain_of
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import Forecast
 from firecaffe.plan.layouts import words_of
@@ -89,8 +89,14 @@ class Parallel:
         self.best = min(last, key=lambda plan: (not plan.fits, plan.step.step_s), default=None)
         self.reasons: list[Reason] = []
         if self.best is not None:
-            cost = SplitCost(work, cluster, self.chain, workers[-1], self.best.exchange)
-            self.reasons = reasons(self.best, cost)
+            self.reasons = reasons(self.best, self._cost(self.best))
+
+    def _chain(self, plan: SplitPlan) -> Sequence[Unit]:
+        """The layers that a plan's layouts are of."""
+        return self.price.chain if self.price and plan.name == RECIPE else self.chain
+
+    def _cost(self, plan: SplitPlan) -> SplitCost:
+        return SplitCost(self.work, self.cluster, self._chain(plan), plan.workers, plan.exchange)
 
     @property
     def has_own(self) -> bool:
@@ -104,10 +110,11 @@ class Parallel:
         }
 
     def _as_dict(self, plan: SplitPlan) -> dict[str, Any]:
-        units = [unit.name for unit in self.chain]
+        chain = self._chain(plan)
+        units = [unit.name for unit in chain]
         layouts = {
             unit.name: words_of(unit, layout)
-            for unit, layout in zip(self.chain, plan.layouts, strict=False)
+            for unit, layout in zip(chain, plan.layouts, strict=False)
             if unit.works
         }
         begins = [units[at] for at in plan.cuts[:-1]]
@@ -141,8 +148,7 @@ class Parallel:
         title = f"{_way(plan)} on {plan.workers} workers"
         if self.price is not None and plan.words is not None and plan.words.stages:
             return f"{title}\n{draw_stages(plan, self.price)}"
-        cost = SplitCost(self.work, self.cluster, self.chain, plan.workers, plan.exchange)
-        return f"{title}\n{draw(plan, cost)}"
+        return f"{title}\n{draw(plan, self._cost(plan))}"
 
     def show(self, console: Console) -> None:
         table = Table(box=SIMPLE_HEAD)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from firecaffe.cluster.groups import backend_for, connected_when_used
+from firecaffe.cluster.groups import backend_for, connected_when_used, destroy
 from firecaffe.cluster.message import Place
 from firecaffe.cluster.traffic import Traffic
 from firecaffe.cluster.watch import Watch
@@ -97,10 +97,7 @@ def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
             members=own,
         )
     finally:
-        # Where a rank is lost, a thread may still wait for it, and leaving would wait for that.
-        if world.watch is None or world.watch.fault is None:
-            for each in made:
-                dist.destroy_process_group(each)
+        destroy(made, is_lost=world.watch is not None and world.watch.fault is not None)
 
 
 def _new(part: Sequence[int], world: Group) -> ProcessGroup:

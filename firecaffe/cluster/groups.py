@@ -8,12 +8,13 @@ the dead ones have left there, so an attempt has a name of its own, too. Where t
 (mpirun has none) rank 0 holds it, from the first world to the end of its process.
 """
 
+import ctypes
 import os
 import re
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -71,13 +72,33 @@ class Groups:
     made_world: bool
     """Whether torch.distributed was initialized for them."""
 
-    def leave(self) -> None:
-        """Destroys the groups, and the world if it was made for them."""
+    def leave(self, is_lost: bool = False) -> None:
+        """Destroys the groups, and the world if it was made for them. is_lost: as of `destroy`."""
+        own = (self.main, self.exchange)
         if self.made_world:
+            if is_lost:
+                keep_for_ever(*own, dist.group.WORLD)
             dist.destroy_process_group()
         else:
-            for group in (self.main, self.exchange):
-                dist.destroy_process_group(group)
+            destroy(own, is_lost)
+
+
+def destroy(groups: Iterable[ProcessGroup], is_lost: bool) -> None:
+    """Destroys groups of these ranks. is_lost: whether something may still wait in them for a rank
+    that is lost.
+    """
+    for group in groups:
+        if is_lost:
+            keep_for_ever(group)
+        dist.destroy_process_group(group)
+
+
+def keep_for_ever(*groups: ProcessGroup | None) -> None:
+    """Keeps groups until the process ends, unknown to torch: it waits for all that is under way in
+    one before it gives that one up, and has no way to call it off.
+    """
+    for each in groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
 def who_am_i() -> tuple[int, int]:

@@ -128,9 +128,9 @@ def join(
                 attempt=attempt(),
             )
     finally:
-        # Where a rank is lost, a thread may still wait for it, and leaving would wait for that.
-        if watch is None or watch.fault is None:
-            groups.leave()
+        # Where a rank is lost, a thread may still wait for it. The next world is a new one all the
+        # same: a rank that has told of its own error and lives on makes it, too.
+        groups.leave(is_lost=watch is not None and watch.fault is not None)
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Networks made small: weights pruned, shared, in fewer dimensions; the file that keeps them."""
+"""Networks made small: weights pruned, shared, in fewer dimensions."""

@@ -11,6 +11,9 @@ from firecaffe.errors import RecipeError
 
 T = TypeVar("T")
 
+BIAS = ".bias"
+"""What a pattern ends in that means biases."""
+
 
 def pruned_weights(
     network: nn.Module, words: PruneConfig
@@ -45,9 +48,12 @@ def shared_weights(network: nn.Module, words: ShareConfig) -> dict[str, int]:
 
 
 def _matching(network: nn.Module, word: str, patterns: Mapping[str, T]) -> dict[str, T]:
-    """The weights whose layers match, in the network's order, each with its last pattern's value.
-    Parameters of fewer than two dimensions are biases and normalization.
+    """The weights whose layers match, in the network's order, each with its last pattern's value;
+    and the biases whose own names match a pattern that ends in `.bias`. Other parameters of fewer
+    than two dimensions are normalization.
     """
+    names = [name for name, _ in network.named_parameters()]
+    biases = [name for name in names if name.endswith(BIAS)]
     weights = [
         name
         for name, each in network.named_parameters()
@@ -55,11 +61,14 @@ def _matching(network: nn.Module, word: str, patterns: Mapping[str, T]) -> dict[
     ]
     found: dict[str, T] = {}
     for pattern, value in patterns.items():
-        matching = [name for name in weights if fnmatchcase(_layer(name), pattern)]
+        if pattern.endswith(BIAS):
+            matching = [name for name in biases if fnmatchcase(name, pattern)]
+        else:
+            matching = [name for name in weights if fnmatchcase(_layer(name), pattern)]
         if not matching:
             raise RecipeError(f"{word} has {pattern!r}, {_no_match(pattern, weights)}")
         found |= dict.fromkeys(matching, value)
-    return {name: found[name] for name in weights if name in found}
+    return {name: found[name] for name in names if name in found}
 
 
 def _layer(name: str) -> str:
@@ -68,6 +77,8 @@ def _layer(name: str) -> str:
 
 
 def _no_match(pattern: str, weights: list[str]) -> str:
+    if pattern.endswith(BIAS):
+        return "which no bias matches; biases are called as their layers, and then .bias"
     layers = list(dict.fromkeys(map(_layer, weights)))
     if any(each.startswith(f"{pattern}.") for each in layers):
         return f"which is no layer but has some; say {pattern + '.*'!r}"

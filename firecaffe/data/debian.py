@@ -1,14 +1,12 @@
 """The files of a Debian package, unpacked aside: nothing is installed, root's rights or not."""
 
-import os
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from firecaffe.data.command import run_command
 from firecaffe.errors import DataError
 
-_COMMAND_TIMEOUT_S = 300
 _NETWORK = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10")
 _SANDBOX = ("-o", "APT::Sandbox::User=root")
 """Options with which root's apt does not download as another user, who may not write into our
@@ -53,21 +51,4 @@ def _download(package: str, work: Path, report: Callable[[str], None]) -> Path:
 
 def _run(command: Sequence[str], work: Path) -> None:
     words = " ".join(word for word in command if word != "-o" and "::" not in word)
-    try:
-        done = subprocess.run(
-            command,
-            cwd=work,
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_COMMAND_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        raise DataError(f"{words} took more than {_COMMAND_TIMEOUT_S} s") from None
-    except OSError as error:
-        raise DataError(f"{words}: {error.strerror}") from error
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise DataError(f"{words} ended with {done.returncode}: {last}")
+    run_command(command, work, words)

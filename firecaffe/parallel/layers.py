@@ -11,7 +11,7 @@ Outputs in parts go on as a `TensorInParts`; a layer that takes parts takes thes
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from firecaffe.parallel import flow
 from firecaffe.parallel.cut import Cut
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.tensor import TensorInParts, copies_of, parts_of
+
+Piece = tuple[int, range]
+"""Some consecutive elements of a dimension of a tensor: the dimension, and their numbers."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class Place:
     name: str
     word: str
     group: PartGroup
+    pieces: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+    """This rank's parts of the network's tensors, by names, where the layer has stand-ins for them:
+    the right shapes and no numbers. The layer is given them for its own.
+    """
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from firecaffe.parallel.cut import cut
 from firecaffe.parallel.layers import Place
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.rows import seen_of
-from firecaffe.parallel.slide import Slide, padding_of
+from firecaffe.parallel.slide import Slide, check_enough, padding_of
 from firecaffe.parallel.tensor import TensorInParts, parts_of
 
 
@@ -131,15 +131,6 @@ def over_rows(layer: nn.Module, place: Place) -> OverRows:
         )
     over: OverRows = made(layer, place).train(layer.training)
     return over
-
-
-def check_enough(name: str, rows: int, outputs: int, num_parts: int) -> None:
-    """Raises: RecipeError if there are fewer rows than parts, of the input or of the output."""
-    if min(rows, outputs) < num_parts:
-        raise RecipeError(
-            f"split: {name} makes {max(outputs, 0)} rows of {rows}, fewer than {num_parts} parts; "
-            "leave it out of split, or take fewer parts"
-        )
 
 
 def check_called(

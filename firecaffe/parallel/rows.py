@@ -6,7 +6,6 @@ are made of, and the padding beyond the edges of the image; columns stay whole.
 Source: Dryden et al. 2019 (IPDPS, arXiv 1903.06681), spatial parallelism.
 """
 
-from collections.abc import Sequence
 from itertools import cycle, pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from firecaffe.parallel.cut import Cut, cut
 from firecaffe.parallel.halo import with_halos
-from firecaffe.parallel.slide import Slide, windows_of
+from firecaffe.parallel.slide import Slide, pair, pool_slide, windows_of
 
 if TYPE_CHECKING:
     from firecaffe.parallel.tensor import TensorInParts
@@ -56,11 +55,11 @@ def max_pool(
     return_indices: bool = False,
 ) -> Any:
     """`F.max_pool2d`; NotImplemented if it is to be of the whole."""
-    slide = _slide(kernel_size, stride, padding, dilation, ceil_mode)
+    slide = pool_slide(kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices or not _can_go_on(x, slide):
         return NotImplemented
     ends, seen = seen_of(x, slide, -inf)
-    words = kernel_size, stride, (0, _pair(padding)[1]), dilation, ceil_mode
+    words = kernel_size, stride, (0, pair(padding)[1]), dilation, ceil_mode
     return x.with_parts([F.max_pool2d(each, *words) for each in seen], ends)
 
 
@@ -74,11 +73,11 @@ def average_pool(
     divisor_override: int | None = None,
 ) -> Any:
     """`F.avg_pool2d`; NotImplemented if it is to be of the whole."""
-    slide = _slide(kernel_size, stride, padding, 1, ceil_mode)
+    slide = pool_slide(kernel_size, stride, padding, 1, ceil_mode)
     if not _can_go_on(x, slide):
         return NotImplemented
     ends, seen = seen_of(x, slide, 0.0)
-    words = kernel_size, stride, (0, _pair(padding)[1]), ceil_mode, count_include_pad
+    words = kernel_size, stride, (0, pair(padding)[1]), ceil_mode, count_include_pad
     own = [F.avg_pool2d(each, *words, divisor_override) for each in seen]
     if divisor_override is None:
         low, high = -slide.before, x.shape[x.cut_dim] + slide.after
@@ -101,20 +100,6 @@ def _divided_anew(means: Tensor, slide: Slide, outputs: range, low: int, high: i
         return means
     by = [slide.kernel / count for count in counts]
     return means * torch.tensor(by, dtype=means.dtype, device=means.device).view(-1, 1)
-
-
-def _slide(kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Slide:
-    kernel = _pair(kernel_size)[0]
-    step = kernel if stride is None or stride == [] else _pair(stride)[0]
-    before = _pair(padding)[0]
-    return Slide(kernel, step, before, before, _pair(dilation)[0], ceil_mode)
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    """Of rows, and of columns."""
-    if isinstance(value, Sequence):
-        return value[0], value[-1]
-    return value, value
 
 
 def _can_go_on(x: "TensorInParts", slide: Slide) -> bool:

@@ -1,7 +1,7 @@
 """A network some of whose layers are split over the ranks of a group."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from firecaffe.cluster.agree import agree
 from firecaffe.cluster.digest import digest
 from firecaffe.errors import RecipeError
-from firecaffe.parallel.layers import Held, Place, SplitLayer
+from firecaffe.parallel.layers import Held, Piece, Place, SplitLayer
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.splits import SPLITS, can_split, check_elements, make_split, why_not
 from firecaffe.parallel.tensor import whole
@@ -163,15 +163,43 @@ def check_parts(model: nn.Module, chosen: Mapping[str, str], num_parts: int) -> 
         check_elements(name, model.get_submodule(name), word, num_parts)
 
 
-def split_layers(model: nn.Module, chosen: Mapping[str, str], group: PartGroup) -> Split:
-    """Puts split layers in the place of those that were chosen; the network is changed.
+def own_pieces(
+    model: nn.Module, chosen: Mapping[str, str], group: PartGroup
+) -> dict[str, list[Piece]]:
+    """What this rank will have of those tensors of which it will not have all, by their names, one
+    piece for each of its parts; nothing of those that others have alone.
+
+    model: a network that is not used any more, on the meta device. Raises: as `split_layers`.
+    """
+    check_parts(model, chosen, group.num_parts)
+    found: dict[str, list[Piece]] = {}
+    for name, word in chosen.items():
+        layer = make_split(model.get_submodule(name), Place(name, word, group))
+        for own, held in layer.held().items() if isinstance(layer, SplitLayer) else ():
+            if held.cut:
+                ends = [range(held.cut[part], held.cut[part + 1]) for part in group.own]
+                found[f"{name}.{own}"] = [(held.dim, rows) for rows in ends]
+            elif held.is_elsewhere:
+                found[f"{name}.{own}"] = []
+    return found
+
+
+def split_layers(
+    model: nn.Module,
+    chosen: Mapping[str, str],
+    group: PartGroup,
+    pieces: Mapping[str, Sequence[Tensor]] | None = None,
+) -> Split:
+    """Puts split layers in the place of those that were chosen; the network is changed. pieces:
+    what `own_pieces` tells of, where the network has stand-ins.
 
     Raises: RecipeError if one has too few of what it is cut by, before anything is changed.
     """
     check_parts(model, chosen, group.num_parts)
     made = {}
     for name, word in chosen.items():
-        made[name] = make_split(model.get_submodule(name), Place(name, word, group))
+        place = Place(name, word, group, pieces or {})
+        made[name] = make_split(model.get_submodule(name), place)
     for name, layer in made.items():
         # Whoever still calls the whole layer, from a list of his own, is to notice.
         whole_layer = model.get_submodule(name)

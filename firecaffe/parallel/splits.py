@@ -9,10 +9,11 @@ from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.cut import Cut, cut, scaled
-from firecaffe.parallel.find_paths import NoPathsError, find_paths
+from firecaffe.parallel.find_paths import PATHS, NoPathsError, find_paths
 from firecaffe.parallel.layers import ByBoth, ByInputs, ByOutputs, Made, Place, SplitLayer
 from firecaffe.parallel.paths import by_paths
 from firecaffe.parallel.row_layers import check_rows, over_rows
+from firecaffe.parallel.slide import ROWS
 
 
 def _linear(_: nn.Module, inputs: int, outputs: int, groups: int, bias: bool) -> nn.Module:
@@ -50,12 +51,6 @@ KINDS: dict[type[nn.Module], Kind] = {
 }
 """The layers that can be split. Others that inherit from them may do something else."""
 
-
-ROWS = "rows"
-"""The word for layers of images, which are cut: how many rows there are is known when they come."""
-
-PATHS = "paths"
-"""The word for modules of any kind whose forward is made of paths."""
 
 BY_OUTPUTS = ("neurons", "filters")
 """The words by which a layer without groups is cut between its outputs."""
@@ -95,7 +90,8 @@ def by_outputs(layer: nn.Module, place: Place) -> SplitLayer:
     outputs = cut(getattr(layer, kind.outputs), place.group.num_parts)
     cuts = {"weight": (0, outputs), "bias": (0, outputs)}
     parts = [
-        _part(layer, cuts, number, inputs, _length(outputs, number)) for number in place.group.own
+        _part(layer, place, cuts, number, inputs, _length(outputs, number))
+        for number in place.group.own
     ]
     return ByOutputs(place, Made(str(layer), parts, cuts), outputs, kind.dim)
 
@@ -107,7 +103,7 @@ def by_inputs(layer: nn.Module, place: Place) -> SplitLayer:
     inputs = cut(getattr(layer, kind.inputs), place.group.num_parts)
     cuts = {"weight": (1, inputs)}
     parts = [
-        _part(layer, cuts, number, _length(inputs, number), outputs, bias=False)
+        _part(layer, place, cuts, number, _length(inputs, number), outputs, bias=False)
         for number in place.group.own
     ]
     assert bias is None or isinstance(bias, nn.Parameter)
@@ -125,7 +121,7 @@ def by_both(layer: nn.Module, place: Place) -> SplitLayer:
     parts = []
     for number in place.group.own:
         sizes = [_length(each, number) for each in (inputs, outputs, groups)]
-        parts.append(_part(layer, cuts, number, *sizes))
+        parts.append(_part(layer, place, cuts, number, *sizes))
     return ByBoth(place, Made(str(layer), parts, cuts), inputs, outputs, kind.dim)
 
 
@@ -173,6 +169,7 @@ def _length(of: Cut, number: int) -> int:
 
 def _part(
     layer: nn.Module,
+    place: Place,
     cuts: Mapping[str, tuple[int, Cut]],
     number: int,
     inputs: int,
@@ -181,8 +178,8 @@ def _part(
     *,
     bias: bool = True,
 ) -> nn.Module:
-    """One part of a layer, with copies of its tensors. bias: whether it has the layer's, if there
-    is one.
+    """One part of a layer, with its pieces, or copies of its tensors. bias: whether it has the
+    layer's, if there is one.
     """
     with torch.device("meta"):  # no memory, and no random numbers
         made = KINDS[type(layer)].make(
@@ -190,12 +187,15 @@ def _part(
         )
     whole = layer.state_dict(keep_vars=True)
     for name in made.state_dict():
-        tensor = whole[name].detach()
-        if name in cuts:
-            dim, of = cuts[name]
-            tensor = tensor.narrow(dim, of[number], _length(of, number))
-        # Memory of its own: how it is aligned may show in the bits.
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
+        if pieces := place.pieces.get(f"{place.name}.{name}"):
+            tensor = pieces[number - place.group.own.start]
+        else:
+            tensor = whole[name].detach()
+            if name in cuts:
+                dim, of = cuts[name]
+                tensor = tensor.narrow(dim, of[number], _length(of, number))
+            # Memory of its own: how it is aligned may show in the bits.
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
         if name in made._parameters:
             tensor = nn.Parameter(tensor, requires_grad=whole[name].requires_grad)
         setattr(made, name, tensor)

@@ -7,32 +7,46 @@ layout within a module costs is not.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.local_response_norm import LocalResponseNorm
 from firecaffe.models.network import with_outline
+from firecaffe.parallel.find_paths import PATHS, path_sizes
 from firecaffe.parallel.volumes import by_both
-from firecaffe.plan.parallel import Layer, layers_on
+from firecaffe.plan.images import BY_ELEMENT, NORMS, Images, images_in
+from firecaffe.plan.parallel import Layer, layers_on, paths_of
+from firecaffe.plan.rows_and_paths import PathModule
 from firecaffe.plan.workload import PROFILED_IMAGES, LayerWork, Workload, on_zeros
 
 PART_BY_PART = (
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
-    *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Dropout),
+    *BY_ELEMENT,
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten),
 )
 """Modules that work on each element or each channel by itself, as of `parallel.rules`."""
 
-NORMS = (nn.LocalResponseNorm, LocalResponseNorm)
-"""Modules that see their neighbours' channels too."""
-
 WHOLE = "whole"
 """What stands for the loss: the end of a chain, which takes whole samples."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What a module of paths is made of."""
+
+    common: tuple[LayerWork, ...]
+    """What is computed for several paths, by every worker."""
+    works: tuple[tuple[LayerWork, ...], ...]
+    """Of each path."""
+    sizes: tuple[int, ...]
+    """Numbers that each path holds, by which they are shared out."""
+    outputs: tuple[int, ...]
+    """Numbers that each path makes, of one sample."""
+    taken: int
+    """Numbers that the paths take, of one sample."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,10 @@ class Unit:
     """Of a local response normalization: the channels that each one sees beside its own."""
     draws: bool = False
     """Whether there is dropout among those that go on with its parts."""
+    images: tuple[Images | None, ...] = ()
+    """Of each work what it is given, None if that cannot be rows; empty of what is called twice."""
+    paths: Paths | None = None
+    """Of a module of paths, which is one layer here."""
 
     @property
     def weights(self) -> int:
@@ -69,17 +87,21 @@ class Unit:
         return sum(sum(each.parameters_bytes) for each in self.works) // BYTES_PER_ELEMENT
 
 
-def chain_of(config: ModelConfig, work: Workload) -> tuple[Unit, ...]:
-    """The units of a workload's network, and the loss; found on the meta device.
+def chain_of(config: ModelConfig, work: Workload, paths: Collection[str] = ()) -> tuple[Unit, ...]:
+    """The units of a workload's network, and the loss; found on the meta device. paths: modules
+    that are split by paths.
 
     Raises: as `plan.workload.layers_of`.
     """
+
+    def find(network: nn.Module, inputs: Any) -> Modules:
+        return _modules(network, inputs, paths)
 
     found = with_outline(
         config,
         work.num_classes or None,
         work.layout.channels,
-        lambda network: on_zeros(config, network, work.layout, PROFILED_IMAGES, _modules),
+        lambda network: on_zeros(config, network, work.layout, PROFILED_IMAGES, find),
     )
     return units_of(work.layers, found)
 
@@ -95,9 +117,11 @@ class Modules:
     dropout: Set[str] = frozenset()
     halos: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """The channels of local response normalizations, and how many each sees beside its own."""
+    images: Mapping[str, Images] = field(default_factory=dict)
+    paths: Mapping[str, PathModule] = field(default_factory=dict)
 
 
-def _modules(network: nn.Module, inputs: Any) -> Modules:
+def _modules(network: nn.Module, inputs: Any, paths: Collection[str]) -> Modules:
     named = dict(network.named_modules())
     channels: dict[Any, int] = {}
 
@@ -106,36 +130,54 @@ def _modules(network: nn.Module, inputs: Any) -> Modules:
 
     norms: dict[str, Any] = {name: each for name, each in named.items() if type(each) in NORMS}
     handles = [each.register_forward_pre_hook(note) for each in norms.values()]
-    layers = layers_on(network, inputs)
+    layers: dict[str, Layer] = {}
+
+    def run() -> None:
+        layers.update((each.name, each) for each in layers_on(network, inputs))
+
+    images = images_in(network, run)
     for handle in handles:
         handle.remove()
     return Modules(
-        {each.name: each for each in layers},
+        layers,
         {name for name, part in named.items() if type(part) in PART_BY_PART},
         {name for name, part in named.items() if type(part) is nn.Dropout},
         {name: (channels[each], each.size - 1) for name, each in norms.items() if each in channels},
+        images,
+        {each.name: each for each in paths_of(network, inputs, paths)},
     )
 
 
 def units_of(works: tuple[LayerWork, ...], modules: Modules) -> tuple[Unit, ...]:
-    """The chain of layers."""
+    """The chain of layers; a module of paths is one."""
     calls = Counter(each.name.partition("#")[0] for each in works)
     units: list[Unit] = []
     first: list[LayerWork] = []
     """What stands before the first layer with weights, and belongs to it."""
     for work in works:
         name = work.name.partition("#")[0]
+        # A layer that is called twice is left whole: its calls are at two places of the chain.
+        is_once = calls[name] == 1
+        images = modules.images.get(name) if is_once else None
+        if (module := _module_of(name, modules.paths)) is not None:
+            if not units or units[-1].name != module.name:
+                units.append(_paths_unit(module, works))
+            continue
         if name in modules.passing:
             if units:
                 draws = units[-1].draws or name in modules.dropout
-                units[-1] = replace(units[-1], works=(*units[-1].works, work), draws=draws)
+                units[-1] = replace(
+                    units[-1],
+                    works=(*units[-1].works, work),
+                    draws=draws,
+                    images=(*units[-1].images, images),
+                )
             else:
                 first.append(work)
             continue
-        # A layer that is called twice is left whole: its calls are at two places of the chain.
-        is_once = calls[name] == 1
         layer = modules.layers.get(name) if is_once else None
         unit = _unit(work, layer, tuple(first))
+        unit = replace(unit, images=(*[None] * len(first), images))
         if is_once and name in modules.halos:
             group_elements, halo = modules.halos[name]
             unit = replace(unit, group_elements=group_elements, words=("channels", ""), halo=halo)
@@ -143,6 +185,41 @@ def units_of(works: tuple[LayerWork, ...], modules: Modules) -> tuple[Unit, ...]
         first = []
     last = units[-1].works[-1].output_bytes / BYTES_PER_ELEMENT
     return (*units, Unit(WHOLE, (), last, last))
+
+
+def _module_of(name: str, paths: Mapping[str, PathModule]) -> PathModule | None:
+    """The module of paths that a layer is in."""
+    return next((each for each in paths.values() if name.startswith(f"{each.name}.")), None)
+
+
+def _paths_unit(module: PathModule, works: tuple[LayerWork, ...]) -> Unit:
+    """works: of all layers of the network."""
+
+    def called(nodes: Collection[fx.Node]) -> tuple[LayerWork, ...]:
+        names = {f"{module.name}.{node.target}" for node in nodes if node.op == "call_module"}
+        own = ((each, each.name.partition("#")[0]) for each in works)
+        return tuple(
+            work for work, name in own if any(f"{name}.".startswith(f"{n}.") for n in names)
+        )
+
+    found, sizes = module.found, module.sizes
+    paths = Paths(
+        called(found.common),
+        tuple(called(nodes) for nodes in found.own),
+        tuple(path_sizes(module.layer, found)),
+        tuple(sizes[each] for each in found.ends),
+        sum(sizes.get(each, 0) for each in found.taken),
+    )
+    given = sum(numbers for node, numbers in sizes.items() if node.op == "placeholder")
+    return Unit(
+        module.name,
+        (*paths.common, *(each for path in paths.works for each in path)),
+        given,
+        sum(paths.outputs),
+        words=(PATHS, ""),
+        has_input_gradient=module.has_gradient,
+        paths=paths,
+    )
 
 
 def _unit(work: LayerWork, layer: Layer | None, before: tuple[LayerWork, ...]) -> Unit:

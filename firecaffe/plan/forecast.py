@@ -25,6 +25,7 @@ from firecaffe.plan.network import Network
 from firecaffe.plan.step_cost import StepCost
 from firecaffe.plan.timeline import Step
 from firecaffe.plan.workload import Workload
+from firecaffe.words import count_of
 
 MOST_ERROR = 0.9
 LEAST_GAIN_OF_A_WORKER = 0.5
@@ -93,12 +94,13 @@ def check_plan(workload: Workload, cluster: Cluster, world_size: int, row_size: 
     """
     if world_size < 1:
         raise RecipeError(f"--workers is {world_size}; it must be at least 1")
-    if world_size // row_size > workload.num_micro_batches:
+    leaves = workload.num_micro_batches
+    if world_size // row_size > leaves:
         raise RecipeError(
-            f"{world_size} workers but only {workload.num_micro_batches} micro-batches a step "
-            f"(train.global_batch_size {workload.global_batch_size} / train.micro_batch_size "
-            f"{workload.micro_batch_size}); plan for at most {workload.num_micro_batches} workers "
-            "or take smaller micro-batches"
+            f"{world_size} workers but only {count_of(leaves, 'micro-batch', 'micro-batches')} a "
+            f"step (train.global_batch_size {workload.global_batch_size} / train.micro_batch_size "
+            f"{workload.micro_batch_size}); plan for at most "
+            f"{count_of(leaves, 'worker', 'workers')} or take smaller micro-batches"
         )
     if cluster.most_devices and world_size > cluster.most_devices:
         of_one = "; a check on several hosts (--nnodes) measures more" * cluster.is_one_host
@@ -121,9 +123,10 @@ def forecast(
     nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
     if compressor != NO_COMPRESSOR and world_size > nodes:
         raise RecipeError(
-            f"{world_size} workers but only {nodes} sums of {1 << workload.compressor_level} "
-            f"micro-batches to encode (exchange.compressor_level {workload.compressor_level}); "
-            f"plan for at most {nodes} workers or a lower level"
+            f"{world_size} workers but only {count_of(nodes, 'sum', 'sums')} of "
+            f"{1 << workload.compressor_level} micro-batches to encode (exchange.compressor_level "
+            f"{workload.compressor_level}); plan for at most "
+            f"{count_of(nodes, 'worker', 'workers')} or a lower level"
         )
     cost = StepCost(workload, cluster, exchange, compressor)
     step = cost.step(world_size)

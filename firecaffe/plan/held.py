@@ -5,9 +5,11 @@ from dataclasses import replace
 from itertools import chain as joined
 from math import ceil
 
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.plan.chain import Unit
+from firecaffe.plan.in_parts import by_paths, by_rows, seen_bytes
 from firecaffe.plan.layouts import Layout
-from firecaffe.plan.memory import memory_bytes
+from firecaffe.plan.memory import beside_micro_batch, memory_bytes
 from firecaffe.plan.workload import LayerWork, Workload
 
 Layouts = Sequence[Layout]
@@ -23,6 +25,10 @@ def part_of(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
     """A worker's part of a unit, for one of the images that it has a part in: the largest, if the
     parts are not equal.
     """
+    if layout.rows > 1:
+        return by_rows(unit, layout)
+    if layout.paths > 1:
+        return by_paths(unit, layout)
     if layout.parts == 1:
         return unit.works
     out = _share(unit.output_elements, layout.outputs) * _share(unit.group_elements, layout.groups)
@@ -65,14 +71,18 @@ def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Worklo
 
     Activations are those of a round, in which each worker computes one micro-batch of the units
     that most workers share by batch, and as many of the others as there are then. What was gathered
-    for a unit whose outputs are shared is kept for its backward.
+    for a unit whose outputs are shared is kept for its backward, and so is what parts of rows see.
     """
     most = max(each.batch for each in layouts)
     parts = [part_of(unit, layout) for unit, layout in zip(chain, layouts, strict=True)]
     kept = 0.0
-    for part, layout in zip(parts, layouts, strict=True):
+    for unit, part, layout in zip(chain, parts, layouts, strict=True):
         own = sum(each.output_bytes for each in part if each.backward_share > 0)
-        if layout.outputs > 1:
+        if layout.in_parts.rows > 1:
+            own += seen_bytes(unit, layout)
+        elif layout.paths > 1:
+            own += BYTES_PER_ELEMENT * unit.inputs
+        elif layout.outputs > 1:
             own += next(each.moved_bytes - each.output_bytes for each in part if each.shapes)
         kept += own * most / layout.batch
     return replace(work, layers=tuple(joined.from_iterable(parts)), activation_bytes=kept)
@@ -85,7 +95,7 @@ def memory_of(
     for the layers that all workers share by batch.
     """
     own = rank_work(work, chain, layouts)
-    is_whole = not any(each.parts > 1 or each.computed for each in layouts)
+    is_whole = not any(each.parts * each.rows > 1 or each.computed for each in layouts)
     parts = memory_bytes(own, 1)
     most = max(each.batch for each in layouts)
     sums = running = shared = 0.0
@@ -95,7 +105,8 @@ def memory_of(
         if is_apart(layout, most):
             # A tree for each of those whose micro-batches it is given (`training.parallel.sums`),
             # with what the running ones have made.
-            sums += weights * most / layout.batch * ceil(work.num_micro_batches / most).bit_length()
+            leaves = ceil(work.num_micro_batches / most / layout.updates)
+            sums += weights * most / layout.batch * leaves.bit_length()
             continue
         sums += weights * max(0, share.bit_length() - 1)
         running += weights
@@ -105,16 +116,23 @@ def memory_of(
     arrives = shared * (in_memory - 1) / in_memory + 2.0 * min(largest, running - shared)
     found = parts | {"sums": sums, "running": running, "buckets": arrives}
     copied = found["parameters"] + found["optimizer"]
-    under_way = running + sums + found["activations"]
-    return found | {"saving": max(0.0, copied - under_way) if is_whole else 0.0}
+    made = float(own.parameter_bytes * work.update_vectors)
+    return beside_micro_batch(found | {"saving": copied if is_whole else 0.0, "updating": made})
 
 
 def is_apart(layout: Layout, most: int) -> bool:
-    """Whether a worker has parts of a layer that is given the micro-batches of several workers:
-    their gradients are kept apart, and summed after backward. most: workers that share the batch of
-    the layers that most do.
+    """Whether a worker has parts of a layer that is given the micro-batches of several workers, or
+    that is updated several times: their gradients are kept apart, and summed after backward. most:
+    workers that share the batch of the layers that most do.
     """
-    return layout.parts > 1 and layout.batch < most
+    return layout.updates > 1 or (layout.parts > 1 and layout.batch < most)
+
+
+def nodes_of(layout: Layout, most: int) -> int:
+    """The nodes of the tree that a worker has of a step's gradients: one for each worker whose
+    micro-batches it is given. most: as of `is_apart`.
+    """
+    return most // layout.batch if is_apart(layout, most) else 1
 
 
 def widest(memory: dict[str, float], device_bytes: float) -> float:
@@ -131,4 +149,13 @@ def widest(memory: dict[str, float], device_bytes: float) -> float:
     return float((half**2 + of_weights * room) ** 0.5 - half) / of_weights if of_weights else 0.0
 
 
-WEIGHTS = ("parameters", "gradients", "running", "sums", "optimizer", "buckets", "saving")
+WEIGHTS = (
+    "parameters",
+    "gradients",
+    "running",
+    "sums",
+    "optimizer",
+    "buckets",
+    "saving",
+    "updating",
+)

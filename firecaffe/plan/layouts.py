@@ -47,8 +47,16 @@ class Layout:
     """Of those that share the groups of a layer, with both their inputs and their outputs."""
     copies: int = 1
     """Of those that all compute the same."""
+    rows: int = 1
+    """Of those that share the rows of images, each with the whole weights."""
+    paths: int = 1
+    """Of those that have whole paths of a module each."""
     inputs_inside: bool = False
     """Whether workers next to each other share the inputs, and not the outputs."""
+    updates: int = 1
+    """How often the layer is updated in a step."""
+    in_turn: bool = False
+    """Whether samples are exchanged beside the layer's computing, micro-batch by micro-batch."""
     computed: "Layout | None" = None
     """The layout whose parts are computed one by one, if a worker has several of them."""
 
@@ -60,21 +68,35 @@ class Layout:
     @cached_property
     def model(self) -> int:
         """Workers that hold one model."""
-        return self.outputs * self.inputs * self.groups * self.copies
+        return self.parts * self.copies * self.rows
 
     @property
     def parts(self) -> int:
         """Workers that share the layer's weights."""
-        return self.outputs * self.inputs * self.groups
+        return self.outputs * self.inputs * self.groups * self.paths
 
     @property
     def products(self) -> int:
-        """The parts that a worker computes one by one."""
+        """The parts that a worker computes one by one; of paths one, for these are computed one by
+        one in any case.
+        """
+        if self.computed is None or self.computed.paths > 1:
+            return 1
+        return self.computed.parts * self.computed.rows // (self.parts * self.rows)
+
+    @property
+    def held(self) -> int:
+        """The parts of the layer's weights that a worker holds."""
         return 1 if self.computed is None else self.computed.parts // self.parts
+
+    @property
+    def in_parts(self) -> "Layout":
+        """The layout in which each part is a worker's."""
+        return self.computed or self
 
     @cached_property
     def output_digit(self) -> Digit:
-        return (self.inputs if self.inputs_inside else 1, self.outputs)
+        return (self.inputs if self.inputs_inside else 1, self.outputs * self.paths)
 
     @cached_property
     def input_digit(self) -> Digit:
@@ -82,13 +104,13 @@ class Layout:
 
     @cached_property
     def takes(self) -> Form:
-        """What each worker needs of the input."""
-        return Form(self._samples, _digits(self.input_digit, (1, self.groups)))
+        """What each worker needs of the input. Rows stand where channels do; see `through`."""
+        return Form(self._samples, _digits(self.input_digit, (1, self.groups * self.rows)))
 
     @cached_property
     def makes(self) -> Form:
         """What each worker makes of the output; one of `inputs` addends of it."""
-        return Form(self._samples, _digits(self.output_digit, (1, self.groups)))
+        return Form(self._samples, _digits(self.output_digit, (1, self.groups * self.rows)))
 
     @cached_property
     def _samples(self) -> tuple[Digit, ...]:
@@ -104,6 +126,17 @@ def _digits(*digits: Digit) -> tuple[Digit, ...]:
         elif size > 1:
             found.append((stride, size))
     return tuple(found)
+
+
+def through(before: Layout, after: Layout) -> list[Layout]:
+    """The layouts that a tensor goes through from one layer to the next: between rows, or paths,
+    and what is cut in another way all workers have the whole.
+    """
+    is_alike = before.rows == after.rows > 1
+    is_cut_anew = before.rows * before.paths > 1 and after.inputs * after.groups > 1
+    if is_cut_anew or (after.rows > 1 and not is_alike):
+        return [before, Layout(before.batch, copies=before.model), after]
+    return [before, after]
 
 
 def layouts_of(workers: int, micro_batches: int) -> list[Layout]:
@@ -139,6 +172,8 @@ def words_of(unit: Unit, layout: Layout) -> str:
         ("batch", layout.batch),
         (by_outputs or "outputs", layout.outputs * layout.groups),
         (by_inputs or "inputs", layout.inputs),
+        ("rows", layout.rows),
+        ("paths", layout.paths),
         ("copies", layout.copies),
     )
     return " x ".join(f"{word} {size}" for word, size in shares if size > 1) or "one worker"

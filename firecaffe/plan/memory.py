@@ -41,6 +41,8 @@ def memory_bytes(
     shard.
     Saving: what the first worker has more while it copies its state for a checkpoint, when no
     micro-batch is under way. A model in parts is written tensor by tensor.
+    Updating: what an update makes for itself, as far as it is more than what was there before it,
+    and after it for a checkpoint: no micro-batch is under way then either.
     """
     weights = float(workload.parameter_bytes)
     share = -(-workload.num_micro_batches // world_size)
@@ -62,6 +64,15 @@ def memory_bytes(
         "buckets": arriving,
     }
     copied = found["parameters"] + found["optimizer"]
-    under_way = found["running"] + found["sums"] + found["activations"]
-    found["saving"] = max(0.0, copied - under_way) if is_whole else 0.0
-    return found | {"library": float(LIBRARY_BYTES)}
+    found |= {"saving": copied if is_whole else 0.0, "updating": updated * workload.update_vectors}
+    return beside_micro_batch(found) | {"library": float(LIBRARY_BYTES)}
+
+
+def beside_micro_batch(parts: dict[str, float]) -> dict[str, float]:
+    """The parts of a memory, of which "saving" and "updating" are given as all that they take. No
+    micro-batch is under way then, nor is the other one; what is more than those is left of them.
+    """
+    under_way = parts["running"] + parts["sums"] + parts["activations"]
+    saving = max(0.0, parts["saving"] - under_way)
+    updating = max(0.0, parts["updating"] - under_way - saving)
+    return parts | {"saving": saving, "updating": updating}

@@ -7,10 +7,12 @@ from typing import Any, Self
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import AUTO, ParallelConfig
+from firecaffe.parallel.find_paths import PATHS
 from firecaffe.plan.chain import Unit, chain_of
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.forecast import check_plan, errors_of
 from firecaffe.plan.held import memory_of
+from firecaffe.plan.in_parts import cut_where_gathered
 from firecaffe.plan.of_words import layouts_of_words
 from firecaffe.plan.recipe_stages import Crossing, crossings_of, stages_step
 from firecaffe.plan.split_plans import SplitPlan, plan_of_step
@@ -52,9 +54,13 @@ class OwnCost:
     @classmethod
     def of(cls, config: ModelConfig, work: Workload, layout: OwnLayout) -> Self:
         """Raises: RecipeError if it cannot be; as `chain_of`."""
-        stages = layout.words.stages
-        chain = () if stages else chain_of(config, work)
-        return cls(work, layout, chain, crossings_of(config, work, stages) if stages else [])
+        if stages := layout.words.stages:
+            return cls(work, layout, (), crossings_of(config, work, stages))
+        paths = [name for name, word in layout.chosen.items() if word == PATHS]
+        chain = chain_of(config, work, paths)
+        return cls(
+            work, layout, cut_where_gathered(chain, layout.chosen, layout.words.num_parts), []
+        )
 
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
         """The layout; of `auto` all that it may be, the best first: those that fit, by their steps.

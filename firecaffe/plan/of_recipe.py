@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from firecaffe.data import (
     Data,
@@ -35,6 +34,7 @@ from firecaffe.plan.codec import PRICED
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_mode import forecast_mode, line_of
 from firecaffe.plan.of_parallel import OwnLayout, forecast_parallel
+from firecaffe.plan.optimizer import vectors_of
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import IMAGENET_CHW, Workload, images_of, input_of, layers_of
 from firecaffe.recipe.config import check_batch
@@ -43,7 +43,6 @@ from firecaffe.recipe.update_at import needs_norms
 from firecaffe.reference import is_reference
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import FORECAST
-from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import EVERY_STEP, MEASURED
 from firecaffe.synchrony.rounds import Rounds
 
@@ -88,6 +87,7 @@ def workload_of(recipe: Recipe, data: Data | None = None) -> Workload:
     samples, layout = _samples(recipe) if data is None else _samples_of(data)
     check_batch(train, samples.count)
     steps_per_epoch = -(-samples.count // train.global_batch_size)
+    vectors = vectors_of(recipe.solver)
     return _workload(
         recipe.model,
         layout,
@@ -102,7 +102,9 @@ def workload_of(recipe: Recipe, data: Data | None = None) -> Workload:
             micro_batch_size=train.micro_batch_size,
             samples=samples.count,
             steps=train.num_steps(steps_per_epoch),
-            optimizer_vectors=_optimizer_vectors(recipe),
+            # A moving average of the weights is one more.
+            optimizer_vectors=vectors.kept + (train.ema_decay > 0),
+            update_vectors=vectors.made,
             autocast=train.autocast,
             bucket_bytes=recipe.exchange.bucket_bytes,
             stored_bytes=samples.stored_bytes,
@@ -208,21 +210,6 @@ def _cropped(samples: Samples, config: DataConfig) -> Layout:
     except ValueError as error:
         raise RecipeError(f"data.crop is {config.crop}: {error}") from error
     return images_of((channels, rows, columns))
-
-
-def _optimizer_vectors(recipe: Recipe) -> int:
-    """Vectors as long as the weights that the solver keeps: found by a step on one number. A moving
-    average of the weights is one more.
-    """
-    parameter = nn.Parameter(torch.zeros(1, 1))  # a matrix: some optimizers take no vector
-    optimizer = make_optimizer(
-        {"weight": parameter}, replace(recipe.solver, lr_mult={}, decay_mult={})
-    )
-    parameter.grad = torch.ones(1, 1)
-    optimizer.step()
-    state = optimizer.state[parameter].values()
-    kept = sum(1 for value in state if isinstance(value, torch.Tensor) and value.dim() == 2)
-    return kept + (recipe.train.ema_decay > 0)
 
 
 CPU_CLUSTER = "cpu-host"

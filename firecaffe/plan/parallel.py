@@ -1,7 +1,7 @@
 """Gradients or activations: what each layer of a network would send by data, and by each split."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
@@ -15,6 +15,7 @@ from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.meta_kernels import without_compiler
 from firecaffe.models.network import with_outline
+from firecaffe.parallel.find_paths import Paths
 from firecaffe.parallel.volumes import (
     Sizes,
     by_both,
@@ -27,6 +28,7 @@ from firecaffe.plan.rows_and_paths import (
     PathModule,
     PathsVolumes,
     Rows,
+    named_paths,
     path_modules,
     rows_of,
     sized,
@@ -196,7 +198,17 @@ class _Calls:
 
 def paths_on(network: nn.Module, inputs: Any) -> list[PathModule]:
     """The modules of paths that are called, as they are in training. Runs the network once."""
-    found = path_modules(network)
+    return _called_paths(network, inputs, path_modules(network))
+
+
+def paths_of(network: nn.Module, inputs: Any, names: Collection[str]) -> list[PathModule]:
+    """The same of the modules with these names."""
+    return _called_paths(network, inputs, named_paths(network, names)) if names else []
+
+
+def _called_paths(
+    network: nn.Module, inputs: Any, found: Mapping[str, tuple[nn.Module, Paths]]
+) -> list[PathModule]:
     given: dict[nn.Module, tuple[Any, ...]] = {}
 
     def note(part: nn.Module, taken: tuple[Any, ...]) -> None:

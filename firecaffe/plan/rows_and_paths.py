@@ -1,6 +1,6 @@
 """What splits send that cut no layer's weights: rows of images, and whole paths of a module."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -116,6 +116,12 @@ class PathModule:
             data_numbers(whole, workers),
             numbers,
         )
+
+
+def named_paths(network: nn.Module, names: Collection[str]) -> dict[str, tuple[nn.Module, Paths]]:
+    """The modules of paths with these names."""
+    named = dict(network.named_modules())
+    return {name: (named[name], find_paths(named[name])) for name in names}
 
 
 def path_modules(network: nn.Module) -> dict[str, tuple[nn.Module, Paths]]:

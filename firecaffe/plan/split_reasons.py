@@ -40,6 +40,9 @@ def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
     for unit, layout, (seconds, sent) in rows:
         if not unit.weights:
             continue
+        if layout.rows * layout.paths > 1:  # its gradients, and its input's, are summed within it
+            own_s, own_sent = cost.inside(unit, layout, layout.batch)
+            seconds, sent = seconds + own_s, sent + own_sent
         whole = BYTES_PER_ELEMENT * unit.weights
         numbers = unit.inputs + unit.outputs
         found.append(

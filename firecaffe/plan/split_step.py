@@ -17,10 +17,18 @@ from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.plan.between import Boundary, Exchanges, Traffic, boundary
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import Cluster
-from firecaffe.plan.compute import HALF_PRECISION, correction, data_s, layer_s, update_s
+from firecaffe.plan.compute import (
+    HALF_PRECISION,
+    correction,
+    data_s,
+    is_measured,
+    layer_s,
+    update_s,
+)
 from firecaffe.plan.forecast import forecast
-from firecaffe.plan.held import Layouts, is_apart, micro_batches_of, part_of
-from firecaffe.plan.layouts import Layout
+from firecaffe.plan.held import Layouts, is_apart, micro_batches_of, nodes_of, part_of
+from firecaffe.plan.in_parts import PartExchanges, unevenness, unevenness_of_input
+from firecaffe.plan.layouts import Layout, through
 from firecaffe.plan.network import Network
 from firecaffe.plan.price import Prices, ranks_per_node
 from firecaffe.plan.step_cost import prices_of, storage_s
@@ -57,6 +65,8 @@ class _Tensor:
 
     model: int
     """Workers that hold one model of its layer: others with its part are so far apart."""
+    nodes: int
+    """Of the tree, that each worker sends."""
     ready_s: float
     num_bytes: int
 
@@ -98,19 +108,29 @@ class SplitCost:
         computed_s += sum(self.apart_s(*each, most) for each in own)
         tensors, backward_s = self._last_backward(layouts)
         slowed_s, exposed_s = self._beside_backward(tensors, backward_s)
+        # Of several updates all but the last are made, and waited for, before the last backward.
+        exposed_s += sum(
+            (layout.updates - 1)
+            * sent_nodes(nodes_of(layout, most))
+            * self.gradients_s(unit, layout)
+            for unit, layout in own
+        )
         between = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
-        between += [self.halos(*each) for each in own]
-        between += [self.masks(*each, most) for each in own]
-        held = sum(weights_bytes(*each) for each in own)
+        between += [self.inside(*each, most) for each in own]
+        updated = sum(layout.updates * weights_bytes(unit, layout) for unit, layout in own)
+        most_updates = max(layout.updates for layout in layouts)
         step = SplitStep(
             compute_s=(computed_s + slowed_s - backward_s)
             * slowest_of(self.workers, device.jitter, rounds),
             data_s=rounds * data_s(work, device),
             activations_s=sum(seconds for seconds, _ in between),
             exposed_communication_s=exposed_s,
-            update_s=update_s(work, device, held / max(1, work.parameter_bytes)),
+            update_s=update_s(work, device, updated / max(1, work.parameter_bytes), most_updates),
             gradients_bytes=sum(
-                sum_numbers(layout.batch, weights_bytes(unit, layout)) for unit, layout in own
+                layout.updates
+                * sent_nodes(nodes_of(layout, most))
+                * sum_numbers(layout.batch, weights_bytes(unit, layout))
+                for unit, layout in own
             ),
             activations_bytes=sum(sent for _, sent in between),
         )
@@ -135,7 +155,8 @@ class SplitCost:
     def _computes_s(self, unit: Unit, layout: Layout) -> tuple[float, tuple[float, ...]]:
         """Forward of one micro-batch, and backward by layer, from the first to the last."""
         work, device = self.work, self.cluster.device
-        parts = part_of(unit, layout.computed or layout)
+        # All paths of a worker are its part, however many parts they are.
+        parts = part_of(unit, layout if unit.paths else layout.in_parts)
         times = [layer_s(each, work, device, work.micro_batch_size) for each in parts]
         scale = self._scale * layout.products
         backward_s = tuple(scale * backward for _, backward in times)
@@ -143,15 +164,32 @@ class SplitCost:
 
     def apart_s(self, unit: Unit, layout: Layout, most: int) -> float:
         """What is done to gradients of a step that are kept apart for each micro-batch, by the
-        memory that it reads and writes: each is copied into a vector, and these are added up; see
-        `training.parallel.sums`. most: as of `is_apart`.
+        memory that it reads and writes: they are added up where they are, divided and looked
+        through; see `training.parallel.sums`. most: as of `is_apart`.
         """
         if not is_apart(layout, most):
             return 0.0
         leaves, device = micro_batches_of(self.work, layout), self.cluster.device
-        passes = COPY * (leaves + 1) + ADDITION * (leaves - 1)
+        passes = ADDITION * leaves
+        if is_measured(self.work, device):  # of which each micro-batch has them copied into buckets
+            passes -= COPY * leaves
         rate = device.memory_bytes_per_s * device.efficiency
         return passes * weights_bytes(unit, layout) / rate
+
+    def inside(self, unit: Unit, layout: Layout, most: int) -> tuple[float, float]:
+        """Seconds, and bytes that each worker sends, of what is exchanged within a unit. most: as
+        of `is_apart`.
+        """
+        rounds = micro_batches_of(self.work, layout)
+        samples = self.work.global_batch_size / layout.batch
+        parts = PartExchanges(self.exchanges, rounds, samples, self.itemsize)
+        found = [
+            self.halos(unit, layout),
+            self.masks(unit, layout, most),
+            parts.rows(unit, layout),
+            parts.paths(unit, layout),
+        ]
+        return sum(seconds for seconds, _ in found), sum(sent for _, sent in found)
 
     def halos(self, unit: Unit, layout: Layout) -> tuple[float, float]:
         """Seconds, and bytes that each worker sends, until the parts of a unit have what they see
@@ -192,11 +230,67 @@ class SplitCost:
 
     def between(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
         """Seconds, and bytes that each worker sends, between unit `at` and the next one."""
-        found = self.boundary(before, after, self.chain[at + 1].has_input_gradient)
+        found = [self._passed(at, *pair) for pair in pairwise(through(before, after))]
+        return sum(seconds for seconds, _ in found), sum(sent for _, sent in found)
+
+    def _passed(self, at: int, before: Layout, after: Layout) -> tuple[float, float]:
+        unit, follows = self.chain[at], self.chain[at + 1]
         num_bytes, rounds = self.size(at, before), self.rounds(before, after)
+        num_bytes *= unevenness(unit, before) * unevenness_of_input(follows, after)
+        found = self.boundary(before, after, follows.has_input_gradient)
         traffics: list[Traffic] = [*found.sums, *found.fetches]
         seconds = self.exchanges.seconds(traffics, num_bytes, rounds)
+        if before.in_turn or after.in_turn:
+            beside = self._computed_beside(at, before, after)
+            seconds = sum(
+                self._waited_s(self.exchanges.seconds([each], num_bytes, rounds), computes_s)
+                for each, computes_s in zip(traffics, beside, strict=True)
+            )
         return seconds, num_bytes * sum(float(each.share.sum()) for each in traffics)
+
+    def _computed_beside(self, at: int, before: Layout, after: Layout) -> list[float]:
+        """What is computed in a step while the samples of others come, or what was made for them
+        goes, for each exchange of a boundary: the sums, then the fetches. See `parallel.in_turn`:
+        all micro-batches of a row but a worker's own.
+
+        Beside the layer before are the sum of its outputs, and the gradient of that; beside the
+        layer behind its whole input, and the sum of that one's gradients. Where parts are gathered
+        or cut out nothing is.
+        """
+        unit, follows = self.chain[at], self.chain[at + 1]
+        first = self._beside_s(unit, before) if before.inputs > 1 else (0.0, 0.0)
+        last = self._beside_s(follows, after) if after.outputs > 1 else (0.0, 0.0)
+        found = [first[0]] if before.inputs > 1 else []
+        if after.outputs > 1 and follows.has_input_gradient:
+            found.append(last[1])
+        is_whole = before.outputs * before.groups == 1
+        found.append(last[0] * is_whole)
+        return [*found, first[1]] if follows.has_input_gradient else found
+
+    def _beside_s(self, unit: Unit, layout: Layout) -> tuple[float, float]:
+        """Forward and backward of a step of the layer itself, of the samples of others of its row;
+        nothing where a row shares memory, for then no message is under way.
+        """
+        work = self.work
+        is_shared = work.shared_memory and layout.model <= self.cluster.devices_per_node
+        if not layout.in_turn or is_shared:
+            return 0.0, 0.0
+        times = [
+            layer_s(each, work, self.cluster.device, work.micro_batch_size)
+            for each in part_of(unit, layout.in_parts)
+            if each.shapes
+        ]
+        own = self._scale * layout.products * micro_batches_of(work, layout)
+        share = own * (layout.model - 1) / layout.model
+        return share * sum(a for a, _ in times), share * sum(b for _, b in times)
+
+    def _waited_s(self, exchange_s: float, computes_s: float) -> float:
+        """What an exchange makes a step longer that is beside so much computing, which it slows
+        down.
+        """
+        slowdown = self.cluster.device.exchange_slowdown
+        ends_s, left_s = overlap([Bucket(0.0, 0)], [exchange_s], computes_s, slowdown=slowdown)
+        return ends_s - computes_s + left_s
 
     def size(self, at: int, before: Layout) -> float:
         """Bytes of what goes between two units, of the whole batch. Addends are summed before a
@@ -224,7 +318,8 @@ class SplitCost:
             for work, seconds in [*zip(part_of(unit, layout), backward_s, strict=True)][::-1]:
                 passed_s += in_round * seconds
                 found = [
-                    _Tensor(layout.model, passed_s, size) for size in work.parameters_bytes[::-1]
+                    _Tensor(layout.model, nodes_of(layout, most), passed_s, size)
+                    for size in work.parameters_bytes[::-1]
                 ]
                 if is_apart(layout, most):
                     late += found
@@ -237,16 +332,20 @@ class SplitCost:
     ) -> tuple[float, float]:
         """What the last round's backward takes, and what is left of the exchange after it."""
         sent: list[tuple[int, Bucket]] = []
-        for model, run in groupby(tensors, lambda each: each.model):
+        of_nodes: list[float] = []
+        for (model, nodes), run in groupby(tensors, lambda each: (each.model, each.nodes)):
             own = [*run]
             for start, stop in cut([each.num_bytes for each in own], self.work.bucket_bytes):
                 size = sum(each.num_bytes for each in own[start:stop]) // BYTES_PER_ELEMENT
                 sent.append((model, Bucket(own[stop - 1].ready_s, size)))
+                of_nodes.append(sent_nodes(nodes))
         by_model: dict[int, list[int]] = {}
         for model, bucket in sent:
             by_model.setdefault(model, []).append(bucket.num_elements)
         taken = {model: iter(self.prices(model).seconds(own)) for model, own in by_model.items()}
-        taken_s = [next(taken[model]) for model, _ in sent]
+        taken_s = [
+            more * next(taken[model]) for (model, _), more in zip(sent, of_nodes, strict=True)
+        ]
         lanes, together = self.cluster.lanes, 1.0
         if any(self.prices(model).across for model in by_model):
             lanes = 1
@@ -256,6 +355,13 @@ class SplitCost:
         buckets = [bucket for _, bucket in sent]
         slowdown = self.cluster.device.exchange_slowdown
         return overlap(buckets, taken_s, backward_s, lanes, together, slowdown)
+
+
+def sent_nodes(nodes: int) -> float:
+    """What a worker sends of a sum with so many nodes of its own, over one with one: its nodes to
+    the owners of their shards, and its shard of the total to all (`exchange.fold`).
+    """
+    return (nodes + 1) / 2
 
 
 def weights_bytes(unit: Unit, layout: Layout) -> int:

@@ -72,6 +72,8 @@ class Workload:
     """Steps of the whole training; 0 if that is not known."""
     optimizer_vectors: int = 1
     """Vectors as long as the weights that the optimizer keeps."""
+    update_vectors: int = 0
+    """Those that an update makes of the weights that it is of, at once."""
     autocast: str = "none"
     bucket_bytes: int = 4_000_000
     stored_bytes: float = 0.0

@@ -6,7 +6,7 @@ from typing import Literal
 from firecaffe.data.config import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
-from firecaffe.words import MOST_THREADS
+from firecaffe.words import MOST_THREADS, count_of
 
 
 @dataclass(frozen=True)
@@ -150,18 +150,20 @@ def check_batch(config: TrainConfig, num_samples: int) -> None:
 
 def check_workers(config: TrainConfig, world_size: int, level: int = 0) -> None:
     """Raises: RecipeError if there are more ranks than nodes of `level` to share out."""
-    nodes = num_nodes(config.num_micro_batches, level)
+    leaves = config.num_micro_batches
+    nodes = num_nodes(leaves, level)
     if level and world_size > nodes:
         raise RecipeError(
-            f"{world_size} ranks but only {nodes} sums of {1 << level} micro-batches to encode "
-            f"(exchange.compressor_level {level}); use at most {nodes} ranks or a lower level"
+            f"{world_size} ranks but only {count_of(nodes, 'sum', 'sums')} of {1 << level} "
+            f"micro-batches to encode (exchange.compressor_level {level}); use at most "
+            f"{count_of(nodes, 'rank', 'ranks')} or a lower level"
         )
-    if world_size > config.num_micro_batches:
+    if world_size > leaves:
         raise RecipeError(
-            f"{world_size} ranks but only {config.num_micro_batches} micro-batches a step "
-            f"(train.global_batch_size {config.global_batch_size} / train.micro_batch_size "
-            f"{config.micro_batch_size}); use at most {config.num_micro_batches} ranks "
-            "or smaller micro-batches"
+            f"{world_size} ranks but only {count_of(leaves, 'micro-batch', 'micro-batches')} a "
+            f"step (train.global_batch_size {config.global_batch_size} / train.micro_batch_size "
+            f"{config.micro_batch_size}); use at most {count_of(leaves, 'rank', 'ranks')} or "
+            "smaller micro-batches"
         )
 
 

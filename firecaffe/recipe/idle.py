@@ -86,6 +86,7 @@ COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "prune.scope": ("prune.keep", NOT_DEFAULT),
     "share.start": ("share.bits", NOT_DEFAULT),
     "share.train": ("share.bits", NOT_DEFAULT),
+    "share.gradient": ("share.bits", NOT_DEFAULT),
 }
 """A word, the other one that it depends on, and with which of its values it has an effect."""
 

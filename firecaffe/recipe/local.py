@@ -5,6 +5,7 @@ from firecaffe.exchange.leaves import num_nodes
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.synchrony.config import LOCAL, MEASURED, SynchronyConfig
+from firecaffe.words import count_of
 
 DROPPING = ("step", "multistep")
 """The policies whose rate drops."""
@@ -106,6 +107,7 @@ def check_local_workers(words: SynchronyConfig, world_size: int, level: int = 0)
     nodes = num_nodes(words.replicas, level)
     if world_size > nodes:
         raise RecipeError(
-            f"{world_size} ranks but only {nodes} sums of {1 << level} replicas to encode "
-            f"(exchange.compressor_level {level}); use at most {nodes} ranks or a lower level"
+            f"{world_size} ranks but only {count_of(nodes, 'sum', 'sums')} of {1 << level} "
+            f"replicas to encode (exchange.compressor_level {level}); use at most "
+            f"{count_of(nodes, 'rank', 'ranks')} or a lower level"
         )

@@ -7,11 +7,12 @@ from typing import TypeVar
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.parallel.config import AUTO, ParallelConfig
+from firecaffe.parallel.config import AT_ONCE, AUTO, ParallelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.reference import is_reference
 from firecaffe.solvers.config import BY_ELEMENT, SolverConfig
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL, MEASURED, SynchronyConfig
+from firecaffe.words import count_of
 
 T = TypeVar("T")
 
@@ -92,26 +93,33 @@ def possible_layouts(
 
 
 def check_layout(layout: Layout, words: ParallelConfig, train: TrainConfig, level: int = 0) -> None:
-    """Raises: RecipeError if the workers cannot share out the micro-batches. level: of the nodes
+    """Raises: RecipeError if the workers cannot share out the micro-batches, or cannot exchange
+    samples so. level: of the nodes
     that are shared out whole.
     """
+    if words.exchange != AT_ONCE and layout.model > 1 and train.device == "cuda":
+        raise RecipeError(
+            f"parallel.exchange {words.exchange} with train.device cuda: messages come one by one "
+            "between CPUs alone; take at_once"
+        )
     leaves = train.num_micro_batches
+    said = count_of(leaves, "micro-batch", "micro-batches")
     is_apart = not layout.shares_samples and layout.sharers > 1
     if is_apart and level and leaves % (layout.sharers << level):
         raise RecipeError(
-            f"parallel.scheme one_weird_trick with {leaves} micro-batches a step on "
+            f"parallel.scheme one_weird_trick with {said} a step on "
             f"{layout.sharers} workers, of which {1 << level} are encoded together "
             f"(exchange.compressor_level {level}): each worker must have equally many of these"
         )
     if not layout.shares_samples and leaves % layout.sharers:
         raise RecipeError(
-            f"parallel.scheme one_weird_trick with {leaves} micro-batches a step on "
+            f"parallel.scheme one_weird_trick with {said} a step on "
             f"{layout.sharers} workers: they exchange one each at a time, so they must divide them"
         )
     each, updates = leaves // layout.sharers, words.head_updates
     if updates > 1 and each % updates:
         raise RecipeError(
-            f"parallel.head_updates is {updates} with {leaves} micro-batches a step on "
+            f"parallel.head_updates is {updates} with {said} a step on "
             f"{layout.sharers} workers, {each} each; each worker must have a multiple of {updates}"
         )
 

@@ -36,6 +36,7 @@ from firecaffe.training.mix import mixing_of
 from firecaffe.training.norms import NORMS, Norms, check_layers
 from firecaffe.training.own_code import own_code
 from firecaffe.training.parallel.coded import MemoryInParts, PartCodec
+from firecaffe.training.parallel.fresh import FreshNetwork
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.network import SplitNetwork, split_network
 from firecaffe.training.parallel.pieces import InParts
@@ -153,7 +154,12 @@ def build_learner(
     Raises: RecipeError, AgreementError, CheckpointError.
     """
     recipe, world = run.recipe, mesh.world
-    model = build_network(recipe, parts, data.train, world.device)
+    fresh: FreshNetwork | None = None
+    if recipe.parallel.is_split or recipe.parallel.stages:
+        fresh = FreshNetwork(recipe, parts, data.train)
+        model = fresh.outline
+    else:
+        model = build_network(recipe, parts, data.train, world.device)
     if recipe.train.batch_norm_samples:
         check_layers(model, recipe.train.batch_norm_samples)
     weights, damaged = "", list[str]()
@@ -166,10 +172,11 @@ def build_learner(
     split: SplitNetwork | None = None
     staged: StagedNetwork | None = None
     with in_words_of(recipe.parallel):
-        if recipe.parallel.is_split:
-            split = split_network(model, recipe.parallel, mesh, recipe.exchange, resources)
-        elif recipe.parallel.stages:
-            staged = cut_network(model, recipe.parallel, mesh)
+        if fresh is not None and recipe.parallel.is_split:
+            exchange = recipe.exchange
+            model, split = split_network(fresh, recipe.parallel, mesh, exchange, resources)
+        elif fresh is not None:
+            model, staged = cut_network(fresh, recipe.parallel, mesh)
     held = split or staged
     called = str if held is None else held.called
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -162,12 +162,24 @@ def build_network(
 
     Raises: RecipeError; OwnCodeError for what a user's code raises.
     """
+    model = make_model(recipe, parts, dataset)
+    place_model(model, recipe, device)
+    return model
+
+
+def make_model(recipe: Recipe, parts: Parts, dataset: Dataset) -> nn.Module:
+    """The network with fresh weights where it is made, mostly on the CPU. Raises: as
+    `build_network`.
+    """
     seed_random(recipe.train.seed, "weights")
     if parts.model is None:
-        model = make_network(recipe.model, *counts_of(dataset))
-    else:
-        model = check_is_whole(check_made("model()", parts.model()))
-        freeze(model, recipe.model.freeze)
+        return make_network(recipe.model, *counts_of(dataset))
+    model = check_is_whole(check_made("model()", parts.model()))
+    freeze(model, recipe.model.freeze)
+    return model
+
+
+def place_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
+    """Brings a network to this rank's device, in the recipe's memory layout."""
     model.to(device)
     lay_out(model, recipe.train)
-    return model

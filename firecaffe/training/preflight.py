@@ -12,8 +12,8 @@ from firecaffe.models.network import with_outline
 from firecaffe.models.weights import load_weights
 from firecaffe.parallel.config import AUTO
 from firecaffe.parallel.row_layers import check_called
+from firecaffe.parallel.slide import ROWS
 from firecaffe.parallel.split import check_parts
-from firecaffe.parallel.splits import ROWS
 from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.config import check_workers
 from firecaffe.recipe.constrained import check_prune_steps

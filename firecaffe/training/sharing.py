@@ -1,8 +1,8 @@
 """Weights that share few values: a constraint of a training.
 
-The gradient of a value is the sum of its weights' gradients. Each of these weights is given that
-sum, so a solver that works element by element updates all of them alike, as it would update the
-value itself: with one momentum, and weight decay once.
+The gradient of a value is the sum of its weights' gradients, or their mean. Each of these weights
+is given it, so a solver that works element by element updates all of them alike, as it would update
+the value itself: with one momentum, and weight decay once.
 
 Source: Han, Mao and Dally 2016, arXiv 1510.00149, section 3.
 """
@@ -65,10 +65,10 @@ class Sharing:
         _ = self._fixed  # from before the first update
         for name, weight in self._weights.items():
             if weight.grad is not None:
-                self._sum(name, weight.grad)
+                self._share(name, weight.grad)
 
-    def _sum(self, name: str, gradient: Tensor) -> None:
-        """Gives each weight the sum of the gradients of those that share its value."""
+    def _share(self, name: str, gradient: Tensor) -> None:
+        """Gives each weight the gradient of its value."""
         if not self._words.train:
             gradient.zero_()
             return
@@ -76,6 +76,8 @@ class Sharing:
         sums = torch.zeros(len(self._firsts[name]) + 1, dtype=torch.float64, device=gradient.device)
         # One after the other, in any number of threads; in 64 bits, for they may be millions.
         sums.index_add_(0, codes, gradient.reshape(-1).double())
+        if self._words.gradient == "mean":
+            sums /= codes.bincount(minlength=len(sums)).clamp(min=1)
         sums[0] = 0
         gradient.copy_(sums.to(gradient.dtype)[codes].view(gradient.shape))
 

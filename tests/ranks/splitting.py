@@ -63,9 +63,9 @@ def compare_ranks(
     return elements
 
 
-def sent_by(model: nn.Module, words: dict[str, str], x: Tensor) -> list[int]:
-    """Bytes that this rank sends in forward and in backward, of four parts."""
-    split = firecaffe.split(model, words, parts=4)
+def sent_by(model: nn.Module, words: dict[str, str], x: Tensor, parts: int = 4) -> list[int]:
+    """Bytes that this rank sends in forward and in backward."""
+    split = firecaffe.split(model, words, parts=parts)
     traffic = split.group.group.traffic
     try:
         split(x)

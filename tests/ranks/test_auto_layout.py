@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 import firecaffe
 from firecaffe import DataConfig, ModelConfig, ParallelConfig, Recipe, RunConfig, TrainConfig
@@ -80,12 +80,37 @@ class Own(nn.Module):
     """Nobody knows it by name."""
 
 
+class Twice(nn.Module):
+    """A layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.out = nn.Linear(784, 784), nn.Linear(784, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.out(self.again(self.again(x.flatten(1))))
+        return made
+
+
+def test_rows_are_priced(ranks: Ranks, tmp_path: Path) -> None:
+    rows = dataclasses.replace(RECIPE.parallel, split={"conv1": "rows"})
+    digests = set()
+    for workers in (1, 2):
+        run = RunConfig(folder=str(tmp_path / f"{workers}"), tensorboard=False)
+        recipe = dataclasses.replace(RECIPE, parallel=rows, run=run)
+        digests |= {each.state_sha256 for each in ranks.shared(workers, fit, recipe)}
+    assert len(digests) == 1
+    record = json.loads((tmp_path / "2" / "result.json").read_text())
+    assert set(record["parallel_choice"]["predicted_s"]) == {"by data 2 x 1", "none 1 x 2"}
+
+
 def test_what_has_no_price_is_refused_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     run = RunConfig(folder=str(tmp_path / "run"), tensorboard=False)
-    rows = dataclasses.replace(RECIPE.parallel, split={"conv1": "rows"})
-    recipe = dataclasses.replace(RECIPE, parallel=rows, run=run)
+    again = dataclasses.replace(RECIPE.parallel, split={"again": "neurons"})
+    twice = ModelConfig("tests.ranks.test_auto_layout:Twice")
+    recipe = dataclasses.replace(RECIPE, model=twice, parallel=again, run=run)
     for line in ranks.shared(2, refusal, recipe):
-        assert line == "parallel.split has conv1 by rows, which the planner cannot price"
+        assert line == "parallel.split has again by neurons, which the planner cannot price"
     with pytest.raises(RecipeError, match="auto prices the network that the recipe names"):
         firecaffe.train(dataclasses.replace(RECIPE, run=run), Own)
     assert not (tmp_path / "run").exists()

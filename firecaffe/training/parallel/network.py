@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from firecaffe.cluster.agree import take_from_first
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
+from firecaffe.models.drawing import named_tensors
 from firecaffe.parallel.config import AT_ONCE, ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.parallel.in_turn import SamplesInTurn
 from firecaffe.parallel.layers import SplitLayer
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.parallel.split import choose_layers, split_layers
+from firecaffe.parallel.split import choose_layers, own_pieces, split_layers
 from firecaffe.parallel.tensor import whole
 from firecaffe.training.parallel.cut_up import mark_cut_up
+from firecaffe.training.parallel.fresh import FreshNetwork
 from firecaffe.training.parallel.held import RowNetwork
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.norms import RowNorms
@@ -97,25 +98,28 @@ def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
 
 
 def split_network(
-    model: nn.Module,
+    fresh: FreshNetwork,
     words: ParallelConfig,
     mesh: Mesh,
     exchange: ExchangeConfig,
     resources: ExitStack,
-) -> SplitNetwork:
-    """Splits a network's layers in place; its outputs are whole. All ranks call it. resources:
+) -> tuple[nn.Module, SplitNetwork]:
+    """Makes a network whose layers are split; its outputs are whole. All ranks call it. resources:
     takes what has to be closed.
 
     Raises: RecipeError, with the layer's name, if one cannot be split so.
     """
-    wholes = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    others = take_from_first(mesh.world, wholes)
+    group = _group(mesh.row, words, exchange, resources)
+    drawn = fresh.draw(
+        mesh.world, lambda outline: own_pieces(outline, chosen_layers(outline, words), group)
+    )
+    model = drawn.network
+    wholes = dict(named_tensors(model))
     has_buffers = any(True for _ in model.buffers())
     sizes = {name: each.numel() for name, each in wholes.items() if each.requires_grad}
     chosen = chosen_layers(model, words)
-    group = _group(mesh.row, words, exchange, resources)
     mark_cut_up(model)
-    split_layers(model, chosen, group)
+    split_layers(model, chosen, group, drawn.pieces)
     model.register_forward_hook(_give_whole)
     sources: dict[str, Source] = {}
     parameters, biases, elsewhere = set[nn.Parameter](), set[nn.Parameter](), set[str]()
@@ -143,7 +147,8 @@ def split_network(
     }
     found = frozenset(parameters), frozenset(biases if words.head_updates > 1 else ())
     updates = words.head_updates
-    return SplitNetwork(
+    others = drawn.other_weights
+    return model, SplitNetwork(
         mesh, names, has_buffers, others, sizes, group, *found, updates, chosen, norms, outlines
     )
 

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.agree import take_from_first
 from firecaffe.errors import RecipeError
+from firecaffe.models.drawing import named_tensors
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.stages import Stage, cut_stages
 from firecaffe.training.evaluate import evaluating
 from firecaffe.training.parallel.cut_up import mark_cut_up
+from firecaffe.training.parallel.fresh import FreshNetwork, Own
 from firecaffe.training.parallel.held import RowNetwork
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.pieces import Names
@@ -57,15 +58,22 @@ def check_stages(network: nn.Module, names: Sequence[str]) -> None:
     _owners(*_cut(network, names))
 
 
-def cut_network(network: nn.Module, words: ParallelConfig, mesh: Mesh) -> StagedNetwork:
-    """Cuts a network, and frees in place what this rank's stage does not need. All ranks call it.
+def cut_network(
+    fresh: FreshNetwork, words: ParallelConfig, mesh: Mesh
+) -> tuple[nn.Module, StagedNetwork]:
+    """Makes a network that is cut, with what this rank's stage needs. All ranks call it.
 
     Raises: RecipeError if it cannot be cut so.
     """
     own = mesh.row.rank
-    kinds = network.named_parameters(), network.named_buffers()
-    wholes: dict[str, Tensor] = {name: each for kind in kinds for name, each in kind}
-    others = take_from_first(mesh.world, wholes)
+
+    def own_of(outline: nn.Module) -> Own:
+        owners = _owners(*_cut(outline, words.stages))
+        return {n: [] for n, each in named_tensors(outline) if owners.get(each, 0) != own}
+
+    drawn = fresh.draw(mesh.world, own_of)
+    network, others = drawn.network, drawn.other_weights
+    wholes = dict(named_tensors(network))
     training, evaluation = _cut(network, words.stages)
     owners = _owners(training, evaluation)
     elsewhere = {name: each for name, each in wholes.items() if owners.get(each, 0) != own}
@@ -87,7 +95,7 @@ def cut_network(network: nn.Module, words: ParallelConfig, mesh: Mesh) -> Staged
     module = nn.ModuleList([training[own].module, evaluation[own].module, network])
     has_buffers = any(not isinstance(each, nn.Parameter) for each in wholes.values())
     sizes = {name: each.numel() for name, each in wholes.items() if each.requires_grad}
-    return StagedNetwork(
+    return network, StagedNetwork(
         mesh, names, has_buffers, others, sizes, words, training[own], evaluation[own], module, tied
     )
 

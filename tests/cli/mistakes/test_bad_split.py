@@ -90,10 +90,10 @@ def test_one_line(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("data = 2", "2 ranks but only 1 micro-batches a step"),
+        ("data = 2", "2 ranks but only 1 micro-batch a step"),
         (
             'model = 2\nscheme = "one_weird_trick"',
-            "parallel.scheme one_weird_trick with 1 micro-batches a step on 2 workers",
+            "parallel.scheme one_weird_trick with 1 micro-batch a step on 2 workers",
         ),
     ],
 )

@@ -52,6 +52,14 @@ def test_a_layer_that_is_cut_both_ways() -> None:
     assert cells == ["█···", "··█·", "·█··", "···█"]
 
 
+def test_rows_are_of_whole_weights() -> None:
+    lines = picture(ParallelConfig(1, 2, {"features.12": "rows", "classifier.0": "inputs"}, 4), 2)
+    at = next(i for i, line in enumerate(lines) if line.startswith("features.12"))
+    assert lines[at].split()[:4] == ["features.12", "rows", "████", "████"]
+    assert "halos and sums of gradients" in lines[at + 1]
+    assert "activations" in lines[at + 2]  # the pool's rows, gathered; then columns are cut out
+
+
 def test_too_many_ranks() -> None:
     words = ParallelConfig(0, 2, HEAD, 2)
     with pytest.raises(RecipeError, match="--draw shows at most 16 workers; found 32"):

@@ -24,6 +24,7 @@ def of_one_image(name: str) -> Profile:
     ("name", "parameters"),
     [
         ("lenet", 431_080),
+        ("lenet_300_100", 266_610),
         ("cifar10_quick", 145_578),
         ("cifar10_full", 89_578),
         ("nin_cifar", 966_986),
@@ -60,6 +61,7 @@ def test_parameters_without_heads(build: Callable[..., nn.Module], parameters: i
     ("name", "millions"),
     [
         ("lenet", 2.293),
+        ("lenet_300_100", 0.266),
         # 5x5x3x32 at 32x32, 5x5x32x32 at 16x16, 5x5x32x64 at 8x8, then 1024 to 64 to 10
         ("cifar10_quick", 12.354),
         ("cifar10_full", 12.298),

@@ -57,6 +57,7 @@ def test_fill_sets_the_bias_and_takes_a_layer_without_one() -> None:
 # layer, standard deviation of its weights, its biases: from the authors' files
 STARTS: dict[str, list[tuple[str, float, float | None]]] = {
     "lenet": [("conv1", 1 / 5, 0), ("ip1", 1 / math.sqrt(800), 0)],
+    "lenet_300_100": [("ip1", 1 / 28, 0), ("ip3", 1 / 10, 0)],
     "cifar10_quick": [
         ("conv1", 0.0001, 0),
         ("conv2", 0.01, 0),

@@ -41,6 +41,12 @@ def test_names_of_lenet_are_caffes() -> None:
     ]
 
 
+def test_names_of_lenet_300_100_are_those_of_lenet() -> None:
+    assert list(build_model("lenet_300_100").state_dict()) == [
+        f"{layer}.{kind}" for layer in ("ip1", "ip2", "ip3") for kind in KINDS
+    ]
+
+
 @pytest.mark.parametrize(("name", "blocks"), [("nin_small", 3), ("nin_cifar", 3), ("nin", 4)])
 def test_names_of_nin_are_the_authors(name: str, blocks: int) -> None:
     with torch.device("meta"):

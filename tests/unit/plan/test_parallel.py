@@ -13,7 +13,8 @@ from firecaffe.cli import main
 from firecaffe.cli.profile_parallel import render_parallel
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.parallel.splits import ROWS, SPLITS
+from firecaffe.parallel.slide import ROWS
+from firecaffe.parallel.splits import SPLITS
 from firecaffe.plan.parallel import WORDS, LayerVolumes, Volumes, layers_on, volumes_of
 from firecaffe.plan.workload import images_of, input_of
 

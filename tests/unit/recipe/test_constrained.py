@@ -28,6 +28,7 @@ VALUES: list[tuple[Any, ...]] = [
     ({"*": 5},),
     ({"*": 4}, "density"),
     ({"*": 4}, "linear", False),
+    ({"*": 4}, "linear", True, "mean"),
 ]
 
 
@@ -38,7 +39,9 @@ def test_they_decide_bits_if_they_are_there() -> None:
         *("prune.keep", "prune.threshold", "prune.how", "prune.steps", "prune.every"),
         "prune.scope",
     }
-    assert {*shared} - {*without} == {"share.bits", "share.start", "share.train"}
+    assert {*shared} - {*without} == {
+        *("share.bits", "share.start", "share.train", "share.gradient"),
+    }
     others = [
         Recipe(),
         Recipe(prune=PRUNE),

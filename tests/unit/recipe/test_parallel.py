@@ -93,6 +93,16 @@ def test_one_weird_trick_wants_equally_many_micro_batches() -> None:
     check_layout(layout_of(dataclasses.replace(words, scheme="none"), 4), words, TrainConfig(48, 8))
 
 
+def test_samples_come_in_turn_between_cpus_alone() -> None:
+    words = ParallelConfig(0, 2, HEAD, 2, TRICK, exchange="in_turn")
+    train = TrainConfig(64, 8, device="cuda")
+    check_layout(layout_of(words, 4), words, TrainConfig(64, 8))
+    with pytest.raises(RecipeError, match=r"^parallel\.exchange in_turn with train\.device cuda"):
+        check_layout(layout_of(words, 4), words, train)
+    alone = dataclasses.replace(words, model=1)  # each worker has the whole model
+    check_layout(layout_of(alone, 4), alone, train)
+
+
 def test_each_worker_has_as_many_micro_batches_of_each_update_of_the_head() -> None:
     words = dataclasses.replace(ParallelConfig(1, 4, HEAD, 4, TRICK), head_updates=3)
     check_layout(layout_of(words, 4), words, TrainConfig(96, 8))

@@ -33,6 +33,7 @@ SECTIONS = get_type_hints(Recipe)
 APART = [
     *(f"parallel.{word.name}" for word in dataclasses.fields(ParallelConfig)),
     *("prune.threshold", "share.bits", "share.start", "share.train"),
+    "share.gradient",
 ]
 """What cannot be had with other words of OTHER; see test_parallel.py, test_constrained.py."""
 

@@ -314,3 +314,30 @@ def test_no_layer_is_to_be_empty_beside_larger_ones() -> None:
 
 def test_without_words_there_are_none() -> None:
     assert constrained(network(), model=ModelConfig(freeze=["0.*"])) == []
+
+
+def test_a_mean_is_the_derivative_by_the_value_over_its_weights() -> None:
+    found = {}
+    for gradient in ("sum", "mean"):
+        recipe = Recipe(share=ShareConfig({"*": 2}, gradient=gradient))  # type: ignore[arg-type]
+        trained = Trained(recipe, network().double(), SolverConfig(momentum=0.0))
+        trained.net(torch.ones(6, 7).double()).square().mean().backward()
+        trained.first.before_update(0)
+        found[gradient] = {name: trained.named[name].grad for name in trained.first.codes}
+    for name, codes in trained.first.codes.items():
+        members = codes.flatten().bincount()[codes.long()]
+        torch.testing.assert_close(found["sum"][name] / members, found["mean"][name])
+
+
+def test_biases_are_meant_by_their_own_names() -> None:
+    net = network()
+    words = Recipe(
+        prune=PruneConfig({"*": 0.5, "*.bias": 0.4}), share=ShareConfig({"0.bias": 1, "3": 1})
+    )
+    pruning, sharing = make_constraints(words, net)
+    assert isinstance(pruning, Pruning)
+    assert isinstance(sharing, Sharing)
+    assert list(pruning.masks) == ["0.weight", "0.bias", "1.bias", "3.weight", "3.bias"]
+    assert list(sharing.codes) == ["0.bias", "3.weight"]
+    with pytest.raises(RecipeError, match=r"'4\.bias', which no bias matches"):
+        make_constraints(Recipe(prune=PruneConfig({"4.bias": 0.5})), net)

@@ -1,0 +1,334 @@
+"""A network's first weights, drawn without room for all of them.
+
+Numbers are drawn in the order of the constructor's calls, whoever keeps them. So the constructor
+runs as it always does, and the memory of a tensor that is not kept goes back as soon as nothing
+reads it any more. When that is, the same constructor has told before: on the meta device, where
+tensors take no memory, its calls are written down.
+
+Where calls depend on numbers (a truncated normal draws again what is too large) the two cannot be
+the same, and the network has to be made whole.
+"""
+
+import ctypes
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from firecaffe.cluster.memory import give_back_freed_memory
+
+LEAST_BYTES = 1024
+"""Tensors that are smaller are left alone: they are made in other ways on the meta device."""
+
+MUCH_BYTES = 2**20
+"""Memory of so much is given back at once."""
+
+SETS_ALL = {f"aten::{name}_" for name in ("copy", "fill", "normal", "uniform", "zero")}
+"""Functions that set a tensor and do not read it."""
+
+
+class Call(NamedTuple):
+    """A call of the constructor's that has to do with large tensors."""
+
+    function: str
+    takes: tuple[int, ...]
+    """The storages of what it is given, by their numbers."""
+    makes: tuple[int, ...]
+    sets: int | None
+    """The storage all of whose elements it sets, and of which it reads none."""
+    is_view: bool
+    """Whether it neither reads nor writes an element."""
+
+    @property
+    def storages(self) -> set[int]:
+        return {*self.takes, *self.makes}
+
+
+class Kept(NamedTuple):
+    """A named tensor of the network, as it is when the constructor has ended."""
+
+    storage: int | None
+    """None for a small one."""
+    offset: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def of(self, storage: UntypedStorage) -> Tensor:
+        """The tensor, if that is its storage. It has a storage object of its own: one of which
+        numpy has been told cannot be resized any more.
+        """
+        memory = (ctypes.c_byte * storage.nbytes()).from_address(storage.data_ptr())
+        alias = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        whole = torch.empty(0, dtype=self.dtype)
+        return whole.set_(alias, self.offset, self.shape, self.strides)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How the first weights of a network come about."""
+
+    make: Callable[[], nn.Module]
+    outline: nn.Module
+    """The network on the meta device."""
+    calls: Sequence[Call]
+    kept: dict[str, Kept]
+    """What it holds at the end, by name; parameters first."""
+
+    def draw(self, whole: Collection[str], take: Callable[[str, Tensor], None]) -> nn.Module | None:
+        """Makes the network on the CPU. Those tensors that are not named in `whole` take no memory
+        in it: zeros of the same shape stand for them, all in one place.
+
+        take: given each tensor once, by its name, when its numbers are there. It is not to keep the
+        tensor. Returns None if the calls are other ones, so that the network has to be made whole.
+        Raises: what `take` raises; what `make` raises.
+        """
+        drawer = _Drawer(self, whole, take)
+        try:
+            with drawer:
+                network = self.make()
+        except Exception:
+            if drawer.error is not None:
+                raise drawer.error from None
+            if drawer.is_other:
+                return None
+            raise
+        if drawer.number != len(self.calls) or drawer.is_other:
+            return None
+        found = dict(named_tensors(network))
+        if drawer.kept_in(found) != self.kept:
+            return None
+        for name, kept in self.kept.items():
+            if kept.storage is None:
+                take(name, found[name].detach())
+        for name, tensor in found.items():
+            if name not in whole:
+                tensor.data = tensor.new_zeros(()).expand(tensor.shape)
+        return network
+
+    @property
+    def order(self) -> list[str]:
+        """The names in the order in which `take` is given the tensors."""
+        large = [name for number in sorted(self.last) for name in self.last[number]]
+        return large + [name for name, kept in self.kept.items() if kept.storage is None]
+
+    @cached_property
+    def last(self) -> dict[int, list[str]]:
+        """The tensors that have their numbers after a call, by the call's number."""
+        found: dict[int, list[str]] = {}
+        for name, kept in self.kept.items():
+            if kept.storage is not None:
+                numbers = (
+                    number
+                    for number, call in enumerate(self.calls)
+                    if kept.storage in call.storages and not call.is_view
+                )
+                found.setdefault(max(numbers), []).append(name)
+        return found
+
+    @cached_property
+    def unread(self) -> list[set[int]]:
+        """For each call, the storages of named tensors whose elements are not read after it."""
+        named = {kept.storage for kept in self.kept.values()}
+        sets_next: dict[int, bool] = {}
+        found = []
+        for call in reversed(self.calls):
+            own = call.storages & named
+            found.append({each for each in own if sets_next.get(each, True)})
+            if not call.is_view:
+                sets_next |= {each: each == call.sets for each in own}
+        return found[::-1]
+
+
+def follow(make: Callable[[], nn.Module]) -> Drawing | None:
+    """Follows how a network is made, on the meta device. make: repeatable; seeds the random numbers
+    that it draws.
+
+    Returns None if that is no use: what it does depends on numbers, or it asks for another device.
+    Errors of `make` are left for when it is called in earnest.
+    """
+    recorder = _Recorder()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"), recorder:
+            network = make()
+    except Exception:
+        return None
+    found = dict(named_tensors(network))
+    kept = recorder.kept_in(found)
+    made = {None}.union(*(call.makes for call in recorder.calls if not call.is_view))
+    if not all(each.is_meta for each in found.values()) or any(
+        each.storage not in made for each in kept.values()
+    ):
+        return None
+    return Drawing(make, network, recorder.calls, kept)
+
+
+class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Numbers the storages of large tensors in the order in which calls have to do with them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._numbers: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = list(_tensors((args, kwargs)))
+        takes = self._numbers_of(given)
+        self.before(func, given, takes)
+        made = func(*args, **kwargs)
+        results = list(_tensors(made))
+        self.after(func, given, takes, results, self._numbers_of(results))
+        return made
+
+    def before(self, func: Any, given: list[Tensor], takes: tuple[int, ...]) -> None:
+        """Called before each call that is given tensors, or makes some."""
+
+    def after(
+        self,
+        func: Any,
+        given: list[Tensor],
+        takes: tuple[int, ...],
+        results: list[Tensor],
+        makes: tuple[int, ...],
+    ) -> None:
+        """Called after it."""
+
+    def kept_in(self, named: dict[str, Tensor]) -> dict[str, Kept]:
+        return {
+            name: Kept(
+                self._numbers.get(_known(each.untyped_storage())),
+                int(each.storage_offset()),
+                each.shape,
+                each.stride(),
+                each.dtype,
+            )
+            for name, each in named.items()
+        }
+
+    def _numbers_of(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
+        found = []
+        for each in tensors:
+            storage = each.untyped_storage()
+            known = _known(storage)
+            if known in self._numbers or storage.nbytes() >= LEAST_BYTES:
+                found.append(self._numbers.setdefault(known, len(self._numbers)))
+        return tuple(found)
+
+
+class _Recorder(_Numbered):  # type: ignore[no-untyped-call]
+    """Writes calls down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+
+    def after(
+        self,
+        func: Any,
+        given: list[Tensor],
+        takes: tuple[int, ...],
+        results: list[Tensor],
+        makes: tuple[int, ...],
+    ) -> None:
+        if takes or makes:
+            sets = takes[0] if _sets_all(func, given, takes) else None
+            self.calls.append(Call(str(func), takes, makes, sets, func.is_view))
+
+
+class _Drawer(_Numbered):  # type: ignore[no-untyped-call]
+    """Lets a tensor's memory go whenever its elements are not read any more."""
+
+    def __init__(
+        self, drawing: Drawing, whole: Collection[str], take: Callable[[str, Tensor], None]
+    ) -> None:
+        super().__init__()
+        self._drawing, self._take = drawing, take
+        self._staying = {drawing.kept[name].storage for name in whole} - {None}
+        self._gone: dict[int, int] = {}
+        """The bytes of the storages that are let go."""
+        self.number = 0
+        """Of the next call."""
+        self.is_other = False
+        """Whether a call was not the one that was written down."""
+        self.error: Exception | None = None
+        """What `take` has raised."""
+
+    def before(self, func: Any, given: list[Tensor], takes: tuple[int, ...]) -> None:
+        for number, storage in self._storages(given):
+            if number in self._gone:
+                storage.resize_(self._gone.pop(number))
+
+    def after(
+        self,
+        func: Any,
+        given: list[Tensor],
+        takes: tuple[int, ...],
+        results: list[Tensor],
+        makes: tuple[int, ...],
+    ) -> None:
+        if not takes and not makes:
+            return
+        calls, number = self._drawing.calls, self.number
+        self.number += 1
+        expected = calls[number] if number < len(calls) else None
+        if expected is None or expected[:3] != (str(func), takes, makes):
+            self.is_other = True
+            raise RuntimeError("the constructor calls something else than on the meta device")
+        storages = dict(self._storages([*given, *results]))
+        for name in self._drawing.last.get(number, ()):
+            kept = self._drawing.kept[name]
+            assert kept.storage is not None
+            try:
+                self._take(name, kept.of(storages[kept.storage]))
+            except Exception as error:
+                self.error = error
+                raise
+        for each in self._drawing.unread[number] - self._staying:
+            if storages[each].resizable():
+                self._gone[each] = storages[each].nbytes()
+                storages[each].resize_(0)
+                if self._gone[each] >= MUCH_BYTES:
+                    give_back_freed_memory()
+
+    def _storages(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, UntypedStorage]]:
+        """Those that have a number."""
+        for each in tensors:
+            storage = each.untyped_storage()
+            number = self._numbers.get(_known(storage))
+            if number is not None:
+                yield number, storage
+
+
+def _known(storage: UntypedStorage) -> StorageWeakRef:
+    """What tells a storage from all others, also from those that are gone: it keeps their place."""
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
+def _sets_all(func: Any, given: Sequence[Tensor], takes: Sequence[int]) -> bool:
+    """Whether a call sets all of a storage, that of its first tensor, and reads none of it."""
+    if func._schema.name not in SETS_ALL or not takes or takes.count(takes[0]) > 1:
+        return False
+    first = given[0]
+    return first.is_contiguous() and first.nbytes == first.untyped_storage().nbytes()
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (each for each in tree_leaves(values) if isinstance(each, Tensor))
+
+
+def named_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Its parameters and buffers, each by its first name."""
+    yield from network.named_parameters()
+    yield from network.named_buffers()

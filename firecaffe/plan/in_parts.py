@@ -1,0 +1,204 @@
+"""Layers by rows and by paths: what a worker has of them, and what goes between its parts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.parallel.cut import balanced
+from firecaffe.parallel.slide import ROWS
+from firecaffe.plan.between import Exchanges, Traffic
+from firecaffe.plan.chain import Paths, Unit
+from firecaffe.plan.images import Images
+from firecaffe.plan.layouts import Form, Layout
+from firecaffe.plan.workload import LayerWork
+
+
+def cut_where_gathered(
+    chain: Sequence[Unit], chosen: Mapping[str, str], parts: int
+) -> tuple[Unit, ...]:
+    """The chain, in which what needs whole images behind a layer by rows is a unit of its own.
+
+    chosen: the layers that are split, each with its word. Raises: RecipeError if a layer has fewer
+    rows than parts.
+    """
+    found: list[Unit] = []
+    in_rows = False
+    for unit in chain:
+        in_rows = chosen.get(unit.name) == ROWS or (unit.halo > 0 and in_rows)
+        if not in_rows:
+            found.append(unit)
+            continue
+        layer = next(at for at, each in enumerate(unit.works) if each.name == unit.name)
+        if (images := unit.images[layer]) is not None:
+            images.check(unit.name, parts)
+        stays = layer + 1
+        for images in unit.images[stays:]:
+            if images is None or not images.can_go_on(parts):
+                break
+            stays += 1
+        tail = unit.works[stays:]
+        found.append(replace(unit, works=unit.works[:stays], images=unit.images[:stays]))
+        if tail:
+            first = tail[0]
+            given = (first.moved_bytes - first.output_bytes) / BYTES_PER_ELEMENT
+            found.append(Unit(first.name, tail, given, first.output_bytes / BYTES_PER_ELEMENT))
+        in_rows = not tail
+    return tuple(found)
+
+
+def by_rows(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
+    """The works of the worker that has most rows: outputs by their rows, inputs by those that are
+    seen, and whole weights.
+    """
+    parts, workers = layout.in_parts.rows, layout.rows
+    found = []
+    for work, images in zip(unit.works, unit.images, strict=True):
+        if images is None:  # what stands before the layer, on whole images
+            found.append(work)
+            continue
+        made, inputs_bytes = images.made(parts, workers), work.moved_bytes - work.output_bytes
+        seen = images.seen(parts, workers) or made
+        found.append(
+            replace(
+                work,
+                flops=work.flops * made,
+                moved_bytes=inputs_bytes * seen + work.output_bytes * made,
+                output_bytes=work.output_bytes * made,
+            )
+        )
+    return tuple(found)
+
+
+def seen_bytes(unit: Unit, layout: Layout) -> float:
+    """The copies of rows that a worker's parts are given by one image, which backward needs."""
+    parts = layout.in_parts.rows
+    return sum(
+        (work.moved_bytes - work.output_bytes) * images.seen(parts, layout.rows)
+        for work, images in zip(unit.works, unit.images, strict=True)
+        if images is not None and work.backward_share > 0
+    )
+
+
+def by_paths(unit: Unit, layout: Layout) -> tuple[LayerWork, ...]:
+    """The works of the worker that computes most: its paths, what several paths need, and what goes
+    on with its part of the output.
+    """
+    paths = unit.paths
+    assert paths is not None
+    tail = unit.works[len(paths.common) + sum(map(len, paths.works)) :]
+    found = []
+    for start, stop in runs_of(paths, layout):
+        share = sum(paths.outputs[start:stop]) / sum(paths.outputs)
+        own = tuple(each for path in paths.works[start:stop] for each in path)
+        goes_on = (
+            replace(
+                each, moved_bytes=each.moved_bytes * share, output_bytes=each.output_bytes * share
+            )
+            for each in tail
+        )
+        found.append((*paths.common, *own, *goes_on))
+    return max(found, key=lambda own: sum(each.flops for each in own))
+
+
+def runs_of(paths: Paths, layout: Layout) -> list[tuple[int, int]]:
+    """The paths of each worker, from the first to behind the last."""
+    parts, workers = layout.in_parts.paths, layout.paths
+    ends = balanced(paths.sizes, parts)
+    return [*pairwise(ends[:: parts // workers])]
+
+
+def unevenness(unit: Unit, layout: Layout) -> float:
+    """The largest worker's rows, or paths, of the output over an equal part: as much is sent by
+    each. 1 of other layers.
+    """
+    if layout.rows > 1:
+        last = unit.images[-1]
+        return layout.rows * last.made(layout.in_parts.rows, layout.rows) if last else 1.0
+    if unit.paths is None or layout.paths == 1:
+        return 1.0
+    outputs = unit.paths.outputs
+    largest = max(sum(outputs[start:stop]) for start, stop in runs_of(unit.paths, layout))
+    return layout.paths * largest / sum(outputs)
+
+
+def unevenness_of_input(unit: Unit, layout: Layout) -> float:
+    """The same of the rows that a layer is given."""
+    first = next((each for each in unit.images if each is not None), None)
+    if layout.rows == 1 or first is None:
+        return 1.0
+    return layout.rows * first.given(layout.in_parts.rows, layout.rows)
+
+
+@dataclass(frozen=True)
+class PartExchanges:
+    """What goes between the parts of one layer, and of what goes on with them. Each answer is
+    seconds of a step, and bytes that each worker sends on average.
+    """
+
+    exchanges: Exchanges
+    rounds: int
+    """Micro-batches of a step."""
+    samples: float
+    """Those of a step that a worker has a part in."""
+    itemsize: int
+    """Bytes of a number of activations."""
+
+    def paths(self, unit: Unit, layout: Layout) -> tuple[float, float]:
+        """The sum of the gradients of what paths take."""
+        if unit.paths is None or layout.paths == 1 or not unit.has_input_gradient:
+            return 0.0, 0.0
+        return self._sum(self.itemsize * self.samples * unit.paths.taken, layout.paths)
+
+    def rows(self, unit: Unit, layout: Layout) -> tuple[float, float]:
+        """Halos, and sums over all rows."""
+        if layout.rows == 1:
+            return 0.0, 0.0
+        found = [*self._halos(unit, layout), *self._sums(unit, layout)]
+        return sum(seconds for seconds, _ in found), sum(sent for _, sent in found)
+
+    def _halos(self, unit: Unit, layout: Layout) -> list[tuple[float, float]]:
+        found = []
+        for work, images in zip(unit.works, unit.images, strict=True):
+            if images is None:
+                continue
+            crossing = images.crossing(layout.in_parts.rows, layout.rows)
+            found.append(self._halo(images, crossing))
+            wanted = unit.has_input_gradient if work.name == unit.name else work.backward_share > 0
+            if wanted:
+                found.append(self._halo(images, [*map(list, zip(*crossing, strict=True))]))
+        return found
+
+    def _halo(self, images: Images, crossing: Sequence[Sequence[int]]) -> tuple[float, float]:
+        """crossing: the rows that each worker sends to each other one."""
+        network = self.exchanges.network
+        row_bytes = self.itemsize * images.row * self.samples
+        messages = np.zeros(len(network.links))
+        most = np.zeros(len(network.links))
+        for source, sent in enumerate(crossing):
+            own = np.zeros((2, len(network.links)))
+            for destination, rows in enumerate(sent):
+                if rows:
+                    own[:, network.level(source, destination)] += 1, rows
+            messages, most = np.maximum(messages, own[0]), np.maximum(most, own[1])
+        seconds = self.exchanges.seconds([Traffic(messages, most)], row_bytes, self.rounds)
+        return seconds, row_bytes * sum(map(sum, crossing)) / len(crossing)
+
+    def _sums(self, unit: Unit, layout: Layout) -> list[tuple[float, float]]:
+        """Of the gradients of weights, of each micro-batch; and of statistics."""
+        sizes = [size for work in unit.works for size in work.parameters_bytes]
+        layer = next((each for each in unit.images if each is not None and each.is_layer), None)
+        if layer is not None and layer.summed:
+            times = 4 if unit.has_input_gradient else 2
+            sizes += [BYTES_PER_ELEMENT * layer.summed] * times
+        return [self._sum(self.rounds * size, layout.rows) for size in sizes]
+
+    def _sum(self, num_bytes: float, workers: int) -> tuple[float, float]:
+        """A sum that all have: each its share of it, then all shares. num_bytes: of a step."""
+        digit = 1, workers
+        shares = Form(channels=(digit,))
+        traffics = [self.exchanges.sums(digit, Form()), self.exchanges.fetch(shares, Form())]
+        seconds = self.exchanges.seconds(traffics, num_bytes, self.rounds)
+        return seconds, num_bytes * sum(float(each.share.sum()) for each in traffics)
