@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.compression.config import PruneConfig, ShareConfig
+from firecaffe.compression.layers import BIAS
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import TOP1, Measure
@@ -60,9 +61,12 @@ def _chosen(rounds: Sequence[Round], choice: Choice | None) -> list[tuple[Round,
         if choice is not None and each in prunes:
             part = (prunes.index(each) + 1) / len(prunes)
             keep = {layer: one.keep**part for layer, one in choice.items()}
-            words["prune"] = _without(words["prune"], "threshold") | {"keep": keep}
+            keep |= _of_biases(words["prune"].get("keep", {}))
+            chosen = {"keep": keep, "scope": "layer"}
+            words["prune"] = _without(words["prune"], "threshold") | chosen
         if choice is not None and each.has("share", "bits"):
             bits = {layer: one.bits for layer, one in choice.items()}
+            bits |= _of_biases(words["share"]["bits"])
             words["share"] = {**words["share"], "bits": bits}
         found.append((each, words))
     return found
@@ -125,6 +129,11 @@ def _with_policy(run: SolverConfig, words: Mapping[str, Any], rate: float) -> So
     }
     fresh |= {"base_lr": rate, "lr_policy": POLICY, **words}
     return replace(run, **fresh)
+
+
+def _of_biases(patterns: Words) -> Words:
+    """Those that mean biases, of which no layer's choice says anything."""
+    return {pattern: each for pattern, each in patterns.items() if pattern.endswith(BIAS)}
 
 
 def _without(words: Mapping[str, Any], word: str) -> dict[str, Any]:
