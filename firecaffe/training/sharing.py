@@ -62,16 +62,14 @@ class Sharing:
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
-        _ = self._fixed  # from before the first update
+        if self._fixed:  # taken before the first update
+            return
         for name, weight in self._weights.items():
             if weight.grad is not None:
                 self._sum(name, weight.grad)
 
     def _sum(self, name: str, gradient: Tensor) -> None:
         """Gives each weight the sum of the gradients of those that share its value."""
-        if not self._words.train:
-            gradient.zero_()
-            return
         codes = self.codes[name].reshape(-1)
         sums = torch.zeros(len(self._firsts[name]) + 1, dtype=torch.float64, device=gradient.device)
         # One after the other, in any number of threads; in 64 bits, for they may be millions.
