@@ -16,9 +16,6 @@ from firecaffe.compression.fcz.huffman import code_lengths
 from firecaffe.compression.fcz.report import entropy_bytes
 from firecaffe.compression.fcz.sequence import How, read_sequence, write_sequence
 
-TRIED = 1 << 18
-"""Elements on which distances are compared with bits."""
-
 MOST_BITS = 15
 TABLED = 1 << 16
 """Distances of which the alphabet is chosen."""
@@ -40,9 +37,8 @@ def write_gaps(writer: BlockWriter, positions: NDArray[np.int64], size: int, how
     write_sequence(writer, [symbols], 1 << bits, how)
 
 
-def bits_of_gaps(kept: NDArray[np.bool_], how: How) -> float:
-    """The bits that distances take for an element, measured on the first TRIED."""
-    part = kept[:TRIED]
+def bits_of_gaps(part: NDArray[np.bool_], how: How) -> float:
+    """The bits that distances take for an element, measured."""
     trial = BlockWriter()
     if part.any():
         write_gaps(trial, np.flatnonzero(part), len(part), how)

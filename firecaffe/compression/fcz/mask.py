@@ -1,19 +1,12 @@
-"""Kept positions as the bits of a matrix, with a chance for each row and column.
+"""Kept positions as the bits of a matrix, each with a chance of its own (`density.py`).
 
-In a pruned layer some inputs are hardly ever kept, and some outputs: pixels at the border of an
-image, neurons that are nearly dead. A tensor is looked at as a matrix whose rows come one after
-the other. A row says how dense it is, in one of 16 classes; how dense a column is, is learned
-from the rows before. Either of the two may change places, and kept and not kept, too.
-
-The chance of a bit is  factor(row) * (kept(column) + a * m) / (rows + a),  where `kept` counts the
-column's kept elements in the rows before, `rows` is the sum of their factors, m the share that the
-whole tensor keeps, and a the strength of the guess that all columns are alike. All of that are
-whole numbers, or quotients of two, in IEEE doubles, so that every machine comes to the same.
+A tensor is looked at as a matrix whose rows come one after the other: its first dimensions make the
+rows, or the columns. Kept and not kept may change places. First come the classes of all rows.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import log2, prod
+from math import prod
 from typing import Any
 
 import constriction
@@ -22,30 +15,31 @@ from numpy.typing import NDArray
 
 from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
 from firecaffe.compression.fcz.damaged import DamagedError
+from firecaffe.compression.fcz.density import FACTORS, Density, classes_of
 from firecaffe.compression.fcz.sequence import read_sequence, write_sequence
 
-FACTORS = np.array([0, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512]) / 64
-"""How much denser than the average a row of each class is: halves of a power of two. A row of class
-0 is empty.
-"""
-
-AVERAGE = 9
 STRENGTHS = 16
 """a is a power of two from 1/4 up to 2^13."""
 
-LEAST_CHANCE = 2.0**-20
 MOST_ROWS, MOST_COLUMNS = 1 << 16, 10240
+MOST_DISTANCE = 64
+MOST_NEAR_ROWS = 1 << 14
+"""Rows of a matrix whose rows look at neighbors, and so go one by one."""
+
 LEAST_GROUPS, MOST_GROUP = 64, 4096
-"""Rows are taken in groups: so few rows that there are so many groups, and at most so many elements
-unless that is less than a row.
+"""Rows that look at no neighbors go in groups: so few rows that there are so many groups, and at
+most so many elements unless that is less than a row.
 """
 
 TRIED = 1 << 18
 """Elements on which the ways to look at a tensor are compared."""
 
+TRIED_DISTANCES = 3
+
 _bernoulli = constriction.stream.model.Bernoulli(perfect=False)
 
-Bits = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -56,161 +50,156 @@ class View:
     """The first dimensions that make the rows."""
     transposed: bool = False
     inverted: bool = False
-    strength: int = 2
+    strength: int = 6
     """The binary logarithm of 4 a."""
+    distance: int = 0
+    """Of the neighbors that are looked at; 0: none."""
 
-    def matrix(self, flat: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def matrix(self, flat: NDArray[Any], shape: Shape) -> NDArray[Any]:
         """The flat tensor as that matrix; shares its memory."""
         rows = prod(shape[: self.leading])
         matrix = flat.reshape(rows, len(flat) // rows)
         return matrix.T if self.transposed else matrix
 
+    def density(self, num_columns: int, share: float) -> Density:
+        return Density(num_columns, share, self.a, self.distance)
+
     @property
     def a(self) -> float:
         return 2.0 ** (self.strength - 2)
 
-
-class Columns:
-    """How dense each column is, from the rows before."""
-
-    def __init__(self, num_columns: int, share: float, a: float) -> None:
-        self._kept = np.zeros(num_columns)
-        self._rows = 0.0
-        self._a, self._share = a, share
-
-    def chances(self, factors: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of each bit of some rows, which all count from the same rows before."""
-        base = (self._kept + self._a * self._share) / (self._rows + self._a)
-        chances = np.multiply.outer(factors, base).reshape(-1)
-        return np.clip(chances, LEAST_CHANCE, 1 - LEAST_CHANCE, out=chances)
-
-    def count(self, bits: Bits, factors: NDArray[np.float64]) -> None:
-        self._kept += bits.sum(axis=0)
-        self._rows += float(factors.sum())  # multiples of 1/64: exact in any order
+    @property
+    def most_rows(self) -> int:
+        return MOST_NEAR_ROWS if self.distance else MOST_ROWS
 
 
-def cheapest_view(kept: NDArray[np.bool_], shape: tuple[int, ...]) -> tuple[View, float] | None:
+def cheapest_view(kept: Bools, shape: Shape) -> tuple[View, float] | None:
     """The view that takes the fewest bits, and how many for an element; chosen step by step: the
-    matrix, then the strength. None if the tensor is too large for each matrix.
+    matrix, the neighbors, the strength. None if the tensor is too large for each matrix.
     """
     inverted = 2 * int(kept.sum()) > len(kept)
-    views = [replace(each, inverted=inverted) for each in _views(shape)]
-    if not views:
-        return None
 
     def cost(view: View) -> float:
-        trial = BlockWriter()
-        return _write(trial, view, kept, shape, TRIED)
+        return _write(BlockWriter(), view, kept, shape, TRIED)
 
+    views = [replace(view, inverted=inverted) for view in _views(shape)]
+    if not views:
+        return None
     best = min(views, key=cost)
+    near = [replace(best, distance=each) for each in _distances(best, kept, shape)]
+    near = [view for view in near if len(view.matrix(kept, shape)) <= view.most_rows]
+    best = min([best, *near], key=cost)
     strengths = [replace(best, strength=each) for each in range(0, STRENGTHS, 2)]
     costs = [cost(each) for each in strengths]
     return strengths[int(np.argmin(costs))], min(costs)
 
 
-def write_mask(
-    writer: BlockWriter, view: View, kept: NDArray[np.bool_], shape: tuple[int, ...]
-) -> None:
+def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> None:
     """kept: of each element in order; not all, and not none."""
     writer.number(view.leading, len(shape) + 1)
     writer.number(view.transposed, 2)
     writer.number(view.inverted, 2)
     writer.number(view.strength, STRENGTHS)
+    writer.number(view.distance, MOST_DISTANCE + 1)
     _write(writer, view, kept, shape)
 
 
-def read_mask(reader: BlockReader, flat: NDArray[Any], shape: tuple[int, ...], kept: int) -> None:
+def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) -> None:
     """Puts 1 at the kept places of a flat tensor of zeros. Raises: DamagedError."""
     view = View(
         reader.number(len(shape) + 1),
         bool(reader.number(2)),
         bool(reader.number(2)),
         reader.number(STRENGTHS),
+        reader.number(MOST_DISTANCE + 1),
     )
     matrix = view.matrix(flat, shape)
-    _check(matrix.shape)
+    num_rows, num_columns = matrix.shape
+    if num_rows > view.most_rows or num_columns > MOST_COLUMNS:
+        raise DamagedError(f"a mask of {num_rows} x {num_columns}")
     ones = len(flat) - kept if view.inverted else kept
-    chunks = [each for (each,) in read_sequence(reader, 1, len(matrix), len(FACTORS))]
-    classes = np.concatenate(chunks)
-    columns = Columns(matrix.shape[1], ones / len(flat), view.a)
+    chunks = [each for (each,) in read_sequence(reader, 1, num_rows, len(FACTORS))]
+    factors = FACTORS[np.concatenate(chunks)]
+    density = view.density(num_columns, ones / len(flat))
     found = 0
-    for group in _groups(matrix.shape):
-        factors = FACTORS[classes[group]]
-        there = factors > 0
-        bits = np.zeros((len(factors), matrix.shape[1]), np.int32)
-        chances = columns.chances(factors[there])
-        bits[there] = reader.take(len(chances), _bernoulli, chances).reshape(-1, matrix.shape[1])
-        columns.count(bits, factors)
+    for rows in _groups(view, matrix.shape):
+        bits = np.zeros((rows.stop - rows.start, num_columns), np.int32)
+        if view.distance:
+            contexts = density.contexts(matrix, rows.start)
+            if factors[rows.start]:
+                base, chances = density.of_row(factors[rows.start], contexts)
+                bits[0] = reader.take(num_columns, _bernoulli, chances)
+                density.count_contexts(bits[0], base, contexts)
+        else:
+            there = factors[rows] > 0
+            chances = density.of_rows(factors[rows][there]).reshape(-1)
+            bits[there] = reader.take(len(chances), _bernoulli, chances).reshape(-1, num_columns)
+        density.count(bits, factors[rows])
         if view.inverted:
             bits ^= 1
         found += int(bits.sum())
-        matrix[group] = bits
+        matrix[rows] = bits
     if found != kept:
         raise DamagedError(f"{found} bits for {kept} kept elements")
 
 
-def _write(
-    writer: BlockWriter, view: View, kept: NDArray[np.bool_], shape: tuple[int, ...], most: int = 0
-) -> float:
+def _write(writer: BlockWriter, view: View, kept: Bools, shape: Shape, most: int = 0) -> float:
     """Writes the rows, and returns the bits for an element. most: elements after which to stop; 0
     for all.
     """
     start = writer.bits
-    matrix = view.matrix(kept, shape) ^ view.inverted
-    share = int(matrix.sum()) / matrix.size
+    matrix = view.matrix(kept, shape)
+    count = int(kept.sum())
+    share = (len(kept) - count if view.inverted else count) / len(kept)
     if most:
         matrix = matrix[: max(1, most // matrix.shape[1])]
-    columns = Columns(matrix.shape[1], share, view.a)
-    classes = _classes(matrix, share, view.a)
+    num_columns = matrix.shape[1]
+    counts = matrix.sum(axis=1)
+    counts = num_columns - counts if view.inverted else counts
+    classes = classes_of(counts, num_columns, share, view.a)
     write_sequence(writer, [classes], len(FACTORS), "best")
-    for group in _groups(matrix.shape):
-        factors = FACTORS[classes[group]]
-        bits = matrix[group].astype(np.int32)
-        there = factors > 0
-        writer.put(bits[there].reshape(-1), _bernoulli, columns.chances(factors[there]))
-        columns.count(bits, factors)
+    factors = FACTORS[classes]
+    density = view.density(num_columns, share)
+    for rows in _groups(view, matrix.shape):
+        bits = (matrix[rows] ^ view.inverted).astype(np.int32)
+        if view.distance:
+            contexts = density.contexts(matrix, rows.start)
+            if factors[rows.start]:
+                base, chances = density.of_row(factors[rows.start], contexts)
+                writer.put(bits[0], _bernoulli, chances)
+                density.count_contexts(bits[0], base, contexts)
+        else:
+            there = factors[rows] > 0
+            chances = density.of_rows(factors[rows][there]).reshape(-1)
+            writer.put(bits[there].reshape(-1), _bernoulli, chances)
+        density.count(bits, factors[rows])
     return (writer.bits - start) / matrix.size
 
 
-def _groups(shape: tuple[int, ...]) -> Iterator[slice]:
+def _groups(view: View, shape: Shape) -> Iterator[slice]:
     rows, columns = shape
     size = max(1, min(rows // LEAST_GROUPS, MOST_GROUP // columns))
+    size = 1 if view.distance else size
     return (slice(start, min(rows, start + size)) for start in range(0, rows, size))
 
 
-def _check(shape: tuple[int, ...]) -> None:
-    if shape[0] > MOST_ROWS or shape[1] > MOST_COLUMNS:
-        raise DamagedError(
-            f"a mask of {shape[0]} x {shape[1]}; at most {MOST_ROWS} x {MOST_COLUMNS}"
-        )
-
-
-def _views(shape: tuple[int, ...]) -> Iterator[View]:
+def _views(shape: Shape) -> Iterator[View]:
     for leading in range(1, len(shape)) if len(shape) > 1 else (0,):
         rows, columns = prod(shape[:leading]), prod(shape[leading:])
-        if rows <= MOST_ROWS and columns <= MOST_COLUMNS:
-            yield View(leading)
-        if columns <= MOST_ROWS and rows <= MOST_COLUMNS and len(shape) > 1:
-            yield View(leading, transposed=True)
+        for transposed in (False, True) if len(shape) > 1 else (False,):
+            if transposed:
+                rows, columns = columns, rows
+            for distance in (0, 1):
+                view = View(leading, transposed, distance=distance)
+                if rows <= view.most_rows and columns <= MOST_COLUMNS:
+                    yield view
 
 
-def _classes(matrix: NDArray[np.bool_], share: float, a: float) -> Bits:
-    """The class of each row: the most probable one, by Poisson's law and by how often each is
-    taken.
-    """
-    counts = matrix.sum(axis=1)
-    num_columns = matrix.shape[1]
-    classes = np.where(counts > 0, AVERAGE, 0).astype(np.int32)
-    price = np.full(len(FACTORS), log2(len(FACTORS)))
-    logs = np.log2(FACTORS[1:])
-    for _ in range(3):
-        # What is expected of an average row, from the rows before and their classes.
-        rows = np.cumsum(FACTORS[classes]) - FACTORS[classes]
-        before = np.cumsum(counts) - counts
-        expected = (before + a * share * num_columns) / (rows + a)
-        taken = np.log2(np.e) * np.multiply.outer(expected, FACTORS[1:])
-        cost = taken - np.multiply.outer(counts, logs) + price[1:]
-        classes = np.where(counts > 0, 1 + cost.argmin(axis=1), 0).astype(np.int32)
-        tally = np.bincount(classes, minlength=len(FACTORS)) + 0.5
-        price = np.log2(tally.sum() / tally)
-    return classes
+def _distances(view: View, kept: Bools, shape: Shape) -> list[int]:
+    """Those at which most rows keep the same columns."""
+    matrix = view.matrix(kept, shape)
+    num_rows = len(matrix)
+    matrix = matrix[:, : max(1, TRIED // num_rows)]
+    apart = range(2, min(MOST_DISTANCE, num_rows - 1) + 1)
+    same = [float((matrix[each:] & matrix[:-each]).mean()) for each in apart]
+    return [apart[place] for place in np.argsort(same)[::-1][:TRIED_DISTANCES]]

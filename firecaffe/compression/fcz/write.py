@@ -19,7 +19,7 @@ from firecaffe.compression.fcz.header import (
     Outline,
     header_bytes,
 )
-from firecaffe.compression.fcz.mask import cheapest_view, write_mask
+from firecaffe.compression.fcz.mask import TRIED, cheapest_view, write_mask
 from firecaffe.compression.fcz.patterns import DTYPES, GAPS, MASK, patterns_of
 from firecaffe.compression.fcz.report import FileReport, TensorReport, entropy_bytes
 from firecaffe.compression.fcz.sequence import How
@@ -29,6 +29,7 @@ from firecaffe.errors import RecipeError
 CODES: tuple[How, ...] = get_args(How)
 """How a file may be coded: the cheapest for each section, or one alone."""
 
+CLEAR = 0.98
 COPIED = 1 << 20
 
 
@@ -114,7 +115,9 @@ def _write_positions(
     writer: BlockWriter, is_kept: NDArray[np.bool_], shape: tuple[int, ...], code: How
 ) -> None:
     found = None if code == "huffman" else cheapest_view(is_kept, shape)
-    if found is None or bits_of_gaps(is_kept, code) <= found[1]:
+    # What was measured on a part has to be clear: bits are slower than distances.
+    clear = 1.0 if len(is_kept) <= TRIED else CLEAR
+    if found is None or clear * bits_of_gaps(is_kept[:TRIED], code) <= found[1]:
         writer.number(GAPS, 2)
         write_gaps(writer, np.flatnonzero(is_kept), len(is_kept), code)
     else:

@@ -324,7 +324,7 @@ def test_without_words_there_are_none() -> None:
 def test_a_mean_is_the_derivative_by_the_value_over_its_weights() -> None:
     found = {}
     for gradient in ("sum", "mean"):
-        recipe = Recipe(share=ShareConfig({"*": 2}, gradient=gradient))  # type: ignore[arg-type]
+        recipe = Recipe(share=ShareConfig({"*": 2}, gradient=gradient))
         trained = Trained(recipe, network().double(), SolverConfig(momentum=0.0))
         trained.net(torch.ones(6, 7).double()).square().mean().backward()
         trained.first.before_update(0)
