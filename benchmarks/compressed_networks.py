@@ -3,11 +3,11 @@
     python -m benchmarks.compressed_networks --out SMALL.jsonl --runs FOLDER --seeds 1 2 3 4 5
     python -m benchmarks.compressed_networks --out SMALL.jsonl --page
 
-benchmarks/compressed/NETWORK/float.toml is the recipe of the network as it is; other files there are
-schemes, each named by what it is to reach. Every seed trains the network anew, and each scheme
-begins with what that seed has come to, so differences are of pairs. A ratio is 4 bytes a weight over
-the whole file. What OUT has already is not trained again. Schemes were chosen by held-out training
-images.
+benchmarks/compressed/NETWORK/float.toml is the recipe of the network as it is; other files
+there are schemes, each named by what it is to reach. Every seed trains the network anew, and each
+scheme begins with what that seed has come to, so differences are of pairs. A ratio is 4 bytes a
+weight over the whole file. What OUT has already is not trained again. Schemes were chosen by
+held-out training images.
 """
 
 import argparse
