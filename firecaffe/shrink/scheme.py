@@ -1,21 +1,6 @@
 """How a network is made small: a scheme, in a TOML file of a recipe's words.
 
-about = "what it is, and from where"
-code = "best"                   # best, range or huffman
-biases = 16                     # bits of biases, and of other tensors of one dimension: 32 or 16
-normalization = "fold"          # fold BatchNorm into scale and shift, or keep it
-
-[low_rank]                      # layers by patterns: in two, before the first round
-rank = { "fc*" = 64 }           # of so many dimensions; or `energy`, the share that is kept
-
-[[rounds]]                      # trainings, each from the weights of the one before
-name = "prune"
-length = 1.0                    # of the run's own steps
-rate = 0.1                      # of the run's own base_lr
-prune_over = 0.6                # the share of its steps that prune.steps is
-[rounds.prune]                  # words of the recipe: [prune], [share], [solver], [train]
-how = "gradual"
-keep = { "*" = 0.1 }
+docs/compression.md shows one.
 """
 
 import difflib
@@ -40,7 +25,6 @@ SECTIONS = ("prune", "share", "solver", "train")
 CHOICES: dict[str, tuple[object, ...]] = {
     "code": CODES,
     "biases": (32, 16),
-    "normalization": ("keep", "fold"),
 }
 
 Words = Mapping[str, Any]
@@ -74,9 +58,6 @@ class Scheme:
     about: str = ""
     code: str = "best"
     biases: int = 32
-    normalization: str = "keep"
-    low_rank: Mapping[str, Words] = field(default_factory=dict)
-    """`rank` or `energy`, by patterns of layers' names."""
 
     @property
     def means_biases(self) -> bool:
@@ -118,12 +99,8 @@ def scheme_of(name: str, words: Words, where: str) -> Scheme:
         if words.get(word, choices[0]) not in choices:
             shown = ", ".join(map(str, choices))
             raise RecipeError(f"{where}: {word} is {words[word]!r}, expected one of {shown}")
-    low_rank = _table(where, "low_rank", words.get("low_rank", {}))
-    _check_known(where, "low_rank.", low_rank, ("rank", "energy"))
-    if len(low_rank) > 1:
-        raise RecipeError(f"{where}: low_rank has rank and energy; leave one of them out")
     rows = words.get("rounds", [])
-    if not isinstance(rows, list) or not (rows or low_rank):
+    if not isinstance(rows, list) or not rows:
         raise RecipeError(f"{where}: has no rounds; expected [[rounds]], each a training")
     rounds = [_round(where, number, row) for number, row in enumerate(rows, start=1)]
     names = [each.name for each in rounds]

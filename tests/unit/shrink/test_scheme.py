@@ -31,7 +31,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     (each,) = scheme.rounds
     assert (scheme.name, each.name, each.length, each.rate) == ("mine", "round-1", 0.5, 1.0)
     assert each.sections == {"prune": {"keep": {"ip*": 0.2}}}
-    assert (scheme.code, scheme.biases, scheme.normalization) == ("best", 32, "keep")
+    assert (scheme.code, scheme.biases) == ("best", 32)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,6 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("cod = 'huffman'", "no word cod; .* did you mean 'code'"),
         ("code = 'zip'", "code is 'zip', expected one of best, huffman, range"),
         ("biases = 8", "biases is 8, expected one of 32, 16"),
-        ("normalization = 'drop'", "normalization is 'drop'"),
         ("[[rounds]]\nlenght = 1", "no word rounds 1.lenght; .* did you mean 'length'"),
         ("[[rounds]]\nlength = 0", "rounds 1.length is 0; it must be above 0"),
         ("[[rounds]]\nrate = true", "rounds 1.rate is True"),
@@ -52,8 +51,6 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("[[rounds]]\n[rounds.prune]\nkeeps = 1", "no word rounds 1.prune.keeps"),
         ("[[rounds]]\n[rounds.data]\nname = 'x'", "no word rounds 1.data"),
         ("[[rounds]]\nshare = 5", "rounds 1.share is 5; expected a section"),
-        ("[low_rank]\nrank = {a = 3}\nenergy = {b = 0.9}", "low_rank has rank and energy"),
-        ("[low_rank]\nranks = {a = 3}", "no word low_rank.ranks"),
     ],
 )
 def test_what_cannot_be_is_one_line(text: str, message: str) -> None:
