@@ -25,6 +25,7 @@ SECTIONS = ("prune", "share", "solver", "train")
 CHOICES: dict[str, tuple[object, ...]] = {
     "code": CODES,
     "biases": (32, 16),
+    "normalization": ("keep", "fold"),
 }
 
 Words = Mapping[str, Any]
@@ -58,6 +59,9 @@ class Scheme:
     about: str = ""
     code: str = "best"
     biases: int = 32
+    normalization: str = "keep"
+    low_rank: Mapping[str, Words] = field(default_factory=dict)
+    """`rank` or `energy`, each by patterns of layers' names."""
 
     @property
     def means_biases(self) -> bool:
@@ -99,16 +103,17 @@ def scheme_of(name: str, words: Words, where: str) -> Scheme:
         if words.get(word, choices[0]) not in choices:
             shown = ", ".join(map(str, choices))
             raise RecipeError(f"{where}: {word} is {words[word]!r}, expected one of {shown}")
+    low_rank = _table(where, "low_rank", words.get("low_rank", {}))
+    _check_known(where, "low_rank.", low_rank, ("rank", "energy"))
+    if len(low_rank) > 1:
+        raise RecipeError(f"{where}: low_rank has rank and energy; leave one of them out")
+    for word, values in low_rank.items():
+        for pattern, value in _table(where, f"low_rank.{word}", values).items():
+            _check_low_rank(where, word, pattern, value)
     rows = words.get("rounds", [])
     if not isinstance(rows, list) or not rows:
         raise RecipeError(f"{where}: has no rounds; expected [[rounds]], each a training")
     rounds = [_round(where, number, row) for number, row in enumerate(rows, start=1)]
-    names = [each.name for each in rounds]
-    twice = [each for place, each in enumerate(names) if each in names[:place]]
-    if twice:
-        raise RecipeError(
-            f"{where}: two rounds are called {twice[0]!r}; expected names of their own"
-        )
     return Scheme(
         name, rounds, **{word: words[word] for word in known if word in words and word != "rounds"}
     )
@@ -119,7 +124,7 @@ def _round(where: str, number: int, row: Any) -> Round:
     words = _table(where, f"rounds {number}", row)
     own = [each.name for each in fields(Round) if each.name != "sections"]
     _check_known(where, place, words, [*own, *SECTIONS])
-    name = words.get("name", f"round-{number}")
+    name = words.get("name", "round")
     if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
         raise RecipeError(
             f"{where}: {place}name is {name!r}; expected letters and digits, for a folder has it"
@@ -139,6 +144,14 @@ def _round(where: str, number: int, row: Any) -> Round:
         _check_known(where, f"{place}{section}.", sections[section], known)
     numbers = {word: words[word] for word in own if word in words and word != "name"}
     return Round(name, **numbers, sections=sections)
+
+
+def _check_low_rank(where: str, word: str, pattern: str, value: Any) -> None:
+    is_rank = word == "rank"
+    fits = type(value) is int if is_rank else type(value) in (int, float) and 0 < value < 1
+    if not fits:
+        what = "a whole number" if is_rank else "above 0 and below 1"
+        raise RecipeError(f"{where}: low_rank.{word} {pattern!r} is {value!r}; it must be {what}")
 
 
 def _table(where: str, word: str, value: Any) -> Words:
