@@ -30,7 +30,7 @@ def make_low_rank(network: nn.Module, ranks: Mapping[str, int]) -> None:
 
     Raises: RecipeError, with the layer's name, if there is none, or it cannot be had so.
     """
-    for name, rank in _chosen(network, ranks).items():
+    for name, rank in chosen_ranks(network, ranks).items():
         network.set_submodule(name, _in_two(network.get_submodule(name), rank))
 
 
@@ -108,7 +108,11 @@ def _in_two(layer: nn.Module, rank: int) -> nn.Sequential:
     return made.to(weight.device, weight.dtype)
 
 
-def _chosen(network: nn.Module, ranks: Mapping[str, int]) -> dict[str, int]:
+def chosen_ranks(network: nn.Module, ranks: Mapping[str, int]) -> dict[str, int]:
+    """The rank of each layer that patterns mean, by its name; the last one that matches decides.
+
+    Raises: RecipeError if a pattern matches none, or a layer cannot be had so.
+    """
     layers = {
         name: layer
         for name, layer in network.named_modules(remove_duplicate=False)
