@@ -10,9 +10,11 @@ sensitivity of each layer; here they are found and not set by hand.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, log2
 from typing import Any, Self
+
+from firecaffe.compression.config import MOST_BITS
 
 KEEPS = (0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.055, 0.035, 0.025, 0.015, 0.01, 0.006, 0.004)
 """Shares of a layer's weights that are tried."""
@@ -46,9 +48,9 @@ class LayerSensitivity:
     """Of its weights, as conv1.weight."""
     weights: int
     keeps: Mapping[float, float]
-    """By the share of the weights that are kept."""
+    """By the share of the weights that are kept; empty if it is not to be pruned."""
     bits: Mapping[int, float]
-    """By the bits of a shared value."""
+    """By the bits of a shared value; empty if it is not to share any."""
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Self:
@@ -72,11 +74,12 @@ Choice = Mapping[str, LayerChoice]
 
 def estimated_bytes(weights: int, chosen: LayerChoice) -> float:
     """About what a layer takes in a file: which weights are kept, by the entropy of that, the kept
-    ones' values, and the values themselves.
+    ones' values, and the values themselves unless each weight has its own.
     """
     kept = weights * chosen.keep
     mask_bits = weights * _entropy(chosen.keep)
-    return (mask_bits + kept * chosen.bits + 32 * min(1 << chosen.bits, kept)) / 8
+    book_bits = 32 * min(1 << chosen.bits, kept) if chosen.bits < MOST_BITS else 0
+    return (mask_bits + kept * chosen.bits + book_bits) / 8
 
 
 def _entropy(share: float) -> float:
@@ -93,8 +96,8 @@ def choose(layers: Sequence[LayerSensitivity], size_bytes: float, rest_bytes: fl
     rest_bytes: what the file holds besides: biases, its header.
     """
     wanted = max(size_bytes - rest_bytes, 1.0)
-    most = max(max(layer.keeps.values()) for layer in layers)
-    least = min(1e-6, most)
+    most = max(1.0, *(lost for layer in layers for lost in layer.keeps.values()))
+    least = 1e-6
 
     def size(choice: Choice) -> float:
         return sum(estimated_bytes(layer.weights, choice[layer.name]) for layer in layers)
@@ -106,7 +109,9 @@ def choose(layers: Sequence[LayerSensitivity], size_bytes: float, rest_bytes: fl
 
         def fewer(share: float) -> Choice:
             return {
-                layer.name: LayerChoice(_at_least_few(layer, each.keep * share), each.bits)
+                layer.name: replace(each, keep=_at_least_few(layer, each.keep * share))
+                if layer.keeps
+                else each
                 for layer in layers
                 for each in [at(most)[layer.name]]
             }
@@ -159,7 +164,7 @@ def _least_keep(keeps: Mapping[float, float], tolerance: float) -> float:
 
 
 def _least_bits(bits: Mapping[int, float], tolerance: float) -> int:
-    found = max(bits)
+    found = MOST_BITS if not bits else max(bits)
     for fewer in sorted(bits, reverse=True):
         if bits[fewer] > tolerance:
             break

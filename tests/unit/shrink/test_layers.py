@@ -37,6 +37,13 @@ def test_the_estimate_is_the_entropy_of_where_and_what() -> None:
         (1000 + 500 * 4 + 32 * 16) / 8
     )
     assert estimated_bytes(1000, LayerChoice(1.0, 8)) == pytest.approx((8000 + 32 * 256) / 8)
+    assert estimated_bytes(1000, LayerChoice(1.0, 16)) == 2000  # each has its own value
+
+
+def test_what_is_not_to_be_pruned_or_shared_stays_whole() -> None:
+    biases = LayerSensitivity("ip1.bias", 500, {}, {})
+    choice = choose([*LAYERS, biases], 1, rest_bytes=0)
+    assert choice["ip1.bias"] == LayerChoice(1.0, 16)
 
 
 @settings(max_examples=60)
