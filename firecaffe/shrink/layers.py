@@ -176,9 +176,9 @@ def _by_share(keeps: Mapping[float, float], share: float, credible: float) -> fl
     points = [(1.0, FLOOR)]
     for keep in sorted(keeps, reverse=True):
         lost = max(points[-1][1], keeps[keep])
-        if lost > max(credible, FLOOR):
+        points.append((keep, min(lost, max(credible, FLOOR))))
+        if lost > credible:
             break
-        points.append((keep, lost))
     for (before, first), (after, second) in pairwise(points):
         if share >= after:
             part = log(before / share) / log(before / after)

@@ -99,6 +99,17 @@ def test_a_share_that_loses_less_than_a_larger_one_is_not_believed() -> None:
     assert choose([lucky, *others], 4_000, 0) == choose([known, *others], 4_000, 0)
 
 
+def test_a_layer_that_falls_to_chance_at_once_is_not_given_up_for_one_that_falls_slowly() -> None:
+    """Though less of it loses nothing more, a keeps what it needs, and b gives way."""
+    cliff = {keep: 0.1 if keep > 0.1 else 60.0 for keep in KEEPS}
+    layers = [
+        LayerSensitivity("a", 50_000, cliff, dict.fromkeys(BITS, 0.0)),
+        layer("b", 50_000, 0.1),
+    ]
+    choice = choose(layers, 1_500, 0)
+    assert choice["b"].keep < 0.01 < 0.02 < choice["a"].keep
+
+
 @pytest.mark.parametrize("size", [20_000, 9_000, 4_000, 2_000])
 def test_no_layer_is_given_up_because_nothing_more_can_be_lost(size: float) -> None:
     """At the level of chance a layer loses the same, however little it keeps: of two that are alike
