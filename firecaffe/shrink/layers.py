@@ -188,7 +188,7 @@ def _by_share(keeps: Mapping[float, float], share: float, credible: float) -> fl
         (before, first), (after, second) = points[-2:]
         growth = log(second / first) / log(before / after)
     last, lost = points[-1]
-    return lost * (last / share) ** min(max(growth, SLOWEST), FASTEST)
+    return float(lost * (last / share) ** min(max(growth, SLOWEST), FASTEST))
 
 
 def _by_bits(bits: Mapping[int, float]) -> dict[int, float]:

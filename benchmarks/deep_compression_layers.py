@@ -1,9 +1,8 @@
-"""The page of networks made small, from the records that `firecaffe compress` leaves: NET.json.
+"""Deep Compression's layers beside ours, from records of `firecaffe compress`: NET.json.
 
-    python -m benchmarks.small_networks RECORD.json… > benchmarks/results/small_networks.md
+    python -m benchmarks.deep_compression_layers RECORD.json…
 
-Records of one network, scheme and target are seeds of one row. Each seed's decoded file is compared
-with its own float network.
+Records of one network, scheme and target are seeds, whose means stand in one table.
 """
 
 import argparse
@@ -14,7 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from firecaffe.runs.statistics import CONFIDENCE, Mean, mean_of
 from firecaffe.shrink.target import BYTES_PER_WEIGHT
 
 Record = Mapping[str, Any]
@@ -55,29 +53,16 @@ THEIRS: dict[str, dict[str, Theirs]] = {
 THEIR_RATIOS = {"lenet_300_100": 40, "lenet": 39}
 """Source: the same, table 1."""
 
-HEAD = f"""# Networks made small
+HEAD = """
+### {title}, layer by layer
 
-Each file's accuracy is that of the network decoded from it. Sizes are whole files, ratios 4 bytes
-for each weight over them. Errors are in per cent, means over seeds; the difference is each seed's
-file less its own float network, in points, with Student's {CONFIDENCE:.0%} interval. What was
-chosen was chosen on held-out training samples.
+Theirs is Deep Compression (Han, Mao and Dally 2016, tables 2 and 3), {theirs}x in all; ours the
+mean of {seeds} seeds, {ours}x in all. Bits are of a kept weight: for its value, and for where it
+is. The last share has the layer's values too.
 
 """
 
 COLUMNS = (
-    *("network", "scheme", "target", "seeds", "bytes", "ratio"),
-    *("float error", "error of the file", "difference"),
-)
-
-LAYERS = """
-## {title}, layer by layer
-
-Theirs is Deep Compression (Han, Mao and Dally 2016, tables 2 and 3; {ratio}x in all). Bits are of
-a kept weight: for its value, and for where it is. The last share has the layer's values too.
-
-"""
-
-LAYER_COLUMNS = (
     *("layer", "weights", "kept, theirs", "ours", "value bits, theirs", "ours"),
     *("where bits, theirs", "ours", "of 4 bytes a weight, theirs", "ours"),
 )
@@ -93,41 +78,27 @@ def main() -> None:
 
 
 def make_page(records: Sequence[Record]) -> str:
-    """The page, with one row for all seeds of a network, scheme and target."""
+    """A table for all seeds of a network, scheme and target; none of other networks."""
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for each in records:
+        if each["network"] not in THEIRS:
+            continue
         key = (each["network"], each["scheme"], each["target"] or "")
         groups.setdefault(key, []).append(each)
-    page = HEAD + _table(COLUMNS, [_row(*key, seeds) for key, seeds in sorted(groups.items())])
+    page = ""
     for (network, scheme, target), seeds in sorted(groups.items()):
-        if network in THEIRS:
-            title = f"{network}, scheme {scheme}" + (f", target {target}" if target else "")
-            page += LAYERS.format(title=title, ratio=THEIR_RATIOS[network])
-            layers = THEIRS[network].items()
-            page += _table(LAYER_COLUMNS, [_layer(*each, seeds) for each in layers])
+        title = f"{network}, scheme {scheme}" + (f", target {target}" if target else "")
+        ratio = fmean(each["ratio"] for each in seeds)
+        page += HEAD.format(
+            title=title, seeds=len(seeds), ours=f"{ratio:.1f}", theirs=THEIR_RATIOS[network]
+        )
+        page += _table(COLUMNS, [_layer(*each, seeds) for each in THEIRS[network].items()])
     return page
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _row(network: str, scheme: str, target: str, seeds: Sequence[Record]) -> list[str]:
-    errors = [
-        fmean(100 * (1 - each[what]["test"]) for each in seeds) for what in ("float", "decoded")
-    ]
-    return [
-        *(network, scheme, target, str(len(seeds))),
-        f"{fmean(each['bytes'] for each in seeds):,.0f}",
-        f"{fmean(each['ratio'] for each in seeds):.1f}x",
-        *(f"{error:.2f}" for error in errors),
-        _points(mean_of([each["lost"]["test"] for each in seeds])),
-    ]
-
-
-def _points(difference: Mean) -> str:
-    return f"{difference.value:+.2f}" + (f" ± {difference.half:.2f}" if difference.n > 1 else "")
 
 
 def _layer(layer: str, theirs: Theirs, seeds: Sequence[Record]) -> list[str]:
