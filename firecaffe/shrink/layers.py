@@ -21,8 +21,10 @@ from firecaffe.compression.config import MOST_BITS
 KEEPS = (0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.055, 0.035, 0.025, 0.015, 0.01, 0.006, 0.004)
 """Shares of a layer's weights that are tried."""
 
-BITS = (8, 6, 5, 4, 3, 2)
-"""Bits of a shared value that are tried: 2 to that power of values."""
+BITS = (8, 6, 5, 4, 3)
+"""Bits of a shared value that are tried: 2 to that power of values. Two bits, which the layers of
+LeNet-300-100 bear alone, cost 0.3 points once they were pruned, and saved a tenth of the file.
+"""
 
 BITS_WEIGHT = 5.0
 """How much more a loss by few values counts than one by few weights. Our own choice: retraining

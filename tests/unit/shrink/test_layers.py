@@ -64,9 +64,9 @@ def test_a_small_layer_keeps_more_than_a_large_one_that_bears_the_same() -> None
 
 
 def test_a_layer_has_as_few_bits_as_it_bears() -> None:
-    layers = [layer("a", 10_000, 0.1, bits=5), layer("b", 10_000, 0.1, bits=2)]
+    layers = [layer("a", 10_000, 0.1, bits=5), layer("b", 10_000, 0.1, bits=3)]
     choice = choose(layers, 3_000, 0)
-    assert (choice["a"].bits, choice["b"].bits) == (5, 2)
+    assert (choice["a"].bits, choice["b"].bits) == (5, 3)
 
 
 def test_a_smaller_file_asks_more_of_every_layer() -> None:
