@@ -104,7 +104,7 @@ def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> No
     _write(writer, view, kept, shape)
 
 
-def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) -> None:
+def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) -> View:
     """Puts 1 at the kept places of a flat tensor of zeros. Raises: DamagedError."""
     view = View(
         reader.number(len(shape) + 1),
@@ -141,6 +141,7 @@ def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) 
         matrix[rows] = bits
     if found != kept:
         raise DamagedError(f"{found} bits for {kept} kept elements")
+    return view
 
 
 def _write(writer: BlockWriter, view: View, kept: Bools, shape: Shape, most: int = 0) -> float:

@@ -106,14 +106,18 @@ def _read_tensor(reader: BlockReader, outline: Outline) -> NDArray[Any]:
     size, shape = outline.size, outline.shape
     kept = reader.number(size + 1)
     flat: Patterns = np.zeros(size, unsigned(dtype))
+    matrix, distance = None, 0
     if 0 < kept < size:
         if reader.number(2) == GAPS:
             for positions in read_gaps(reader, kept, size):
                 flat[positions] = 1
         else:
-            read_mask(reader, flat, shape, kept)
+            view = read_mask(reader, flat, shape, kept)
+            if view.distance:
+                matrix, distance = view.matrix(flat, shape), view.distance
     if kept:
-        values = read_values(reader, flat.dtype, kept, outline.dtype == "float32")
+        is_float32 = outline.dtype == "float32"
+        values = read_values(reader, flat.dtype, kept, is_float32, matrix, distance)
         _fill(flat, kept, values)
     if dtype.kind == "b" and size and int(flat.max()) > 1:
         raise DamagedError(f"{outline.name} is of truth values, and has others")
