@@ -59,8 +59,8 @@ class Code:
         self._words[order] = starts >> (MOST_BITS - lengths[order])
         # By the next 16 bits: which symbol, and how many of them are its word.
         whole = 1 << MOST_BITS
-        self._symbol_at = np.repeat(order, spans).astype(np.int32)
-        self._length_at = np.repeat(lengths[order], spans).astype(np.int32)
+        self._symbol_at = np.repeat(order.astype(np.uint16), spans)
+        self._length_at = np.repeat(lengths[order].astype(np.uint8), spans)
         if alone:  # a word that begins with 1 is none
             self._symbol_at = np.resize(self._symbol_at, whole)
             self._length_at = np.concatenate([self._length_at, np.zeros_like(self._length_at)])
@@ -103,10 +103,10 @@ class Code:
         for _ in range(STRIDE.bit_length() - 1):
             jump = jump[jump]
         places = np.empty(-(-count // STRIDE), np.int32)
-        place, jumps = 0, jump.tolist()
+        place = 0
         for number in range(len(places)):
             places[number] = place
-            place = jumps[place]
+            place = int(jump[place])
         found = np.empty((STRIDE, len(places)), np.int32)
         begun = np.empty((STRIDE, len(places)), np.int32)
         for number in range(STRIDE):

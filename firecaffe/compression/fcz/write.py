@@ -115,10 +115,11 @@ def _write_positions(
     writer: BlockWriter, is_kept: NDArray[np.bool_], shape: tuple[int, ...], code: How
 ) -> View | None:
     """Returns the view of a mask that looks at neighbors."""
-    found = None if code == "huffman" else cheapest_view(is_kept, shape)
     # What was measured on a part has to be clear: bits are slower than distances.
     clear = 1.0 if len(is_kept) <= TRIED else CLEAR
-    if found is None or clear * bits_of_gaps(is_kept[:TRIED], code) <= found[1]:
+    enough = clear * bits_of_gaps(is_kept[:TRIED], code)
+    found = None if code == "huffman" else cheapest_view(is_kept, shape, enough)
+    if found is None or enough <= found[1]:
         writer.number(GAPS, 2)
         write_gaps(writer, np.flatnonzero(is_kept), len(is_kept), code)
         return None

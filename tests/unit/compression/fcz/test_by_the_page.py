@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from firecaffe.compression.fcz import CODES, write
 from firecaffe.compression.fcz.density import FACTORS
@@ -14,18 +13,9 @@ from firecaffe.compression.fcz.patterns import DTYPES
 from firecaffe.compression.fcz.report import entropy_bytes
 from firecaffe.compression.fcz.sequence import How
 from tests.unit.compression.fcz import by_the_page
-from tests.unit.compression.fcz.made import NETWORK, Tensors, bytes_of, pruned, small
+from tests.unit.compression.fcz.made import NETWORK, Tensors, bytes_of, pruned, small, smooth
 
 PAGE = (Path(__file__).parents[4] / "docs" / "fcz.md").read_text()
-
-
-def smooth(height: int, width: int, neurons: int) -> NDArray[np.float32]:
-    """Weights of neurons that keep the largest tenth of a smooth field over an image, as signs."""
-    field = np.random.default_rng(0).standard_normal((neurons, height, width))
-    for axis in (1, 2):
-        field = field + np.roll(field, 1, axis) + np.roll(field, 2, axis)
-    field[np.abs(field) < np.quantile(np.abs(field), 0.9)] = 0
-    return np.sign(field).astype(np.float32).reshape(neurons, height * width)
 
 
 TENSORS: dict[str, Tensors] = {
@@ -49,7 +39,7 @@ def test_the_page_decodes_it(name: str, code: How) -> None:
 def test_neighbors_are_found() -> None:
     """Lines have 15 pixels: the neighbors are about 15 before, and the mask is smaller."""
     weights = smooth(12, 15, 60)
-    found = cheapest_view(weights.reshape(-1) != 0, weights.shape)
+    found = cheapest_view(weights.reshape(-1) != 0, weights.shape, 1.0)
     assert found is not None
     view, bits = found
     assert view.transposed
