@@ -15,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.numpy import save
+from torch import Tensor
 
 from benchmarks.fcz_networks import ROUNDS, Tensors, all_made, digits, errors, train
 from firecaffe.compression import fcz
@@ -197,7 +199,7 @@ def _beside(path: Path, nncodec: str | None) -> list[str]:
         report = _written(path, tensors, "best")
         raw = save(tensors)
         packed = path.with_name("net.npz")
-        np.savez_compressed(packed, **tensors)
+        np.savez_compressed(packed, **tensors)  # type: ignore[arg-type]
         add("error on the test images", f"{error:.2%}")
         add("**`.fcz`**", f"**{report.num_bytes:,}** ({report.ratio:.1f} times)")
         add("`.fcz`, `huffman`", f"{_written(path, tensors, 'huffman').num_bytes:,}")
@@ -215,9 +217,16 @@ def _beside(path: Path, nncodec: str | None) -> list[str]:
     return [f"| {row} | {' | '.join(values)} |" for row, values in rows.items()]
 
 
-def _add_nncodec(add, python, packed, error, own, test) -> None:  # type: ignore[no-untyped-def]
+def _add_nncodec(
+    add: Callable[[str, str], None],
+    python: str,
+    packed: Path,
+    error: float,
+    own: int,
+    test: tuple[Tensor, Tensor],
+) -> None:
     script = Path(__file__).with_name("fcz_nncodec.py")
-    command = [python, script, packed, packed.parent]
+    command: list[str | Path] = [python, script, packed, packed.parent]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     add(

@@ -87,8 +87,8 @@ def shared(values: NDArray[np.floating], count: int) -> NDArray[np.float32]:
         sums = np.bincount(nearest, sample, count)
         centroids = np.where(members > 0, sums / np.maximum(members, 1), centroids)
     nearest = np.digitize(values, (centroids[1:] + centroids[:-1]) / 2)
-    half = centroids.astype(np.float16).astype(np.float32)
-    return half[nearest]
+    half: NDArray[np.float32] = centroids.astype(np.float16).astype(np.float32)[nearest]
+    return half
 
 
 ROUNDS = {
@@ -139,7 +139,7 @@ def train(images: Tensor, labels: Tensor, name: str) -> Tensors:
     rounds, bits = ROUNDS[name]
 
     def epoch() -> None:
-        for part in torch.randperm(len(images)).split(128):
+        for part in torch.split(torch.randperm(len(images)), 128):
             optimizer.zero_grad()
             F.cross_entropy(network(images[part]), labels[part]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

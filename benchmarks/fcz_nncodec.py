@@ -13,14 +13,19 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 
 ABSENT = ("pandas", "torchvision", "torchvision.models", "torchvision.transforms", "wandb")
-PARTS = ("use_case_init", "applications", "applications.datasets", "applications.models")
-PARTS = (*PARTS, "applications.settings", "tensorflow_model", "applications.utils")
-PARTS = (*PARTS, *(f"applications.utils.{each}" for each in ("evaluation", "train", "transforms")))
+PARTS = (
+    "use_case_init",
+    "tensorflow_model",
+    *("applications", "applications.datasets", "applications.models", "applications.settings"),
+    *("applications.utils", "applications.utils.evaluation", "applications.utils.train"),
+    "applications.utils.transforms",
+)
 for stand_in in (*ABSENT, *(f"nncodec.framework.{part}" for part in PARTS)):
     sys.modules[stand_in] = MagicMock()
 
@@ -29,8 +34,17 @@ from nncodec import nnc  # type: ignore[import-not-found]  # noqa: E402
 QP = range(-24, -7, 2)
 
 
-def coded(tensors, **words):  # type: ignore[no-untyped-def]
-    settings = {"qp": 0, "nonweight_qp": 0, "use_dq": False, "codebook_mode": 0, "opt_qp": False}
+Tensors = dict[str, Any]
+
+
+def coded(tensors: Tensors, **words: Any) -> tuple[int, Tensors]:
+    settings: dict[str, Any] = {
+        "qp": 0,
+        "nonweight_qp": 0,
+        "use_dq": False,
+        "codebook_mode": 0,
+        "opt_qp": False,
+    }
     settings |= {"param_opt": True, "row_skipping": True, "return_bitstream": True}
     settings |= {"verbose": False, "device_id": 0, "bitstream_path": "/dev/null", **words}
     with contextlib.redirect_stdout(io.StringIO()):
@@ -39,7 +53,7 @@ def coded(tensors, **words):  # type: ignore[no-untyped-def]
     return len(stream), {name: np.asarray(decoded[name], np.float32) for name in tensors}
 
 
-def indices(tensor):  # type: ignore[no-untyped-def]
+def indices(tensor: Any) -> Any:
     """0 for 0, and 1, 2, … and -1, -2, … for the values above and below, as nncodec likes them."""
     found = np.zeros(tensor.shape, np.float32)
     for sign in (1, -1):
@@ -54,7 +68,7 @@ def main() -> None:
     exact, decoded = coded(whole)
     assert all(np.array_equal(decoded[name], each) for name, each in whole.items())
     codebooks = sum(2 * len(np.unique(each[each != 0])) for each in tensors.values())
-    found = {"exact": exact + codebooks, "uniform": {}}
+    found: dict[str, Any] = {"exact": exact + codebooks, "uniform": {}}
     found["codebook"], _ = coded(tensors, codebook_mode=2, qp=-32, nonweight_qp=-75)
     for qp in QP:
         found["uniform"][qp], decoded = coded(tensors, qp=qp, nonweight_qp=qp, use_dq=True)

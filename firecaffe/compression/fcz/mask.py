@@ -92,10 +92,10 @@ def cheapest_view(kept: Bools, shape: Shape, enough: float) -> tuple[View, float
     def cost(view: View, most: int = TRIED) -> float:
         return _write(BlockWriter(), view, kept, shape, most)
 
-    costs = {view: cost(view, SCREENED) for view in _views(shape, inverted)}
-    best = min(costs, key=costs.__getitem__, default=None)
-    if best is None or costs[best] > NEAR * enough:
+    screened = {view: cost(view, SCREENED) for view in _views(shape, inverted)}
+    if not screened or min(screened.values()) > NEAR * enough:
         return None
+    best = min(screened, key=screened.__getitem__)
     near = [replace(best, distance=each) for each in _distances(best, kept, shape)]
     near = [view for view in near if len(view.matrix(kept, shape)) <= view.most_rows]
     best = min([best, *near], key=cost)
