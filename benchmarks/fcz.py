@@ -35,8 +35,8 @@ def status(word):
     return next(int(x.split()[1]) for x in open("/proc/self/status") if x.startswith(word)) * 1024
 def decode(path):
     with fcz.read(path) as file:
-        for _ in file.tensors():
-            pass
+        for each in file.tensors():
+            del each
 decode(sys.argv[1])
 with fcz.read(sys.argv[2]) as file:
     largest = max(each.num_bytes for each in file.outlines)
@@ -88,8 +88,10 @@ to 0.002.
 
 NNCODEC = """nncodec is version 2.1.3 (ISO/IEC 15938-17). *Indices* are whole numbers that it codes
 exactly, to which 2 bytes for each value of a codebook are added. *Uniform* quantizes anew with
-dependent quantizers; of nine steps it is the smallest file whose error on the test images is not
-larger than the checkpoint's. It is no coding of the same values, and may be smaller."""
+dependent quantizers; of 13 steps it is the smallest file whose error on the test images is at most
+0.1 points above the checkpoint's. It is no coding of the same values, and may be smaller."""
+
+ALLOWED = 0.001
 
 
 def main() -> int:
@@ -241,8 +243,8 @@ def _add_nncodec(
     for qp, size in found["uniform"].items():
         decoded = dict(np.load(packed.parent / f"{qp}.npz"))
         wrong = errors(decoded, *test)
-        fitting += [(size, qp, wrong)] if wrong <= error else []
-    size, qp, wrong = min(fitting, default=(0, "none", 0.0))
+        fitting += [(size, qp, wrong)] if wrong <= error + ALLOWED else []
+    size, qp, wrong = min(fitting)
     add("nncodec, uniform", f"{size:,} (QP {qp}, error {wrong:.2%})")
 
 

@@ -31,7 +31,7 @@ for stand_in in (*ABSENT, *(f"nncodec.framework.{part}" for part in PARTS)):
 
 from nncodec import nnc  # type: ignore[import-not-found]  # noqa: E402
 
-QP = range(-24, -7, 2)
+QP = range(-32, -7, 2)
 
 
 Tensors = dict[str, Any]

@@ -93,8 +93,9 @@ class Code:
         total = 8 * len(data)
         padded = np.frombuffer(data + bytes(2), np.uint8).astype(np.uint32)
         three = padded[:-2] << 16 | padded[1:-1] << 8 | padded[2:]
-        ahead = (three[:, None] >> np.arange(8, 0, -1, dtype=np.uint32)) & 0xFFFF
-        ahead = ahead.reshape(-1)
+        ahead = np.empty(total, np.uint16)  # the next 16 bits from each
+        for bit in range(8):
+            ahead[bit::8] = three >> (8 - bit)
         length = self._length_at[ahead]
         # One place after the last bit, which leads to itself, takes all that go beyond.
         after = np.full(total + 1, total, np.int32)

@@ -58,7 +58,8 @@ class Opened:
     def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yields each tensor by name, decoded when it is asked for.
 
-        Beside the tensor it takes less than 1 MB. The last one comes after all was found whole.
+        Beside the tensor it takes less than 1 MB; one that a caller still holds is there too. The
+        last one comes after all was found whole.
 
         Raises: CheckpointError for a file that is damaged.
         """
