@@ -20,11 +20,9 @@ Record = Mapping[str, Any]
 
 def sensitivity_charts(layers: Sequence[LayerSensitivity], measure: Measure) -> list[Table]:
     """What is lost if a layer alone keeps a share of its weights, or has values of so many bits."""
-    keeps = sorted(layers[0].keeps, reverse=True)
-    bits = sorted(layers[0].bits, reverse=True)
     return [
-        _chart(layers, measure, "keeps", [(f"{100 * keep:.3g} %", keep) for keep in keeps]),
-        _chart(layers, measure, "bits", [(f"{each} bits", each) for each in bits]),
+        _chart([each for each in layers if each.keeps], measure, "keeps", "{:.3g} %", 100),
+        _chart([each for each in layers if each.bits], measure, "bits", "{} bits", 1),
     ]
 
 
@@ -32,8 +30,11 @@ def _chart(
     layers: Sequence[LayerSensitivity],
     measure: Measure,
     what: str,
-    levels: Sequence[tuple[str, float]],
+    header: str,
+    scale: int,
 ) -> Table:
+    """what: the field of the layers that is shown. header: of a level, times scale."""
+    levels = sorted(getattr(layers[0], what), reverse=True)
     unit = "points of " if measure.is_share else ""
     said = "keeps" if what == "keeps" else "shares values of"
     table = Table(
@@ -45,10 +46,10 @@ def _chart(
     )
     table.add_column("layer")
     table.add_column("weights", justify="right")
-    for header, _ in levels:
-        table.add_column(header, justify="right")
+    for level in levels:
+        table.add_column(header.format(scale * level), justify="right")
     for layer in layers:
-        lost = [getattr(layer, what)[level] for _, level in levels]
+        lost = [getattr(layer, what)[level] for level in levels]
         table.add_row(layer.name, f"{layer.weights:,}", *(f"{bar(x)}{x:.1f}" for x in lost))
     return table
 

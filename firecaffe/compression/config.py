@@ -8,7 +8,9 @@ from firecaffe.errors import RecipeError
 MAGNITUDE: Literal["magnitude"] = "magnitude"
 GRADUAL = "gradual"
 SURGERY = "surgery"
+LAYER: Literal["layer"] = "layer"
 ALL = "all"
+ADAPTIVE = "adaptive"
 
 MOST_BITS = 16
 """The most bits of a shared weight; a layer of more values than that is not shared."""
@@ -31,7 +33,9 @@ class PruneConfig:
         steps: The steps over which weights are pruned and come back; then the mask stays.
         every: Choose the weights anew every so many of these steps.
         scope: Whose largest weights are kept. layer: each layer's. all: those of all layers that
-            match, as many as their shares come to together.
+            match, as many as their shares come to together. adaptive: the same, but a weight counts
+            by its square over those of its layer that are as large or larger (LAMP), so that no
+            layer loses all.
     """
 
     keep: dict[str, float] = field(default_factory=dict)
@@ -39,7 +43,7 @@ class PruneConfig:
     how: Literal["magnitude", "gradual", "surgery"] = MAGNITUDE
     steps: int = 0
     every: int = 100
-    scope: Literal["layer", "all"] = "layer"
+    scope: Literal["layer", "all", "adaptive"] = LAYER
 
     @property
     def is_on(self) -> bool:
@@ -88,10 +92,10 @@ def check_prune(words: PruneConfig) -> None:
         raise RecipeError(f"prune.every is {words.every}; it must be at least 1")
     if words.steps < 0:
         raise RecipeError(f"prune.steps is {words.steps}; it must be at least 0")
-    if words.scope == ALL and words.threshold:
+    if words.scope != LAYER and words.threshold:
         raise RecipeError(
-            "prune.scope all with prune.threshold, which counts in each layer's own deviations: "
-            "say prune.keep, or leave prune.scope out"
+            f"prune.scope {words.scope} with prune.threshold, which counts in each layer's own "
+            "deviations: say prune.keep, or leave prune.scope out"
         )
     if words.how == MAGNITUDE:
         return

@@ -43,6 +43,20 @@ def largest_of_all(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor
     return {name: mask.view(each.shape) for (name, each), mask in found}
 
 
+def adaptive(scores: Tensor) -> Tensor:
+    """A layer's scores relative to it: of each weight its square over the sum of all squares there
+    that are as large or larger, float64 on the CPU. The largest has 1.
+
+    Source: Lee, Park, Mo, Ahn and Shin 2021, arXiv 2010.07611 (LAMP), equation 4.
+    """
+    squares = scores.detach().cpu().double().reshape(-1).square()
+    ascending, places = squares.sort(stable=True)
+    sums = ascending.flip(0).cumsum(0).flip(0)
+    found = torch.zeros_like(squares)
+    found[places] = ascending / sums.clamp(min=torch.finfo(torch.float64).tiny)
+    return found.view(scores.shape)
+
+
 def _largest(scores: Tensor, count: int) -> Tensor:
     flat = scores.reshape(-1)
     least = flat.topk(min(count, flat.numel()), sorted=False).values.min()

@@ -181,9 +181,9 @@ def _sensitivities(
             return [LayerSensitivity.of_row(row) for row in json.loads(read_small(path))["layers"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path}: cannot be read ({error!r})") from error
-    found = measure_layers(
-        layers_of(network, asked.scheme.means_biases), lambda: judge.tried(network)
-    )
+    prunes = asked.scheme.means_biases("prune", "keep")
+    shares = asked.scheme.means_biases("share", "bits")
+    found = measure_layers(layers_of(network, prunes, shares), lambda: judge.tried(network))
     write_json(path, {"layers": [asdict(each) for each in found]})
     return found
 

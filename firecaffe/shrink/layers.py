@@ -1,37 +1,55 @@
 """What each layer bears alone, and what all are then asked to: a pure choice.
 
 A layer's sensitivity is what the network loses if that layer alone is pruned, or shares its values,
-and nothing is trained again. One tolerance serves all layers: each keeps as little as loses no more
-than that alone. The larger the tolerance, the smaller the file, so a size finds its tolerance.
-Retraining brings back most of what is lost, so the tolerance is no forecast of the file's accuracy.
+and nothing is trained again. Bytes have one price in all layers: each takes the share and the bits
+at which what it loses, with the price of its bytes, is least. The higher the price, the smaller the
+file, so a size finds its price. A small layer so keeps more than a large one that bears the same.
+Retraining brings back most of what is lost, so it is no forecast of the file's accuracy.
 
-Source: Han, Pool, Tran, Dally 2015 (arXiv 1506.02626), section 4 and figure 6: thresholds by the
-sensitivity of each layer; here they are found and not set by hand.
+Sources: Han, Pool, Tran, Dally 2015 (arXiv 1506.02626), section 4 and figure 6 (sensitivities);
+Shoham and Gersho 1988 (a budget of bits shared out by one price).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import exp, log, log2
 from typing import Any, Self
+
+from firecaffe.compression.config import MOST_BITS
 
 KEEPS = (0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.055, 0.035, 0.025, 0.015, 0.01, 0.006, 0.004)
 """Shares of a layer's weights that are tried."""
 
-BITS = (8, 6, 5, 4, 3, 2)
-"""Bits of a shared value that are tried: 2 to that power of values."""
-
-BITS_TOLERANCE = 0.2
-"""The part of the tolerance that sharing may cost: a bit less of the kept weights brings little,
-for most of a small file says where they are.
+BITS = (8, 6, 5, 4, 3)
+"""Bits of a shared value that are tried: 2 to that power of values. Two bits, which the layers of
+LeNet-300-100 bear alone, cost 0.3 points once they were pruned, and saved a tenth of the file.
 """
 
-SLOPE = 0.01
-"""Points that a layer is said to lose with each half of its weights, whatever was measured: where
-nothing more is lost, as at the level of chance, sizes between two levels can be had too.
+BITS_WEIGHT = 5.0
+"""How much more a loss by few values counts than one by few weights. Our own choice: retraining
+finds other weights for those that are gone, but a weight keeps its value's place.
 """
+
+FLOOR = 0.05
+"""Points below which a loss is chance: one of 2,000 samples."""
+
+CREDIBLE = 0.5
+"""The part of the most that was lost, above which a loss says no more: near the level of chance
+nothing can be lost any more. Beyond, losses are taken to grow on as they did before.
+"""
+
+SLOWEST, FASTEST = 1.0, 4.0
+"""Bounds of that growth: exponents of one over the share."""
 
 FEWEST = 4
 """Weights that every layer keeps: with none it is no layer."""
+
+SHARES = tuple(0.93**step for step in range(110))
+"""Shares that are chosen from, down to 0.04 %."""
+
+MOST_PRICE, LEAST_PRICE = 1e6, 1e-12
+"""Points for a byte."""
 
 _STEPS = 60
 
@@ -43,12 +61,12 @@ class LayerSensitivity:
     """
 
     name: str
-    """Of its weights, as conv1.weight."""
+    """The pattern that means it: a layer's name, or a bias's own."""
     weights: int
     keeps: Mapping[float, float]
-    """By the share of the weights that are kept."""
+    """By the share of the weights that are kept; empty if it is not to be pruned."""
     bits: Mapping[int, float]
-    """By the bits of a shared value."""
+    """By the bits of a shared value; empty if it is not to share any."""
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Self:
@@ -67,16 +85,20 @@ class LayerChoice:
 
 
 Choice = Mapping[str, LayerChoice]
-"""By the name of each layer's weights."""
+"""By the name of each layer."""
+
+Row = tuple[float, float, LayerChoice]
+"""What a choice loses, and its bytes."""
 
 
 def estimated_bytes(weights: int, chosen: LayerChoice) -> float:
     """About what a layer takes in a file: which weights are kept, by the entropy of that, the kept
-    ones' values, and the values themselves.
+    ones' values, and the values themselves unless each weight has its own.
     """
     kept = weights * chosen.keep
     mask_bits = weights * _entropy(chosen.keep)
-    return (mask_bits + kept * chosen.bits + 32 * min(1 << chosen.bits, kept)) / 8
+    book_bits = 32 * min(1 << chosen.bits, kept) if chosen.bits < MOST_BITS else 0
+    return (mask_bits + kept * chosen.bits + book_bits) / 8
 
 
 def _entropy(share: float) -> float:
@@ -87,81 +109,96 @@ def _entropy(share: float) -> float:
 
 
 def choose(layers: Sequence[LayerSensitivity], size_bytes: float, rest_bytes: float) -> Choice:
-    """Chooses for each layer so that all are about size_bytes together; smaller than the least that
-    was tried if it takes that.
+    """Chooses for each layer so that all are about size_bytes together.
 
-    rest_bytes: what the file holds besides: biases, its header.
+    First the price at which they would be as large or larger; then all keep the same part of that.
+
+    rest_bytes: what the file holds besides.
     """
     wanted = max(size_bytes - rest_bytes, 1.0)
-    most = max(max(layer.keeps.values()) for layer in layers)
-    least = min(1e-6, most)
+    most = max(FLOOR, *(lost for layer in layers for lost in layer.keeps.values()))
+    tables = {layer.name: _rows(layer, CREDIBLE * most) for layer in layers}
 
     def size(choice: Choice) -> float:
         return sum(estimated_bytes(layer.weights, choice[layer.name]) for layer in layers)
 
-    def at(tolerance: float) -> Choice:
-        return {layer.name: _borne(layer, tolerance) for layer in layers}
+    def at(price: float) -> Choice:
+        return {
+            name: min(rows, key=lambda row: row[0] + price * row[1])[2]
+            for name, rows in tables.items()
+        }
 
-    if size(at(most)) > wanted:
+    def part(factor: float) -> Choice:
+        return {
+            layer.name: replace(each, keep=_at_least_few(layer, each.keep * factor))
+            if layer.keeps
+            else each
+            for layer in layers
+            for each in [chosen[layer.name]]
+        }
 
-        def fewer(share: float) -> Choice:
-            return {
-                layer.name: LayerChoice(_at_least_few(layer, each.keep * share), each.bits)
-                for layer in layers
-                for each in [at(most)[layer.name]]
-            }
-
-        return _bisect(fewer, size, wanted, 1e-3, 1.0)
-    return _bisect(lambda inverse: at(1 / inverse), size, wanted, 1 / most, 1 / least)
+    chosen = at(_last(lambda price: size(at(price)) >= wanted, LEAST_PRICE, MOST_PRICE))
+    return part(_last(lambda factor: size(part(factor)) <= wanted, 1e-4, 1e4))
 
 
-def _bisect(
-    of: Callable[[float], Choice],
-    size: Callable[[Choice], float],
-    wanted: float,
-    low: float,
-    high: float,
-) -> Choice:
-    """The largest choice that is no larger than wanted, of a number with which sizes rise; that of
-    low if none is so small. The number is halved on its logarithm.
+def _last(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """The largest number up to which something holds; low if it never does. By halving on the
+    logarithm.
     """
-    if size(of(high)) <= wanted:
-        return of(high)
+    if holds(high):
+        return high
     for _ in range(_STEPS):
         middle = exp((log(low) + log(high)) / 2)
-        low, high = (middle, high) if size(of(middle)) <= wanted else (low, middle)
-    return of(low)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
-def _borne(layer: LayerSensitivity, tolerance: float) -> LayerChoice:
-    """The least that the layer bears."""
-    keep = _at_least_few(layer, _least_keep(layer.keeps, tolerance))
-    return LayerChoice(keep, _least_bits(layer.bits, tolerance * BITS_TOLERANCE))
+def _rows(layer: LayerSensitivity, credible: float) -> list[Row]:
+    """All that a layer may be asked, most weights first."""
+    shares = SHARES if layer.keeps else (1.0,)
+    losses = _by_bits(layer.bits)
+    rows = []
+    for share in shares:
+        lost = _by_share(layer.keeps, share, credible)
+        for bits, more in losses.items():
+            choice = LayerChoice(_at_least_few(layer, share), bits)
+            size = estimated_bytes(layer.weights, choice)
+            rows.append((lost + BITS_WEIGHT * more, size, choice))
+    return rows
 
 
 def _at_least_few(layer: LayerSensitivity, keep: float) -> float:
     return min(1.0, max(keep, FEWEST / layer.weights))
 
 
-def _least_keep(keeps: Mapping[float, float], tolerance: float) -> float:
-    """Between what was tried it goes by the logarithm of the share. A share never loses less than a
-    larger one did.
+def _by_share(keeps: Mapping[float, float], share: float, credible: float) -> float:
+    """What is lost with a share, between and below those that were tried: straight between their
+    logarithms. A share never loses less than a larger one did.
     """
-    share, lost, most = 1.0, 0.0, 0.0
-    for next_share in sorted(keeps, reverse=True):
-        most = max(most, keeps[next_share])
-        next_lost = most - SLOPE * log2(next_share)
-        if next_lost > tolerance:
-            part = (tolerance - lost) / (next_lost - lost)
-            return exp(log(share) + part * (log(next_share) - log(share)))
-        share, lost = next_share, next_lost
-    return share
-
-
-def _least_bits(bits: Mapping[int, float], tolerance: float) -> int:
-    found = max(bits)
-    for fewer in sorted(bits, reverse=True):
-        if bits[fewer] > tolerance:
+    points = [(1.0, FLOOR)]
+    for keep in sorted(keeps, reverse=True):
+        lost = max(points[-1][1], keeps[keep])
+        points.append((keep, min(lost, max(credible, FLOOR))))
+        if lost > credible:
             break
-        found = fewer
+    for (before, first), (after, second) in pairwise(points):
+        if share >= after:
+            part = log(before / share) / log(before / after)
+            return exp(log(first) + part * log(second / first))
+    growth = SLOWEST
+    if len(points) > 1:
+        (before, first), (after, second) = points[-2:]
+        growth = log(second / first) / log(before / after)
+    last, lost = points[-1]
+    return float(lost * (last / share) ** min(max(growth, SLOWEST), FASTEST))
+
+
+def _by_bits(bits: Mapping[int, float]) -> dict[int, float]:
+    """What is lost by the bits of a value; of a layer that shares none, of numbers of their own."""
+    if not bits:
+        return {MOST_BITS: 0.0}
+    lost, found = 0.0, {}
+    for each in sorted(bits, reverse=True):
+        lost = max(lost, bits[each])
+        found[each] = lost
     return found

@@ -63,14 +63,10 @@ class Scheme:
     low_rank: Mapping[str, Words] = field(default_factory=dict)
     """`rank` or `energy`, each by patterns of layers' names."""
 
-    @property
-    def means_biases(self) -> bool:
-        """Whether a round prunes biases, or has them share values."""
-        patterns = [
-            *(each.sections.get("prune", {}).get("keep", {}) for each in self.rounds),
-            *(each.sections.get("share", {}).get("bits", {}) for each in self.rounds),
-        ]
-        return any(pattern.endswith(BIAS) for each in patterns for pattern in each)
+    def means_biases(self, section: str, word: str) -> bool:
+        """Whether a round's patterns of that word name biases."""
+        tables = [each.sections.get(section, {}).get(word, {}) for each in self.rounds]
+        return any(pattern.endswith(BIAS) for table in tables for pattern in table)
 
 
 def find_scheme(word: str) -> Scheme:

@@ -67,11 +67,7 @@ def _aim_of_loss(target: Target, attempts: Sequence[Attempt], weights: int) -> f
         return None
     lost = [each.aim_bytes for each in attempts if not is_kept(target, each, weights)]
     largest_lost = max(lost, default=0.0)
-    kept = [
-        each.aim_bytes
-        for each in attempts
-        if is_kept(target, each, weights) and each.aim_bytes > largest_lost
-    ]
+    kept = [each.aim_bytes for each in attempts if is_kept(target, each, weights)]
     if not lost:
         return min(kept) / STEP
     if not kept:

@@ -1,6 +1,7 @@
 """What a network loses if one layer alone is pruned, or shares its values; nothing is trained."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +16,29 @@ Score = Callable[[], float]
 """What the network is worth as it is now; more is better."""
 
 
-@torch.no_grad()
-def measure_layers(
-    layers: Mapping[str, Sequence[nn.Parameter]],
-    score: Score,
-    say: Callable[[LayerSensitivity], None] = lambda _: None,
-) -> list[LayerSensitivity]:
-    """Tries every layer at every level, and leaves the weights as they were.
+@dataclass(frozen=True)
+class Layer:
+    """Parameters that are tried together."""
 
-    layers: the weights of each, by its name. say: told each layer as it is done.
-    """
+    name: str
+    """The pattern that means them: a layer's name, or a bias's own."""
+    weights: Sequence[nn.Parameter]
+    keeps: Sequence[float] = KEEPS
+    """Shares that may be kept beside all."""
+    bits: Sequence[int] = BITS
+    """Bits that values may have beside 16."""
+
+
+@torch.no_grad()
+def measure_layers(layers: Sequence[Layer], score: Score) -> list[LayerSensitivity]:
+    """Tries every layer at every level, and leaves the weights as they were."""
     before = score()
     found = []
-    for name, weights in layers.items():
-        kept = {keep: before - _with(weights, _pruned(keep), score) for keep in KEEPS}
-        bits = {each: before - _with(weights, _shared(each), score) for each in BITS}
-        count = sum(each.numel() for each in weights)
-        found.append(LayerSensitivity(name, count, kept, bits))
-        say(found[-1])
+    for layer in layers:
+        kept = {keep: before - _with(layer.weights, _pruned(keep), score) for keep in layer.keeps}
+        bits = {each: before - _with(layer.weights, _shared(each), score) for each in layer.bits}
+        count = sum(each.numel() for each in layer.weights)
+        found.append(LayerSensitivity(layer.name, count, kept, bits))
     return found
 
 
@@ -66,15 +72,21 @@ def _shared(bits: int) -> Callable[[Tensor], Tensor]:
     return change
 
 
-def layers_of(network: nn.Module, has_biases: bool) -> dict[str, list[nn.Parameter]]:
-    """What can be pruned and shared by itself, by the pattern that means it: each layer's weights
-    by the layer's name, and, if asked for, its biases by their own.
+def layers_of(network: nn.Module, prunes_biases: bool, shares_biases: bool) -> list[Layer]:
+    """What can be pruned and shared by itself: each layer's weights, and biases if a scheme does
+    something with them.
     """
     named = dict(network.named_parameters())
-    layers: dict[str, list[nn.Parameter]] = {}
+    weights: dict[str, list[nn.Parameter]] = {}
     for name in pruned_weights(network, PruneConfig(keep={"*": 0.5}))[0]:
-        layers.setdefault(name.rpartition(".")[0], []).append(named[name])
-    if has_biases:
-        biases = {name: each for name, each in named.items() if name.endswith(BIAS) and each.any()}
-        layers |= {name: [each] for name, each in biases.items()}
+        weights.setdefault(name.rpartition(".")[0], []).append(named[name])
+    layers = [Layer(name, each) for name, each in weights.items()]
+    if prunes_biases or shares_biases:
+        keeps = KEEPS if prunes_biases else ()
+        bits = BITS if shares_biases else ()
+        layers += [
+            Layer(name, [each], keeps, bits)
+            for name, each in named.items()
+            if name.endswith(BIAS) and each.any()
+        ]
     return layers

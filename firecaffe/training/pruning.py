@@ -5,11 +5,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from firecaffe.compression.config import ALL, GRADUAL, MAGNITUDE, SURGERY, PruneConfig
+from firecaffe.compression.config import ADAPTIVE, GRADUAL, LAYER, MAGNITUDE, SURGERY, PruneConfig
 from firecaffe.compression.layers import BIAS
 from firecaffe.compression.prune import (
     above,
     above_with_hold,
+    adaptive,
     count_of,
     kept_share,
     largest,
@@ -112,7 +113,9 @@ class Pruning:
         counts = {
             name: count_of(self._share(name, done), each.numel()) for name, each in scores.items()
         }
-        if self._words.scope == ALL:
+        if self._words.scope == ADAPTIVE:
+            scores = {name: adaptive(each) for name, each in scores.items()}
+        if self._words.scope != LAYER:
             found = largest_of_all(scores, sum(counts.values()))
         else:
             found = largest(scores, counts)
@@ -137,6 +140,6 @@ def _none_left(name: str, deviations: float | None) -> str:
     if deviations is None:
         return (
             f"prune.scope all keeps no weight of {layer}, for those of other layers are larger; "
-            "leave it out of the patterns, or say prune.scope layer"
+            "leave it out of the patterns, or say prune.scope adaptive"
         )
     return f"prune.threshold {deviations:g} keeps no weight of {layer}; take a smaller one"

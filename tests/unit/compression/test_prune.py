@@ -10,6 +10,7 @@ from torch import Tensor
 from firecaffe.compression.prune import (
     above,
     above_with_hold,
+    adaptive,
     count_of,
     kept_share,
     largest,
@@ -38,6 +39,19 @@ def test_the_largest_of_all_layers_together() -> None:
     told = [bool(each) for mask in found.values() for each in mask.flatten()]
     assert told == by_sorting(together, 8)
     assert [mask.shape for mask in found.values()] == [each.shape for each in scores.values()]
+
+
+def test_adaptive_scores_are_those_of_the_paper() -> None:
+    """Lee et al. 2021, equation 4, of weights in any order; the largest of every layer has 1, so
+    the one that has the least weights keeps some beside a layer of a hundred times its scale.
+    """
+    weights = torch.randn(6, 7)
+    squares = [float(each) ** 2 for each in weights.flatten()]
+    told = [each / sum(other for other in squares if other >= each) for each in squares]
+    assert adaptive(weights.abs()).flatten().tolist() == pytest.approx(told)
+    assert adaptive(torch.zeros(3)).tolist() == [0, 0, 0]
+    scores = {"a": adaptive(torch.rand(400) + 100), "b": adaptive(torch.rand(5))}
+    assert largest_of_all(scores, 20)["b"].any()
 
 
 def test_a_share_is_of_all_weights_and_at_least_one() -> None:

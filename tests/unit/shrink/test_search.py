@@ -78,8 +78,7 @@ def test_a_loss_that_nothing_keeps_ends_at_a_large_file() -> None:
     assert len(found) <= MOST_ATTEMPTS_OF_LOSS
 
 
-def test_luck_at_a_small_file_is_not_taken_if_a_larger_one_has_lost() -> None:
-    """Of the aims it is: the smallest file that keeps is taken, and the search goes on above."""
+def test_the_search_goes_on_between_what_is_kept_and_what_is_lost() -> None:
     losses = iter([0.05, 0.4, 0.05, 0.3, 0.0, 0.0])
     found = search("0.1points", lambda aim: (aim, next(losses)))
     aims = [each.aim_bytes for each in found]
