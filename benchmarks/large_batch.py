@@ -31,7 +31,7 @@ from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.groups import differing_conditions
 from firecaffe.tuning.larger_batch import with_batch
-from firecaffe.tuning.trial import Trial, run_trials, working_in
+from firecaffe.training.trial import Trial, run_trials, working_in
 
 RECIPE = Path(__file__).parent / "recipes" / "lenet_fashion_b128.toml"
 SAMPLES = 60_000

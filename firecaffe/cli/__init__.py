@@ -22,6 +22,7 @@ COMMANDS = {
     "verify": "show that the number of workers does not change a bit",
     "replay": "compute an asynchronous run again, to the same bits, from its log of events",
     "tune": "find the learning rate that keeps the accuracy at another batch size",
+    "compress": "make a trained network small: prune, share values, code; one file",
     "compare": "compare finished runs",
     "check": "look a cluster over, and write the cluster file that plan reads",
     "explain": "where the time of each rank of a run went, and who is slow",

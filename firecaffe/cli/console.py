@@ -5,9 +5,11 @@ from rich.console import Console
 UNCUT_WIDTH = 170
 
 
-def make_console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=UNCUT_WIDTH)
+def make_console(stderr: bool = False) -> Console:
+    console = Console(highlight=False, stderr=stderr)
+    if console.is_terminal:
+        return console
+    return Console(highlight=False, stderr=stderr, width=UNCUT_WIDTH)
 
 
 def time_words(seconds: float) -> str:

@@ -17,9 +17,10 @@ from firecaffe.cli.console import make_console, time_words
 from firecaffe.cli.network import network_of
 from firecaffe.cli.options.plan import USAGE, make_parser
 from firecaffe.cli.parse import parse_recipe, read_recipe
+from firecaffe.cli.picture import SUFFIXES
 from firecaffe.cli.plan_modes import Modes
 from firecaffe.cli.plan_parallel import Parallel, own_layout, ways
-from firecaffe.cli.plan_plot import SUFFIXES, plot
+from firecaffe.cli.plan_plot import plot
 from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR

@@ -1,32 +1,15 @@
 """A plan as a picture: speedup and the parts of a step against the number of workers."""
 
-import io
-import os
-from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 
-from firecaffe.errors import RecipeError
+from firecaffe.cli.picture import load_pyplot, write_picture
 from firecaffe.plan.forecast import Forecast, fastest
-
-SUFFIXES = (".png", ".html")
-PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>firecaffe plan</title><body style="margin:0"><img alt="speedup and step time against workers"
-style="max-width:100%" src="data:image/png;base64,{}">"""
 
 
 def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
-    """Writes the picture aside first, so that there is no half of one under its name.
-
-    Raises: RecipeError if matplotlib is missing.
-    """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise RecipeError("--plot needs matplotlib: pip install 'firecaffe[plot]'") from None
-    mpl.use("agg")
-    from matplotlib import pyplot
-
+    """Raises: RecipeError if matplotlib is missing."""
+    pyplot = load_pyplot()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
     most = 1
     for name, rows in plans:
@@ -51,14 +34,5 @@ def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
     right.set_xticks(list(place), [str(row.workers) for row in best])
     right.set(xlabel="workers", ylabel="seconds of a step", title=plans[0][0])
     right.legend()
-    figure.tight_layout()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
+    write_picture(path, figure, "firecaffe plan", "speedup and step time against workers")
     pyplot.close(figure)
-    is_page = path.suffix == ".html"
-    content = picture.getvalue()
-    if is_page:
-        content = PAGE.format(b64encode(content).decode()).encode()
-    aside = path.with_name(f"{path.name}.partial")
-    aside.write_bytes(content)
-    os.replace(aside, path)

@@ -21,7 +21,7 @@ from firecaffe.runs.compare import read_run
 from firecaffe.runs.files import finite, write_atomically
 from firecaffe.runs.folder import read_run_file
 from firecaffe.training.given_task import task_for
-from firecaffe.tuning.trial import Trial
+from firecaffe.training.trial import Trial
 from firecaffe.tuning.tune import TuneRequest, TuneResult, recipe_file, tune
 from firecaffe.tuning.verdict import KEPT, LOST, UNDECIDED
 

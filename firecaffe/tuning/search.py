@@ -18,8 +18,8 @@ from statistics import fmean, median
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import TOP1, Measure
+from firecaffe.training.trial import Trial, TrialScore
 from firecaffe.tuning.candidates import Candidate, apply, rules
-from firecaffe.tuning.trial import Trial, TrialScore
 
 HELD_OUT = 0.1
 """Share of the training samples that candidates are judged on, if the recipe holds out none."""

@@ -31,6 +31,7 @@ from firecaffe.runs.record import read_json_lines
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_task import task_for
 from firecaffe.training.preflight import preflight
+from firecaffe.training.trial import Trial, TrialScore, run_trials, working_in
 from firecaffe.tuning.candidates import apply
 from firecaffe.tuning.larger_batch import with_batch
 from firecaffe.tuning.search import (
@@ -41,7 +42,6 @@ from firecaffe.tuning.search import (
     Search,
     ranked,
 )
-from firecaffe.tuning.trial import Trial, TrialScore, run_trials, working_in
 from firecaffe.tuning.verdict import Verdict, judge
 
 

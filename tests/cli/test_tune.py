@@ -10,7 +10,7 @@ import pytest
 import firecaffe.cli
 from firecaffe.cli.parse import read_recipe
 from firecaffe.errors import RunError
-from firecaffe.tuning.trial import Trial, TrialScore
+from firecaffe.training.trial import Trial, TrialScore
 from firecaffe.tuning.tune import TuneRequest
 from tests import typed
 

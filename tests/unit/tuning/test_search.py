@@ -13,6 +13,7 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.solvers.config import SolverConfig
+from firecaffe.training.trial import Trial, TrialScore
 from firecaffe.tuning.candidates import Candidate
 from firecaffe.tuning.search import (
     MOST_AT_ONCE,
@@ -22,7 +23,6 @@ from firecaffe.tuning.search import (
     is_hopeless,
     ranked,
 )
-from firecaffe.tuning.trial import Trial, TrialScore
 
 STEPS = 80
 BEST = 0.05

@@ -21,8 +21,8 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import Run, read_run
 from firecaffe.runs.files import finite
 from firecaffe.solvers.config import SolverConfig
+from firecaffe.training.trial import Trial
 from firecaffe.tuning import tune as tune_module
-from firecaffe.tuning.trial import Trial
 from firecaffe.tuning.tune import (
     SearchCost,
     TuneRequest,

@@ -16,8 +16,8 @@ from firecaffe.cluster.launch import RankFailedError
 from firecaffe.errors import PreemptedError, RunError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
-from firecaffe.tuning import trial as trial_module
-from firecaffe.tuning.trial import (
+from firecaffe.training import trial as trial_module
+from firecaffe.training.trial import (
     Trial,
     TrialScore,
     environment_of,
@@ -150,7 +150,7 @@ def test_a_search_that_is_asked_to_stop_leaves_no_training(parent: Path) -> None
 def test_two_searches_never_work_in_one_folder(parent: Path) -> None:
     """Nor one where another has left a training: it holds the lock as long as it lives."""
     with working_in(parent) as lock:
-        with pytest.raises(RunError, match="another search works there"), working_in(parent):
+        with pytest.raises(RunError, match="another command works there"), working_in(parent):
             pass
         left = trial_module._start(trial(parent, "a", "waits"), 1, 0, lock)
     try:

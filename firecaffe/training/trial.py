@@ -43,7 +43,7 @@ class TrialScore:
 
 @dataclass
 class Trial:
-    """One training of a search. If its folder holds a finished run, that is taken."""
+    """One training of several. If its folder holds a finished run, that is taken."""
 
     name: str
     recipe: Recipe
@@ -131,8 +131,8 @@ def _diverged(folder: Path, found: Sequence[TrialScore], measure: Measure) -> li
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[int]:
-    """The folder of a search, for this process and the trainings that it starts: as long as one of
-    them lives, no other search works there. Gives the lock's descriptor, which they inherit.
+    """A folder of trainings, for this process and those that it starts: as long as one of them
+    lives, no other command works there. Gives the lock's descriptor, which they inherit.
 
     Raises: RunError if another works there.
     """
@@ -143,7 +143,7 @@ def working_in(folder: Path) -> Iterator[int]:
     except BlockingIOError:
         os.close(descriptor)
         raise RunError(
-            f"{folder}: another search works there, or a training that one has left; wait for it"
+            f"{folder}: another command works there, or a training that one has left; wait for it"
         ) from None
     try:
         yield descriptor
@@ -193,7 +193,7 @@ def run_trials(
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise PreemptedError("the search was asked to stop; the same command goes on with it")
+    raise PreemptedError("asked to stop; the same command goes on with it")
 
 
 def _start(trial: Trial, workers: int, slot: int, lock: int) -> subprocess.Popen[bytes]:

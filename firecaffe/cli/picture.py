@@ -1,0 +1,42 @@
+"""Pictures of `--plot`: a PNG, or a page that holds one."""
+
+import io
+import os
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+from firecaffe.errors import RecipeError
+
+SUFFIXES = (".png", ".html")
+PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{}</title><body style="margin:0"><img alt="{}"
+style="max-width:100%" src="data:image/png;base64,{}">"""
+
+
+def load_pyplot() -> Any:
+    """matplotlib's pyplot, which needs no screen. Raises: RecipeError if it is missing."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise RecipeError("--plot needs matplotlib: pip install 'firecaffe[plot]'") from None
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def write_picture(path: Path, figure: Any, title: str, alternative: str) -> None:
+    """Writes a figure aside first, so that there is no half of one under its name.
+
+    alternative: what it shows, for those who do not see it.
+    """
+    figure.tight_layout()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    content = picture.getvalue()
+    if path.suffix == ".html":
+        content = PAGE.format(title, alternative, b64encode(content).decode()).encode()
+    aside = path.with_name(f"{path.name}.partial")
+    aside.write_bytes(content)
+    os.replace(aside, path)

@@ -1,0 +1,1 @@
+"""A trained network made small: rounds of trainings, what each layer bears, one file."""

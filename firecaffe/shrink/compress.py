@@ -1,0 +1,215 @@
+"""A trained network made small: rounds of a scheme, or a search for a target, to one file.
+
+What it leaves in the folder beside the file, OUT-rounds:
+
+compress.json        what was asked; the same is gone on with, another is refused
+1-prune/, 2-share/   the rounds, a run folder each, with 1-prune.toml and 1-prune.log beside it
+net.fcz, net.json    what they ended in
+sensitivity.json     with a target: what each layer bears alone
+40x/                 with a target: the rounds and the file of a size that was tried
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from firecaffe.cluster.world import World
+from firecaffe.data import Data, check_data
+from firecaffe.errors import RecipeError, RunError
+from firecaffe.models.network import make_network
+from firecaffe.models.weights import file_digest, load_weights
+from firecaffe.recipe.identity import to_toml
+from firecaffe.recipe.run import total_steps
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.files import read_small, sync_file, sync_folder, write_json
+from firecaffe.runs.measure import Measure
+from firecaffe.shrink.attempt import Made, Maker
+from firecaffe.shrink.judge import Judge, Worth, judging
+from firecaffe.shrink.layers import LayerSensitivity, choose
+from firecaffe.shrink.rounds import rounds_of
+from firecaffe.shrink.scheme import Scheme
+from firecaffe.shrink.search import Attempt, best_of, next_aim
+from firecaffe.shrink.sensitivity import layers_of, measure_layers
+from firecaffe.shrink.target import BYTES_PER_WEIGHT, Target
+from firecaffe.training.first_weights import find_weights
+from firecaffe.training.parts import counts_of
+from firecaffe.training.preflight import preflight
+from firecaffe.training.trial import LOCK, working_in
+
+HEADER_BYTES = 200
+"""About what a file holds beside its tensors."""
+
+
+@dataclass(frozen=True)
+class CompressRequest:
+    """What a user wants of a compression."""
+
+    recipe: Recipe
+    """That of the trained network; `model.weights` says where its weights are."""
+    scheme: Scheme
+    target: Target | None
+    out: Path
+    workers: int
+
+    @property
+    def folder(self) -> Path:
+        """Of the rounds."""
+        return self.out.with_name(f"{self.out.stem}-rounds")
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What has come of it."""
+
+    asked: CompressRequest
+    weights: int
+    """Parameters of the network; a ratio counts 4 bytes for each."""
+    float_worth: Worth
+    """Of the network before."""
+    made: Made
+    tried: Sequence[Made]
+    """With a target: all sizes that were tried, in order."""
+    layers: Sequence[LayerSensitivity]
+    """With a target: what each layer bears alone."""
+    reached: bool
+    """Whether the target is reached; true without one."""
+    measure: Measure
+    """The metric."""
+
+
+def plan_compression(asked: CompressRequest) -> Data:
+    """Checks all that can be known before anything is trained.
+
+    Raises: RecipeError if a word of the scheme or of the run stands against it; what `preflight`
+    raises.
+    """
+    data = check_data(asked.recipe.data)
+    if asked.target is not None and data.validation is None:
+        raise RecipeError(
+            f"--target {asked.target.word} chooses by held-out training samples, and the run has "
+            "none; compress a run that was trained with data.hold_out, as 0.1"
+        )
+    weights = asked.recipe.model.weights
+    for trial in rounds_of(asked.recipe, asked.scheme, total_steps(asked.recipe, data), Path()):
+        recipe = trial.recipe
+        model = replace(recipe.model, weights=weights)
+        try:
+            preflight(replace(recipe, model=model), asked.workers)
+        except RecipeError as error:
+            raise RecipeError(f"scheme {asked.scheme.name}, round {trial.name}: {error}") from error
+    return data
+
+
+def compress(
+    asked: CompressRequest,
+    world: World,
+    say: Callable[[str], None],
+    say_layers: Callable[[Sequence[LayerSensitivity], Measure], None],
+) -> Compressed:
+    """Trains the rounds, writes the file and evaluates it; goes on with what its folder holds.
+
+    world: of this process alone, in which networks are evaluated. say: told each round as it ends.
+    say_layers: told what each layer bears, before anything is trained for a target.
+
+    Raises: RunError if the folder holds another compression; what `run_trials` raises.
+    """
+    data = plan_compression(asked)
+    with working_in(asked.folder) as lock, judging(asked.recipe, world) as judge:
+        _claim(asked)
+        network = _trained(asked.recipe, data)
+        before = judge.worth(network)
+        steps = total_steps(asked.recipe, data)
+        weights = sum(each.numel() for each in network.parameters())
+        maker = Maker(
+            asked.recipe, asked.scheme, steps, weights, before, judge, asked.workers, lock, say
+        )
+        tried: list[Made] = []
+        layers: list[LayerSensitivity] = []
+        if asked.target is None:
+            made, reached = maker.make(asked.folder), True
+        else:
+            layers = _sensitivities(asked.folder, network, judge)
+            say_layers(layers, judge.measure)
+            rest = _rest_bytes(network, asked.scheme)
+            attempts: list[Attempt] = []
+            while (aim := next_aim(asked.target, attempts, weights)) is not None:
+                folder = asked.folder / f"{weights * BYTES_PER_WEIGHT / aim:.4g}x"
+                tried.append(maker.make(folder, choose(layers, aim, rest)))
+                lost = tried[-1].lost.held_out
+                assert lost is not None  # plan_compression has looked
+                attempts.append(Attempt(aim, tried[-1].report.num_bytes, lost))
+            place, reached = best_of(asked.target, attempts, weights)
+            made = tried[place]
+        if reached:
+            _put(made.path, asked.out)
+        return Compressed(asked, weights, before, made, tried, layers, reached, judge.measure)
+
+
+def _trained(recipe: Recipe, data: Data) -> nn.Module:
+    """The network as it was trained. Raises: RecipeError if not all of it is there."""
+    network = make_network(recipe.model, *counts_of(data.train)).eval()
+    found = load_weights(network, find_weights(recipe.model.weights)[0])
+    if found.missing or found.reshaped:
+        raise RecipeError(f"{found.line}; expected all to fit")
+    return network
+
+
+def _sensitivities(folder: Path, network: nn.Module, judge: Judge) -> list[LayerSensitivity]:
+    """Those that the folder has, else measured: the same weights are tried once."""
+    path = folder / "sensitivity.json"
+    if path.exists():
+        try:
+            return [LayerSensitivity.of_row(row) for row in json.loads(read_small(path))["layers"]]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{path}: cannot be read ({error!r})") from error
+    found = measure_layers(layers_of(network), lambda: judge.tried(network))
+    write_json(path, {"layers": [asdict(each) for each in found]})
+    return found
+
+
+def _rest_bytes(network: nn.Module, scheme: Scheme) -> float:
+    """About what the file holds beside the layers' weights."""
+    small: int = sum(each.numel() for each in network.state_dict().values() if each.ndim < 2)
+    return HEADER_BYTES + small * scheme.biases / 8
+
+
+def _claim(asked: CompressRequest) -> None:
+    """Raises: RunError if the folder holds another compression, or other files."""
+    path = asked.folder / "compress.json"
+    weights = find_weights(asked.recipe.model.weights)[0]
+    run = replace(asked.recipe.run, folder="")
+    wanted: dict[str, Any] = {
+        "recipe": to_toml(replace(asked.recipe, run=run)),
+        "weights": f"sha256 {file_digest(weights)}",
+        "scheme": json.loads(json.dumps(asdict(asked.scheme))),
+    }
+    if not path.exists():
+        if any(each.name != LOCK for each in asked.folder.iterdir()):
+            raise RunError(f"{asked.folder}: holds other files; give --out another name")
+        write_json(path, wanted)
+        return
+    try:
+        found = json.loads(read_small(path))
+        unlike = [name for name in wanted if found[name] != wanted[name]]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: cannot be read ({error!r})") from error
+    if unlike:
+        raise RunError(
+            f"{asked.folder}: holds the rounds of another compression (another "
+            f"{', '.join(unlike)}); give --out another name"
+        )
+
+
+def _put(file: Path, out: Path) -> None:
+    """Copies a file so that under its final name it is never seen in part."""
+    aside = out.with_name(f".{out.name}.partial")
+    shutil.copyfile(file, aside)
+    sync_file(aside)
+    os.replace(aside, out)
+    sync_folder(out.parent)

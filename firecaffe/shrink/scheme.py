@@ -1,0 +1,174 @@
+"""How a network is made small: a scheme, in a TOML file of a recipe's words.
+
+about = "what it is, and from where"
+code = "best"                   # best, range or huffman
+biases = 16                     # bits of biases, and of other tensors of one dimension: 32 or 16
+normalization = "fold"          # fold BatchNorm into scale and shift, or keep it
+
+[low_rank]                      # layers by patterns: in two, before the first round
+rank = { "fc*" = 64 }           # of so many dimensions; or `energy`, the share that is kept
+
+[[rounds]]                      # trainings, each from the weights of the one before
+name = "prune"
+length = 1.0                    # of the run's own steps
+rate = 0.1                      # of the run's own base_lr
+prune_over = 0.6                # the share of its steps that prune.steps is
+[rounds.prune]                  # words of the recipe: [prune], [share], [solver], [train]
+how = "gradual"
+keep = { "*" = 0.1 }
+"""
+
+import difflib
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from firecaffe.compression.fcz import CODES
+from firecaffe.errors import RecipeError
+from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.files import read_small
+
+FOLDER = Path(__file__).parent / "schemes"
+"""The schemes that come along."""
+
+SECTIONS = ("prune", "share", "solver", "train")
+"""Sections of a recipe that a round may change: the rest is the run's."""
+
+CHOICES: dict[str, tuple[object, ...]] = {
+    "code": CODES,
+    "biases": (32, 16),
+    "normalization": ("keep", "fold"),
+}
+
+Words = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One training of a scheme."""
+
+    name: str
+    length: float = 1.0
+    """Steps, as a share of the run's."""
+    rate: float = 1.0
+    """base_lr, as a share of the run's."""
+    prune_over: float = 0.0
+    """The share of its steps over which weights are pruned: `prune.steps`. 0: as the words say."""
+    sections: Mapping[str, Words] = field(default_factory=dict)
+    """The words that it changes, by section."""
+
+    def has(self, section: str, word: str) -> bool:
+        """Whether it says a word."""
+        return word in self.sections.get(section, {})
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What is done to a network, and how it is written."""
+
+    name: str
+    rounds: Sequence[Round]
+    about: str = ""
+    code: str = "best"
+    biases: int = 32
+    normalization: str = "keep"
+    low_rank: Mapping[str, Words] = field(default_factory=dict)
+    """`rank` or `energy`, by patterns of layers' names."""
+
+
+def find_scheme(word: str) -> Scheme:
+    """The scheme of a name that comes along, or of a file.
+
+    Raises: RecipeError if there is none, or a word of it is unknown or impossible.
+    """
+    known = sorted(path.stem for path in FOLDER.glob("*.toml"))
+    path = Path(word)
+    if word in known:
+        path = FOLDER / f"{word}.toml"
+    elif path.suffix != ".toml":
+        raise RecipeError(
+            f"--scheme is {word!r}; there are {', '.join(known)}, or FILE.toml{_like(word, known)}"
+        )
+    try:
+        words = tomllib.loads(read_small(path))
+    except OSError as error:
+        raise RecipeError(f"--scheme {word}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"--scheme {word}: is no TOML ({error})") from error
+    return scheme_of(path.stem, words, f"--scheme {word}")
+
+
+def scheme_of(name: str, words: Words, where: str) -> Scheme:
+    """where: what lines about it begin with. Raises: RecipeError."""
+    known = [each.name for each in fields(Scheme) if each.name != "name"]
+    _check_known(where, "", words, known)
+    for word, choices in CHOICES.items():
+        if words.get(word, choices[0]) not in choices:
+            shown = ", ".join(map(str, choices))
+            raise RecipeError(f"{where}: {word} is {words[word]!r}, expected one of {shown}")
+    low_rank = _table(where, "low_rank", words.get("low_rank", {}))
+    _check_known(where, "low_rank.", low_rank, ("rank", "energy"))
+    if len(low_rank) > 1:
+        raise RecipeError(f"{where}: low_rank has rank and energy; leave one of them out")
+    rows = words.get("rounds", [])
+    if not isinstance(rows, list) or not (rows or low_rank):
+        raise RecipeError(f"{where}: has no rounds; expected [[rounds]], each a training")
+    rounds = [_round(where, number, row) for number, row in enumerate(rows, start=1)]
+    names = [each.name for each in rounds]
+    twice = [each for place, each in enumerate(names) if each in names[:place]]
+    if twice:
+        raise RecipeError(
+            f"{where}: two rounds are called {twice[0]!r}; expected names of their own"
+        )
+    return Scheme(
+        name, rounds, **{word: words[word] for word in known if word in words and word != "rounds"}
+    )
+
+
+def _round(where: str, number: int, row: Any) -> Round:
+    place = f"rounds {number}."
+    words = _table(where, f"rounds {number}", row)
+    own = [each.name for each in fields(Round) if each.name != "sections"]
+    _check_known(where, place, words, [*own, *SECTIONS])
+    name = words.get("name", f"round-{number}")
+    if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
+        raise RecipeError(
+            f"{where}: {place}name is {name!r}; expected letters and digits, for a folder has it"
+        )
+    for word, most in (("length", 1e6), ("rate", 1e6), ("prune_over", 1.0)):
+        value = words.get(word, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+            limit = " and at most 1" if most == 1 else ""
+            raise RecipeError(f"{where}: {place}{word} is {value!r}; it must be above 0{limit}")
+    default = Recipe()
+    sections = {}
+    for section in SECTIONS:
+        if section not in words:
+            continue
+        sections[section] = _table(where, f"{place}{section}", words[section])
+        known = [each.name for each in fields(getattr(default, section))]
+        _check_known(where, f"{place}{section}.", sections[section], known)
+    numbers = {word: words[word] for word in own if word in words and word != "name"}
+    return Round(name, **numbers, sections=sections)
+
+
+def _table(where: str, word: str, value: Any) -> Words:
+    if not isinstance(value, dict):
+        raise RecipeError(f"{where}: {word} is {value!r}; expected a section with words of its own")
+    return value
+
+
+def _check_known(where: str, place: str, words: Words, known: Collection[str]) -> None:
+    for word in words:
+        if word not in known:
+            raise RecipeError(
+                f"{where}: there is no word {place}{word}; there are {', '.join(known)}"
+                f"{_like(word, known)}"
+            )
+
+
+def _like(word: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

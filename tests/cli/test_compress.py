@@ -1,0 +1,245 @@
+"""`firecaffe compress` as a user types it: the file, what is said of it, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import firecaffe
+import firecaffe.cli
+from firecaffe.compression import fcz
+from firecaffe.recipe.of_run import recipe_of
+from tests import typed
+
+RECIPE = """
+[model]
+name = "lenet"
+[data]
+name = "generated"
+hold_out = 0.2
+[train]
+global_batch_size = 32
+micro_batch_size = 8
+steps = 60
+eval_batch_size = 500
+device = "cpu"
+[solver]
+base_lr = 0.02
+"""
+
+SCHEME = """
+biases = 16
+[[rounds]]
+name = "prune"
+length = 0.3
+[rounds.prune]
+keep = { "*" = 0.3, "ip1" = 0.05 }
+[[rounds]]
+name = "share"
+length = 0.1
+rate = 0.1
+[rounds.share]
+bits = { "*" = 4 }
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "small.toml").write_text(RECIPE)
+    done = typed.firecaffe("train", folder / "small.toml", "--run.folder", folder / "run")
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.fixture
+def scheme(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(SCHEME)
+    return path
+
+
+def test_a_file_from_a_run_and_again(
+    run: Path, scheme: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small.fcz"
+    command = ["compress", str(run), "--scheme", str(scheme), "--out", str(out)]
+    done = typed.firecaffe(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    rounds = tmp_path / "small-rounds"
+    assert [each["folder"] for each in found["rounds"]] == [
+        str(rounds / "1-prune"),
+        str(rounds / "2-share"),
+    ]
+    assert [each["steps"] for each in found["rounds"]] == [18, 6]
+    assert json.loads((tmp_path / "small.json").read_text()) == found
+
+    # The file holds what the rounds have left, and is what it says.
+    assert found["bytes"] == out.stat().st_size
+    assert found["ratio"] == pytest.approx(4 * 431_080 / out.stat().st_size)
+    rows = {each["name"]: each for each in found["tensors"]}
+    assert rows["ip1.weight"]["kept_share"] == pytest.approx(0.05)
+    assert rows["conv2.weight"]["kept_share"] == pytest.approx(0.3)
+    assert all(rows[f"{layer}.weight"]["values"] <= 16 for layer in ("conv1", "conv2", "ip1"))
+    with fcz.read(out) as file:
+        tensors = dict(file.tensors())
+    trained = firecaffe.load(rounds / "2-share").state_dict()
+    for name, values in tensors.items():
+        assert (values == trained[name].half().float().numpy()).all()
+
+    # What is said of it is what evaluate says of the file, and of the run.
+    for where, worth in ((out, "decoded"), (run, "float")):
+        capsys.readouterr()
+        assert firecaffe.cli.main(["evaluate", str(where), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["top1"] == found[worth]["test"]
+    lost = found["float"]["held_out"] - found["decoded"]["held_out"]
+    assert found["lost"]["held_out"] == pytest.approx(100 * lost)
+
+    # Begun again, it trains nothing and comes to the same bytes.
+    content, times = out.read_bytes(), {each: each.stat().st_mtime_ns for each in rounds.glob("*")}
+    assert firecaffe.cli.main(command) == 8
+    assert "exists already; --overwrite" in capsys.readouterr().err
+    assert firecaffe.cli.main([*command, "--overwrite"]) == 0
+    said = capsys.readouterr().out
+    assert out.read_bytes() == content
+    assert {each: each.stat().st_mtime_ns for each in times if each.is_dir()} == {
+        each: time for each, time in times.items() if each.is_dir()
+    }
+    assert f"{out.stat().st_size:,} bytes" in said
+    assert "over 10 Mbit/s" in said
+
+    # The rounds' folder is of this scheme alone.
+    scheme.write_text(SCHEME.replace("0.05", "0.06"))
+    assert firecaffe.cli.main([*command, "--overwrite"]) == 8
+    assert "another compression (another scheme); give --out" in capsys.readouterr().err
+
+
+def test_a_target_chooses_layers_by_held_out_samples(
+    run: Path, scheme: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small.fcz"
+    command = ["compress", str(run), "--scheme", str(scheme), "--out", str(out)]
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "small.png"
+    done = typed.firecaffe(*command, "--target", "60x", "--plot", picture, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "lost on held-out samples if a layer alone keeps" in done.stderr
+    found = json.loads(done.stdout)
+    assert out.stat().st_size <= 4 * 431_080 / 60
+    assert 1 <= len(found["tried"]) <= 3
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert {each["name"] for each in found["sensitivity"]} == {"conv1", "conv2", "ip1", "ip2"}
+    first = recipe_of(tmp_path / "small-rounds" / "60x" / "1-prune")
+    assert set(first.prune.keep) == {"conv1", "conv2", "ip1", "ip2"}
+
+    # A size that no file has ends with the nearest, which is there.
+    code = firecaffe.cli.main([*command, "--overwrite", "--target", "300B"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert code == 16
+    assert "--target 300B: none of 3 sizes reaches it; the nearest is" in said
+    assert "points of test" in said
+
+
+def test_the_weights_of_a_recipes_file(run: Path, scheme: Path, tmp_path: Path) -> None:
+    """What `export` has written, beside a recipe: the same file as from the run."""
+    recipe = tmp_path / "small.toml"
+    typed.firecaffe(
+        *("export", run, "--to", "safetensors", "--out", tmp_path / "w.safetensors")
+    ).check_returncode()
+    recipe.write_text(RECIPE.replace('"lenet"', f'"lenet"\nweights = "{tmp_path}/w.safetensors"'))
+    files = []
+    for what, out in ((recipe, "a.fcz"), (run, "b.fcz")):
+        words = ("compress", what, "--scheme", scheme, "--out", tmp_path / out)
+        typed.firecaffe(*words).check_returncode()
+        files.append((tmp_path / out).read_bytes())
+    assert files[0] == files[1]
+
+
+def test_two_workers_come_to_the_same_bytes(run: Path, scheme: Path, tmp_path: Path) -> None:
+    files = []
+    for workers in (1, 2):
+        out = tmp_path / f"{workers}.fcz"
+        words = ("--scheme", scheme, "--out", out, "--nproc-per-node", workers)
+        done = typed.firecaffe("compress", run, *words)
+        assert done.returncode == 0, done.stderr
+        files.append(out.read_bytes())
+    assert files[0] == files[1]
+
+
+@pytest.mark.slow
+def test_four_workers_come_to_the_same_bytes_by_each_scheme(run: Path, tmp_path: Path) -> None:
+    for scheme in ("best", "deep_compression"):
+        files = []
+        for workers in (1, 2, 4):
+            out = tmp_path / f"{scheme}-{workers}.fcz"
+            words = ("--scheme", scheme, "--out", out, "--nproc-per-node", workers)
+            typed.firecaffe("compress", run, *words).check_returncode()
+            files.append(out.read_bytes())
+        assert files[0] == files[1] == files[2]
+
+
+ROUND = '[[rounds]]\n[rounds.prune]\nkeep = {{ "{pattern}" = {keep} }}\n'
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--target", "forty"], 2, "--target is 'forty'; expected a ratio (40x)"),
+        (["--scheme", "bst"], 2, "--scheme is 'bst'; there are best, deep_compression"),
+        (["--scheme", "none.toml"], 2, "--scheme none.toml: No such file"),
+        (["--scheme", "layer.toml"], 2, "prune.keep has 'fc*', which no layer with weights match"),
+        (["--scheme", "zero.toml"], 2, "prune.keep '*' is 0; it must be above 0"),
+        (["--scheme", "bits.toml"], 2, "share.bits '*' is 17; it must be 1 to 16"),
+        (["--out", "net.zip"], 2, "--out is net.zip; it must end in .fcz"),
+        (["--out", "no/net.fcz"], 8, "--out no/net.fcz: there is no folder no"),
+        (["--plot", "x.gif"], 2, "--plot is x.gif; it must end in .png or .html"),
+        (["--nproc-per-node", "0"], 2, "--nproc-per-node is 0; it must be at least 1"),
+        (["--nproc-per-node", "5"], 2, "5 ranks but only 4 micro-batches"),
+        (["--solver.base_lr", "1"], 2, "has no effect on compress: the run is trained already"),
+        (["--best"], 2, "best"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("layer.toml").write_text(ROUND.format(pattern="fc*", keep=0.1))
+    Path("zero.toml").write_text(ROUND.format(pattern="*", keep=0.0))
+    Path("bits.toml").write_text('[[rounds]]\n[rounds.share]\nbits = { "*" = 17 }\n')
+    out = [] if "--out" in words else ["--out", "net.fcz"]
+    assert firecaffe.cli.main(["compress", str(run), *out, *words]) == code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert not list(tmp_path.glob("*-rounds"))
+
+
+def test_a_run_that_has_not_finished_or_holds_nothing_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "recipe.toml").write_text((run / "recipe.toml").read_text())
+    assert firecaffe.cli.main(["compress", str(half)]) == 8
+    assert f"{half}: has not finished; firecaffe train" in capsys.readouterr().err
+    assert firecaffe.cli.main(["compress", str(tmp_path / "none")]) == 8
+    assert "there is no run" in capsys.readouterr().err
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(RECIPE)
+    assert firecaffe.cli.main(["compress", str(recipe)]) == 2
+    assert "model.weights is empty; compress takes a finished run" in capsys.readouterr().err
+    weights = f'name = "lenet"\nweights = "{run}"'
+    text = RECIPE.replace('name = "lenet"', weights).replace("hold_out = 0.2", "")
+    recipe.write_text(text)
+    words = ["compress", str(recipe), "--target", "40x", "--out", str(tmp_path / "net.fcz")]
+    assert firecaffe.cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert "--target 40x chooses by held-out training samples, and the run has none" in said

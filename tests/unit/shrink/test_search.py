@@ -1,0 +1,94 @@
+"""The search over a planted landscape: files whose size and loss are known."""
+
+from collections.abc import Callable
+
+import pytest
+
+from firecaffe.shrink.search import (
+    CLOSE,
+    MOST_ATTEMPTS_OF_LOSS,
+    MOST_ATTEMPTS_OF_SIZE,
+    Attempt,
+    best_of,
+    next_aim,
+)
+from firecaffe.shrink.target import parse_target
+
+WEIGHTS = 250_000
+WHOLE = 4 * WEIGHTS
+
+
+def search(word: str, made: Callable[[float], tuple[float, float]]) -> list[Attempt]:
+    """made: the bytes and the loss that come of an aim in bytes."""
+    target = parse_target(word)
+    attempts: list[Attempt] = []
+    while (aim := next_aim(target, attempts, WEIGHTS)) is not None:
+        size, lost = made(aim)
+        attempts.append(Attempt(aim, round(size), lost))
+    return attempts
+
+
+@pytest.mark.parametrize("word", ["40x", "25KB"])
+def test_a_size_that_is_met_is_one_training(word: str) -> None:
+    found = search(word, lambda aim: (0.97 * aim, 0.3))
+    assert [each.aim_bytes for each in found] == [25_000]
+    assert best_of(parse_target(word), found, WEIGHTS) == (0, True)
+
+
+@pytest.mark.parametrize("off", [0.6, 1.3])
+def test_a_wrong_estimate_is_corrected_by_what_the_file_came_to(off: float) -> None:
+    found = search("40x", lambda aim: (off * aim, 0.3))
+    assert len(found) == 2
+    assert CLOSE * 25_000 <= found[1].bytes <= 25_000
+    assert best_of(parse_target("40x"), found, WEIGHTS)[1]
+
+
+def test_a_size_that_no_file_has_ends_with_the_nearest() -> None:
+    found = search("1KB", lambda aim: (5_000 + aim, 3.0))
+    assert len(found) == MOST_ATTEMPTS_OF_SIZE
+    place, reached = best_of(parse_target("1KB"), found, WEIGHTS)
+    assert not reached
+    assert found[place].bytes == min(each.bytes for each in found)
+
+
+def test_of_files_that_are_small_enough_the_one_that_lost_least_is_taken() -> None:
+    attempts = [Attempt(25_000, 15_000, 0.1), Attempt(40_000, 24_000, 0.2)]
+    assert best_of(parse_target("40x"), attempts, WEIGHTS) == (0, True)
+
+
+@pytest.mark.parametrize("knee", [6.0, 33.0, 150.0])
+def test_a_loss_is_searched_to_the_ratio_where_it_begins(knee: float) -> None:
+    """Nothing is lost up to a ratio, and a point for each doubling from there."""
+
+    def made(aim: float) -> tuple[float, float]:
+        return aim, 0.0 if WHOLE / aim <= knee else 0.2 + WHOLE / aim / knee - 1
+
+    found = search("0.1points", made)
+    assert len(found) <= MOST_ATTEMPTS_OF_LOSS
+    place, reached = best_of(parse_target("0.1points"), found, WEIGHTS)
+    assert reached
+    assert 0.65 * knee <= WHOLE / found[place].bytes <= knee
+
+
+def test_a_loss_that_nothing_keeps_ends_at_a_large_file() -> None:
+    found = search("0.1points", lambda aim: (aim, 0.5 + 1e-6 * aim))
+    place, reached = best_of(parse_target("0.1points"), found, WEIGHTS)
+    assert not reached
+    assert found[place].lost == min(each.lost for each in found)
+    assert len(found) <= MOST_ATTEMPTS_OF_LOSS
+
+
+def test_luck_at_a_small_file_is_not_taken_if_a_larger_one_has_lost() -> None:
+    """Of the aims it is: the smallest file that keeps is taken, and the search goes on above."""
+    losses = iter([0.05, 0.4, 0.05, 0.3, 0.0, 0.0])
+    found = search("0.1points", lambda aim: (aim, next(losses)))
+    aims = [each.aim_bytes for each in found]
+    assert aims[1] < aims[2] < aims[0]
+    assert aims[2] > aims[3] > aims[1]
+
+
+def test_it_is_a_function_of_what_was_found() -> None:
+    found = search("0.1points", lambda aim: (aim, WHOLE / aim / 500))
+    target = parse_target("0.1points")
+    again = [next_aim(target, found[:count], WEIGHTS) for count in range(len(found))]
+    assert again == [each.aim_bytes for each in found]
