@@ -30,8 +30,8 @@ from firecaffe.runs.compare import Run, differing_words, read_run
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.groups import differing_conditions
-from firecaffe.tuning.larger_batch import with_batch
 from firecaffe.training.trial import Trial, run_trials, working_in
+from firecaffe.tuning.larger_batch import with_batch
 
 RECIPE = Path(__file__).parent / "recipes" / "lenet_fashion_b128.toml"
 SAMPLES = 60_000

@@ -33,4 +33,8 @@ def _in_bits(values: NDArray[Any], bits: int) -> NDArray[Any]:
         return values
     if values.ndim > 1 and len(np.unique(values)) > MOST_SHARED:
         return values
-    return values.astype(np.float16).astype(np.float32)
+    with np.errstate(over="ignore"):
+        rounded: NDArray[np.float32] = values.astype(np.float16).astype(np.float32)
+    if not np.array_equal(np.isfinite(rounded), np.isfinite(values)):
+        return values
+    return rounded + np.float32(0)  # -0 is no zero of a file

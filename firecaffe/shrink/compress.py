@@ -134,9 +134,9 @@ def compress(
         if asked.target is None:
             made, reached = maker.make(asked.folder), True
         else:
-            layers = _sensitivities(asked.folder, network, judge)
+            layers = _sensitivities(asked, network, judge)
             say_layers(layers, judge.measure)
-            rest = _rest_bytes(network, asked.scheme)
+            rest = _rest_bytes(network, layers, asked.scheme)
             attempts: list[Attempt] = []
             while (aim := next_aim(asked.target, attempts, weights)) is not None:
                 folder = asked.folder / f"{weights * BYTES_PER_WEIGHT / aim:.4g}x"
@@ -160,23 +160,27 @@ def _trained(recipe: Recipe, data: Data) -> nn.Module:
     return network
 
 
-def _sensitivities(folder: Path, network: nn.Module, judge: Judge) -> list[LayerSensitivity]:
+def _sensitivities(
+    asked: CompressRequest, network: nn.Module, judge: Judge
+) -> list[LayerSensitivity]:
     """Those that the folder has, else measured: the same weights are tried once."""
-    path = folder / "sensitivity.json"
+    path = asked.folder / "sensitivity.json"
     if path.exists():
         try:
             return [LayerSensitivity.of_row(row) for row in json.loads(read_small(path))["layers"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path}: cannot be read ({error!r})") from error
-    found = measure_layers(layers_of(network), lambda: judge.tried(network))
+    found = measure_layers(
+        layers_of(network, asked.scheme.means_biases), lambda: judge.tried(network)
+    )
     write_json(path, {"layers": [asdict(each) for each in found]})
     return found
 
 
-def _rest_bytes(network: nn.Module, scheme: Scheme) -> float:
-    """About what the file holds beside the layers' weights."""
-    small: int = sum(each.numel() for each in network.state_dict().values() if each.ndim < 2)
-    return HEADER_BYTES + small * scheme.biases / 8
+def _rest_bytes(network: nn.Module, layers: Sequence[LayerSensitivity], scheme: Scheme) -> float:
+    """About what the file holds beside what is pruned and shared."""
+    every: int = sum(each.numel() for each in network.state_dict().values())
+    return HEADER_BYTES + (every - sum(each.weights for each in layers)) * scheme.biases / 8
 
 
 def _claim(asked: CompressRequest) -> None:

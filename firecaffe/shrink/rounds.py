@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.compression.config import PruneConfig, ShareConfig
+from firecaffe.compression.layers import BIAS
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import TOP1, Measure
-from firecaffe.shrink.layers import Choice
+from firecaffe.shrink.layers import Choice, LayerChoice
 from firecaffe.shrink.scheme import Round, Scheme, Words
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial
@@ -59,10 +60,11 @@ def _chosen(rounds: Sequence[Round], choice: Choice | None) -> list[tuple[Round,
         words = dict(each.sections)
         if choice is not None and each in prunes:
             part = (prunes.index(each) + 1) / len(prunes)
-            keep = {layer: one.keep**part for layer, one in choice.items()}
-            words["prune"] = _without(words["prune"], "threshold") | {"keep": keep}
+            keep = {layer: one.keep**part for layer, one in _meant(choice, each, "prune", "keep")}
+            chosen = {"keep": keep, "scope": "layer"}
+            words["prune"] = _without(words["prune"], "threshold") | chosen
         if choice is not None and each.has("share", "bits"):
-            bits = {layer: one.bits for layer, one in choice.items()}
+            bits = {layer: one.bits for layer, one in _meant(choice, each, "share", "bits")}
             words["share"] = {**words["share"], "bits": bits}
         found.append((each, words))
     return found
@@ -125,6 +127,13 @@ def _with_policy(run: SolverConfig, words: Mapping[str, Any], rate: float) -> So
     }
     fresh |= {"base_lr": rate, "lr_policy": POLICY, **words}
     return replace(run, **fresh)
+
+
+def _meant(choice: Choice, each: Round, section: str, word: str) -> list[tuple[str, LayerChoice]]:
+    """The choice without biases, if the round's own patterns mean none."""
+    own = each.sections[section].get(word, {})
+    has_biases = any(pattern.endswith(BIAS) for pattern in own)
+    return [(name, one) for name, one in choice.items() if has_biases or not name.endswith(BIAS)]
 
 
 def _without(words: Mapping[str, Any], word: str) -> dict[str, Any]:

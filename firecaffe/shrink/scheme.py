@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.compression.fcz import CODES
+from firecaffe.compression.layers import BIAS
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.files import read_small
@@ -76,6 +77,15 @@ class Scheme:
     normalization: str = "keep"
     low_rank: Mapping[str, Words] = field(default_factory=dict)
     """`rank` or `energy`, by patterns of layers' names."""
+
+    @property
+    def means_biases(self) -> bool:
+        """Whether a round prunes biases, or has them share values."""
+        patterns = [
+            *(each.sections.get("prune", {}).get("keep", {}) for each in self.rounds),
+            *(each.sections.get("share", {}).get("bits", {}) for each in self.rounds),
+        ]
+        return any(pattern.endswith(BIAS) for each in patterns for pattern in each)
 
 
 def find_scheme(word: str) -> Scheme:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.compression.config import PruneConfig
-from firecaffe.compression.layers import pruned_weights
+from firecaffe.compression.layers import BIAS, pruned_weights
 from firecaffe.compression.prune import count_of, largest
 from firecaffe.compression.share import share
 from firecaffe.shrink.layers import BITS, KEEPS, LayerSensitivity
@@ -66,11 +66,15 @@ def _shared(bits: int) -> Callable[[Tensor], Tensor]:
     return change
 
 
-def layers_of(network: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """The weights of each layer that can be pruned and shared, by the layer's name."""
-    words = PruneConfig(keep={"*": 0.5})
+def layers_of(network: nn.Module, has_biases: bool) -> dict[str, list[nn.Parameter]]:
+    """What can be pruned and shared by itself, by the pattern that means it: each layer's weights
+    by the layer's name, and, if asked for, its biases by their own.
+    """
     named = dict(network.named_parameters())
     layers: dict[str, list[nn.Parameter]] = {}
-    for name in pruned_weights(network, words)[0]:
+    for name in pruned_weights(network, PruneConfig(keep={"*": 0.5}))[0]:
         layers.setdefault(name.rpartition(".")[0], []).append(named[name])
+    if has_biases:
+        biases = {name: each for name, each in named.items() if name.endswith(BIAS) and each.any()}
+        layers |= {name: [each] for name, each in biases.items()}
     return layers

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.compression.config import ALL, GRADUAL, MAGNITUDE, SURGERY, PruneConfig
+from firecaffe.compression.layers import BIAS
 from firecaffe.compression.prune import (
     above,
     above_with_hold,
@@ -63,7 +64,7 @@ class Pruning:
     @torch.no_grad()
     def begin(self) -> None:
         for name, each in self._weights.items():
-            if not each.any():
+            if not each.any() and not name.endswith(BIAS):
                 layer = name.rpartition(".")[0]
                 raise RecipeError(
                     f"prune: the weights of {layer} are all zero at the start, of which none "
@@ -122,7 +123,7 @@ class Pruning:
             else:
                 found[name] = above(weight, threshold)
         for name, mask in found.items():
-            if not mask.any():
+            if not mask.any() and not name.endswith(BIAS):
                 raise RecipeError(_none_left(name, self._threshold.get(name)))
             self.masks[name].copy_(mask)
 

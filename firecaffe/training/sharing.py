@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.compression.config import ShareConfig
+from firecaffe.compression.layers import BIAS
 from firecaffe.compression.share import share
 from firecaffe.errors import RecipeError
 from firecaffe.training.arithmetic import key_of
@@ -50,7 +51,7 @@ class Sharing:
     @torch.no_grad()
     def begin(self) -> None:
         for name, weight in self._weights.items():
-            if not weight.any():
+            if not weight.any() and not name.endswith(BIAS):
                 raise RecipeError(
                     f"share: the weights of {name.rpartition('.')[0]} are all zero at the start; "
                     "leave it out of the pattern"
@@ -62,16 +63,14 @@ class Sharing:
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
-        _ = self._fixed  # from before the first update
+        if self._fixed:  # taken before the first update
+            return
         for name, weight in self._weights.items():
             if weight.grad is not None:
                 self._share(name, weight.grad)
 
     def _share(self, name: str, gradient: Tensor) -> None:
         """Gives each weight the gradient of its value."""
-        if not self._words.train:
-            gradient.zero_()
-            return
         codes = self.codes[name].reshape(-1)
         sums = torch.zeros(len(self._firsts[name]) + 1, dtype=torch.float64, device=gradient.device)
         # One after the other, in any number of threads; in 64 bits, for they may be millions.

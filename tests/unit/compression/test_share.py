@@ -1,5 +1,7 @@
 """k-means in one dimension against scipy's, the best there is, and its own conditions."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -50,20 +52,28 @@ def test_it_is_scipy_s_from_the_same_start(start: str) -> None:
     np.testing.assert_allclose(found.numpy(), theirs, rtol=1e-12)
 
 
+def few_numbers() -> Tensor:
+    """Many weights are alike, and some as far from one value as from another."""
+    return torch.tensor([-4.0, -2, -2, 0, 1, 1, 2, 2, 3, 3, 3, 7]).repeat(5)
+
+
+@pytest.mark.parametrize("made", [weights, few_numbers])
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("bits", [1, 3])
-def test_codes_are_of_the_nearest_values_which_are_means(start: str, bits: int) -> None:
-    codes, values = shared(bits, start, weights())
-    assert codes.shape == weights().shape
-    assert torch.equal(codes == 0, weights() == 0)
+@pytest.mark.parametrize("bits", [1, 2])
+def test_codes_are_of_the_nearest_values_which_are_means(
+    made: Callable[[], Tensor], start: str, bits: int
+) -> None:
+    codes, values = shared(bits, start, made())
+    assert codes.shape == made().shape
+    assert torch.equal(codes == 0, made() == 0)
     assert values[0] == 0
     assert 1 < len(values) <= 2**bits + 1
     for code, value in enumerate(values[1:].tolist(), 1):
-        members = weights()[codes == code].double()
+        members = made()[codes == code].double()
         assert members.mean().item() == pytest.approx(value)
         gaps = (members[:, None] - values[None, 1:]).abs()
         assert (gaps.argmin(1) == code - 1).all()
-    left = weights()[weights() != 0].double()
+    left = made()[made() != 0].double()
     cost = (left - values[codes[codes != 0].long()]).square().sum().item()
     assert cost >= best_cost(left.sort().values.tolist(), 2**bits) * (1 - 1e-9)
 

@@ -130,7 +130,7 @@ class Codebooks(nn.Module):
 def test_it_is_a_solver_with_the_values_as_parameters(solver: str) -> None:
     net = network().double()
     with torch.no_grad():
-        net[0].weight[:4] = 0  # pruned
+        net[0].weight[:, :3] = 0  # pruned
     ours = Trained(SHARE, net, words_of(solver))
     theirs = Trained(Recipe(), Codebooks(copy.deepcopy(net), ours.first), words_of(solver))
     for _ in range(6):
@@ -139,7 +139,10 @@ def test_it_is_a_solver_with_the_values_as_parameters(solver: str) -> None:
     assert isinstance(theirs.net, Codebooks)
     for name, weight in theirs.net.weights().items():
         torch.testing.assert_close(ours.named[name].detach(), weight, rtol=1e-9, atol=1e-12)
-    assert not ours.named["0.weight"][:4].any()
+    weight = ours.named["0.weight"]
+    assert weight.grad is not None
+    assert not weight[:, :3].any()
+    assert not weight.grad[:, :3].any()
 
 
 @pytest.mark.parametrize("solver", ["sgd", "adam", "lamb"])
@@ -157,7 +160,7 @@ def test_values_that_are_not_trained_stay(solver: str) -> None:
 
 
 def test_gradual_pruning_goes_to_the_share_and_no_weight_comes_back() -> None:
-    words = PruneConfig({"0": 0.2, "3": 0.5}, how="gradual", steps=10, every=4)
+    words = PruneConfig({"0": 0.1, "3": 0.5}, how="gradual", steps=10, every=4)
     trained = Trained(Recipe(prune=words), network(), words_of("sgd"))
     kept = [{name: mask.clone() for name, mask in trained.first.masks.items()}]
     for _ in range(12):
@@ -166,9 +169,9 @@ def test_gradual_pruning_goes_to_the_share_and_no_weight_comes_back() -> None:
         kept.append({name: mask.clone() for name, mask in trained.first.masks.items()})
     assert [int(each["0.weight"].sum()) for each in kept] == [
         *[63] * 4,  # all until step 4
-        *[round(63 * (0.2 + 0.8 * 0.6**3))] * 4,
-        *[round(63 * (0.2 + 0.8 * 0.2**3))] * 2,
-        *[round(63 * 0.2)] * 3,
+        *[round(63 * (0.1 + 0.9 * 0.6**3))] * 4,
+        *[round(63 * (0.1 + 0.9 * 0.2**3))] * 2,
+        *[round(63 * 0.1)] * 3,
     ]
     assert int(kept[-1]["3.weight"].sum()) == 14  # of 27, to the even one
     for before, after in itertools.pairwise(kept):
@@ -201,6 +204,7 @@ def test_with_surgery_weights_come_back_until_the_masks_are_fixed() -> None:
     assert update(2, [-9, 0, 0]) == [12, 0, 0]
     assert update(3, [1, -99, -99]) == [11, 0, 0]  # fixed
     assert update(4, [1, -99, -99]) == [10, 0, 0]
+    assert pruning.dense["0.weight"].tolist() == [[12, 4.5, -0.5]]
 
 
 @pytest.mark.parametrize("how", ["magnitude", "surgery"])
@@ -230,6 +234,7 @@ def test_memory_in_another_order() -> None:
             each.before_update(0)
         grad = net[0].weight.grad
         assert grad is not None
+        assert torch.equal(grad != 0, net[0].weight != 0)
         return {**net.state_dict(), "grad": grad}
 
     one, other = made(torch.contiguous_format), made(torch.channels_last)

@@ -1,0 +1,65 @@
+"""docs/fcz.md says enough to decode a file: what is decoded from it alone is what was written."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from firecaffe.compression.fcz import CODES
+from firecaffe.compression.fcz.density import FACTORS
+from firecaffe.compression.fcz.mask import cheapest_view
+from firecaffe.compression.fcz.patterns import DTYPES
+from firecaffe.compression.fcz.sequence import How
+from tests.unit.compression.fcz import by_the_page
+from tests.unit.compression.fcz.made import NETWORK, Tensors, bytes_of, pruned, small
+
+PAGE = (Path(__file__).parents[4] / "docs" / "fcz.md").read_text()
+
+
+def lines(
+    height: int, width: int, neurons: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Weights of neurons that each keep a box of an image."""
+    weights = np.zeros((neurons, height, width), np.float32)
+    for number in range(neurons):
+        row, column = number * 3 % (height - 4), number * 5 % (width - 4)
+        weights[number, row : row + 4, column : column + 4] = 1
+    return weights.reshape(neurons, height * width)
+
+
+TENSORS: dict[str, Tensors] = {
+    "small": small(),
+    "many": {"a": pruned((70, 90), 0.1, 30), "b": pruned((5000,), 0.01, 9000)},
+    "neighbors": {"ip1.weight": lines(12, 15, 40), "rest": pruned((30, 30), 0.9, 3)},
+    "types": {dtype: np.arange(40).reshape(5, 8).astype(dtype) for dtype in DTYPES},
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("name", TENSORS)
+def test_the_page_decodes_it(name: str, code: How) -> None:
+    network, found = by_the_page.decode(bytes_of(TENSORS[name], code))
+    assert network == NETWORK
+    assert list(found) == list(TENSORS[name])
+    for each, array in TENSORS[name].items():
+        assert found[each] == (array.dtype.name, array.shape, array.tobytes()), each
+
+
+def test_neighbors_are_found() -> None:
+    """Boxes of lines of 15 pixels: the neighbors are 15 before, and the mask is much smaller."""
+    weights = lines(12, 15, 40)
+    found = cheapest_view(weights.reshape(-1) != 0, weights.shape)
+    assert found is not None
+    view, bits = found
+    assert (view.transposed, view.distance) == (True, 15)
+    share = float((weights != 0).mean())
+    entropy = -share * np.log2(share) - (1 - share) * np.log2(1 - share)
+    assert bits < 0.75 * entropy
+
+
+def test_the_page_has_the_tables() -> None:
+    assert f"its type: {', '.join(DTYPES)}, from 0" in PAGE
+    *most, last = [f"{each * 64:.0f}" for each in FACTORS]
+    assert f"{', '.join(most)} and {last} sixty-fourths" in " ".join(PAGE.split())
+    assert re.findall(r"## The format, version (\d)", PAGE) == ["1"]
