@@ -174,7 +174,7 @@ class LauncherLostError(FirecaffeError):
 
 
 class NotKeptError(FirecaffeError):
-    """A larger batch has lost more accuracy than was allowed."""
+    """A larger batch, or a smaller network, has lost more accuracy than was allowed."""
 
     exit_code = 16
 

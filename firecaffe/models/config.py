@@ -19,12 +19,15 @@ class ModelConfig:
             does not read it. Empty: fresh ones, by the seed.
         freeze: Patterns of the names of parameters that are not trained, as
             `freeze = ["layer1.*"]`.
+        low_rank: Layers that are two of lower rank, by patterns of layers' names, as
+            `low_rank = { "classifier.0" = 128 }`. The last pattern that matches decides.
     """
 
     name: str = "nin_small"
     args: dict[str, Any] = field(default_factory=dict)
     weights: str = ""
     freeze: list[str] = field(default_factory=list)
+    low_rank: dict[str, int] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -32,4 +35,5 @@ class ModelConfig:
         name = without_folder(self.name)
         words = [f"{word}={value!r}" for word, value in sorted(self.args.items())]
         words += [f"freeze={self.freeze!r}"] if self.freeze else []
+        words += [f"low_rank={self.low_rank!r}"] if self.low_rank else []
         return f"{name}({', '.join(words)})" if words else name

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.freeze import freeze
+from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.table import MODELS, check_name, counts_of
 from firecaffe.reference import call, find, is_reference, shown, source_digest
 
@@ -40,7 +41,8 @@ class Maker:
 def make_network(
     config: ModelConfig, num_classes: int | None = None, in_channels: int | None = None
 ) -> nn.Module:
-    """The network with fresh weights; parameters that `model.freeze` names are frozen.
+    """The network with fresh weights, of lower rank as `model.low_rank` says; parameters that
+    `model.freeze` names are frozen.
 
     num_classes, in_channels: what the data say; they are handed over unless `model.args` has them.
 
@@ -53,6 +55,7 @@ def make_network(
     known = {word: count for word, count in handed.items() if word and count is not None}
     made = call(WORD, config.name, maker.function, {**known, **config.args})
     network = check_made(f"{WORD} {config.name!r}", made)
+    make_low_rank(network, config.low_rank)
     freeze(network, config.freeze)
     return network
 

@@ -63,7 +63,7 @@ TASK_WORDS = {
 """Words of the task that decide what is learned, with what runs did before there were tasks."""
 
 
-MODEL_WORDS = ("name", "args", "weights", "freeze")
+MODEL_WORDS = ("name", "args", "weights", "freeze", "low_rank")
 """Words of which a network and its start are made; what is empty may not be there in older runs."""
 
 

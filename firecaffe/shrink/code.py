@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.compression.fcz import CODES, FileReport, write
+from firecaffe.compression.fold import fold_normalization
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.training.coded import describe, tensors_of
 from firecaffe.training.load import Trained
@@ -16,7 +17,12 @@ MOST_SHARED = 1 << 16
 
 
 def write_network(trained: Trained, scheme: Scheme, path: Path) -> FileReport:
-    """Writes a run's network. Raises: RecipeError if a file cannot hold it."""
+    """Writes a run's network, and folds its normalization there if the scheme says so.
+
+    Raises: RecipeError if a file cannot hold it.
+    """
+    if scheme.normalization == "fold":
+        fold_normalization(trained.model)
     tensors = {
         name: _in_bits(values, scheme.biases) for name, values in tensors_of(trained.model).items()
     }

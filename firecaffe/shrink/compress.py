@@ -3,6 +3,7 @@
 What it leaves in the folder beside the file, OUT-rounds:
 
 compress.json        what was asked; the same is gone on with, another is refused
+0-low_rank.safetensors    with low_rank: the weights in lower rank
 1-prune/, 2-share/   the rounds, a run folder each, with 1-prune.toml and 1-prune.log beside it
 net.fcz, net.json    what they ended in
 sensitivity.json     with a target: what each layer bears alone
@@ -12,7 +13,8 @@ sensitivity.json     with a target: what each layer bears alone
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,8 @@ from torch import nn
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, check_data
-from firecaffe.errors import RecipeError, RunError
-from firecaffe.models.network import make_network
-from firecaffe.models.weights import file_digest, load_weights
+from firecaffe.errors import OwnCodeError, RecipeError, RunError
+from firecaffe.models.weights import file_digest
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.run import total_steps
 from firecaffe.recipe.sections import Recipe
@@ -36,9 +37,9 @@ from firecaffe.shrink.rounds import rounds_of
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.shrink.search import Attempt, best_of, next_aim
 from firecaffe.shrink.sensitivity import layers_of, measure_layers
+from firecaffe.shrink.start import ranks_of, trained_network, with_ranks, write_start
 from firecaffe.shrink.target import BYTES_PER_WEIGHT, Target
 from firecaffe.training.first_weights import find_weights
-from firecaffe.training.parts import counts_of
 from firecaffe.training.preflight import preflight
 from firecaffe.training.trial import LOCK, working_in
 
@@ -95,15 +96,26 @@ def plan_compression(asked: CompressRequest) -> Data:
             f"--target {asked.target.word} chooses by held-out training samples, and the run has "
             "none; compress a run that was trained with data.hold_out, as 0.1"
         )
-    weights = asked.recipe.model.weights
-    for trial in rounds_of(asked.recipe, asked.scheme, total_steps(asked.recipe, data), Path()):
-        recipe = trial.recipe
-        model = replace(recipe.model, weights=weights)
-        try:
-            preflight(replace(recipe, model=model), asked.workers)
-        except RecipeError as error:
-            raise RecipeError(f"scheme {asked.scheme.name}, round {trial.name}: {error}") from error
+    network = trained_network(asked.recipe, data)
+    with _said_of(asked.scheme, ""):
+        recipe = with_ranks(asked.recipe, ranks_of(asked.scheme, network), "")
+    for trial in rounds_of(recipe, asked.scheme, total_steps(recipe, data), Path()):
+        # The weights fit, which was seen above, and those of later rounds are not there yet.
+        model = replace(trial.recipe.model, weights="")
+        with _said_of(asked.scheme, f", round {trial.name}"):
+            preflight(replace(trial.recipe, model=model), asked.workers)
     return data
+
+
+@contextmanager
+def _said_of(scheme: Scheme, place: str) -> Iterator[None]:
+    """Lines about a recipe's words begin with the scheme that has them."""
+    try:
+        yield
+    except OwnCodeError:
+        raise
+    except RecipeError as error:
+        raise RecipeError(f"scheme {scheme.name}{place}: {error}") from error
 
 
 def compress(
@@ -122,13 +134,12 @@ def compress(
     data = plan_compression(asked)
     with working_in(asked.folder) as lock, judging(asked.recipe, world) as judge:
         _claim(asked)
-        network = _trained(asked.recipe, data)
+        network = trained_network(asked.recipe, data)
         before = judge.worth(network)
-        steps = total_steps(asked.recipe, data)
         weights = sum(each.numel() for each in network.parameters())
-        maker = Maker(
-            asked.recipe, asked.scheme, steps, weights, before, judge, asked.workers, lock, say
-        )
+        recipe, network = _start(asked, network, data)
+        steps = total_steps(recipe, data)
+        maker = Maker(recipe, asked.scheme, steps, weights, before, judge, asked.workers, lock, say)
         tried: list[Made] = []
         layers: list[LayerSensitivity] = []
         if asked.target is None:
@@ -151,13 +162,13 @@ def compress(
         return Compressed(asked, weights, before, made, tried, layers, reached, judge.measure)
 
 
-def _trained(recipe: Recipe, data: Data) -> nn.Module:
-    """The network as it was trained. Raises: RecipeError if not all of it is there."""
-    network = make_network(recipe.model, *counts_of(data.train)).eval()
-    found = load_weights(network, find_weights(recipe.model.weights)[0])
-    if found.missing or found.reshaped:
-        raise RecipeError(f"{found.line}; expected all to fit")
-    return network
+def _start(asked: CompressRequest, network: nn.Module, data: Data) -> tuple[Recipe, nn.Module]:
+    """The recipe and the network that the first round begins with."""
+    ranks = ranks_of(asked.scheme, network)
+    if not ranks:
+        return asked.recipe, network
+    recipe = with_ranks(asked.recipe, ranks, write_start(network, ranks, asked.folder))
+    return recipe, trained_network(recipe, data)
 
 
 def _sensitivities(

@@ -102,7 +102,7 @@ def _round_recipe(
     if each.prune_over:
         if not train.steps:
             raise RecipeError(
-                f"round {each.name}: prune_over is a share of the round's steps, which "
+                f"round {each.name!r}: prune_over is a share of its steps, which "
                 "train.epochs leaves open; say length, or train.steps"
             )
         prune["steps"] = max(1, round(each.prune_over * train.steps))

@@ -1,21 +1,6 @@
 """How a network is made small: a scheme, in a TOML file of a recipe's words.
 
-about = "what it is, and from where"
-code = "best"                   # best, range or huffman
-biases = 16                     # bits of biases, and of other tensors of one dimension: 32 or 16
-normalization = "fold"          # fold BatchNorm into scale and shift, or keep it
-
-[low_rank]                      # layers by patterns: in two, before the first round
-rank = { "fc*" = 64 }           # of so many dimensions; or `energy`, the share that is kept
-
-[[rounds]]                      # trainings, each from the weights of the one before
-name = "prune"
-length = 1.0                    # of the run's own steps
-rate = 0.1                      # of the run's own base_lr
-prune_over = 0.6                # the share of its steps that prune.steps is
-[rounds.prune]                  # words of the recipe: [prune], [share], [solver], [train]
-how = "gradual"
-keep = { "*" = 0.1 }
+docs/compression.md shows one.
 """
 
 import difflib
@@ -76,7 +61,7 @@ class Scheme:
     biases: int = 32
     normalization: str = "keep"
     low_rank: Mapping[str, Words] = field(default_factory=dict)
-    """`rank` or `energy`, by patterns of layers' names."""
+    """`rank` or `energy`, each by patterns of layers' names."""
 
     @property
     def means_biases(self) -> bool:
@@ -122,16 +107,13 @@ def scheme_of(name: str, words: Words, where: str) -> Scheme:
     _check_known(where, "low_rank.", low_rank, ("rank", "energy"))
     if len(low_rank) > 1:
         raise RecipeError(f"{where}: low_rank has rank and energy; leave one of them out")
+    for word, values in low_rank.items():
+        for pattern, value in _table(where, f"low_rank.{word}", values).items():
+            _check_low_rank(where, word, pattern, value)
     rows = words.get("rounds", [])
-    if not isinstance(rows, list) or not (rows or low_rank):
+    if not isinstance(rows, list) or not rows:
         raise RecipeError(f"{where}: has no rounds; expected [[rounds]], each a training")
     rounds = [_round(where, number, row) for number, row in enumerate(rows, start=1)]
-    names = [each.name for each in rounds]
-    twice = [each for place, each in enumerate(names) if each in names[:place]]
-    if twice:
-        raise RecipeError(
-            f"{where}: two rounds are called {twice[0]!r}; expected names of their own"
-        )
     return Scheme(
         name, rounds, **{word: words[word] for word in known if word in words and word != "rounds"}
     )
@@ -142,7 +124,7 @@ def _round(where: str, number: int, row: Any) -> Round:
     words = _table(where, f"rounds {number}", row)
     own = [each.name for each in fields(Round) if each.name != "sections"]
     _check_known(where, place, words, [*own, *SECTIONS])
-    name = words.get("name", f"round-{number}")
+    name = words.get("name", "round")
     if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
         raise RecipeError(
             f"{where}: {place}name is {name!r}; expected letters and digits, for a folder has it"
@@ -162,6 +144,14 @@ def _round(where: str, number: int, row: Any) -> Round:
         _check_known(where, f"{place}{section}.", sections[section], known)
     numbers = {word: words[word] for word in own if word in words and word != "name"}
     return Round(name, **numbers, sections=sections)
+
+
+def _check_low_rank(where: str, word: str, pattern: str, value: Any) -> None:
+    is_rank = word == "rank"
+    fits = type(value) is int if is_rank else type(value) in (int, float) and 0 < value < 1
+    if not fits:
+        what = "a whole number" if is_rank else "above 0 and below 1"
+        raise RecipeError(f"{where}: low_rank.{word} {pattern!r} is {value!r}; it must be {what}")
 
 
 def _table(where: str, word: str, value: Any) -> Words:

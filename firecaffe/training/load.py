@@ -10,6 +10,7 @@ from torch import nn
 
 from firecaffe.data import open_data
 from firecaffe.errors import CheckpointError, RecipeError
+from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import GIVEN_IN_PYTHON, check_made, make_network
 from firecaffe.models.weights import load_weights
 from firecaffe.recipe.of_run import RECIPE, recipe_of
@@ -176,6 +177,8 @@ def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
                 network = check_made("model()", model())
             else:
                 network = make_network(recipe.model, about.num_classes, about.in_channels)
+    if model is not None:
+        make_low_rank(network, recipe.model.low_rank)
     lay_out(network, recipe.train)
     return network.eval()
 

@@ -25,6 +25,7 @@ from firecaffe.data.own import check_own
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.gradients.combine import Hook
 from firecaffe.models.freeze import freeze
+from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import check_made, make_network
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
@@ -175,6 +176,7 @@ def make_model(recipe: Recipe, parts: Parts, dataset: Dataset) -> nn.Module:
     if parts.model is None:
         return make_network(recipe.model, *counts_of(dataset))
     model = check_is_whole(check_made("model()", parts.model()))
+    make_low_rank(model, recipe.model.low_rank)
     freeze(model, recipe.model.freeze)
     return model
 

@@ -62,11 +62,12 @@ SHORTER = {
 }
 """What a command looks like -> the words that make it short; the first that fits."""
 
-EXIT_CODES = {"firecaffe tune": (0, 16, 17)}
+EXIT_CODES = {"firecaffe tune": (0, 16, 17), "firecaffe compress": (0, 16)}
 """How a command begins -> what it may end with: a verdict on images that teach nothing is free."""
 
 SLOW = (
-    r"firecaffe (tune|verify|check|compare --by|bench exchange|pack imagenet)",
+    r"firecaffe (tune|compress|verify|check|compare --by|bench exchange|pack imagenet)",
+    r"firecaffe evaluate .*\.fcz",
     r"firecaffe plan .* --cluster mine.toml",
     r"firecaffe train (RECIPE|recipes/(?!nin_small)|.*--(train.epochs|run.cluster))",
 )

@@ -190,7 +190,7 @@ ROUND = '[[rounds]]\n[rounds.prune]\nkeep = {{ "{pattern}" = {keep} }}\n'
         (["--scheme", "bst"], 2, "--scheme is 'bst'; there are best, deep_compression"),
         (["--scheme", "none.toml"], 2, "--scheme none.toml: No such file"),
         (["--scheme", "layer.toml"], 2, "prune.keep has 'fc*', which no layer with weights match"),
-        (["--scheme", "zero.toml"], 2, "prune.keep '*' is 0; it must be above 0"),
+        (["--scheme", "zero.toml"], 2, "round 1-round: prune.keep '*' is 0.0; it must be"),
         (["--scheme", "bits.toml"], 2, "share.bits '*' is 17; it must be 1 to 16"),
         (["--out", "net.zip"], 2, "--out is net.zip; it must end in .fcz"),
         (["--out", "no/net.fcz"], 8, "--out no/net.fcz: there is no folder no"),
@@ -198,7 +198,12 @@ ROUND = '[[rounds]]\n[rounds.prune]\nkeep = {{ "{pattern}" = {keep} }}\n'
         (["--nproc-per-node", "0"], 2, "--nproc-per-node is 0; it must be at least 1"),
         (["--nproc-per-node", "5"], 2, "5 ranks but only 4 micro-batches"),
         (["--solver.base_lr", "1"], 2, "has no effect on compress: the run is trained already"),
-        (["--best"], 2, "best"),
+        (["--best"], 2, "checkpoint.best = true and train.eval_every"),
+        (
+            ["--scheme", "low.toml"],
+            2,
+            "scheme low: model.low_rank of ip2 is 99; it must be 1 to 10",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
@@ -214,6 +219,8 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     Path("layer.toml").write_text(ROUND.format(pattern="fc*", keep=0.1))
     Path("zero.toml").write_text(ROUND.format(pattern="*", keep=0.0))
     Path("bits.toml").write_text('[[rounds]]\n[rounds.share]\nbits = { "*" = 17 }\n')
+    low = "[low_rank]\nrank = { ip2 = 99 }\n"
+    Path("low.toml").write_text(low + ROUND.format(pattern="*", keep=0.1))
     out = [] if "--out" in words else ["--out", "net.fcz"]
     assert firecaffe.cli.main(["compress", str(run), *out, *words]) == code
     error = capsys.readouterr().err

@@ -39,7 +39,7 @@ APART = [
 
 # Every word has another value than its default.
 OTHER = Recipe(
-    model=ModelConfig("lenet", {"num_classes": 3, "more": {"a": [1, 2]}}, "w.pt", ["conv1.*"]),
+    model=ModelConfig("lenet", {"num_classes": 3, "a": {"b": [1]}}, "w.pt", ["c.*"], {"ip1": 9}),
     data=DataConfig(
         name="cifar10",
         path="/some where/ü \"quoted\" 'data'",

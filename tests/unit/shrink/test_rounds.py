@@ -108,5 +108,5 @@ def test_a_choice_takes_the_place_of_patterns_round_by_round() -> None:
 
 def test_a_share_of_steps_that_nobody_knows() -> None:
     text = '[[rounds]]\nprune_over = 0.5\n[rounds.prune]\nkeep = {"*" = 0.5}\n'
-    with pytest.raises(RecipeError, match="round round-1: prune_over is a share"):
+    with pytest.raises(RecipeError, match="round 'round': prune_over is a share"):
         rounds_of(RUN, scheme(f"{text}[rounds.train]\nepochs = 1\n"), 100, Path())

@@ -1,0 +1,159 @@
+"""Layers as two of lower rank: a matrix of weights as the product of two thinner ones.
+
+A fully connected layer becomes one to `rank` outputs and one from these. A convolution becomes one
+of the same size, stride and padding to `rank` channels, and one of 1 x 1 from these. The first has
+no bias. Of all such pairs the singular value decomposition gives the one whose product is nearest
+(Eckart and Young 1936).
+
+Sources: Denton et al. 2014, arXiv 1404.0736 (fully connected layers); Zhang, Zou, He and Sun 2015,
+arXiv 1505.06798, section 3.1 (convolutions).
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.errors import RecipeError
+
+REDUCE, EXPAND = "reduce", "expand"
+"""The names of the two layers, within the layer that they stand for."""
+
+
+def make_low_rank(network: nn.Module, ranks: Mapping[str, int]) -> None:
+    """Puts two layers in the place of each one whose name matches; their weights are fresh, as
+    torch makes them.
+
+    ranks: by patterns of layers' names; the last one that matches decides.
+
+    Raises: RecipeError, with the layer's name, if there is none, or it cannot be had so.
+    """
+    for name, rank in chosen_ranks(network, ranks).items():
+        network.set_submodule(name, _in_two(network.get_submodule(name), rank))
+
+
+def low_rank_weights(state: Mapping[str, Tensor], ranks: Mapping[str, int]) -> dict[str, Tensor]:
+    """A whole network's weights as those of the network that `make_low_rank` has changed.
+
+    state: its `state_dict`. ranks: by layers' names, without patterns.
+
+    Raises: RecipeError if there is no such layer, or its rank is lower than that.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        layer, _, own = name.rpartition(".")
+        if layer not in ranks:
+            found[name] = tensor
+        elif own == "weight":
+            parts = _factors(layer, tensor, ranks[layer])
+            for part, weight in zip((REDUCE, EXPAND), parts, strict=True):
+                found[f"{layer}.{part}.{own}"] = weight
+        else:
+            found[f"{layer}.{EXPAND}.{own}"] = tensor
+    for layer in ranks:
+        if f"{layer}.weight" not in state:
+            raise RecipeError(f"low rank: there is no {layer}.weight to decompose")
+    return found
+
+
+def rank_of(weight: Tensor, energy: float) -> int:
+    """The least rank that keeps so large a share, up to 1, of the sum of squared singular values of
+    a layer's weights.
+    """
+    squares = torch.linalg.svdvals(_matrix(weight).double()).square()
+    kept = squares.cumsum(0) / squares.sum()
+    return min(int((kept < energy).sum()) + 1, len(kept))
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """Outputs by what each is a sum over."""
+    return weight.detach().flatten(1)
+
+
+def _factors(layer: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The weights of the two layers, each with the square roots of the singular values."""
+    matrix = _matrix(weight)
+    _check_rank(layer, rank, min(matrix.shape))
+    left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    roots = values[:rank].sqrt()
+    reduce = (roots[:, None] * right[:rank]).view(rank, *weight.shape[1:])
+    expand = (left[:, :rank] * roots).view(len(matrix), rank, *[1] * (weight.ndim - 2))
+    dtype = weight.dtype
+    return reduce.to(dtype).contiguous(), expand.to(dtype).contiguous()
+
+
+def _in_two(layer: nn.Module, rank: int) -> nn.Sequential:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    has_bias = layer.bias is not None
+    if isinstance(layer, nn.Linear):
+        reduce: nn.Module = nn.Linear(layer.in_features, rank, bias=False)
+        expand: nn.Module = nn.Linear(rank, layer.out_features, bias=has_bias)
+    else:
+        assert isinstance(layer, nn.Conv2d)
+        reduce = nn.Conv2d(
+            layer.in_channels,
+            rank,
+            layer.kernel_size,  # type: ignore[arg-type]
+            layer.stride,  # type: ignore[arg-type]
+            layer.padding,  # type: ignore[arg-type]
+            layer.dilation,  # type: ignore[arg-type]
+            bias=False,
+            padding_mode=layer.padding_mode,
+        )
+        expand = nn.Conv2d(rank, layer.out_channels, 1, bias=has_bias)
+    made = nn.Sequential(OrderedDict([(REDUCE, reduce), (EXPAND, expand)]))
+    return made.to(weight.device, weight.dtype)
+
+
+def chosen_ranks(network: nn.Module, ranks: Mapping[str, int]) -> dict[str, int]:
+    """The rank of each layer that patterns mean, by its name; the last one that matches decides.
+
+    Raises: RecipeError if a pattern matches none, or a layer cannot be had so.
+    """
+    layers = {
+        name: layer
+        for name, layer in network.named_modules(remove_duplicate=False)
+        if name and type(layer) in (nn.Linear, nn.Conv2d)
+    }
+    chosen: dict[str, int] = {}
+    for pattern, rank in ranks.items():
+        matching = [name for name in layers if fnmatchcase(name, pattern)]
+        if not matching:
+            shown = ", ".join([*layers][:4]) + (" …" if len(layers) > 4 else "")
+            raise RecipeError(
+                f"model.low_rank has {pattern!r}, which no Linear or Conv2d of the network "
+                f"matches; they are called {shown or 'nothing, for there is none'}"
+            )
+        chosen |= dict.fromkeys(matching, rank)
+    for name, rank in chosen.items():
+        _check_layer(network, name, layers[name])
+        most = min(_matrix(layers[name].weight).shape)
+        _check_rank(name, rank, most)
+    return chosen
+
+
+def _check_layer(network: nn.Module, name: str, layer: nn.Module) -> None:
+    if isinstance(layer, nn.Conv2d) and layer.groups > 1:
+        raise RecipeError(
+            f"model.low_rank matches {name}, a convolution in {layer.groups} groups; leave it out "
+            "of the pattern"
+        )
+    weights = [
+        each
+        for _, other in network.named_modules(remove_duplicate=False)
+        for each in other._parameters.values()
+        if each is layer.weight
+    ]
+    if len(weights) > 1:
+        raise RecipeError(
+            f"model.low_rank matches {name}, whose weights have another place in the network too; "
+            "leave it out of the pattern"
+        )
+
+
+def _check_rank(name: str, rank: int, most: int) -> None:
+    if not 1 <= rank <= most:
+        raise RecipeError(f"model.low_rank of {name} is {rank}; it must be 1 to {most}")
