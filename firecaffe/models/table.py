@@ -21,6 +21,7 @@ from firecaffe.models.nin import nin, nin_cifar, nin_small
 from firecaffe.models.resnet import resnet18, resnet50, resnet152
 from firecaffe.models.squeezenet import squeezenet1_0, squeezenet1_1
 from firecaffe.models.vgg import vgg16, vgg19
+from firecaffe.models.vgg_small_bn import vgg_small_bn
 
 MODELS: dict[str, Model] = {
     "lenet": Model(lenet, (1, 28, 28), 10, "docs/models/lenet.md"),
@@ -39,6 +40,7 @@ MODELS: dict[str, Model] = {
     "googlenet_small_bn": Model(googlenet_small_bn, (3, 32, 32), 10, "docs/models/googlenet.md"),
     "vgg16": Model(vgg16, (3, 224, 224), 1000, "docs/models/vgg.md"),
     "vgg19": Model(vgg19, (3, 224, 224), 1000, "docs/models/vgg.md"),
+    "vgg_small_bn": Model(vgg_small_bn, (3, 32, 32), 10, "docs/models/vgg.md"),
     "squeezenet1_0": Model(squeezenet1_0, (3, 224, 224), 1000, "docs/models/squeezenet.md"),
     "squeezenet1_1": Model(squeezenet1_1, (3, 224, 224), 1000, "docs/models/squeezenet.md"),
     "resnet18": Model(resnet18, (3, 224, 224), 1000, "docs/models/resnet.md"),

@@ -37,6 +37,8 @@ def of_one_image(name: str) -> Profile:
         ("googlenet_bn", 13_004_888),
         ("vgg16", 138_357_544),
         ("vgg19", 143_667_240),
+        # convolutions without biases, a scale and a shift for each of 944 channels, a classifier
+        ("vgg_small_bn", 1_166_256 + 2 * 944 + 2_570),
         ("squeezenet1_0", 1_248_424),
         ("squeezenet1_1", 1_235_496),
         ("resnet18", 11_689_512),

@@ -111,6 +111,11 @@ STARTS: dict[str, list[tuple[str, float, float | None]]] = {
         ("classifier.1", 0.01, 0),
     ],
     "resnet18": [("conv1", math.sqrt(2 / (64 * 49)), None)],
+    "vgg_small_bn": [
+        ("features.0", math.sqrt(2 / (16 * 9)), None),
+        ("features.25", math.sqrt(2 / (256 * 9)), None),
+        ("classifier", 0.01, 0),
+    ],
 }
 
 

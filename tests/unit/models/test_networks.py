@@ -49,7 +49,7 @@ def test_number_of_classes_and_channels_can_be_chosen(name: str) -> None:
 @pytest.mark.parametrize("in_channels", [1, 3])
 @pytest.mark.parametrize(
     ("name", "side"),
-    [("lenet", 28), ("lenet_300_100", 28)]
+    [("lenet", 28), ("lenet_300_100", 28), ("vgg_small_bn", 32)]
     + [
         (name, side)
         for name in ("nin_small", "nin_cifar", "googlenet_small_bn")
