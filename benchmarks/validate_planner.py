@@ -42,7 +42,10 @@ HEAD = """# The planner, and its record
 three things: to rates of single devices, where the shipped files miss (median {alone:.0%},
 {outside} of {num_alone} outside their bands); to speedups of a network that was split over K20s,
 on a file of data sheets (largest error {split:.0%}); and to steps of trainings on emulated hosts,
-on files that `firecaffe check` had measured there. The other rows test parts: one exchange by
+on files that `firecaffe check` had measured there. Trainings of split networks and of stages were
+held to their forecasts, too, on pages of their own
+([layouts](../benchmarks/results/forecast_layouts.md),
+[a pipeline](../benchmarks/results/pipeline.md)). The other rows test parts: one exchange by
 itself, or formulas beside the planner. **What was not:** a shipped cluster file on several devices;
 any GPU, InfiniBand or real network; a training's hours, money, memory or failures.
 

@@ -8,7 +8,7 @@ from typing import Any
 from firecaffe.measure.step import StepTimes
 from firecaffe.plan.calibrate import fit
 from firecaffe.plan.cluster import Cluster, Device
-from firecaffe.plan.compute import micro_batch
+from firecaffe.plan.compute import copies_s, micro_batch
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.sections import Recipe
 
@@ -37,8 +37,12 @@ def _fitted(device: Device, recipe: Recipe, rows: Sequence[StepTimes]) -> Device
         words = {"efficiency": values["efficiency"], "overhead_s": values["overhead_s"]}
         return dataclasses.replace(device, **words)
 
+    def compute_s(values: Any, size: int) -> float:
+        device = with_values(values)
+        return micro_batch(workload, device, size).compute_s + copies_s(workload, device)
+
     found = fit(
-        lambda values, size: micro_batch(workload, with_values(values), size).compute_s,
+        compute_s,
         {"efficiency": device.efficiency, "overhead_s": max(1e-7, device.overhead_s)},
         [(row.micro_batch_size, median(row.compute_s)) for row in rows],
     )

@@ -27,6 +27,9 @@ UPDATE_PASSES = 3
 state.
 """
 
+COPY_PASSES = 2
+"""Passes over memory of a copy: it is read and written."""
+
 HALF_PRECISION = ("bfloat16", "float16")
 
 
@@ -100,6 +103,12 @@ def correction(workload: Workload, device: Device, images: int) -> float:
     ]
     sizes = [log(row.micro_batch_size) for row in rows]
     return float(np.interp(log(images), sizes, ratios))
+
+
+def copies_s(workload: Workload, device: Device) -> float:
+    """What a measured micro-batch has beside its layers: its gradients are copied into buckets."""
+    rate = device.memory_bytes_per_s * device.efficiency
+    return COPY_PASSES * workload.parameter_bytes / rate
 
 
 def is_measured(workload: Workload, device: Device) -> bool:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import FOLD
 from firecaffe.plan.between import Boundary
-from firecaffe.plan.held import micro_batches_of
+from firecaffe.plan.held import micro_batches_of, nodes_of
 from firecaffe.plan.layouts import Layout, allows, layouts_of
 from firecaffe.plan.price import SIZES, rounds_only_s
-from firecaffe.plan.split_step import SplitCost, weights_bytes
+from firecaffe.plan.split_step import SplitCost, sent_nodes, weights_bytes
 
 Array = NDArray[np.float64]
 
@@ -79,22 +79,26 @@ def possible(cost: SplitCost) -> list[Layout]:
 
 def own_costs(cost: SplitCost, layouts: Sequence[Layout]) -> tuple[list[Array], list[Array]]:
     """Seconds of each unit in each layout: of computing and of halos, infinite if it cannot be, and
-    of the sum of its gradients by itself, by its rounds.
+    of the sum of its gradients by itself, by its rounds. What is kept apart for each micro-batch
+    is so where some layer's batch is shared by all workers, as convolutions mostly are.
     """
-    shape = len(cost.chain), len(layouts)
-    computes, numbers = np.full(shape, np.inf), np.zeros(shape, dtype=int)
+    shape, most = (len(cost.chain), len(layouts)), cost.workers
+    computes, numbers = np.full(shape, np.inf), np.zeros(shape)
+    apart = np.zeros(shape)
     for row, unit in enumerate(cost.chain):
         for column, layout in enumerate(layouts):
             if allows(unit, layout):
                 computes[row, column] = cost.unit_s(unit, layout) + cost.halos(unit, layout)[0]
-                numbers[row, column] = weights_bytes(unit, layout) // BYTES_PER_ELEMENT
+                sent = weights_bytes(unit, layout) * sent_nodes(nodes_of(layout, most))
+                numbers[row, column] = sent / BYTES_PER_ELEMENT
+                apart[row, column] = cost.apart_s(unit, layout, most)
     gradients = np.zeros(shape)
     for column, layout in enumerate(layouts):
         start_s, slope_s = _line(cost, layout.model)
         gradients[:, column] = np.where(
             numbers[:, column] > 0, start_s + slope_s * numbers[:, column], 0.0
         )
-    return [*computes], [*gradients]
+    return [*computes], [*(gradients + apart)]
 
 
 def _line(cost: SplitCost, model: int) -> tuple[float, float]:

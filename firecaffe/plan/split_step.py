@@ -18,6 +18,7 @@ from firecaffe.plan.between import Boundary, Exchanges, Traffic, boundary
 from firecaffe.plan.chain import Unit
 from firecaffe.plan.cluster import Cluster
 from firecaffe.plan.compute import (
+    COPY_PASSES,
     HALF_PRECISION,
     correction,
     data_s,
@@ -35,8 +36,8 @@ from firecaffe.plan.step_cost import prices_of, storage_s
 from firecaffe.plan.timeline import Bucket, overlap, slowest_of
 from firecaffe.plan.workload import Workload
 
-COPY, ADDITION = 2, 3
-"""Passes over memory: what is read and written."""
+ADDITION_PASSES = 3
+"""Passes over memory of an addition in place: two are read, and one is written."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,9 @@ class SplitCost:
         if not is_apart(layout, most):
             return 0.0
         leaves, device = micro_batches_of(self.work, layout), self.cluster.device
-        passes = ADDITION * leaves
+        passes = ADDITION_PASSES * leaves
         if is_measured(self.work, device):  # of which each micro-batch has them copied into buckets
-            passes -= COPY * leaves
+            passes -= COPY_PASSES * leaves
         rate = device.memory_bytes_per_s * device.efficiency
         return passes * weights_bytes(unit, layout) / rate
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.world import World
 from firecaffe.data import Data
+from firecaffe.recipe.constrained import prune_notes
 from firecaffe.recipe.identity import to_toml, tuned_by
 from firecaffe.recipe.idle import idle_words
 from firecaffe.recipe.paths import with_absolute_paths
@@ -71,6 +72,7 @@ def _notes(run: Run) -> list[str]:
     """Notes for the user about the recipe's words."""
     recipe = run.recipe
     notes = rate_notes(recipe.solver, recipe.train.global_batch_size, run.steps)
+    notes += prune_notes(recipe.prune, run.steps)
     notes += idle_words(recipe).values()
     if recipe.train.ema_decay:
         notes.append(

@@ -20,7 +20,6 @@ from firecaffe.exchange.route import HOOK
 from firecaffe.gradients.combine import Hook
 from firecaffe.plan.of_recipe import write_forecast
 from firecaffe.recipe.config import check_workers
-from firecaffe.recipe.constrained import check_prune_steps
 from firecaffe.recipe.local import check_local_workers
 from firecaffe.recipe.parallel import check_layout, layout_of
 from firecaffe.recipe.run import Ranks, Run, resolve
@@ -163,7 +162,6 @@ def _train_in(
     run = resolve(recipe, data, _ranks(mesh), described=described, hook=parts.hook_name)
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
-    check_prune_steps(recipe.prune, run.steps)
     learners = recipe.synchrony.num_learners(world.world_size)
     learner = build_learner(run, parts, data, mesh, start.checkpoint, unlike, resources, learners)
     # From here on faults have a place to be written to.

@@ -16,7 +16,6 @@ from firecaffe.parallel.slide import ROWS
 from firecaffe.parallel.split import check_parts
 from firecaffe.plan.of_recipe import cluster_for
 from firecaffe.recipe.config import check_workers
-from firecaffe.recipe.constrained import check_prune_steps
 from firecaffe.recipe.local import check_local_workers
 from firecaffe.recipe.parallel import check_layout, layout_of, possible_layouts
 from firecaffe.recipe.run import Ranks, resolve
@@ -66,7 +65,6 @@ def preflight(
     run = resolve(recipe, data, Ranks(layout.sharers), described=described)
     check_validation(recipe, data)
     check_rates(recipe, run.steps)
-    check_prune_steps(recipe.prune, run.steps)
     rounds = run.rounds  # raises if the training is shorter than one
     _check_network(recipe, data.train, is_resumed=resume is not None)
     if recipe.train.device == "cuda" and not torch.cuda.is_available():

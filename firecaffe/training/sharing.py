@@ -44,9 +44,10 @@ class Sharing:
 
     @property
     def line(self) -> str:
-        weights = sum(each.numel() for each in self.codes.values())
+        weights = sum(int(each.count_nonzero()) for each in self.codes.values())
         values = sum(len(each) for each in self._firsts.values())
-        return f"share: {weights} weights of {len(self.codes)} layers have {values} values"
+        layers = len(self.codes)
+        return f"share: {weights} weights that are not zero of {layers} layers have {values} values"
 
     @torch.no_grad()
     def begin(self) -> None:

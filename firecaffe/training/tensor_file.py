@@ -57,6 +57,7 @@ def write_tensors(
             file.write(_header(listed))
             for _, tensor in coming:
                 file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                del tensor  # before the next one comes
     except OSError as error:
         problem = error
     for _ in coming:

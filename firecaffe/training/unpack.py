@@ -33,3 +33,4 @@ def unpack(file: fcz.Opened, target: Path) -> None:
 def _decoded(file: fcz.Opened) -> Iterator[tuple[str, Tensor]]:
     for name, array in file.tensors():
         yield name, torch.from_numpy(array)
+        del array  # before the next one is decoded

@@ -5,6 +5,7 @@ docs/fcz.md describes the file so that others can read and write it.
 
 from firecaffe.compression.fcz.read import Opened, read
 from firecaffe.compression.fcz.report import FileReport, TensorReport
+from firecaffe.compression.fcz.sequence import How
 from firecaffe.compression.fcz.write import CODES, write
 
-__all__ = ["CODES", "FileReport", "Opened", "TensorReport", "read", "write"]
+__all__ = ["CODES", "FileReport", "How", "Opened", "TensorReport", "read", "write"]

@@ -59,8 +59,8 @@ class Code:
         self._words[order] = starts >> (MOST_BITS - lengths[order])
         # By the next 16 bits: which symbol, and how many of them are its word.
         whole = 1 << MOST_BITS
-        self._symbol_at = np.repeat(order, spans).astype(np.int32)
-        self._length_at = np.repeat(lengths[order], spans).astype(np.int32)
+        self._symbol_at = np.repeat(order.astype(np.uint16), spans)
+        self._length_at = np.repeat(lengths[order].astype(np.uint8), spans)
         if alone:  # a word that begins with 1 is none
             self._symbol_at = np.resize(self._symbol_at, whole)
             self._length_at = np.concatenate([self._length_at, np.zeros_like(self._length_at)])
@@ -93,8 +93,9 @@ class Code:
         total = 8 * len(data)
         padded = np.frombuffer(data + bytes(2), np.uint8).astype(np.uint32)
         three = padded[:-2] << 16 | padded[1:-1] << 8 | padded[2:]
-        ahead = (three[:, None] >> np.arange(8, 0, -1, dtype=np.uint32)) & 0xFFFF
-        ahead = ahead.reshape(-1)
+        ahead = np.empty(total, np.uint16)  # the next 16 bits from each
+        for bit in range(8):
+            ahead[bit::8] = three >> (8 - bit)
         length = self._length_at[ahead]
         # One place after the last bit, which leads to itself, takes all that go beyond.
         after = np.full(total + 1, total, np.int32)
@@ -103,10 +104,10 @@ class Code:
         for _ in range(STRIDE.bit_length() - 1):
             jump = jump[jump]
         places = np.empty(-(-count // STRIDE), np.int32)
-        place, jumps = 0, jump.tolist()
+        place = 0
         for number in range(len(places)):
             places[number] = place
-            place = jumps[place]
+            place = int(jump[place])
         found = np.empty((STRIDE, len(places)), np.int32)
         begun = np.empty((STRIDE, len(places)), np.int32)
         for number in range(STRIDE):

@@ -21,7 +21,10 @@ from firecaffe.compression.fcz.sequence import read_sequence, write_sequence
 STRENGTHS = 16
 """a is a power of two from 1/4 up to 2^13."""
 
-MOST_ROWS, MOST_COLUMNS = 1 << 16, 10240
+MOST_ROWS, MOST_COLUMNS = 1 << 16, 1 << 12
+LEAST_COLUMNS = (2, 32)
+"""Of the matrices that are tried, without neighbors and with: each row takes time."""
+
 MOST_DISTANCE = 64
 MOST_NEAR_ROWS = 1 << 14
 """Rows of a matrix whose rows look at neighbors, and so go one by one."""
@@ -33,6 +36,12 @@ most so many elements unless that is less than a row.
 
 TRIED = 1 << 18
 """Elements on which the ways to look at a tensor are compared."""
+
+SCREENED = 1 << 16
+"""The same of its matrices."""
+
+NEAR = 1.1
+"""A tensor is looked at no longer if the best of these took so many times enough bits."""
 
 TRIED_DISTANCES = 3
 
@@ -73,19 +82,20 @@ class View:
         return MOST_NEAR_ROWS if self.distance else MOST_ROWS
 
 
-def cheapest_view(kept: Bools, shape: Shape) -> tuple[View, float] | None:
+def cheapest_view(kept: Bools, shape: Shape, enough: float) -> tuple[View, float] | None:
     """The view that takes the fewest bits, and how many for an element; chosen step by step: the
-    matrix, the neighbors, the strength. None if the tensor is too large for each matrix.
+    matrix, the neighbors, the strength. None if the tensor is too large for each matrix, or none
+    is near `enough` bits at the first step.
     """
     inverted = 2 * int(kept.sum()) > len(kept)
 
-    def cost(view: View) -> float:
-        return _write(BlockWriter(), view, kept, shape, TRIED)
+    def cost(view: View, most: int = TRIED) -> float:
+        return _write(BlockWriter(), view, kept, shape, most)
 
-    views = [replace(view, inverted=inverted) for view in _views(shape)]
-    if not views:
+    screened = {view: cost(view, SCREENED) for view in _views(shape, inverted)}
+    if not screened or min(screened.values()) > NEAR * enough:
         return None
-    best = min(views, key=cost)
+    best = min(screened, key=screened.__getitem__)
     near = [replace(best, distance=each) for each in _distances(best, kept, shape)]
     near = [view for view in near if len(view.matrix(kept, shape)) <= view.most_rows]
     best = min([best, *near], key=cost)
@@ -104,7 +114,7 @@ def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> No
     _write(writer, view, kept, shape)
 
 
-def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) -> None:
+def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) -> View:
     """Puts 1 at the kept places of a flat tensor of zeros. Raises: DamagedError."""
     view = View(
         reader.number(len(shape) + 1),
@@ -141,6 +151,7 @@ def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) 
         matrix[rows] = bits
     if found != kept:
         raise DamagedError(f"{found} bits for {kept} kept elements")
+    return view
 
 
 def _write(writer: BlockWriter, view: View, kept: Bools, shape: Shape, most: int = 0) -> float:
@@ -183,16 +194,22 @@ def _groups(view: View, shape: Shape) -> Iterator[slice]:
     return (slice(start, min(rows, start + size)) for start in range(0, rows, size))
 
 
-def _views(shape: Shape) -> Iterator[View]:
-    for leading in range(1, len(shape)) if len(shape) > 1 else (0,):
+def _views(shape: Shape, inverted: bool) -> Iterator[View]:
+    """Each matrix once, without neighbors and with those of the row before."""
+    known = set()
+    for leading in range(len(shape)):
         rows, columns = prod(shape[:leading]), prod(shape[leading:])
-        for transposed in (False, True) if len(shape) > 1 else (False,):
-            if transposed:
-                rows, columns = columns, rows
+        for transposed in (False, True):
             for distance in (0, 1):
-                view = View(leading, transposed, distance=distance)
-                if rows <= view.most_rows and columns <= MOST_COLUMNS:
+                view = View(leading, transposed, inverted, distance=distance)
+                fits = rows <= view.most_rows and LEAST_COLUMNS[distance] <= columns <= MOST_COLUMNS
+                if (
+                    fits
+                    and (key := (rows, columns, transposed and rows > 1, distance)) not in known
+                ):
+                    known.add(key)
                     yield view
+            rows, columns = columns, rows
 
 
 def _distances(view: View, kept: Bools, shape: Shape) -> list[int]:

@@ -58,7 +58,8 @@ class Opened:
     def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yields each tensor by name, decoded when it is asked for.
 
-        Beside the tensor it takes less than 1 MB. The last one comes after all was found whole.
+        Beside the tensor it takes less than 1 MB; one that a caller still holds is there too. The
+        last one comes after all was found whole.
 
         Raises: CheckpointError for a file that is damaged.
         """
@@ -106,14 +107,18 @@ def _read_tensor(reader: BlockReader, outline: Outline) -> NDArray[Any]:
     size, shape = outline.size, outline.shape
     kept = reader.number(size + 1)
     flat: Patterns = np.zeros(size, unsigned(dtype))
+    matrix, distance = None, 0
     if 0 < kept < size:
         if reader.number(2) == GAPS:
             for positions in read_gaps(reader, kept, size):
                 flat[positions] = 1
         else:
-            read_mask(reader, flat, shape, kept)
+            view = read_mask(reader, flat, shape, kept)
+            if view.distance:
+                matrix, distance = view.matrix(flat, shape), view.distance
     if kept:
-        values = read_values(reader, flat.dtype, kept, outline.dtype == "float32")
+        is_float32 = outline.dtype == "float32"
+        values = read_values(reader, flat.dtype, kept, is_float32, matrix, distance)
         _fill(flat, kept, values)
     if dtype.kind == "b" and size and int(flat.max()) > 1:
         raise DamagedError(f"{outline.name} is of truth values, and has others")

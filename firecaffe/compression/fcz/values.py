@@ -1,5 +1,7 @@
 """The values of a tensor's kept elements: a codebook and the places in it, or their bytes.
 
+The places are a sequence, or go by the signs of neighbors (`signs.py`).
+
 Bytes go as columns of a sequence, the lowest byte first, for the bytes of a float are not alike:
 the highest has its sign and exponent, of which few occur. Float32 that are float16 as well, to
 the bit, go as these.
@@ -16,6 +18,7 @@ from firecaffe.compression.fcz.damaged import DamagedError
 from firecaffe.compression.fcz.patterns import Patterns
 from firecaffe.compression.fcz.report import entropy_bytes
 from firecaffe.compression.fcz.sequence import How, read_sequence, write_sequence
+from firecaffe.compression.fcz.signs import read_signed, write_signed
 
 MOST_VALUES = 1 << 13
 """Distinct values that a codebook may have."""
@@ -23,7 +26,22 @@ MOST_VALUES = 1 << 13
 SAMPLED = 1 << 16
 """Elements of which a tensor with too many distinct values is known at once."""
 
-BYTES, CODEBOOK = 0, 1
+BYTES, CODEBOOK, SIGNED = 0, 1, 2
+WAYS = 3
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The kept elements of a tensor."""
+
+    patterns: Patterns
+    """Theirs, in order; at least one."""
+    is_float32: bool
+    how: How
+    matrix: Patterns | None = None
+    """The whole tensor as its mask looks at it, if that looks at neighbors."""
+    distance: int = 0
+    """Of these neighbors."""
 
 
 @dataclass(frozen=True)
@@ -37,66 +55,79 @@ class ValuesCost:
     """The codebook, and the entropy of the places in it; bytes are their own floor."""
 
 
-def write_values(writer: BlockWriter, patterns: Patterns, is_float32: bool, how: How) -> ValuesCost:
-    """patterns: of the kept elements, at least one."""
-    codebook = _distinct(patterns)
+def write_values(writer: BlockWriter, kept: Kept) -> ValuesCost:
+    """Writes them in the cheapest way, by real size."""
+    codebook = _distinct(kept.patterns)
     if codebook is None:
-        return _write_bytes(writer, patterns, is_float32, how, 0)
-    distinct = len(codebook)
-    if 4 * distinct > len(patterns):
+        return _write_bytes(writer, kept, 0)
+    ways = [CODEBOOK]
+    if 4 * len(codebook) > len(kept.patterns):
+        ways.append(BYTES)
+    if kept.matrix is not None and len(codebook) > 1:
+        ways.append(SIGNED)
 
-        def cost(way: int) -> float:
-            trial = BlockWriter()
-            _write(trial, way, patterns, codebook, is_float32, how)
-            return trial.bits
+    def cost(way: int) -> float:
+        trial = BlockWriter()
+        _write(trial, way, kept, codebook)
+        return trial.bits
 
-        way = min((CODEBOOK, BYTES), key=cost)
-        return _write(writer, way, patterns, codebook, is_float32, how)
-    return _write(writer, CODEBOOK, patterns, codebook, is_float32, how)
+    return _write(writer, min(ways, key=cost) if len(ways) > 1 else CODEBOOK, kept, codebook)
 
 
 def read_values(
-    reader: BlockReader, dtype: np.dtype[Any], kept: int, is_float32: bool
+    reader: BlockReader,
+    dtype: np.dtype[Any],
+    kept: int,
+    is_float32: bool,
+    matrix: Patterns | None,
+    distance: int,
 ) -> Iterator[Patterns]:
-    """Yields the kept elements' patterns, chunk by chunk. dtype: unsigned. Raises: DamagedError."""
-    if reader.number(2) == BYTES:
+    """Yields the kept elements' patterns, chunk by chunk; or none, and puts them into the matrix.
+
+    Args:
+        dtype: Theirs, unsigned.
+        matrix: Of `Kept`, with 1 where an element is kept.
+
+    Raises: DamagedError.
+    """
+    way = reader.number(WAYS)
+    if way == BYTES:
         yield from _read_bytes(reader, dtype, kept, is_float32)
         return
     distinct = reader.number(MOST_VALUES) + 1
     if distinct > kept:
         raise DamagedError(f"a codebook has {distinct} values for {kept} elements")
     codebook = np.concatenate(list(_read_bytes(reader, dtype, distinct, is_float32)))
+    if way == SIGNED:
+        if matrix is None or distinct < 2:
+            raise DamagedError("values go by neighbors, and there are none")
+        read_signed(reader, matrix, codebook, distance)
+        return
     for (symbols,) in read_sequence(reader, 1, kept, distinct):
         yield codebook[symbols]
 
 
-def _write(
-    writer: BlockWriter,
-    way: int,
-    patterns: Patterns,
-    codebook: Patterns,
-    is_float32: bool,
-    how: How,
-) -> ValuesCost:
+def _write(writer: BlockWriter, way: int, kept: Kept, codebook: Patterns) -> ValuesCost:
     if way == BYTES:
-        return _write_bytes(writer, patterns, is_float32, how, len(codebook))
+        return _write_bytes(writer, kept, len(codebook))
     start = writer.bits
-    writer.number(CODEBOOK, 2)
+    writer.number(way, WAYS)
     writer.number(len(codebook) - 1, MOST_VALUES)
-    _put_bytes(writer, codebook, is_float32, "best")
+    _put_bytes(writer, codebook, kept.is_float32, "best")
     between = writer.bits
-    symbols = np.searchsorted(codebook, patterns).astype(np.int32)
-    write_sequence(writer, [symbols], len(codebook), how)
+    symbols = np.searchsorted(codebook, kept.patterns).astype(np.int32)
+    if way == SIGNED and kept.matrix is not None:
+        write_signed(writer, kept.matrix, codebook, kept.distance)
+    else:
+        write_sequence(writer, [symbols], len(codebook), kept.how)
     floor = between - start + 8 * entropy_bytes(np.bincount(symbols))
     return ValuesCost(len(codebook), between - start, writer.bits - between, floor)
 
 
-def _write_bytes(
-    writer: BlockWriter, patterns: Patterns, is_float32: bool, how: How, distinct: int
-) -> ValuesCost:
+def _write_bytes(writer: BlockWriter, kept: Kept, distinct: int) -> ValuesCost:
     start = writer.bits
-    writer.number(BYTES, 2)
-    _put_bytes(writer, patterns, is_float32, how)
+    writer.number(BYTES, WAYS)
+    _put_bytes(writer, kept.patterns, kept.is_float32, kept.how)
     bits = writer.bits - start
     return ValuesCost(distinct, 0.0, bits, bits)
 

@@ -19,11 +19,11 @@ from firecaffe.compression.fcz.header import (
     Outline,
     header_bytes,
 )
-from firecaffe.compression.fcz.mask import TRIED, cheapest_view, write_mask
+from firecaffe.compression.fcz.mask import TRIED, View, cheapest_view, write_mask
 from firecaffe.compression.fcz.patterns import DTYPES, GAPS, MASK, patterns_of
 from firecaffe.compression.fcz.report import FileReport, TensorReport, entropy_bytes
 from firecaffe.compression.fcz.sequence import How
-from firecaffe.compression.fcz.values import write_values
+from firecaffe.compression.fcz.values import Kept, write_values
 from firecaffe.errors import RecipeError
 
 CODES: tuple[How, ...] = get_args(How)
@@ -88,13 +88,13 @@ def _write_tensor(
     size, kept = len(patterns), int(np.count_nonzero(is_kept))
     start = writer.bits
     writer.number(kept, size + 1)
-    if 0 < kept < size:
-        _write_positions(writer, is_kept, outline.shape, code)
+    view = _write_positions(writer, is_kept, outline.shape, code) if 0 < kept < size else None
     mask_bits = writer.bits - start
     distinct, codebook_bits, symbol_bits, floor = 0, 0.0, 0.0, 0.0
     if kept:
         values = patterns if kept == size else patterns[is_kept]
-        cost = write_values(writer, values, outline.dtype == "float32", code)
+        near = (view.matrix(patterns, outline.shape), view.distance) if view else ()
+        cost = write_values(writer, Kept(values, outline.dtype == "float32", code, *near))
         distinct, codebook_bits, symbol_bits = cost.distinct, cost.codebook_bits, cost.symbol_bits
         floor = cost.floor_bits / 8
     return TensorReport(
@@ -113,16 +113,20 @@ def _write_tensor(
 
 def _write_positions(
     writer: BlockWriter, is_kept: NDArray[np.bool_], shape: tuple[int, ...], code: How
-) -> None:
-    found = None if code == "huffman" else cheapest_view(is_kept, shape)
+) -> View | None:
+    """Returns the view of a mask that looks at neighbors."""
     # What was measured on a part has to be clear: bits are slower than distances.
     clear = 1.0 if len(is_kept) <= TRIED else CLEAR
-    if found is None or clear * bits_of_gaps(is_kept[:TRIED], code) <= found[1]:
+    enough = clear * bits_of_gaps(is_kept[:TRIED], code)
+    found = None if code == "huffman" else cheapest_view(is_kept, shape, enough)
+    if found is None or enough <= found[1]:
         writer.number(GAPS, 2)
         write_gaps(writer, np.flatnonzero(is_kept), len(is_kept), code)
-    else:
-        writer.number(MASK, 2)
-        write_mask(writer, found[0], is_kept, shape)
+        return None
+    view, _ = found
+    writer.number(MASK, 2)
+    write_mask(writer, view, is_kept, shape)
+    return view if view.distance else None
 
 
 @contextmanager

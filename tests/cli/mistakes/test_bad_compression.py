@@ -18,10 +18,7 @@ CASES = [
         "prune.keep and prune.threshold both match head; leave it out of one of them",
     ),
     ('[prune]\nkeep = { "*" = 0.1 }\nhow = "all"', "prune.how"),
-    (
-        '[prune]\nkeep = { "*" = 0.1 }\nhow = "gradual"\nsteps = 1000',
-        "prune.steps is 1000, but the training ends after",
-    ),
+    ('[prune]\nkeep = { "*" = 0.1 }\nhow = "gradual"', "prune.how is gradual with prune.steps 0"),
     ('[share]\nbits = { "head" = 17 }', "share.bits 'head' is 17; it must be 1 to 16"),
     ('[share]\nbits = { "head" = 2.5 }', "share.bits"),
     ('[share]\nbits = { "head" = 4 }\nstart = "best"', "share.start"),

@@ -119,7 +119,8 @@ def test_updates_of_the_head_by_hand() -> None:
     assert once.step.update_s == pytest.approx((conv + share) * per_number_s + overhead_s)
     assert more_s == pytest.approx(3 * (share * per_number_s + overhead_s))
     assert often.step.exposed_communication_s > 3 * once.step.exposed_communication_s
-    assert often.step.compute_s < once.step.compute_s  # fewer additions of the same leaves
+    # Of as many leaves there are fewer additions, and more divisions.
+    assert often.step.compute_s == pytest.approx(once.step.compute_s)
     # Two of four micro-batches of each worker wait in the tree of an update, not of eight.
     assert once.memory["sums"] - often.memory["sums"] == 2 * 2 * 4 * share
 

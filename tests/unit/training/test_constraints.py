@@ -181,11 +181,11 @@ def test_gradual_pruning_goes_to_the_share_and_no_weight_comes_back() -> None:
 def test_with_surgery_weights_come_back_until_the_masks_are_fixed() -> None:
     net: Any = nn.Sequential(nn.Linear(3, 1, bias=False))
     weight = net[0].weight
-    with torch.no_grad():
-        weight.copy_(torch.tensor([[3.0, 1.0, -0.5]]))
     words = PruneConfig({"0": 0.34}, how="surgery", steps=3, every=1)
     [pruning] = make_constraints(Recipe(prune=words), net)
     assert isinstance(pruning, Pruning)
+    with torch.no_grad():  # as model.weights gives them
+        weight.copy_(torch.tensor([[3.0, 1.0, -0.5]]))
     optimizer = torch.optim.SGD(net.parameters(), 1.0)
 
     def update(step: int, gradient: list[float]) -> list[float]:

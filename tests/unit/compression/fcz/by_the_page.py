@@ -122,7 +122,8 @@ class Huffman:
     def chunk(self, coder: Coder, count: int) -> list[int]:
         size = coder.number(8193)
         bits = "".join(format(coder.uniform(256), "08b") for _ in range(size))
-        symbols, word, place = [], "", 0
+        symbols: list[int] = []
+        word, place = "", 0
         while len(symbols) < count:
             word += bits[place]
             place += 1
@@ -186,7 +187,11 @@ def clipped(chance: float) -> float:
     return min(max(chance, 2.0**-20), 1 - 2.0**-20)
 
 
-def mask(coder: Coder, shape: tuple[int, ...], count: int) -> list[int]:
+Near = tuple[list[list[int]], list[int]]
+"""The places of a mask's matrix, row by row; and the rows that neighbors are before."""
+
+
+def mask(coder: Coder, shape: tuple[int, ...], count: int) -> tuple[list[int], Near]:
     leading, transposed, inverted, strength, d = map(coder.number, (len(shape) + 1, 2, 2, 16, 65))
     rows, columns = prod(shape[:leading]), prod(shape[leading:])
     size = rows * columns
@@ -229,7 +234,33 @@ def mask(coder: Coder, shape: tuple[int, ...], count: int) -> list[int]:
             kept_of = [kept + bit for kept, bit in zip(kept_of, bits, strict=True)]
             is_kept.append([bit ^ inverted for bit in bits])
     pairs = zip(places, is_kept, strict=True)
-    return sorted(p for ps, ks in pairs for p, k in zip(ps, ks, strict=True) if k)
+    kept = sorted(p for ps, ks in pairs for p, k in zip(ps, ks, strict=True) if k)
+    return kept, (places, near)
+
+
+def by_signs(coder: Coder, kept: list[int], near: Near, book: list[bytes]) -> list[bytes]:
+    places, rows_before = near
+    signs: dict[int, int] = {}
+    values: dict[int, bytes] = {}
+    counts = [[0] * len(book) for _ in range(3)]
+    there = set(kept)
+    for number, row in enumerate(places):
+        groups: list[list[int]] = [[], [], []]
+        for column, place in enumerate(row):
+            if place in there:
+                around = [places[number - each][column] for each in rows_before if each <= number]
+                total = sum(signs.get(each, 0) for each in around)
+                groups[(total > 0) - (total < 0) + 1].append(place)
+        for group, count in zip(groups, counts, strict=True):
+            weights = [2.0 * n + 1 for n in count]
+            for place in group:
+                symbol = coder.weighted(weights)
+                count[symbol] += 1
+                values[place] = book[symbol]
+        for place in row:
+            if place in there:
+                signs[place] = -1 if values[place][-1] >> 7 else 1
+    return [values[place] for place in kept]
 
 
 def as_bytes(coder: Coder, count: int, size: int, is_float32: bool) -> list[bytes]:
@@ -267,14 +298,20 @@ def decode(data: bytes) -> tuple[Any, dict[str, tuple[str, tuple[int, ...], byte
         dtype, size, is_float32 = TYPES.split()[kind], SIZES[kind], kind == 0
         total = prod(shape)
         kept = coder.number(total + 1)
-        places = list(range(kept))
+        places, near = list(range(kept)), ([[0]], [1])
         if 0 < kept < total:
-            places = mask(coder, shape, kept) if coder.number(2) else distances(coder, total)
+            if coder.number(2):
+                places, near = mask(coder, shape, kept)
+            else:
+                places = distances(coder, total)
         values: list[bytes] = []
-        if kept and coder.number(2):
+        if kept and (way := coder.number(3)):
             distinct = coder.number(1 << 13) + 1
             book = as_bytes(coder, distinct, size, is_float32)
-            values = [book[place] for place in sequence(coder, 1, kept, distinct)[0]]
+            if way == 2:
+                values = by_signs(coder, places, near, book)
+            else:
+                values = [book[place] for place in sequence(coder, 1, kept, distinct)[0]]
         elif kept:
             values = as_bytes(coder, kept, size, is_float32)
         elements = [bytes(size)] * total

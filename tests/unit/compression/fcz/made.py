@@ -28,10 +28,20 @@ def pruned(shape: tuple[int, ...], keep: float, values: int, seed: int = 0) -> N
     return tensor
 
 
+def smooth(height: int, width: int, neurons: int) -> NDArray[np.float32]:
+    """Weights of neurons that keep the largest tenth of a smooth field over an image, as signs."""
+    field = np.random.default_rng(0).standard_normal((neurons, height, width))
+    for axis in (1, 2):
+        field = field + np.roll(field, 1, axis) + np.roll(field, 2, axis)
+    field[np.abs(field) < np.quantile(np.abs(field), 0.9)] = 0
+    return np.sign(field).astype(np.float32).reshape(neurons, height * width)
+
+
 def small() -> Tensors:
-    """A few tensors, with a codebook, bytes, a mask, distances, and nothing."""
+    """A few tensors, with a codebook, bytes, masks, distances, signs of neighbors, and nothing."""
     drawn = np.random.default_rng(1)
     return {
+        "smooth": smooth(9, 9, 32),
         "ip1.weight": pruned((12, 20), 0.2, 4),
         "ip1.bias": drawn.standard_normal(12).astype(np.float32),
         "conv.weight": pruned((4, 3, 3, 3), 0.8, 8),

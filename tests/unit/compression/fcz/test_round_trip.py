@@ -1,6 +1,7 @@
 """What is written is read, to the bit: any type, any shape, any values."""
 
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,24 @@ def test_tensors_of_many_blocks_come_back(code: How, keep: float) -> None:
         "bytes": np.random.default_rng(0).standard_normal(200_000).astype(np.float32),
     }
     assert same(decoded(bytes_of(tensors, code)), tensors)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize(("shape", "keep"), [((400, 5000), 0.1), ((50, 10_000), 1.0)])
+def test_decoding_takes_less_than_1_mb_beside_the_tensor(
+    tmp_path: Path, shape: tuple[int, int], keep: float, code: How
+) -> None:
+    tensor = pruned(shape, keep, 32)
+    tensor[:, shape[1] // 2 :] *= np.random.default_rng(1).random(shape[0])[:, None] < 0.3
+    write(tmp_path / "net.fcz", {"w": tensor + np.float32(0)}, {}, code=code)
+    tracemalloc.start()
+    try:
+        with read(tmp_path / "net.fcz") as file:
+            for _ in file.tensors():
+                pass
+        assert tracemalloc.get_traced_memory()[1] < tensor.nbytes + 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_distances_longer_than_any_symbol_come_back() -> None:
