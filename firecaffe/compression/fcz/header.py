@@ -37,6 +37,8 @@ MOST_HEADER = 1 << 24
 MOST_TENSORS = 1 << 16
 MOST_DIMENSIONS = 32
 MOST_NAME = 1 << 12
+MOST_SPAN = 1 << 62
+"""Bytes of a tensor, one of its dimensions that is 0 counted as 1: no array may span more."""
 
 DICTIONARY = (
     b"layer1.layer2.layer3.layer4.0.downsample.running_meanrunning_varnum_batches_tracked"
@@ -177,6 +179,9 @@ def _parse(plain: bytes) -> tuple[dict[str, Any], list[Outline]]:
         dtype = rest.number(len(DTYPES) - 1, "as a tensor's type")
         dimensions = rest.number(MOST_DIMENSIONS, "dimensions of a tensor")
         shape = tuple(rest.number(1 << 62, "as a dimension") for _ in range(dimensions))
+        span = prod(max(1, each) for each in shape) * np.dtype(DTYPES[dtype]).itemsize
+        if span > MOST_SPAN:
+            raise DamagedError(f"a tensor's dimensions span {span:,} bytes; at most {MOST_SPAN:,}")
         tensors.append(Outline(name, DTYPES[dtype], shape))
     if rest.place != len(plain):
         raise DamagedError("the header has bytes after its last tensor")

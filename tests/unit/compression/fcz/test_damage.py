@@ -116,6 +116,12 @@ def test_tensors_too_large_are_refused_before_memory_is_taken(tmp_path: Path) ->
         decoded(bytes_of(small()), most_bytes=1000)
 
 
+def test_no_elements_in_dimensions_that_no_array_has() -> None:
+    for shape in ((1 << 62, 0), (0, 1 << 40, 1 << 40)):
+        line = refusal(header_bytes({}, [Outline("w", "float32", shape)], 0))
+        assert "a tensor's dimensions span" in line
+
+
 def test_a_header_that_inflates_to_more_than_it_says_is_refused() -> None:
     plain = varint(2) + b"{}" + varint(0)
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
