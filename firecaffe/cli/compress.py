@@ -39,6 +39,8 @@ def main(argv: list[str]) -> int:
     if options.nproc_per_node < 1:
         raise RecipeError(f"--nproc-per-node is {options.nproc_per_node}; it must be at least 1")
     check_target("--out", str(out), options.overwrite, (SUFFIX,))
+    record_to = out.with_suffix(".json")
+    check_target(f"--out {out} with the record", str(record_to), options.overwrite)
     check_target("--plot", options.plot, options.overwrite, SUFFIXES)
     if options.plot:
         load_pyplot()
@@ -62,7 +64,7 @@ def main(argv: list[str]) -> int:
         found = compress(asked, world, say, say_layers)
     record = as_record(found)
     if found.reached:
-        write_json(out.with_suffix(".json"), record)
+        write_json(record_to, record)
     if options.plot:
         plot_sizes(Path(options.plot), record)
     if options.json:

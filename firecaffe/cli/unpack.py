@@ -27,5 +27,5 @@ def main(argv: list[str]) -> int:
     before, after = os.path.getsize(path), os.path.getsize(target)
     ratio = after / before
     say(f"{target}: {count} tensors, {after:,} bytes; as .fcz {before:,}, {ratio:.1f} times fewer")
-    say(f"network: {json.dumps(network, ensure_ascii=False)}")
+    say(f"network: {json.dumps(network)}")
     return 0

@@ -8,15 +8,22 @@ import torch
 from torch import Tensor
 
 from firecaffe.compression import fcz
+from firecaffe.errors import CheckpointError
 from firecaffe.training.tensor_file import write_tensors
 from firecaffe.transport.collect import Whole
+
+METADATA = "__metadata__"
+"""What safetensors takes for words about the file, and not for a tensor."""
 
 
 def unpack(file: fcz.Opened, target: Path) -> None:
     """Writes all tensors, so that under its final name the file is never seen in part.
 
-    Raises: CheckpointError if the .fcz file is damaged; OSError.
+    Raises: CheckpointError if the .fcz file is damaged, or has a tensor that safetensors cannot
+    have; OSError.
     """
+    if any(each.name == METADATA for each in file.outlines):
+        raise CheckpointError(f"{target}: safetensors cannot have a tensor called {METADATA}")
     listed = [
         Whole(each.name, each.shape, getattr(torch, each.dtype), ()) for each in file.outlines
     ]

@@ -235,6 +235,11 @@ ROUND = '[[rounds]]\n[rounds.prune]\nkeep = {{ "{pattern}" = {keep} }}\n'
         (["--scheme", "bits.toml"], 2, "share.bits '*' is 17; it must be 1 to 16"),
         (["--out", "net.zip"], 2, "--out is net.zip; it must end in .fcz"),
         (["--out", "no/net.fcz"], 8, "--out no/net.fcz: there is no folder no"),
+        (
+            ["--out", "result.fcz"],
+            8,
+            "--out result.fcz with the record result.json: exists already",
+        ),
         (["--plot", "x.gif"], 2, "--plot is x.gif; it must end in .png or .html"),
         (["--nproc-per-node", "0"], 2, "--nproc-per-node is 0; it must be at least 1"),
         (["--nproc-per-node", "5"], 2, "5 ranks but only 4 micro-batches"),
@@ -262,6 +267,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     Path("bits.toml").write_text('[[rounds]]\n[rounds.share]\nbits = { "*" = 17 }\n')
     low = "[low_rank]\nrank = { ip2 = 99 }\n"
     Path("low.toml").write_text(low + ROUND.format(pattern="*", keep=0.1))
+    Path("result.json").write_text("{}")  # as in a run's folder
     out = [] if "--out" in words else ["--out", "net.fcz"]
     assert firecaffe.cli.main(["compress", str(run), *out, *words]) == code
     error = capsys.readouterr().err

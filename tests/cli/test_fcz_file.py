@@ -1,8 +1,10 @@
 """A network in a .fcz file is used as a run is: evaluated, asked, exported; and unpacked."""
 
 import json
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,6 +12,8 @@ from safetensors.torch import load_file
 import firecaffe
 from firecaffe.cli import main
 from firecaffe.compression import fcz
+from firecaffe.compression.fcz.header import MAGIC, VERSION
+from firecaffe.compression.fcz.varint import varint
 from firecaffe.training.about import NOTHING
 from firecaffe.training.coded import describe, tensors_of
 from firecaffe.training.load import load_run
@@ -81,6 +85,28 @@ def test_code_of_others_has_to_be_named(tmp_path: Path, capsys: pytest.CaptureFi
     error = capsys.readouterr().err
     assert "networks.py:Everything', code that is not firecaffe's" in error
     assert f"--model.name {NETWORK}" in error
+
+
+def test_a_tensor_that_safetensors_cannot_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net.fcz"
+    fcz.write(path, {"__metadata__": np.ones(3, np.float32)}, {})
+    assert main(["unpack", str(path)]) == 4
+    assert "cannot have a tensor called __metadata__" in capsys.readouterr().err
+    assert not path.with_suffix(".safetensors").exists()
+
+
+def test_text_that_no_terminal_can_print(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half a pair of UTF-16 is JSON, and no text."""
+    text = rb'{"a":"\ud800"}'
+    plain = varint(len(text)) + text + varint(0)
+    start = MAGIC + bytes([VERSION]) + varint(len(plain)) * 2 + varint(0)
+    path = tmp_path / "net.fcz"
+    path.write_bytes(start + zlib.crc32(plain, zlib.crc32(start)).to_bytes(4, "little") + plain)
+    assert r'network: {"a": "\ud800"}' in shown(capsys, "unpack", path)
 
 
 @pytest.mark.parametrize(

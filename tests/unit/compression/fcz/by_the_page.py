@@ -5,10 +5,15 @@ import struct
 import zlib
 from bisect import bisect_right
 from math import prod
+from pathlib import Path
 from typing import Any
 
-from firecaffe.compression.fcz.header import DICTIONARY
-
+PAGE = (Path(__file__).parents[4] / "docs" / "fcz.md").read_text()
+_LINES = PAGE.partition("The dictionary is these four lines")[2].split("\n\n")[1]
+DICTIONARY = b"".join(
+    line.removeprefix("    ").encode().decode("unicode_escape").encode("latin-1")
+    for line in _LINES.splitlines()
+)
 TYPES = "float32 float16 float64 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool complex64"
 SIZES = (4, 2, 8, 8, 4, 2, 1, 8, 4, 2, 1, 1, 8)
 ONE, WHOLE = 1 << 24, 1 << 64

@@ -8,15 +8,13 @@ import pytest
 
 from firecaffe.compression.fcz import CODES, write
 from firecaffe.compression.fcz.density import FACTORS
+from firecaffe.compression.fcz.header import DICTIONARY
 from firecaffe.compression.fcz.mask import cheapest_view
 from firecaffe.compression.fcz.patterns import DTYPES
 from firecaffe.compression.fcz.report import entropy_bytes
 from firecaffe.compression.fcz.sequence import How
 from tests.unit.compression.fcz import by_the_page
 from tests.unit.compression.fcz.made import NETWORK, Tensors, bytes_of, pruned, small, smooth
-
-PAGE = (Path(__file__).parents[4] / "docs" / "fcz.md").read_text()
-
 
 TENSORS: dict[str, Tensors] = {
     "small": small(),
@@ -34,6 +32,11 @@ def test_the_page_decodes_it(name: str, code: How) -> None:
     assert list(found) == list(TENSORS[name])
     for each, array in TENSORS[name].items():
         assert found[each] == (array.dtype.name, array.shape, array.tobytes()), each
+
+
+def test_the_page_has_the_header_s_dictionary() -> None:
+    """Of which a small header uses but a part."""
+    assert by_the_page.DICTIONARY == DICTIONARY
 
 
 def test_neighbors_are_found() -> None:
@@ -58,7 +61,7 @@ def test_signs_of_neighbors_are_used(tmp_path: Path) -> None:
 
 
 def test_the_page_has_the_tables() -> None:
-    assert f"its type: {', '.join(DTYPES)}, from 0" in PAGE
+    assert f"its type: {', '.join(DTYPES)}, from 0" in by_the_page.PAGE
     *most, last = [f"{each * 64:.0f}" for each in FACTORS]
-    assert f"{', '.join(most)} and {last} sixty-fourths" in " ".join(PAGE.split())
-    assert re.findall(r"## The format, version (\d)", PAGE) == ["1"]
+    assert f"{', '.join(most)} and {last} sixty-fourths" in " ".join(by_the_page.PAGE.split())
+    assert re.findall(r"## The format, version (\d)", by_the_page.PAGE) == ["1"]

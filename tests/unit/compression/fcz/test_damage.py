@@ -18,7 +18,7 @@ from firecaffe.errors import CheckpointError
 from tests.unit.compression.fcz.made import body_start, bytes_of, decoded, same, small, with_sums
 
 MOST_BYTES = 1 << 20
-"""What the tensors of a changed file may need: the small one needs 1.5 KB."""
+"""What the tensors of a changed file may need: the small one needs 12 KB."""
 
 TRACED = 300
 """Changes of which the memory is measured."""
