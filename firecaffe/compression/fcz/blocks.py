@@ -54,6 +54,8 @@ class BlockWriter:
         self._encoder = _queue.RangeEncoder()
         self._symbols = 0
         self._finished_bits = 0.0
+        self.near_rows = 0
+        """Rows of the file's masks that look at neighbors, so far; see `mask`."""
 
     @property
     def bits(self) -> float:
@@ -105,6 +107,8 @@ class BlockReader:
         self._left_bytes = num_bytes
         self._left_symbols = 0
         self._decoder: Any = None
+        self.near_rows = 0
+        """As of a `BlockWriter`."""
 
     def take(self, count: int, model: Model, *parameters: NDArray[np.float64]) -> Symbols:
         """Decodes at most MOST_AT_ONCE symbols.

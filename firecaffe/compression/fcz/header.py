@@ -34,7 +34,10 @@ MAGIC = b"FCZ"
 VERSION = 1
 
 MOST_HEADER = 1 << 24
-MOST_TENSORS = 1 << 16
+MOST_TENSORS = 1 << 14
+MOST_NETWORK = 1 << 20
+"""Bytes of the JSON, which takes many times as much when it is read."""
+
 MOST_DIMENSIONS = 32
 MOST_NAME = 1 << 12
 MOST_SPAN = 1 << 62
@@ -82,6 +85,8 @@ def header_bytes(network: Mapping[str, Any], tensors: Sequence[Outline], body_by
     Raises: ValueError, TypeError if the network is no JSON.
     """
     text = json.dumps(network, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if len(text.encode()) > MOST_NETWORK:
+        raise ValueError(f"it takes {len(text.encode())} bytes; at most {MOST_NETWORK}")
     parts = [_counted(text.encode()), varint(len(tensors))]
     for each in tensors:
         parts += [_counted(each.name.encode()), bytes([DTYPES.index(each.dtype)])]
@@ -166,7 +171,7 @@ class _Plain:
 
 def _parse(plain: bytes) -> tuple[dict[str, Any], list[Outline]]:
     rest = _Plain(plain)
-    text = rest.text(MOST_HEADER, "the network")
+    text = rest.text(MOST_NETWORK, "the network")
     try:
         network = json.loads(text)
     except (ValueError, RecursionError) as error:

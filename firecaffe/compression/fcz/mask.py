@@ -29,6 +29,9 @@ MOST_DISTANCE = 64
 MOST_NEAR_ROWS = 1 << 14
 """Rows of a matrix whose rows look at neighbors, and so go one by one."""
 
+MOST_NEAR_ROWS_OF_FILE = 1 << 18
+"""The same of all of a file's tensors, for each row takes time, and a stranger's may be many."""
+
 LEAST_GROUPS, MOST_GROUP = 64, 4096
 """Rows that look at no neighbors go in groups: so few rows that there are so many groups, and at
 most so many elements unless that is less than a row.
@@ -82,22 +85,31 @@ class View:
         return MOST_NEAR_ROWS if self.distance else MOST_ROWS
 
 
-def cheapest_view(kept: Bools, shape: Shape, enough: float) -> tuple[View, float] | None:
+def cheapest_view(
+    kept: Bools, shape: Shape, enough: float, near_rows: int = 0
+) -> tuple[View, float] | None:
     """The view that takes the fewest bits, and how many for an element; chosen step by step: the
     matrix, the neighbors, the strength. None if the tensor is too large for each matrix, or none
     is near `enough` bits at the first step.
+
+    near_rows: those that the file has already.
     """
+
+    def fits(view: View) -> bool:
+        rows = len(view.matrix(kept, shape))
+        return not view.distance or near_rows + rows <= MOST_NEAR_ROWS_OF_FILE
+
     inverted = 2 * int(kept.sum()) > len(kept)
 
     def cost(view: View, most: int = TRIED) -> float:
         return _write(BlockWriter(), view, kept, shape, most)
 
-    screened = {view: cost(view, SCREENED) for view in _views(shape, inverted)}
+    screened = {view: cost(view, SCREENED) for view in _views(shape, inverted) if fits(view)}
     if not screened or min(screened.values()) > NEAR * enough:
         return None
     best = min(screened, key=screened.__getitem__)
     near = [replace(best, distance=each) for each in _distances(best, kept, shape)]
-    near = [view for view in near if len(view.matrix(kept, shape)) <= view.most_rows]
+    near = [each for each in near if len(each.matrix(kept, shape)) <= each.most_rows and fits(each)]
     best = min([best, *near], key=cost)
     strengths = [replace(best, strength=each) for each in range(0, STRENGTHS, 2)]
     costs = [cost(each) for each in strengths]
@@ -111,6 +123,7 @@ def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> No
     writer.number(view.inverted, 2)
     writer.number(view.strength, STRENGTHS)
     writer.number(view.distance, MOST_DISTANCE + 1)
+    writer.near_rows += len(view.matrix(kept, shape)) if view.distance else 0
     _write(writer, view, kept, shape)
 
 
@@ -127,6 +140,9 @@ def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) 
     num_rows, num_columns = matrix.shape
     if num_rows > view.most_rows or num_columns > MOST_COLUMNS:
         raise DamagedError(f"a mask of {num_rows} x {num_columns}")
+    reader.near_rows += num_rows if view.distance else 0
+    if reader.near_rows > MOST_NEAR_ROWS_OF_FILE:
+        raise DamagedError(f"more than {MOST_NEAR_ROWS_OF_FILE:,} rows look at neighbors")
     ones = len(flat) - kept if view.inverted else kept
     chunks = [each for (each,) in read_sequence(reader, 1, num_rows, len(FACTORS))]
     factors = FACTORS[np.concatenate(chunks)]

@@ -21,6 +21,8 @@ from firecaffe.compression.fcz.sequence import How, read_sequence, write_sequenc
 from firecaffe.compression.fcz.signs import read_signed, write_signed
 
 MOST_VALUES = 1 << 13
+MOST_SIGNED = 1 << 8
+"""The most values that go by signs: each row makes models of all of them."""
 """Distinct values that a codebook may have."""
 
 SAMPLED = 1 << 16
@@ -63,7 +65,7 @@ def write_values(writer: BlockWriter, kept: Kept) -> ValuesCost:
     ways = [CODEBOOK]
     if 4 * len(codebook) > len(kept.patterns):
         ways.append(BYTES)
-    if kept.matrix is not None and len(codebook) > 1:
+    if kept.matrix is not None and 1 < len(codebook) <= MOST_SIGNED:
         ways.append(SIGNED)
 
     def cost(way: int) -> float:
@@ -99,8 +101,8 @@ def read_values(
         raise DamagedError(f"a codebook has {distinct} values for {kept} elements")
     codebook = np.concatenate(list(_read_bytes(reader, dtype, distinct, is_float32)))
     if way == SIGNED:
-        if matrix is None or distinct < 2:
-            raise DamagedError("values go by neighbors, and there are none")
+        if matrix is None or not 1 < distinct <= MOST_SIGNED:
+            raise DamagedError(f"{distinct} values go by neighbors, or there are none")
         read_signed(reader, matrix, codebook, distance)
         return
     for (symbols,) in read_sequence(reader, 1, kept, distinct):

@@ -118,7 +118,7 @@ def _write_positions(
     # What was measured on a part has to be clear: bits are slower than distances.
     clear = 1.0 if len(is_kept) <= TRIED else CLEAR
     enough = clear * bits_of_gaps(is_kept[:TRIED], code)
-    found = None if code == "huffman" else cheapest_view(is_kept, shape, enough)
+    found = None if code == "huffman" else cheapest_view(is_kept, shape, enough, writer.near_rows)
     if found is None or enough <= found[1]:
         writer.number(GAPS, 2)
         write_gaps(writer, np.flatnonzero(is_kept), len(is_kept), code)

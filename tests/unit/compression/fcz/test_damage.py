@@ -8,14 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from firecaffe.compression.fcz import CODES, read
+from firecaffe.compression.fcz import CODES, mask, read, write
 from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
 from firecaffe.compression.fcz.damaged import DamagedError
 from firecaffe.compression.fcz.header import MAGIC, Outline, header_bytes
 from firecaffe.compression.fcz.sequence import How
 from firecaffe.compression.fcz.varint import read_varint, varint
 from firecaffe.errors import CheckpointError
-from tests.unit.compression.fcz.made import body_start, bytes_of, decoded, same, small, with_sums
+from tests.unit.compression.fcz.made import (
+    body_start,
+    bytes_of,
+    decoded,
+    same,
+    small,
+    smooth,
+    with_sums,
+)
 
 MOST_BYTES = 1 << 20
 """What the tensors of a changed file may need: the small one needs 12 KB."""
@@ -191,3 +199,20 @@ def test_what_helps_the_tests_is_right() -> None:
     data = bytes_of(small())
     assert with_sums(data) == data
     assert same(decoded(data), small())
+
+
+def test_rows_that_go_one_by_one_are_counted_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes time, and many small tensors have many."""
+    tensors = {name: smooth(12, 15, 60) for name in ("a", "b", "c")}
+    write(tmp_path / "all.fcz", tensors, {})
+    rows = 180
+    monkeypatch.setattr(mask, "MOST_NEAR_ROWS_OF_FILE", 2 * rows)
+    with read(tmp_path / "all.fcz") as file, pytest.raises(CheckpointError, match="look at neigh"):
+        list(file.tensors())
+    write(tmp_path / "two.fcz", tensors, {})  # the third does without
+    with read(tmp_path / "two.fcz") as file:
+        for name, array in file.tensors():
+            assert array.tobytes() == tensors[name].tobytes()
+    assert (tmp_path / "two.fcz").stat().st_size > (tmp_path / "all.fcz").stat().st_size
