@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 from firecaffe.errors import RecipeError
@@ -40,6 +41,8 @@ def parse_target(word: str) -> Target:
     if found is None:
         raise RecipeError(f"--target is {word!r}; {EXPECTED}")
     value, unit = float(found[1]), found[2].upper()
+    if not isfinite(value):
+        raise RecipeError(f"--target is {word:.20}…, which is too large a number; {EXPECTED}")
     if unit == "X":
         if value <= 1:
             raise RecipeError(f"--target is {word}; a ratio must be more than 1")

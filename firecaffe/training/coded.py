@@ -115,6 +115,9 @@ def described(file: Path, named: Container[str]) -> tuple[Recipe, About]:
         )
     try:
         sections = {name: network[name] for name in SECTIONS if name in network}
+        words = (f"{name}.{word}" for name, section in sections.items() for word in section)
+        if found := next((word for word in words if word in LEFT_OUT), None):
+            raise ValueError(f"{found} is no word of a file, but of a machine or of a training")
         recipe = recipe_from(sections)
         check_recipe(recipe)
         return recipe, _about(

@@ -14,8 +14,9 @@ from firecaffe.cli import main
 from firecaffe.compression import fcz
 from firecaffe.compression.fcz.header import MAGIC, VERSION
 from firecaffe.compression.fcz.varint import varint
+from firecaffe.errors import CheckpointError
 from firecaffe.training.about import NOTHING
-from firecaffe.training.coded import describe, tensors_of
+from firecaffe.training.coded import describe, described, tensors_of
 from firecaffe.training.load import load_run
 from tests.cli.test_use_a_run import NETWORK, shown
 from tests.ranks.networks import Everything
@@ -138,3 +139,12 @@ def test_what_is_wrong_is_one_line(
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("section", "word"), [("data", "path"), ("model", "weights")])
+def test_a_file_says_no_path_of_a_machine(tmp_path: Path, section: str, word: str) -> None:
+    network = {"model": {"name": "lenet"}, "num_classes": 10, "in_channels": 1}
+    network[section] = {**network.get(section, {}), word: "/etc"}  # type: ignore[dict-item]
+    fcz.write(tmp_path / "net.fcz", {"w": np.zeros(3)}, network)
+    with pytest.raises(CheckpointError, match=rf"{section}\.{word} is no word of a file"):
+        described(tmp_path / "net.fcz", ())

@@ -121,7 +121,7 @@ def _read_tensor(reader: BlockReader, outline: Outline) -> NDArray[Any]:
         values = read_values(reader, flat.dtype, kept, is_float32, matrix, distance)
         _fill(flat, kept, values)
     if dtype.kind == "b" and size and int(flat.max()) > 1:
-        raise DamagedError(f"{outline.name} is of truth values, and has others")
+        raise DamagedError(f"{outline.name!r} is of truth values, and has others")
     return flat.view(dtype).reshape(shape)
 
 

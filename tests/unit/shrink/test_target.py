@@ -28,7 +28,9 @@ def test_each_unit(word: str, kind: str, value: float) -> None:
     assert found.is_of_size == (kind != "points")
 
 
-@pytest.mark.parametrize("word", ["", "x", "40", "-3x", "40xx", "27 kilos", "nanx", "1e3KB", "inf"])
+@pytest.mark.parametrize(
+    "word", ["", "x", "40", "-3x", "40xx", "27 kilos", "nanx", "1e3KB", "inf", "9" * 400 + "x"]
+)
 def test_what_is_no_target(word: str) -> None:
     with pytest.raises(RecipeError, match=r"--target is .*expected a ratio \(40x\)"):
         parse_target(word)
