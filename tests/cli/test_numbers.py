@@ -48,6 +48,7 @@ LINES = {
     "compare FOLDER --by recipe": ["--target", "--band"],
     "evaluate FOLDER": ["--nproc-per-node"],
     "predict FOLDER": ["--top"],
+    "compress RECIPE": ["--nproc-per-node"],
 }
 
 
