@@ -6,8 +6,7 @@
 benchmarks/compressed/NETWORK/float.toml is the recipe of the network as it is; other files
 there are schemes, each named by what it is to reach. Every seed trains the network anew, and each
 scheme begins with what that seed has come to, so differences are of pairs. A ratio is 4 bytes a
-weight over the whole file. What OUT has already is not trained again. Schemes were chosen by
-held-out training images.
+weight over the whole file. What OUT has already is not trained again.
 """
 
 import argparse

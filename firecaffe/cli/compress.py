@@ -40,7 +40,8 @@ def main(argv: list[str]) -> int:
         raise RecipeError(f"--nproc-per-node is {options.nproc_per_node}; it must be at least 1")
     check_target("--out", str(out), options.overwrite, (SUFFIX,))
     record_to = out.with_suffix(".json")
-    check_target(f"--out {out} with the record", str(record_to), options.overwrite)
+    is_ours = options.overwrite and out.exists()  # else it is the record of something else
+    check_target(f"--out {out} with the record", str(record_to), is_ours)
     check_target("--plot", options.plot, options.overwrite, SUFFIXES)
     if options.plot:
         load_pyplot()

@@ -1,12 +1,12 @@
 """Pictures of `--plot`: a PNG, or a page that holds one."""
 
 import io
-import os
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RecipeError
+from firecaffe.runs.files import written_aside
 
 SUFFIXES = (".png", ".html")
 PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -37,6 +37,5 @@ def write_picture(path: Path, figure: Any, title: str, alternative: str) -> None
     content = picture.getvalue()
     if path.suffix == ".html":
         content = PAGE.format(title, alternative, b64encode(content).decode()).encode()
-    aside = path.with_name(f"{path.name}.partial")
-    aside.write_bytes(content)
-    os.replace(aside, path)
+    with written_aside(path) as aside:
+        aside.write_bytes(content)

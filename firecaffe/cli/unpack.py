@@ -25,7 +25,6 @@ def main(argv: list[str]) -> int:
         unpack(file, target)
         network, count = file.network, len(file.outlines)
     before, after = os.path.getsize(path), os.path.getsize(target)
-    ratio = after / before
-    say(f"{target}: {count} tensors, {after:,} bytes; as .fcz {before:,}, {ratio:.1f} times fewer")
+    say(f"{target}: {count} tensors, {after:,} bytes; as .fcz {before:,}")
     say(f"network: {json.dumps(network)}")
     return 0

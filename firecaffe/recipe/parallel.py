@@ -93,9 +93,10 @@ def possible_layouts(
 
 
 def check_layout(layout: Layout, words: ParallelConfig, train: TrainConfig, level: int = 0) -> None:
-    """Raises: RecipeError if the workers cannot share out the micro-batches, or cannot exchange
-    samples so. level: of the nodes
-    that are shared out whole.
+    """level: of the nodes that are shared out whole.
+
+    Raises: RecipeError if the workers cannot share out the micro-batches, or cannot exchange
+    samples so.
     """
     if words.exchange != AT_ONCE and layout.model > 1 and train.device == "cuda":
         raise RecipeError(

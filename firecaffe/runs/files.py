@@ -5,6 +5,8 @@ import json
 import math
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -40,19 +42,25 @@ class GrowingFile:
         self._file.close()
 
 
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A path beside, for a file that gets its final name, on the disk, if the block comes to its
+    end, and is gone if it does not. It ends as the final one does.
+    """
+    aside = path.with_name(f".partial.{path.name}")
+    try:
+        yield aside
+        sync_file(aside)
+        os.replace(aside, path)
+        sync_folder(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Writes a text file so that under its final name it is never seen in part."""
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    with written_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
 
 
 def read_small(path: Path) -> str:

@@ -11,7 +11,6 @@ sensitivity.json     with a target: what each layer bears alone
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from firecaffe.models.weights import file_digest
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.run import total_steps
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.files import read_small, sync_file, sync_folder, write_json
+from firecaffe.runs.files import read_small, write_json, written_aside
 from firecaffe.runs.measure import Measure
 from firecaffe.shrink.attempt import Made, Maker
 from firecaffe.shrink.judge import Judge, Worth, judging
@@ -97,6 +96,10 @@ def plan_compression(asked: CompressRequest) -> Data:
             "none; compress a run that was trained with data.hold_out, as 0.1"
         )
     network = trained_network(asked.recipe, data)
+    if asked.target is not None:
+        _check_target(
+            asked.target, asked.scheme, sum(each.numel() for each in network.parameters())
+        )
     with _said_of(asked.scheme, ""):
         recipe = with_ranks(asked.recipe, ranks_of(asked.scheme, network), "")
     for trial in rounds_of(recipe, asked.scheme, total_steps(recipe, data), Path()):
@@ -105,6 +108,21 @@ def plan_compression(asked: CompressRequest) -> Data:
         with _said_of(asked.scheme, f", round {trial.name}"):
             preflight(replace(trial.recipe, model=model), asked.workers)
     return data
+
+
+def _check_target(target: Target, scheme: Scheme, weights: int) -> None:
+    """Raises: RecipeError if there is nothing to search for, or nothing to search with."""
+    whole = weights * BYTES_PER_WEIGHT
+    if target.is_of_size and target.most_bytes(weights) >= whole:
+        raise RecipeError(
+            f"--target {target.word}: the network's weights are {whole:,} bytes as float32 already"
+        )
+    words = (("prune", "keep"), ("prune", "threshold"), ("share", "bits"))
+    if not any(each.has(*word) for each in scheme.rounds for word in words):
+        raise RecipeError(
+            f"--target {target.word} chooses what layers keep and their bits, and scheme "
+            f"{scheme.name} neither prunes nor shares; leave --target out"
+        )
 
 
 @contextmanager
@@ -223,8 +241,5 @@ def _claim(asked: CompressRequest) -> None:
 
 def _put(file: Path, out: Path) -> None:
     """Copies a file so that under its final name it is never seen in part."""
-    aside = out.with_name(f".{out.name}.partial")
-    shutil.copyfile(file, aside)
-    sync_file(aside)
-    os.replace(aside, out)
-    sync_folder(out.parent)
+    with written_aside(out) as aside:
+        shutil.copyfile(file, aside)

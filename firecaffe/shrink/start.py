@@ -13,6 +13,7 @@ from firecaffe.models.low_rank import chosen_ranks, low_rank_weights, rank_of
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
 from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.files import written_aside
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.parts import counts_of
@@ -68,7 +69,6 @@ def write_start(network: nn.Module, ranks: Mapping[str, int], folder: Path) -> s
     """Decomposes a network's layers. Returns the file of the weights."""
     weights = low_rank_weights(network.state_dict(), ranks)
     path = folder / FILE
-    aside = path.with_name(f".{FILE}.partial")
-    save_file({name: each.contiguous() for name, each in weights.items()}, aside)
-    aside.replace(path)
+    with written_aside(path) as aside:
+        save_file({name: each.contiguous() for name, each in weights.items()}, aside)
     return str(path)

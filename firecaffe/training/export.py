@@ -3,7 +3,6 @@
 import contextlib
 import io
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from firecaffe.errors import NotIdenticalError, RecipeError
-from firecaffe.runs.files import sync_file, sync_folder
+from firecaffe.runs.files import written_aside
 from firecaffe.tasks.outputs import prediction_of
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
@@ -62,7 +61,7 @@ def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) ->
         for name, each in network.state_dict().items()
         if isinstance(each, Tensor)
     }
-    with _aside(path) as aside:
+    with written_aside(path) as aside:
         save_file(weights, aside, metadata={"format": "pt"})
         read = load_file(aside)
         same = read.keys() == weights.keys() and all(
@@ -86,7 +85,7 @@ def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Export
     runtime = _onnx()
     predicting = Predicting(network).eval()
     shapes = {"inputs": {0: torch.export.Dim(BATCH)}}
-    with _aside(path) as aside:
+    with written_aside(path) as aside:
         with _quiet(), _explained("onnx"):
             program = torch.onnx.export(
                 predicting,
@@ -117,7 +116,7 @@ def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> Exp
     """
     inputs = _needed(inputs)
     predicting = Predicting(network).eval()
-    with _aside(path) as aside:
+    with written_aside(path) as aside:
         with _quiet(), _explained("torch_export"):
             program = torch.export.export(
                 predicting, (inputs,), dynamic_shapes={"inputs": {0: torch.export.Dim(BATCH)}}
@@ -194,19 +193,6 @@ def _compare(
         f"{by} on {len(inputs)} samples and on one: outputs differ by at most {furthest:.1g} of "
         f"the largest (allowed: {ABSOLUTE:g}, and {RELATIVE:g} of each)"
     )
-
-
-@contextlib.contextmanager
-def _aside(path: Path) -> Iterator[Path]:
-    """A file beside the final one, which gets its name if the block comes to its end."""
-    aside = path.with_name(f".partial.{path.name}")
-    try:
-        yield aside
-        sync_file(aside)
-        os.replace(aside, path)
-        sync_folder(path.parent)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """A .fcz file's tensors as safetensors, one after the other, without a network."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from firecaffe.compression import fcz
 from firecaffe.errors import CheckpointError
+from firecaffe.runs.files import written_aside
 from firecaffe.training.tensor_file import write_tensors
 from firecaffe.transport.collect import Whole
 
@@ -27,14 +27,10 @@ def unpack(file: fcz.Opened, target: Path) -> None:
     listed = [
         Whole(each.name, each.shape, getattr(torch, each.dtype), ()) for each in file.outlines
     ]
-    aside = target.with_name(f".partial.{target.name}")
-    try:
+    with written_aside(target) as aside:
         problem = write_tensors(aside, listed, _decoded(file))
         if problem is not None:
             raise problem
-        os.replace(aside, target)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _decoded(file: fcz.Opened) -> Iterator[tuple[str, Tensor]]:

@@ -240,6 +240,13 @@ ROUND = '[[rounds]]\n[rounds.prune]\nkeep = {{ "{pattern}" = {keep} }}\n'
             8,
             "--out result.fcz with the record result.json: exists already",
         ),
+        (
+            ["--out", "result.fcz", "--overwrite"],
+            8,
+            "--out result.fcz with the record result.json: exists already",
+        ),
+        (["--target", "10MB"], 2, "--target 10MB: the network's weights are 1,724,320 bytes as"),
+        (["--target", "9x", "--scheme", "again.toml"], 2, "scheme again neither prunes nor shares"),
         (["--plot", "x.gif"], 2, "--plot is x.gif; it must end in .png or .html"),
         (["--nproc-per-node", "0"], 2, "--nproc-per-node is 0; it must be at least 1"),
         (["--nproc-per-node", "5"], 2, "5 ranks but only 4 micro-batches"),
@@ -267,6 +274,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     Path("bits.toml").write_text('[[rounds]]\n[rounds.share]\nbits = { "*" = 17 }\n')
     low = "[low_rank]\nrank = { ip2 = 99 }\n"
     Path("low.toml").write_text(low + ROUND.format(pattern="*", keep=0.1))
+    Path("again.toml").write_text('[[rounds]]\nname = "again"\n')
     Path("result.json").write_text("{}")  # as in a run's folder
     out = [] if "--out" in words else ["--out", "net.fcz"]
     assert firecaffe.cli.main(["compress", str(run), *out, *words]) == code

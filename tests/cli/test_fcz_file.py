@@ -3,6 +3,7 @@
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,8 +144,8 @@ def test_what_is_wrong_is_one_line(
 
 @pytest.mark.parametrize(("section", "word"), [("data", "path"), ("model", "weights")])
 def test_a_file_says_no_path_of_a_machine(tmp_path: Path, section: str, word: str) -> None:
-    network = {"model": {"name": "lenet"}, "num_classes": 10, "in_channels": 1}
-    network[section] = {**network.get(section, {}), word: "/etc"}  # type: ignore[dict-item]
-    fcz.write(tmp_path / "net.fcz", {"w": np.zeros(3)}, network)
+    sections: dict[str, Any] = {"model": {"name": "lenet"}, "data": {"name": "mnist"}}
+    sections[section][word] = "/etc"
+    fcz.write(tmp_path / "net.fcz", {"w": np.zeros(3)}, sections)
     with pytest.raises(CheckpointError, match=rf"{section}\.{word} is no word of a file"):
         described(tmp_path / "net.fcz", ())

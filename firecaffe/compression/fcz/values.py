@@ -100,6 +100,8 @@ def read_values(
     if distinct > kept:
         raise DamagedError(f"a codebook has {distinct} values for {kept} elements")
     codebook = np.concatenate(list(_read_bytes(reader, dtype, distinct, is_float32)))
+    if (codebook[1:] <= codebook[:-1]).any():
+        raise DamagedError("a codebook's values do not ascend")
     if way == SIGNED:
         if matrix is None or not 1 < distinct <= MOST_SIGNED:
             raise DamagedError(f"{distinct} values go by neighbors, or there are none")

@@ -139,7 +139,7 @@ def test_latest_points_to_it_only_after_the_rename(
     folder = f"sync {tmp_path.name}"
     files = [f"sync {name}" for name in FILES]
     aside = "sync .step-00000002.partial"
-    assert seen == [*files, aside, "rename", folder, "sync .latest.partial", "latest", folder]
+    assert seen == [*files, aside, "rename", folder, "sync .partial.latest", "latest", folder]
 
 
 def refuse(*_: object, **__: object) -> NoReturn:

@@ -1,5 +1,6 @@
 """Files that are cut, flipped, changed or made to mislead: one line each, in bounded memory."""
 
+import io
 import random
 import tracemalloc
 import zlib
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from firecaffe.compression.fcz import CODES, mask, read, write
+from firecaffe.compression.fcz import CODES, mask, read, values, write
 from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
 from firecaffe.compression.fcz.damaged import DamagedError
 from firecaffe.compression.fcz.header import MAGIC, Outline, header_bytes
@@ -216,3 +217,16 @@ def test_rows_that_go_one_by_one_are_counted_over_the_file(
         for name, array in file.tensors():
             assert array.tobytes() == tensors[name].tobytes()
     assert (tmp_path / "two.fcz").stat().st_size > (tmp_path / "all.fcz").stat().st_size
+
+
+def test_a_codebook_that_does_not_ascend_is_refused() -> None:
+    """So that there is one file for the same values."""
+    body = io.BytesIO()
+    writer = BlockWriter(body)
+    writer.number(values.CODEBOOK, values.WAYS)
+    writer.number(2 - 1, values.MOST_VALUES)
+    values._put_bytes(writer, np.array([2, 1], np.uint8), False, "best")
+    writer.flush()
+    reader = BlockReader(io.BytesIO(body.getvalue()), len(body.getvalue()))
+    with pytest.raises(DamagedError, match="do not ascend"):
+        list(values.read_values(reader, np.dtype(np.uint8), 9, False, None, 0))
