@@ -23,8 +23,8 @@ class PruneConfig:
     Args:
         keep: The share of its weights that each layer keeps, those of largest magnitude, by
             patterns of layers' names, as `keep = { "classifier.*" = 0.1 }`. The last pattern that
-            matches decides. Biases stay, but for those that are named, as "*.bias". Weights that
-            are zero at the start stay zero; 1 prunes no others.
+            matches decides. Biases stay, but for those that are named, as `"*.bias"`. Weights
+            that are zero at the start stay zero; 1 prunes no others.
         threshold: Instead, weights below so many standard deviations of the layer's are pruned, by
             patterns likewise.
         how: When. magnitude: at the start. gradual: more and more over `steps`, by a cubic
@@ -58,7 +58,7 @@ class ShareConfig:
     Args:
         bits: Bits of a weight, by patterns of layers' names, as `bits = { "classifier.*" = 5 }`:
             the weights of a layer that are not zero have 2^bits values, found by k-means at the
-            start. The last pattern that matches decides. Biases by their own names, as "*.bias".
+            start. The last pattern that matches decides. Biases by their own names, as `"*.bias"`.
         start: What k-means begins with. linear: values at equal distances. density: as many weights
             between each two. random: weights by chance.
         train: Train the values on. false: they stay, and what is not shared is trained.
