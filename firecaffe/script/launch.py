@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import cloudpickle
-
 from firecaffe.cluster.hosts import Hosts, check_memory, say
 from firecaffe.cluster.last_word import tell_uncaught
 from firecaffe.cluster.launch import RankFailedError
@@ -25,7 +23,7 @@ from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
 from firecaffe.reference import shown
 from firecaffe.runs.fault import settle_fault
-from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
+from firecaffe.script.call import CALL, CALLER, RETURNED, Caller, packed
 
 Value = TypeVar("Value")
 
@@ -60,7 +58,7 @@ def launch(
         folder = Path(place)
         (folder / CALLER).write_bytes(pickle.dumps(Caller(name, sys.path, sys.argv)))
         try:
-            call = cloudpickle.dumps((function, tuple(args)))
+            call = packed((function, tuple(args)))
         except Exception as error:  # whatever an object's own pickling raises
             raise RecipeError(
                 f"launch: {name} and its arguments cannot be handed to the workers: {error}; make "

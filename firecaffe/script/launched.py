@@ -7,13 +7,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from firecaffe.cluster.last_word import end_process, leave_report
 from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError
 from firecaffe.faults import Fault
 from firecaffe.reference import failed, shown
-from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
+from firecaffe.script.call import CALL, CALLER, RETURNED, Caller, packed
 
 INTERRUPTED = 130
 
@@ -65,7 +63,7 @@ def _call(folder: Path, name: str) -> Any:
 
 def _hand_back(folder: Path, name: str, value: Any) -> None:
     try:
-        (folder / RETURNED).write_bytes(cloudpickle.dumps(value))
+        (folder / RETURNED).write_bytes(packed(value))
     except Exception as error:
         raise RecipeError(
             f"launch: what {name} returned, {shown(value)}, cannot be handed back: {error}"
