@@ -1,0 +1,1 @@
+"""Caffe's files (prototxt, caffemodel, binaryproto), and the networks that they describe."""
