@@ -53,7 +53,7 @@ class CaffeAdam(GroupedOptimizer):
 
     def _state(self, weight: Tensor) -> dict[str, Any]:
         """What is kept of a weight, with this update counted."""
-        state = self.state[weight]
+        state: dict[str, Any] = self.state[weight]
         if not state:
             state.update(step=0, mean=torch.zeros_like(weight), square=torch.zeros_like(weight))
         state["step"] += 1
