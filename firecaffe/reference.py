@@ -22,6 +22,9 @@ from firecaffe.errors import OwnCodeError, RecipeError
 REFERENCES = ("model.name", "data.name", "task.name", "solver.type")
 """The words of a recipe that may name a user's code."""
 
+CAFFE = "caffe:"
+"""What stands before the path of a prototxt, in a name."""
+
 MOST_SHOWN = 80
 """Signs of what was found, in a line about it."""
 
@@ -31,8 +34,17 @@ def is_reference(name: str) -> bool:
     return ":" in name
 
 
+def caffe_file(name: str) -> str:
+    """The path in `caffe:path/net.prototxt`; empty for other names."""
+    return name.removeprefix(CAFFE) if name.startswith(CAFFE) else ""
+
+
 def with_file(name: str, change: Callable[[str], str]) -> str:
-    """`path/file.py:function` with another path to the file; other names as they are."""
+    """`path/file.py:function`, or `caffe:path/net.prototxt`, with another path to the file; other
+    names as they are.
+    """
+    if name.startswith(CAFFE):
+        return CAFFE + change(caffe_file(name))
     place, colon, member = name.partition(":")
     return f"{change(place)}:{member}" if colon and place.endswith(".py") else name
 
@@ -107,9 +119,16 @@ def failed(what: str, error: Exception) -> OwnCodeError:
 def source_digest(function: Callable[..., Any]) -> str:
     """The sha256 of the file that a function is from; empty if it has none."""
     try:
-        path = inspect.getsourcefile(inspect.unwrap(function))
-        return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()
-    except (TypeError, OSError):
+        return file_digest(inspect.getsourcefile(inspect.unwrap(function)) or "")
+    except TypeError:
+        return ""
+
+
+def file_digest(path: str) -> str:
+    """The sha256 of a file; empty if it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
+    except OSError:
         return ""
 
 

@@ -2,7 +2,7 @@
 
 from firecaffe.models.network import maker_of
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import find, is_reference, source_digest
+from firecaffe.reference import caffe_file, file_digest, find, is_reference, source_digest
 from firecaffe.training.parts import Parts
 
 
@@ -22,7 +22,9 @@ def own_code(recipe: Recipe, parts: Parts) -> dict[str, str]:
         found["task"] = source_digest(loss)
     elif is_reference(recipe.task.name):
         found["task"] = source_digest(find("task.name", recipe.task.name))
-    if is_reference(recipe.data.name):
+    if caffe_file(recipe.data.name):
+        found["data"] = file_digest(caffe_file(recipe.data.name))
+    elif is_reference(recipe.data.name):
         found["data"] = source_digest(find("data.name", recipe.data.name))
     if is_reference(recipe.solver.type):
         found["solver"] = source_digest(find("solver.type", recipe.solver.type))
