@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         raise RecipeError(f"--batch-size is {options.batch_size}; it must be 1 to {MOST_IMAGES:,}")
     workers = _workers(options)
     config, shape = network_of(options)
-    input_CHW = shape or input_of(config.name)
+    input_CHW = shape or input_of(config)
     if options.parallel:
         volumes = volumes_of(config, images_of(input_CHW), options.batch_size, workers)
         _tell(options, volumes.as_dict(), lambda: render_parallel(volumes))

@@ -1,0 +1,119 @@
+"""Nets of every age in today's form, as Caffe itself upgrades them when it loads them.
+
+Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp, and what a real Caffe makes of such files.
+"""
+
+from firecaffe.caffe import v0, v1
+from firecaffe.caffe.message import Field, Message
+
+NO_EFFECT = ("name", "force_backward", "debug_info")
+"""Words of a net that change no number."""
+BATCH_NORM_BLOBS = 3
+
+
+def current(net: Message) -> tuple[Message, list[str]]:
+    """The net with `layer { type: "Convolution" … }` only, and a line for each kind of change.
+
+    Lines stay those of the file. What is not understood stays where it is.
+
+    Raises: CaffeError if Caffe would refuse the net.
+    """
+    fields, notes = _layers(net)
+    fields, told = _inputs(net, fields)
+    notes += told
+    fields, told = _batch_norms(net, fields)
+    notes += told
+    found = Message(fields, net.line, net.where)
+    found.ignore(*NO_EFFECT)
+    return found, notes
+
+
+def _layers(net: Message) -> tuple[list[Field], list[str]]:
+    old = net.messages("layers")
+    if not old:
+        return net.fields, []
+    if net.has("layer"):
+        raise net.error(
+            "layer { … } beside layers { … }, which Caffe refuses; expected all of one form",
+            net.line_of("layer"),
+        )
+    is_v0 = any(each.has("layer") for each in old)
+    form = 'layers { layer { type: "conv" } }' if is_v0 else "layers { type: CONVOLUTION }"
+    note = f'{form}, {len(old)} of them, read as layer {{ type: "Convolution" }}'
+    layers = v0.in_v1(net, old) if is_v0 else old
+    others = [each for each in net.fields if each.name != "layers"]
+    upgraded = [Field("layer", v1.in_current(each), each.line) for each in layers]
+    return others + upgraded, [_note(net, old[0].line, note)]
+
+
+def _inputs(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
+    """An Input layer in front instead of `input`. Sizes beyond those of the inputs stay behind."""
+    names = net.all("input")
+    if not names:
+        return fields, []
+    line = names[0].line
+    inside = [
+        Field("name", "input", line),
+        Field("type", "Input", line),
+        *(each._replace(name="top") for each in names),
+    ]
+    shapes, used = _shapes(net, len(names))
+    if shapes:
+        param = Message(shapes, shapes[0].line, net.where)
+        inside.append(Field("input_param", param, param.line))
+    layer = Field("layer", Message(inside, line, net.where), line)
+    gone = {id(each) for each in (*names, *used)}
+    others = [each for each in fields if id(each) not in gone]
+    shown = ", ".join(net.texts("input"))
+    return [layer, *others], [_note(net, line, f"input ({shown}) read as a layer of type Input")]
+
+
+def _shapes(net: Message, num_inputs: int) -> tuple[list[Field], list[Field]]:
+    """`shape { dim … }` of each input, and the fields that say them; none if the net is silent."""
+    shapes = net.all("input_shape")[:num_inputs]
+    dims = net.all("input_dim")[: 4 * num_inputs]
+    if shapes and len(shapes) < num_inputs:
+        what = f"{len(shapes)} input_shape; expected one for each of {num_inputs} inputs"
+        raise net.error(what, shapes[0].line)
+    if shapes:
+        return [each._replace(name="shape") for each in shapes], shapes
+    if dims and len(dims) < 4 * num_inputs:
+        what = f"{len(dims)} input_dim; expected 4 for each of {num_inputs} inputs"
+        raise net.error(what, dims[0].line)
+    named = [each._replace(name="dim") for each in dims]
+    fours = [named[at : at + 4] for at in range(0, len(named), 4)]
+    return [
+        Field("shape", Message(four, four[0].line, net.where), four[0].line) for four in fours
+    ], dims
+
+
+def _batch_norms(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
+    """BatchNorm once asked for its three blobs to be held still; now they always are."""
+    found, notes = [], []
+    for each in fields:
+        layer = each.value
+        if each.name == "layer" and isinstance(layer, Message) and _moves_statistics(layer):
+            still = [_still(part) if part.name == "param" else part for part in layer.fields]
+            each = each._replace(value=Message(still, layer.line, layer.where))
+            notes.append(_note(net, layer.line_of("param"), "BatchNorm's statistics get lr_mult 0"))
+        found.append(each)
+    return found, notes
+
+
+def _moves_statistics(layer: Message) -> bool:
+    params = layer.messages("param") if layer.text("type") == "BatchNorm" else []
+    return len(params) == BATCH_NORM_BLOBS and any(
+        each.number("lr_mult", 1.0) or each.number("decay_mult", 1.0) for each in params
+    )
+
+
+def _still(param: Field) -> Field:
+    assert isinstance(param.value, Message)
+    names = ("lr_mult", "decay_mult")
+    kept = [each for each in param.value.fields if each.name not in names]
+    zeros = [Field(name, 0.0, param.line) for name in names]
+    return param._replace(value=Message([*kept, *zeros], param.line, param.value.where))
+
+
+def _note(net: Message, line: int, what: str) -> str:
+    return f"{net.where}:{line}: {what}" if line else f"{net.where}: {what}"

@@ -1,0 +1,143 @@
+"""Layers of Caffe before February 2014: `layers { layer { name type: "conv" … } bottom top }`.
+
+Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp, and what a real Caffe makes of such files.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from firecaffe.caffe.message import Field, Message, Word
+
+
+class Old(NamedTuple):
+    """What a type of that time is called in the V1 form."""
+
+    type: str
+    param: str = ""
+    """The message that its own words now stand in."""
+    words: Mapping[str, str] = MappingProxyType({})
+    """Their names there."""
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+FILLED = {"biasterm": "bias_term", **_same("num_output", "weight_filler", "bias_filler")}
+WINDOW = {"kernelsize": "kernel_size", **_same("pad", "stride")}
+SOURCE = {"source": "source", "batchsize": "batch_size"}
+DETECTION = ("fg_threshold", "bg_threshold", "fg_fraction", "context_pad", "crop_mode")
+TYPES = {
+    "accuracy": Old("ACCURACY"),
+    "bnll": Old("BNLL"),
+    "concat": Old("CONCAT", "concat_param", _same("concat_dim")),
+    "conv": Old("CONVOLUTION", "convolution_param", {**FILLED, **WINDOW, **_same("group")}),
+    "data": Old("DATA", "data_param", {**SOURCE, **_same("rand_skip")}),
+    "dropout": Old("DROPOUT", "dropout_param", _same("dropout_ratio")),
+    "euclidean_loss": Old("EUCLIDEAN_LOSS"),
+    "flatten": Old("FLATTEN"),
+    "hdf5_data": Old("HDF5_DATA", "hdf5_data_param", SOURCE),
+    "hdf5_output": Old("HDF5_OUTPUT"),
+    "im2col": Old("IM2COL"),
+    "images": Old(
+        "IMAGE_DATA",
+        "image_data_param",
+        {**SOURCE, "shuffle_images": "shuffle", **_same("rand_skip", "new_height", "new_width")},
+    ),
+    "infogain_loss": Old("INFOGAIN_LOSS", "infogain_loss_param", _same("source")),
+    "innerproduct": Old("INNER_PRODUCT", "inner_product_param", FILLED),
+    "lrn": Old("LRN", "lrn_param", _same("local_size", "alpha", "beta", "k")),
+    "multinomial_logistic_loss": Old("MULTINOMIAL_LOGISTIC_LOSS"),
+    "pool": Old("POOLING", "pooling_param", {**WINDOW, **_same("pool")}),
+    "relu": Old("RELU"),
+    "sigmoid": Old("SIGMOID"),
+    "softmax": Old("SOFTMAX"),
+    "softmax_loss": Old("SOFTMAX_LOSS"),
+    "split": Old("SPLIT"),
+    "tanh": Old("TANH"),
+    "window_data": Old(
+        "WINDOW_DATA",
+        "window_data_param",
+        {**SOURCE, **{f"det_{name}": name for name in DETECTION}},
+    ),
+}
+TRANSFORM = {
+    "scale": "scale",
+    "meanfile": "mean_file",
+    "cropsize": "crop_size",
+    "mirror": "mirror",
+}
+
+
+def in_v1(net: Message, layers: Sequence[Message]) -> list[Message]:
+    """The layers in the V1 form. What a type does not have is kept under its old name, where
+    nobody will ask for it.
+
+    Raises: CaffeError if a layer is of another form, or a padding layer is not before a
+        convolution or a pooling.
+    """
+    for each in layers:
+        if not each.has("layer"):
+            raise each.error("layers without layer { … } beside some that have it")
+    return [_layer(each, fields) for each, fields in _padded(net, layers)]
+
+
+def _layer(layers: Message, bottoms: list[Field]) -> Message:
+    inner = layers.message("layer")
+    kind = inner.text("type")
+    old = TYPES.get(kind, Old(kind))
+    own: list[Field] = []
+    transform: list[Field] = []
+    fields = [each for each in layers.fields if each.name not in ("layer", "bottom")]
+    for each in inner.fields:
+        if each.name in old.words:
+            own.append(each._replace(name=old.words[each.name]))
+        elif each.name in TRANSFORM:
+            transform.append(each._replace(name=TRANSFORM[each.name]))
+        elif each.name == "type":
+            fields.append(each._replace(value=Word(old.type)))
+        else:
+            fields.append(each)
+    for name, found in ((old.param, own), ("transform_param", transform)):
+        if found:
+            inside = Message(found, found[0].line, layers.where)
+            fields.append(Field(name, inside, found[0].line))
+    return Message([*fields, *bottoms], layers.line, layers.where)
+
+
+def _padded(net: Message, layers: Sequence[Message]) -> list[tuple[Message, list[Field]]]:
+    """Each layer, without those that only padded, and the bottoms that it then has; a pad goes
+    into the layer that follows.
+    """
+    writers: dict[str, Message | None] = dict.fromkeys(net.texts("input"))
+    found: list[tuple[Message, list[Field]]] = []
+    for each in layers:
+        inner = each.message("layer")
+        kind = inner.text("type")
+        bottoms = each.all("bottom")
+        changed = []
+        for bottom, name in zip(bottoms, each.texts("bottom"), strict=True):
+            if name not in writers:
+                raise each.error(f"bottom is {name}, which no layer before has made", bottom.line)
+            writer = writers[name]
+            before = None if writer is None else writer.message("layer")
+            if writer is None or before is None or before.text("type") != "padding":
+                changed.append(bottom)
+                continue
+            is_plain = len(bottoms) == len(writer.all("bottom")) == len(writer.all("top")) == 1
+            if kind not in ("conv", "pool") or not is_plain:
+                raise writer.error(
+                    "a padding layer; expected one bottom, one top, and a convolution or a pooling "
+                    f"after it, not {kind}"
+                )
+            changed.append(writer.all("bottom")[0])
+            others = [field for field in inner.fields if field.name != "pad"]
+            pad = Field("pad", before.integer("pad"), before.line_of("pad"))
+            inner = Message([*others, pad], inner.line, inner.where)
+        writers.update(dict.fromkeys(each.texts("top"), each))
+        if kind != "padding":
+            others = [field for field in each.fields if field.name != "layer"]
+            whole = Message([*others, Field("layer", inner, inner.line)], each.line, each.where)
+            found.append((whole, changed))
+    return found

@@ -1,0 +1,206 @@
+"""Old nets in today's form. What is expected is what a real Caffe makes of the same net when it
+loads it (`caffe.Net(path, caffe.TEST)`, then `save`).
+"""
+
+from typing import Any
+
+import pytest
+
+from firecaffe.caffe.message import CaffeError, Message
+from firecaffe.caffe.text import parse
+from firecaffe.caffe.upgrade import current
+from firecaffe.caffe.v1 import TYPES
+
+INPUT = 'input: "data" input_dim: 2 input_dim: 3 input_dim: 8 input_dim: 8\n'
+INPUT_LAYER = (
+    'layer { name: "input" type: "Input" top: "data" '
+    "input_param { shape { dim: 2 dim: 3 dim: 8 dim: 8 } } }"
+)
+
+
+def plain(message: Message) -> dict[str, list[Any]]:
+    """Without lines, and without the order of different names."""
+    found: dict[str, list[Any]] = {}
+    for each in message.fields:
+        value = plain(each.value) if isinstance(each.value, Message) else each.value
+        found.setdefault(each.name, []).append(value)
+    return found
+
+
+def check(old: str, expected: str) -> list[str]:
+    net, notes = current(parse(old))
+    assert plain(net) == plain(parse(expected))
+    return notes
+
+
+def test_v1() -> None:
+    notes = check(
+        """
+layers { name: "a" type: CONVOLUTION bottom: "data" top: "a" param: "w" param: "b"
+  blob_share_mode: PERMISSIVE blobs_lr: 1 blobs_lr: 2 weight_decay: 1 weight_decay: 0
+  convolution_param { num_output: 4 } }
+layers { name: "b" type: 4 bottom: "data" top: "b" blobs_lr: 3 include { phase: TEST } }
+layers { name: "l" type: "EUCLIDEAN_LOSS" bottom: "a" bottom: "b" loss_weight: 0.3 }
+layers { name: "i" type: INTERP } layers { name: "s" type: SURELY_NOT extra: 1 }
+""",
+        """
+layer { name: "a" type: "Convolution" bottom: "data" top: "a"
+  param { name: "w" share_mode: PERMISSIVE lr_mult: 1 decay_mult: 1 }
+  param { name: "b" lr_mult: 2 decay_mult: 0 } convolution_param { num_output: 4 } }
+layer { name: "b" type: "Convolution" bottom: "data" top: "b" param { lr_mult: 3 }
+  include { phase: TEST } }
+layer { name: "l" type: "EuclideanLoss" bottom: "a" bottom: "b" loss_weight: 0.3 }
+layer { name: "i" type: "Interp" } layer { name: "s" type: "SURELY_NOT" extra: 1 }
+""",
+    )
+    assert [note.split(": ")[0] for note in notes] == ["prototxt:2"]
+
+
+def test_every_member_of_v1_by_its_number_and_by_its_name() -> None:
+    assert sorted(number for number, _ in TYPES.values()) == list(range(40))
+    for name, (number, today) in TYPES.items():
+        check(f"layers {{ type: {name} }}", f'layer {{ type: "{today}" }}')
+        check(f"layers {{ type: {number} }}", f'layer {{ type: "{today}" }}')
+
+
+def test_v0_with_padding_layers() -> None:
+    check(
+        INPUT
+        + """
+layers { layer { name: "p" type: "padding" pad: 2 } bottom: "data" top: "padded" }
+layers { layer { name: "c" type: "conv" num_output: 4 kernelsize: 3 stride: 2 group: 1
+  biasterm: true weight_filler { type: "gaussian" std: 0.1 } pad: 7
+  blobs_lr: 1. blobs_lr: 2. weight_decay: 1. weight_decay: 0. } bottom: "padded" top: "c" }
+layers { layer { name: "r" type: "relu" } bottom: "c" top: "c" }
+layers { layer { name: "n" type: "lrn" local_size: 3 alpha: 0.01 beta: 0.5 k: 2 }
+  bottom: "c" top: "n" }
+layers { layer { name: "q" type: "pool" pool: AVE kernelsize: 3 stride: 2 } bottom: "n" top: "q" }
+layers { layer { name: "d" type: "dropout" dropout_ratio: 0.3 } bottom: "q" top: "q" }
+layers { layer { name: "q1" type: "pool" pool: 1 kernelsize: 3 stride: 2 }
+  bottom: "n" top: "q1" }
+layers { layer { name: "t" type: "concat" concat_dim: 1 } bottom: "q" bottom: "q1" top: "t" }
+layers { layer { name: "ip" type: "innerproduct" num_output: 7 scale: 3 kernelsize: 9
+  bias_filler { type: "constant" value: 1 } } bottom: "t" top: "ip" }
+layers { layer { name: "sm" type: "softmax_loss" } bottom: "ip" bottom: "data" }
+""",
+        INPUT_LAYER
+        + """
+layer { name: "c" type: "Convolution" bottom: "data" top: "c" param { lr_mult: 1 decay_mult: 1 }
+  param { lr_mult: 2 decay_mult: 0 } convolution_param { num_output: 4 bias_term: true pad: 2
+  kernel_size: 3 group: 1 stride: 2 weight_filler { type: "gaussian" std: 0.1 } } }
+layer { name: "r" type: "ReLU" bottom: "c" top: "c" }
+layer { name: "n" type: "LRN" bottom: "c" top: "n"
+  lrn_param { local_size: 3 alpha: 0.01 beta: 0.5 k: 2 } }
+layer { name: "q" type: "Pooling" bottom: "n" top: "q"
+  pooling_param { pool: AVE kernel_size: 3 stride: 2 } }
+layer { name: "d" type: "Dropout" bottom: "q" top: "q" dropout_param { dropout_ratio: 0.3 } }
+layer { name: "q1" type: "Pooling" bottom: "n" top: "q1"
+  pooling_param { pool: 1 kernel_size: 3 stride: 2 } }
+layer { name: "t" type: "Concat" bottom: "q" bottom: "q1" top: "t"
+  concat_param { concat_dim: 1 } }
+layer { name: "ip" type: "InnerProduct" bottom: "t" top: "ip" kernelsize: 9
+  transform_param { scale: 3 }
+  inner_product_param { num_output: 7 bias_filler { type: "constant" value: 1 } } }
+layer { name: "sm" type: "SoftmaxWithLoss" bottom: "ip" bottom: "data" }
+""",
+    )
+
+
+def test_v0_data_and_its_transformation() -> None:
+    check(
+        'layers { layer { name: "im" type: "images" source: "list" batchsize: 2 scale: 0.5 '
+        'cropsize: 8 mirror: true meanfile: "m" shuffle_images: true new_height: 12 rand_skip: 1 '
+        '} top: "data" top: "label" }',
+        'layer { name: "im" type: "ImageData" top: "data" top: "label" transform_param { '
+        'scale: 0.5 mirror: true crop_size: 8 mean_file: "m" } image_data_param { source: "list" '
+        "batch_size: 2 rand_skip: 1 shuffle: true new_height: 12 } }",
+    )
+
+
+def test_v1_transformation_of_a_data_layer_wins_over_its_transform_param() -> None:
+    net, _ = current(
+        parse(
+            'layers { name: "d" type: DATA data_param { source: "s" scale: 0.5 crop_size: 8 } '
+            "transform_param { scale: 2 mean_value: 3 } }"
+        )
+    )
+    layer = net.message("layer")
+    assert plain(layer.message("data_param")) == {"source": ["s"]}
+    transform = layer.message("transform_param")
+    assert (transform.number("scale"), transform.integer("crop_size")) == (0.5, 8)
+    assert transform.number("mean_value") == 3
+
+
+def test_todays_data_layer_keeps_what_caffe_leaves_unread() -> None:
+    today = 'layer { type: "Data" data_param { source: "s" scale: 0.5 } }'
+    assert check(today, today) == []
+
+
+def test_inputs() -> None:
+    rest = 'layer { name: "r" type: "ReLU" bottom: "data" top: "r" }'
+    shaped = 'input_shape { dim: 2 dim: 3 dim: 8 dim: 8 } input: "data"'
+    assert len(check(INPUT + rest, INPUT_LAYER + rest)) == 1
+    check(shaped + rest, INPUT_LAYER + rest)
+    check('input: "data"' + rest, 'layer { name: "input" type: "Input" top: "data" }' + rest)
+    check(
+        INPUT + 'input: "more" input_dim: 1 input_dim: 1 input_dim: 1 input_dim: 5',
+        'layer { name: "input" type: "Input" top: "data" top: "more" input_param { '
+        "shape { dim: 2 dim: 3 dim: 8 dim: 8 } shape { dim: 1 dim: 1 dim: 1 dim: 5 } } }",
+    )
+
+
+def test_sizes_beyond_the_inputs_are_told_as_unread() -> None:
+    net, _ = current(parse(INPUT + "input_dim: 9"))
+    net.all("layer")
+    assert ("input_dim", 2) in list(net.unread())
+
+
+def test_batch_norm_with_three_params_holds_still() -> None:
+    notes = check(
+        'layer { type: "BatchNorm" param { name: "q" lr_mult: 1 } param { lr_mult: 0 } param { } }',
+        'layer { type: "BatchNorm" param { name: "q" lr_mult: 0 decay_mult: 0 } '
+        "param { lr_mult: 0 decay_mult: 0 } param { lr_mult: 0 decay_mult: 0 } }",
+    )
+    assert len(notes) == 1
+    for unchanged in (
+        'layer { type: "BatchNorm" param { lr_mult: 0 } }',
+        'layer { type: "Scale" param { lr_mult: 1 } param { lr_mult: 1 } param { lr_mult: 1 } }',
+    ):
+        assert check(unchanged, unchanged) == []
+
+
+def test_words_of_the_net_that_change_nothing_are_not_told() -> None:
+    net, notes = current(parse('name: "n" force_backward: true debug_info: true strange: 1'))
+    assert [name for name, _ in net.unread()] == ["strange"]
+    assert notes == []
+
+
+def test_lines_stay_those_of_the_file() -> None:
+    net, _ = current(parse(INPUT + '\nlayers {\n type: RELU\n blobs_lr: 1\n bottom: "b"\n}'))
+    first, second = net.messages("layer")
+    assert (first.line, first.message("input_param").message("shape").line) == (1, 1)
+    assert (second.line, second.line_of("type"), second.line_of("bottom")) == (3, 4, 6)
+    assert second.message("param").line == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('layers { type: RELU }\nlayer { type: "ReLU" }', ":2: layer"),
+        ("layers { layer { } }\nlayers { type: RELU }", ":2: layers without layer"),
+        ("layers { type: 40 }", ":1: type is 40"),
+        ("layers {\n param { lr_mult: 1 } }", ":2: param is {"),
+        ("\ninput: 'a' input_dim: 1", ":2: 1 input_dim; expected 4"),
+        ("input: 'a' input: 'b' input_shape { dim: 1 }", ":1: 1 input_shape"),
+        ("layers { layer { type: 'relu' }\n bottom: 'b' }", ":2: bottom is b"),
+        (
+            "input: 'a' layers { layer { type: 'padding' } bottom: 'a' top: 'p' }\n"
+            "layers { layer { type: 'relu' } bottom: 'p' }",
+            ":1: a padding layer",
+        ),
+    ],
+)
+def test_what_caffe_refuses(text: str, words: str) -> None:
+    with pytest.raises(CaffeError) as error:
+        current(parse(text))
+    assert words in str(error.value)
