@@ -75,14 +75,6 @@ POOLING = [
     pooling("max_padded", "kernel_size: 3 stride: 2 pad: 1"),
     pooling("max_last_window_dropped", "kernel_size: 2 stride: 2 pad: 1", x=(2, 2, 7, 7)),
     pooling("max_kernel_below_stride", "kernel_size: 1 stride: 3", x=(2, 2, 7, 10)),
-    # The last window starts beyond the map: the least float. Backward, Caffe writes to nowhere.
-    single(
-        "max_window_outside",
-        "Pooling",
-        "pooling_param { kernel_size: 1 stride: 3 }",
-        passes="forward",
-        x=(2, 2, 6, 8),
-    ),
     pooling("max_kernel_2_stride_3", "kernel_size: 2 stride: 3", x=(2, 2, 7, 8)),
     pooling("max_rectangle", "kernel_h: 3 kernel_w: 2 stride_h: 1 stride_w: 2 pad_h: 0 pad_w: 1"),
     pooling("max_global", "global_pooling: true"),

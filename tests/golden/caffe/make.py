@@ -10,10 +10,10 @@ beside a newer Python; PYTHONHOME then names their usr folder).
         numpy==1.23.5 "protobuf<3.21"
 gives the wheels.
 
-A record's arrays are named CASE:KIND:NAME. Kinds of a case: param, before the pass; head, the gradient of an
-output that is no loss; blob and after, blobs and parameters when the forward pass is over; diff and
-grad, the gradients of blobs and parameters; weight, of a loss. Kinds of a training: the iterations
-that were made.
+A record's arrays are named CASE:KIND:NAME. Kinds of a case: param, before the pass; head, the
+gradient of an output that is no loss; blob and after, blobs and parameters when the forward pass is
+over; diff and grad, the gradients of blobs and parameters; weight, of a loss. Kinds of a training:
+the iterations that were made.
 """
 
 from __future__ import annotations

@@ -143,9 +143,7 @@ def inner(bottom: str, top: str, words: str = "") -> str:
 
 
 def own(name: str, rules: str) -> str:
-    """A layer in place that not every state of the net has. (Caffe's Power in place has another
-    gradient than it should.)
-    """
+    """A layer in place that not every state of the net has."""
     return layer("Scale", "ip", "ip", f"scale_param {{ bias_term: true }} {rules}", name)
 
 
@@ -181,13 +179,14 @@ NETS = [
     Case("phase_test", PHASES, phase="TEST", draws=CLASSES),
     Case("stage", PHASES, phase="TEST", draws=CLASSES, stages=("extra",)),
     Case("shared", SIAMESE, draws={"similar": these(1, 0, 1)}),
+    # In place, Caffe's ReLU and Power have right gradients only where no layer behind them needs
+    # what stood there.
     Case(
         "in_place",
         inputs(x=(2, 3, 5, 5))
         + layer("Convolution", "x", "y", f"{CONV} }}")
         + layer("Scale", "y", "y", "scale_param { bias_term: true }", "scale")
         + layer("ReLU", "y", "y", "relu_param { negative_slope: 0.1 }", "relu")
-        + layer("Sigmoid", "y", "y", name="sigmoid")
         + layer("Dropout", "y", "y", "dropout_param { dropout_ratio: 0 }", "drop")
         + layer("Eltwise", "y y", "z")
         + layer("TanH", "z", "z", name="tanh"),
