@@ -22,35 +22,46 @@ from firecaffe.errors import OwnCodeError, RecipeError
 REFERENCES = ("model.name", "data.name", "task.name", "solver.type")
 """The words of a recipe that may name a user's code."""
 
-CAFFE = "caffe:"
-"""What stands before the path of a prototxt, in a name."""
-
 MOST_SHOWN = 80
 """Signs of what was found, in a line about it."""
 
 
+CAFFE = "caffe:"
+"""What stands before the path of a prototxt. It says a network, its data or its losses."""
+
+
 def is_reference(name: str) -> bool:
     """Whether a name is that of a user's own code."""
-    return ":" in name
+    return ":" in name and not is_caffe(name)
 
 
-def caffe_file(name: str) -> str:
-    """The path in `caffe:path/net.prototxt`; empty for other names."""
-    return name.removeprefix(CAFFE) if name.startswith(CAFFE) else ""
+def is_caffe(name: str) -> bool:
+    """Whether a name is that of a file of Caffe's, caffe:PATH."""
+    return name.startswith(CAFFE)
+
+
+def caffe_file(word: str, name: str) -> Path:
+    """The prototxt of caffe:PATH, which a recipe's `word` names. Raises: RecipeError if there is
+    none.
+    """
+    path = Path(name.removeprefix(CAFFE)).expanduser()
+    if not path.is_file():
+        raise RecipeError(f"{word} is {name!r}, but there is no file {path.absolute()}")
+    return path
 
 
 def with_file(name: str, change: Callable[[str], str]) -> str:
-    """`path/file.py:function`, or `caffe:path/net.prototxt`, with another path to the file; other
-    names as they are.
+    """`path/file.py:function` or `caffe:path/file` with another path to the file; other names as
+    they are.
     """
-    if name.startswith(CAFFE):
-        return CAFFE + change(caffe_file(name))
+    if is_caffe(name):
+        return CAFFE + change(name.removeprefix(CAFFE))
     place, colon, member = name.partition(":")
     return f"{change(place)}:{member}" if colon and place.endswith(".py") else name
 
 
 def without_folder(name: str) -> str:
-    """`file.py:function` of `path/file.py:function`: the same wherever the code lies."""
+    """`file.py:function` of `path/file.py:function`: the same wherever the file lies."""
     return with_file(name, os.path.basename)
 
 
@@ -116,19 +127,17 @@ def failed(what: str, error: Exception) -> OwnCodeError:
     return OwnCodeError(f"{what} raised {type(error).__name__}{said and ': '}{said:.300}")
 
 
+def file_digest(path: Path) -> str:
+    """The sha256 of a file that a recipe names."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def source_digest(function: Callable[..., Any]) -> str:
     """The sha256 of the file that a function is from; empty if it has none."""
     try:
-        return file_digest(inspect.getsourcefile(inspect.unwrap(function)) or "")
-    except TypeError:
-        return ""
-
-
-def file_digest(path: str) -> str:
-    """The sha256 of a file; empty if it cannot be read."""
-    try:
-        return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
-    except OSError:
+        path = inspect.getsourcefile(inspect.unwrap(function))
+        return file_digest(Path(path or ""))
+    except (TypeError, OSError):
         return ""
 
 

@@ -85,7 +85,7 @@ def recipe_for(config: ModelConfig, input_CHW: tuple[int, int, int] | None) -> R
 
     Raises: RecipeError if no data set has such images.
     """
-    shape = input_CHW or input_of(config.name)
+    shape = input_CHW or input_of(config)
     channels, side, columns = shape
     is_imagenet = config.name not in MODELS or MODELS[config.name].num_classes == 1000
     words: dict[str, Any] = {"name": "folder", "resize": side, "crop": side}

@@ -86,7 +86,7 @@ def _opened(config: DataConfig) -> tuple[Message, list[DataLayer], list[DataLaye
             f"data.args is {config.args}, but data.name {config.name!r} takes none: all is in the "
             "prototxt"
         )
-    net, _ = current(text.read(Path(caffe_file(config.name)).expanduser()))
+    net, _ = current(text.read(caffe_file("data.name", config.name)))
     layers = [data_layers(layers_of(net, phase)) for phase in (TRAIN, TEST)]
     for each in (*layers[0], *layers[1]):
         check_understood(each)

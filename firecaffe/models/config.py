@@ -12,7 +12,8 @@ class ModelConfig:
 
     Args:
         name: A network of docs/models, or a function that returns one:
-            package.module:function, path/file.py:function, timm:NAME, torchvision:NAME.
+            package.module:function, path/file.py:function, timm:NAME, torchvision:NAME; or a net
+            of Caffe's, caffe:PATH.prototxt.
         args: Arguments of that function, as `args = { width = 32 }`.
         weights: What the first weights are taken from: a file, safetensors, .fcz or a state_dict
             of torch.save; a run's folder; or a checkpoint, as RUN/checkpoints/best. A resumed run

@@ -17,7 +17,16 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.freeze import freeze
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.table import MODELS, check_name, counts_of
-from firecaffe.reference import call, find, is_reference, shown, source_digest
+from firecaffe.reference import (
+    CAFFE,
+    caffe_file,
+    call,
+    file_digest,
+    find,
+    is_reference,
+    shown,
+    source_digest,
+)
 
 T = TypeVar("T")
 
@@ -141,8 +150,20 @@ def _torchvision(name: str) -> Maker:
     return Maker(made, "num_classes", "", f"torchvision {torchvision.__version__}")
 
 
-LIBRARIES: dict[str, Callable[[str], Maker]] = {"timm": _timm, "torchvision": _torchvision}
-"""Collections of networks that a recipe may name, as timm:NAME, where they are installed."""
+def _caffe(name: str) -> Maker:
+    from firecaffe.caffe.trained import Trained  # for those who have such a network
+
+    path = caffe_file(WORD, CAFFE + name)
+    return Maker(partial(Trained, str(path)), "", "", file_digest(path))
+
+
+LIBRARIES: dict[str, Callable[[str], Maker]] = {
+    "caffe": _caffe,
+    "timm": _timm,
+    "torchvision": _torchvision,
+}
+"""What a recipe may name networks by: caffe:PATH, a prototxt; timm:NAME, torchvision:NAME, where
+these are installed."""
 
 
 def _installed(library: str) -> Any:

@@ -129,7 +129,7 @@ def workload_of_model(
     """A network's alone, on such images or else its authors'; those of ImageNet's size are read
     from storage.
     """
-    shape = input_CHW or input_of(config.name)
+    shape = input_CHW or input_of(config)
     row = MODELS.get(config.name)
     layout = images_of(shape)
     is_imagenet = shape == IMAGENET_CHW if row is None else row.num_classes == 1000

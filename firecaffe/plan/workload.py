@@ -18,7 +18,7 @@ from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
 from firecaffe.models.profile import Profile, profile_on
-from firecaffe.reference import failed
+from firecaffe.reference import failed, is_caffe
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ def layers_of(config: ModelConfig, layout: Layout | None, num_classes: int | Non
     Raises: RecipeError if there is no such network, or it does not take such images; OwnCodeError
     for what a user's code raises.
     """
-    samples = layout or images_of(input_of(config.name))
+    samples = layout or images_of(input_of(config))
     in_channels = None if layout is None else layout.channels
     return with_outline(config, num_classes, in_channels, lambda it: _layers(config, it, samples))
 
@@ -137,14 +137,28 @@ def images_of(shape_CHW: tuple[int, int, int]) -> Layout:
     return Layout(Leaf(shape_CHW, torch.float32), Leaf((), torch.int64))
 
 
-def input_of(name: str) -> tuple[int, int, int]:
+def input_of(config: ModelConfig) -> tuple[int, int, int]:
     """The shape of the images that a network was made for. Raises: RecipeError if nobody says."""
+    name = config.name
     maker_of(name)  # says what there is
     if name in MODELS:
         return MODELS[name].input_CHW
+    if is_caffe(name):
+        return _of_caffe(config)
     if name.partition(":")[0] in LIBRARIES:
         return IMAGENET_CHW
     raise RecipeError(f"{name!r} does not say what it takes; give --input, as --input 3x32x32")
+
+
+def _of_caffe(config: ModelConfig) -> tuple[int, int, int]:
+    given = config.args.get("input_CHW", ())
+    if len(given) != 3:
+        raise RecipeError(
+            f"model.args of {config.name} says no input_CHW of three numbers; give it, as "
+            "{ input_CHW = [3, 227, 227] }, or --input 3x227x227"
+        )
+    channels, rows, columns = map(int, given)
+    return channels, rows, columns
 
 
 IMAGENET_CHW = (3, 224, 224)

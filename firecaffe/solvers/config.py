@@ -37,15 +37,17 @@ class SolverConfig:
         momentum: Momentum (sgd, nesterov, lars); decay of means (adadelta); beta 1 (adam, adamw,
             lamb).
         momentum2: Beta 2 (adam, adamw, lamb).
-        momentum_form: torch (the rate outside the momentum) or caffe (inside; sgd, nesterov).
+        momentum_form: torch (the rate outside the momentum; Adam's delta after its correction) or
+            caffe (the rate inside; delta before the correction; sgd, nesterov, adam).
         momentum_correction: Scale Caffe's momentum with the rate where that changes.
         trust: Share of its weights that a layer may move by, before the rate (lars).
         rms_decay: Decay of the mean square (rmsprop).
         delta: Added to a denominator against division by zero (adagrad, adadelta, rmsprop,
             adam, adamw, lamb).
-        weight_decay: Weight of the L2 penalty, or of the decay beside it.
-        decay_form: l2 (the decay is part of the gradient) or decoupled (weights shrink by the
-            rate times the decay, beside the update; sgd, nesterov, adagrad, adadelta, rmsprop).
+        weight_decay: Weight of the penalty, or of the decay beside it.
+        decay_form: l2 or l1 (the decay is part of the gradient: it adds the weights, or their
+            signs; l1: sgd, nesterov, adagrad, adadelta, rmsprop, adam); or decoupled (weights
+            shrink by the rate times the decay, beside the update; the same solvers without adam).
             Adam's decoupled form is adamw; lamb has it always.
         lr_mult: Multipliers of the rate by pattern of a parameter's name, as `"*.bias" = 2`; the
             last match counts. `"@vector"` is all of one dimension: biases and normalization.
@@ -76,7 +78,7 @@ class SolverConfig:
     rms_decay: float = 0.99
     delta: float = 1e-8
     weight_decay: float = 0.0
-    decay_form: Literal["l2", "decoupled"] = "l2"
+    decay_form: Literal["l2", "l1", "decoupled"] = "l2"
     lr_mult: dict[str, float] = field(default_factory=dict)
     decay_mult: dict[str, float] = field(default_factory=dict)
     clip_gradients: float = 0.0

@@ -9,6 +9,7 @@ from torch import nn, optim
 
 from firecaffe.errors import RecipeError
 from firecaffe.reference import is_reference
+from firecaffe.solvers.caffe_adam import CaffeAdam
 from firecaffe.solvers.caffe_sgd import CaffeSGD
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.delayed_nesterov import DelayedNesterov
@@ -55,6 +56,8 @@ def _rmsprop(groups: Groups, c: SolverConfig) -> optim.Optimizer:
 
 
 def _adam(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    if c.momentum_form == "caffe":
+        return CaffeAdam(groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay)
     return optim.Adam(
         groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay, foreach=True
     )
@@ -80,6 +83,12 @@ SOLVERS: dict[str, Callable[[Groups, SolverConfig], optim.Optimizer]] = {
 
 
 MOMENTUM_FORMS = ("torch", "caffe")
+
+OF_CAFFE = ("sgd", "nesterov", "adam")
+"""The solvers that Caffe has in a form of its own. Its others are torch's."""
+
+MAY_L1 = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam")
+"""The solvers whose decay may pull each weight by the same, toward 0: those of Caffe."""
 
 MAY_DECOUPLE = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop")
 """The solvers whose decay may stand beside the update. Adam's form of it is adamw, lamb has no
@@ -114,7 +123,7 @@ def make_optimizer(
         return SOLVERS[config.type](groups, config)
     beside = [{**group, "weight_decay": 0.0, "decay": group["weight_decay"]} for group in groups]
     optimizer = SOLVERS[config.type](beside, config)
-    optimizer.register_step_pre_hook(_decay)
+    optimizer.register_step_pre_hook(BEFORE_THE_UPDATE[config.decay_form])
     return optimizer
 
 
@@ -139,6 +148,23 @@ def _decay(optimizer: optim.Optimizer, *_: object) -> None:
         weights = [each for each in group["params"] if each.grad is not None]
         if weights and group["decay"]:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["decay"])
+
+
+@torch.no_grad()
+def _add_signs(optimizer: optim.Optimizer, *_: object) -> None:
+    """Adds the slope of an L1 penalty to the gradients: g = g + decay sign(w).
+
+    Source: `SGDSolver::Regularize` in BVLC Caffe.
+    """
+    for group in optimizer.param_groups:
+        weights = [each for each in group["params"] if each.grad is not None]
+        if weights and group["decay"]:
+            gradients = [each.grad for each in weights]
+            torch._foreach_add_(gradients, torch._foreach_sign(weights), alpha=group["decay"])
+
+
+BEFORE_THE_UPDATE = {"decoupled": _decay, "l1": _add_signs}
+"""The forms of the decay that an optimizer knows nothing of."""
 
 
 def groups_of(
@@ -213,15 +239,16 @@ def check_solver(config: SolverConfig) -> None:
             f"solver.momentum_form is {config.momentum_form!r}; it must be one of "
             f"{', '.join(MOMENTUM_FORMS)}"
         )
-    if config.momentum_form == "caffe" and config.type not in ("sgd", "nesterov"):
+    if config.momentum_form == "caffe" and config.type not in OF_CAFFE:
         raise RecipeError(
-            f"solver.momentum_form is caffe with solver.type {config.type}; only sgd and nesterov "
-            "have it"
+            f"solver.momentum_form is caffe with solver.type {config.type}; only "
+            f"{', '.join(OF_CAFFE)} have it"
         )
-    if config.momentum_correction and config.momentum_form != "caffe":
+    if config.momentum_correction and (config.momentum_form != "caffe" or config.type == "adam"):
+        form = "solver.type adam" if config.type == "adam" else "momentum_form torch"
         raise RecipeError(
-            "solver.momentum_correction is true with momentum_form torch, whose rate is outside "
-            "the momentum and needs none; it is for momentum_form caffe"
+            f"solver.momentum_correction is true with {form}, whose rate is outside "
+            "the momentum and needs none; it is for momentum_form caffe of sgd and nesterov"
         )
     for word in ("lr_mult", "decay_mult"):
         for pattern, value in getattr(config, word).items():
@@ -236,6 +263,10 @@ def check_solver(config: SolverConfig) -> None:
         raise RecipeError(
             f"solver.decay_form is decoupled with solver.type {config.type}; "
             f"{', '.join(MAY_DECOUPLE)} have it{other}"
+        )
+    if config.decay_form == "l1" and config.type not in MAY_L1:
+        raise RecipeError(
+            f"solver.decay_form is l1 with solver.type {config.type}; {', '.join(MAY_L1)} have it"
         )
     if config.base_momentum and config.type not in MAY_CYCLE:
         raise RecipeError(

@@ -1,14 +1,21 @@
-"""What tells the code of a user, which a training runs, from other code."""
+"""What tells the code of a user, or the nets of Caffe's, which a training runs, from others."""
 
 from firecaffe.models.network import maker_of
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import caffe_file, file_digest, find, is_reference, source_digest
+from firecaffe.reference import (
+    caffe_file,
+    file_digest,
+    find,
+    is_caffe,
+    is_reference,
+    source_digest,
+)
 from firecaffe.training.parts import Parts
 
 
 def own_code(recipe: Recipe, parts: Parts) -> dict[str, str]:
-    """By the recipe's section: the sha256 of the file that its function is from, or a library's
-    version. Without what is firecaffe's own.
+    """By the recipe's section: the sha256 of the file that its function is from, or of the prototxt
+    that it names, or a library's version. Without what is firecaffe's own.
 
     Raises: RecipeError, OwnCodeError.
     """
@@ -20,12 +27,15 @@ def own_code(recipe: Recipe, parts: Parts) -> dict[str, str]:
     loss = parts.loss if parts.task is None else parts.task.loss
     if loss is not None:
         found["task"] = source_digest(loss)
-    elif is_reference(recipe.task.name):
-        found["task"] = source_digest(find("task.name", recipe.task.name))
-    if caffe_file(recipe.data.name):
-        found["data"] = file_digest(caffe_file(recipe.data.name))
-    elif is_reference(recipe.data.name):
-        found["data"] = source_digest(find("data.name", recipe.data.name))
-    if is_reference(recipe.solver.type):
-        found["solver"] = source_digest(find("solver.type", recipe.solver.type))
+    else:
+        found["task"] = _named("task.name", recipe.task.name)
+    found["data"] = _named("data.name", recipe.data.name)
+    found["solver"] = _named("solver.type", recipe.solver.type)
     return {section: code for section, code in found.items() if code}
+
+
+def _named(word: str, name: str) -> str:
+    """The sha256 of the file that a recipe's word names; empty if it names none."""
+    if is_caffe(name):
+        return file_digest(caffe_file(word, name))
+    return source_digest(find(word, name)) if is_reference(name) else ""

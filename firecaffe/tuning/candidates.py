@@ -108,6 +108,6 @@ def apply(recipe: Recipe, candidate: Candidate, steps: int) -> Recipe:
     solver = replace(recipe.solver, type=candidate.solver, base_lr=candidate.base_lr)
     if candidate.warmup_share:
         solver = replace(solver, warmup_steps=max(1, round(candidate.warmup_share * steps)))
-    if candidate.solver not in ("sgd", "nesterov"):
+    if candidate.solver not in ("sgd", "nesterov", recipe.solver.type):
         solver = replace(solver, momentum_form="torch", momentum_correction=False)
     return replace(recipe, solver=solver)

@@ -44,7 +44,9 @@ RECIPE = Recipe(
 SOLVERS: dict[str, dict[str, Any]] = {
     "sgd": {},
     "caffe": {"type": "nesterov", "momentum_form": "caffe", "momentum_correction": True},
+    "caffes_adam": {"type": "adam", "momentum_form": "caffe"},
     "decoupled": {"decay_form": "decoupled"},
+    "l1": {"decay_form": "l1", "clip_gradients": 0.05},
     "adagrad": {"type": "adagrad"},
     "adadelta": {"type": "adadelta"},
     "rmsprop": {"type": "rmsprop"},

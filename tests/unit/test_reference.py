@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from firecaffe.errors import OwnCodeError, RecipeError
-from firecaffe.reference import call, find, source_digest
+from firecaffe.reference import (
+    caffe_file,
+    call,
+    find,
+    is_reference,
+    source_digest,
+    with_file,
+    without_folder,
+)
 
 NETS = """
     import beside_nets
@@ -106,3 +114,15 @@ def test_the_digest_is_that_of_its_file(folder: Path) -> None:
     assert first == source_digest(find("model.name", "lib/own_nets.py:Kept"))
     assert first != source_digest(find("model.name", "own_package.nets:make"))
     assert source_digest(len) == ""
+
+
+def test_a_file_of_caffes_is_no_code(tmp_path: Path) -> None:
+    assert is_reference("nets:make")
+    assert not is_reference("caffe:nets/net.prototxt")
+    assert without_folder("caffe:nets/net.prototxt") == "caffe:net.prototxt"
+    assert with_file("caffe:net.prototxt", lambda path: f"/{path}") == "caffe:/net.prototxt"
+    file = tmp_path / "net.prototxt"
+    file.write_text("")
+    assert caffe_file("model.name", f"caffe:{file}") == file
+    with pytest.raises(RecipeError, match=r"^data\.name is 'caffe:no\.prototxt', but .* /.*/no\."):
+        caffe_file("data.name", "caffe:no.prototxt")

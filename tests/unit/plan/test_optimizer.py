@@ -37,6 +37,9 @@ def test_what_an_update_makes() -> None:
     assert vectors_of(caffe).made == 1
     # Of Nesterov's in Caffe's words: what moves, the history before, and how far it goes ahead.
     assert vectors_of(replace(caffe, type="nesterov")).made == 3
+    assert vectors_of(SolverConfig("adam", momentum_form="caffe")) == (2, 1)  # the root
+    signs = SolverConfig("rmsprop", weight_decay=0.1, decay_form="l1")
+    assert vectors_of(signs).made == 1  # the signs are let go before the root is made
     kept = {name: vectors_of(SolverConfig(type=name)).kept for name in MADE}
     twice = {"adam", "adamw", "lamb", "adadelta"}
     assert kept == {name: 1 + (name in twice) for name in MADE}

@@ -228,6 +228,12 @@ def test_accepted(name: str) -> None:
         ({"type": "adamax"}, r"solver\.type is 'adamax'; it must be one of sgd, nesterov"),
         ({"type": "adam", "decay_form": "decoupled"}, r"decay_form .* adam; .* take .* adamw"),
         ({"type": "lars", "decay_form": "decoupled"}, r"decay_form .* lars; sgd, nesterov"),
+        (
+            {"type": "adamw", "decay_form": "l1"},
+            r"decay_form is l1 .* adamw; sgd, .*, adam have it",
+        ),
+        ({"type": "lars", "decay_form": "l1"}, r"decay_form is l1 .* lars"),
+        ({"type": "own:Solver", "decay_form": "l1"}, r"decay_form is l1 .* own:Solver"),
         ({"type": "adagrad", "base_momentum": 0.8}, r"solver\.base_momentum is 0\.8 .* adagrad"),
         ({"base_momentum": 1.0}, r"solver\.base_momentum is 1"),
         ({"base_lr": -0.1}, r"solver\.base_lr is -0\.1; it must be 0 or more"),

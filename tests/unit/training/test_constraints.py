@@ -71,7 +71,7 @@ def check_masked(trained: Trained, masks: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("decay_form", ["l2", "decoupled"])
+@pytest.mark.parametrize("decay_form", ["l2", "l1", "decoupled"])
 def test_pruned_weights_stay_zero(solver: str, decay_form: Any) -> None:
     words = SolverConfig(solver, momentum=0.9, weight_decay=0.01, decay_form=decay_form, trust=1.0)
     trained = Trained(Recipe(prune=PruneConfig({"*": 0.3})), network(), words)

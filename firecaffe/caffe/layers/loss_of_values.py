@@ -1,0 +1,155 @@
+"""Losses of samples whose targets are numbers, and of pairs."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from firecaffe.caffe.layers.normalization import (
+    BATCH_SIZE,
+    normalization_of,
+    takes,
+    with_gradient_of,
+    without_normalization,
+)
+from firecaffe.caffe.layers.spec import Kind, Spec
+
+EPSILON = 1e-4
+"""What is added to a distance that is divided by, in the gradient of ContrastiveLoss."""
+
+
+class EuclideanLoss(nn.Module):
+    """Half the squared distance, the mean of the samples."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        takes(spec, (2,))
+        without_normalization(spec)
+        self.spec = spec
+
+    def forward(self, values: Tensor, targets: Tensor) -> Tensor:
+        other = alike(self.spec, values, targets)
+        return (values - other).square().sum() / len(values) / 2
+
+
+class L1Loss(nn.Module):
+    """The sum of the differences, the mean of the samples: of NVIDIA's fork, for DetectNet."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        takes(spec, (2,))
+        without_normalization(spec)
+        self.spec = spec
+
+    def forward(self, values: Tensor, targets: Tensor) -> Tensor:
+        return (values - alike(self.spec, values, targets)).abs().sum() / len(values)
+
+
+class SigmoidCrossEntropyLoss(nn.Module):
+    """Binary cross entropy of logits, each by itself; targets from 0 to 1."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        takes(spec, (2,))
+        spec.layer.message("sigmoid_param").ignore("engine")
+        self.spec = spec
+        self.normalization = normalization_of(spec, BATCH_SIZE)
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        aims = alike(self.spec, logits, targets).detach().flatten(1)
+        each = F.binary_cross_entropy_with_logits(logits.flatten(1), aims, reduction="none")
+        return self.normalization.of_places(each, aims.long())
+
+
+class SmoothL1Loss(nn.Module):
+    """Of Fast R-CNN's fork, and of SSD's, whose sigma is 1. With d = inside · (a - b), the mean
+    over samples of outside · (d²/(2·beta) if |d| < beta, else |d| - beta/2), beta = 1/sigma².
+
+    Bottoms: a, b, and then inside, and outside; a weight that is not given is 1.
+    Source: Girshick, "Fast R-CNN", arXiv:1504.08083, (3); Ren et al., arXiv:1506.01497.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        takes(spec, (2, 3, 4))
+        without_normalization(spec)
+        self.spec = spec
+        sigma = spec.param.number("sigma", 1.0)
+        if not sigma > 0:
+            line = spec.param.line_of("sigma")
+            raise spec.param.error(f"sigma is {sigma:g}; expected more than 0", line)
+        self.beta = 1 / sigma**2
+
+    def forward(self, values: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
+        inside_and_outside = [alike(self.spec, values, each).detach() for each in weights]
+        difference = values - alike(self.spec, values, targets)
+        if inside_and_outside:
+            difference = inside_and_outside[0] * difference
+        each = F.smooth_l1_loss(
+            difference, torch.zeros_like(difference), reduction="none", beta=self.beta
+        )
+        if len(inside_and_outside) > 1:
+            each = inside_and_outside[1] * each
+        return each.sum() / len(values)
+
+
+class ContrastiveLoss(nn.Module):
+    """Of pairs: half the squared distance d of those that belong together, half of
+    max(margin - d, 0)² of others (with legacy_version, of max(margin - d², 0)).
+
+    Bottoms: (N, C), (N, C), and for each pair whether it belongs together.
+    Source: Hadsell, Chopra and LeCun, "Dimensionality Reduction by Learning an Invariant Mapping".
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        takes(spec, (3,))
+        without_normalization(spec)
+        self.spec = spec
+        self.margin = spec.param.number("margin", 1.0)
+        self.is_legacy = spec.param.flag("legacy_version")
+
+    def forward(self, a: Tensor, b: Tensor, together: Tensor) -> Tensor:
+        squared = (a - alike(self.spec, a, b)).flatten(1).square().sum(1)
+        if together.numel() != len(squared):
+            raise self.spec.layer.error(
+                f"ContrastiveLoss {self.spec.name} takes one label for each of {len(squared)} "
+                f"pairs; found labels of {tuple(together.shape)}"
+            )
+        is_together = together.detach().flatten().long() != 0
+        if self.is_legacy:
+            apart = (self.margin - squared).relu()
+        else:
+            distance = squared.detach().sqrt()
+            beyond = (self.margin - distance).relu()
+            # Caffe's gradient: the distance is not 0 in it.
+            apart = with_gradient_of(beyond.square(), -squared * beyond / (distance + EPSILON))
+        return squared.where(is_together, apart).sum() / len(squared) / 2
+
+
+def alike(spec: Spec, values: Tensor, targets: Tensor) -> Tensor:
+    """The targets in the shape and type of the values.
+
+    Raises: CaffeError if they are not as many for each sample.
+    """
+    if len(targets) != len(values) or targets.numel() != values.numel():
+        raise spec.layer.error(
+            f"{spec.type} {spec.name} takes bottoms of one shape; found {tuple(values.shape)} and "
+            f"{tuple(targets.shape)}"
+        )
+    return targets.reshape(values.shape).to(values.dtype)
+
+
+LAYERS: dict[str, Kind] = {
+    "ContrastiveLoss": Kind(
+        ContrastiveLoss, "contrastive_loss_param", (), is_loss=True, takes_targets=True
+    ),
+    "EuclideanLoss": Kind(EuclideanLoss, "", (), is_loss=True, takes_targets=True),
+    "L1Loss": Kind(L1Loss, "", (), is_loss=True, takes_targets=True),
+    "SigmoidCrossEntropyLoss": Kind(
+        SigmoidCrossEntropyLoss, "", (), is_loss=True, takes_targets=True
+    ),
+    "SmoothL1Loss": Kind(
+        SmoothL1Loss, "smooth_l1_loss_param", (), is_loss=True, takes_targets=True
+    ),
+}
+"""By the name of the type."""

@@ -1,0 +1,60 @@
+"""Caffe's Adam: delta is added to the plain root, and the start is corrected in the rate.
+
+    m = b1 m + (1 - b1) g          w = w - rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta)
+    v = b2 v + (1 - b2) g^2
+
+The paper's form, which torch has, corrects v before its root: there delta counts in full from the
+first update, here by sqrt(1 - b2^t) more, which is 32 times at b2 = 0.999.
+
+Source: `AdamSolver` in BVLC Caffe; Kingma and Ba 2015, the end of section 2.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firecaffe.solvers.grouped import GroupedOptimizer, Groups
+
+
+class CaffeAdam(GroupedOptimizer):
+    """Adam with Caffe's words. The decay is part of the gradient."""
+
+    def __init__(
+        self,
+        params: Groups,
+        lr: float,
+        betas: tuple[float, float],
+        delta: float,
+        weight_decay: float,
+    ) -> None:
+        words = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
+        super().__init__(params, words)
+
+    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        beta1, beta2 = group["betas"]
+        if group["weight_decay"]:
+            added = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
+            gradients = list(added)
+        states = [self._state(each) for each in weights]
+        means = [each["mean"] for each in states]
+        squares = [each["square"] for each in states]
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        moved = list(torch._foreach_sqrt(squares))
+        torch._foreach_add_(moved, group["delta"])
+        rates = [
+            -group["lr"] * math.sqrt(1 - beta2 ** each["step"]) / (1 - beta1 ** each["step"])
+            for each in states
+        ]
+        torch._foreach_addcdiv_(weights, means, moved, rates)
+
+    def _state(self, weight: Tensor) -> dict[str, Any]:
+        """What is kept of a weight, with this update counted."""
+        state: dict[str, Any] = self.state[weight]
+        if not state:
+            state.update(step=0, mean=torch.zeros_like(weight), square=torch.zeros_like(weight))
+        state["step"] += 1
+        return state

@@ -1,0 +1,162 @@
+"""Losses and accuracies against a real Caffe's, and the gradients."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe.caffe import text
+from firecaffe.caffe.layers import accuracy, loss, loss_of_values
+from firecaffe.caffe.layers.spec import Spec
+from firecaffe.caffe.message import CaffeError
+from tests.golden.caffe.losses_and_accuracies import CASES, FILE
+
+LAYERS = {**accuracy.LAYERS, **loss.LAYERS, **loss_of_values.LAYERS}
+CAFFE = np.load(FILE)
+
+
+def made(prototxt: str, bottoms: dict[str, Any]) -> nn.Module:
+    layer = text.parse(prototxt).message("layer")
+    kind = LAYERS[layer.text("type")]
+    shapes = [tuple(each.shape) for each in bottoms.values()]
+    param = layer.message(kind.param) if kind.param else text.parse("")
+    num_tops = len(layer.texts("top"))
+    spec = Spec(layer.text("name"), layer.text("type"), layer, param, shapes, num_tops, "TRAIN")
+    module = kind.make(spec)
+    layer.ignore("bottom", "loss_weight")
+    assert not list(layer.unread())
+    return module
+
+
+def run(prototxt: str, bottoms: dict[str, Any]) -> tuple[Tensor, ...]:
+    found = made(prototxt, bottoms)(*map(torch.as_tensor, bottoms.values()))
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_as_caffe_computes_it(name: str) -> None:
+    prototxt, bottoms, grads, tops = CASES[name]
+    given = {each: torch.tensor(array) for each, array in bottoms.items()}
+    for each in grads:
+        given[each].requires_grad_()
+    found = dict(zip(tops, run(prototxt, given), strict=True))
+    if grads:
+        slopes = torch.autograd.grad(found["t"], [given[each] for each in grads])
+        found |= {f"d{each}": slope for each, slope in zip(grads, slopes, strict=True)}
+    for what, tensor in found.items():
+        expected = torch.from_numpy(CAFFE[f"{name}/{what}"])
+        assert tensor.shape == expected.shape
+        error = (tensor.detach() - expected).norm() / expected.norm().clamp(min=1e-30)
+        assert error < 2e-6, (what, tensor, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_labels_may_be_whole_numbers(name: str) -> None:
+    prototxt, bottoms, _, _ = CASES[name]
+    labels = bottoms["l"]
+    if (labels != np.round(labels)).any():
+        return
+    for first, second in zip(
+        run(prototxt, bottoms), run(prototxt, {**bottoms, "l": labels.astype("int64")}), strict=True
+    ):
+        assert first.equal(second)
+
+
+def layer(type: str, words: str = "", bottoms: str = "xl", tops: str = "t") -> str:
+    names = [*(f'bottom: "{each}"' for each in bottoms), *(f'top: "{each}"' for each in tops)]
+    return f'layer {{ name: "it" type: "{type}" {" ".join(names)} {words} }}'
+
+
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 2, 1, 2])
+
+
+def test_a_sample_adds_at_most_87_3365() -> None:
+    found = run(layer("SoftmaxWithLoss"), {"x": torch.tensor([[0.0, 1e4]]), "l": LABELS[:1]})
+    assert float(found[0]) == pytest.approx(87.336545, rel=1e-7)
+
+
+def test_softmax_gives_the_probabilities_too() -> None:
+    """No golden record: the Caffe of these has no loss weights with which it takes two tops."""
+    found = run(layer("SoftmaxWithLoss", tops="tp"), {"x": X, "l": LABELS})
+    assert found[1].equal(X.softmax(1))
+
+
+@pytest.mark.parametrize("label", [-100, -1, 3])
+def test_a_label_without_a_class_is_an_error_and_not_left_out(label: int) -> None:
+    with pytest.raises(IndexError):
+        run(layer("SoftmaxWithLoss"), {"x": X, "l": LABELS.where(LABELS != 1, label)})
+
+
+@pytest.mark.parametrize("num_weights", [0, 1, 2])
+@pytest.mark.parametrize("sigma", [1.0, 3.0])
+def test_smooth_l1_is_as_published(sigma: float, num_weights: int) -> None:
+    generator = np.random.RandomState(0)
+    x, aims, inside, outside = generator.randn(4, 5, 6)
+    inside = np.round(np.abs(inside))
+    d = (x - aims) * (inside if num_weights > 0 else 1)
+    scale = outside if num_weights > 1 else 1
+    each = np.where(np.abs(d) < 1 / sigma**2, d**2 * sigma**2 / 2, np.abs(d) - 0.5 / sigma**2)
+    slope = np.clip(d * sigma**2, -1, 1) * (inside if num_weights > 0 else 1) * scale / len(x)
+    arrays = dict(zip("xlio"[: 2 + num_weights], (x, aims, inside, outside), strict=False))
+    bottoms = {name: torch.tensor(array) for name, array in arrays.items()}
+    bottoms["x"].requires_grad_()
+    words = f"smooth_l1_loss_param {{ sigma: {sigma} }}"
+    (found,) = run(layer("SmoothL1Loss", words, "".join(arrays)), bottoms)
+    (found_slope,) = torch.autograd.grad(found, bottoms["x"])
+    assert float(found.detach()) == pytest.approx((each * scale).sum() / len(x), rel=1e-12)
+    assert np.allclose(found_slope, slope, rtol=1e-12)
+
+
+def test_l1_is_the_sum_of_differences_by_sample() -> None:
+    (found,) = run(layer("L1Loss"), {"x": X, "l": X.flip(0)})
+    assert float(found) == pytest.approx(float((X - X.flip(0)).abs().sum(1).mean()))
+
+
+def test_no_number_is_not_correct() -> None:
+    (found,) = run(layer("Accuracy"), {"x": X * torch.nan, "l": LABELS})
+    assert float(found) == 0
+
+
+@pytest.mark.parametrize(
+    ("prototxt", "bottoms", "said"),
+    [
+        (layer("SoftmaxWithLoss", bottoms="x"), {"x": X}, "has 1 bottoms; expected 2"),
+        (layer("EuclideanLoss", tops="tp"), {"x": X, "l": X}, "has 2 tops; expected 1"),
+        (layer("SoftmaxWithLoss"), {"x": X, "l": X}, "takes 4 labels for values of (4, 3)"),
+        (layer("EuclideanLoss"), {"x": X, "l": LABELS}, "of one shape; found (4, 3) and (4,)"),
+        (
+            layer("Accuracy", "accuracy_param { top_k: 4 }"),
+            {"x": X, "l": LABELS},
+            "top_k is 4; expected 1 to the number of classes, 3",
+        ),
+        (
+            layer("SoftmaxWithLoss", "softmax_param { axis: 2 }"),
+            {"x": X, "l": LABELS},
+            "axis is 2; bottom 0 has 2 axes",
+        ),
+        (
+            layer("SmoothL1Loss", "smooth_l1_loss_param { sigma: 0 }"),
+            {"x": X, "l": X},
+            "sigma is 0; expected more than 0",
+        ),
+        (layer("InfogainLoss"), {"x": X, "l": LABELS}, "neither infogain_loss_param source nor"),
+        (
+            layer("InfogainLoss", bottoms="xlh"),
+            {"x": X, "l": LABELS, "h": X},
+            "takes a matrix of 3 x 3; found 12 numbers",
+        ),
+        (
+            layer("ContrastiveLoss", bottoms="xyl"),
+            {"x": X, "y": X, "l": X},
+            "takes one label for each of 4 pairs; found labels of (4, 3)",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said(prototxt: str, bottoms: dict[str, Any], said: str) -> None:
+    with pytest.raises(CaffeError) as error:
+        run(prototxt, bottoms)
+    assert str(error.value).startswith("prototxt:1: ")
+    assert said in str(error.value)
