@@ -8,8 +8,8 @@ whose public weights it loads.
 from torch import Tensor, nn
 
 from firecaffe.caffe import fillers
-from firecaffe.models.inception import AuxiliaryHead, Inception, conv_block
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
+from firecaffe.models.inception import AuxiliaryHead, Inception, conv_block
 from firecaffe.models.model import HeadedLogits
 
 
