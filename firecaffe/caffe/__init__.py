@@ -1,1 +1,18 @@
 """Caffe's files (prototxt, caffemodel, binaryproto), and the networks that they describe."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from firecaffe.caffe.net import Net
+
+_PLACES = {"Net": "net"}
+"""The place of each name, imported when it is asked for: to read a file needs no torch."""
+
+__all__ = ["Net"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -121,15 +121,19 @@ class Message:
         return (self.texts(name) or [default])[-1]
 
     def flag(self, name: str, default: bool = False) -> bool:
-        found = self.all(name)
-        if not found:
-            return default
-        value = found[-1].value
-        if isinstance(value, Word) and value in FLAGS:
-            return FLAGS[value]
-        if value not in (0, 1):
-            raise self._wrong(found[-1], "true or false")
-        return value == 1
+        return (self.flags(name) or [default])[-1]
+
+    def flags(self, name: str) -> list[bool]:
+        found = []
+        for each in self.all(name):
+            value = each.value
+            if isinstance(value, Word) and value in FLAGS:
+                found.append(FLAGS[value])
+            elif value in (0, 1):
+                found.append(value == 1)
+            else:
+                raise self._wrong(each, "true or false")
+        return found
 
     def choice(self, name: str, members: Sequence[str], default: str) -> str:
         """A member of an enum: by its name, or by its number, which is its place in `members`;

@@ -7,8 +7,8 @@ Krizhevsky 2014 (arXiv 1404.5997) for `alexnet_owt`, with torchvision's names an
 
 from torch import Tensor, nn
 
-from firecaffe.models import fillers
-from firecaffe.models.local_response_norm import LocalResponseNorm
+from firecaffe.caffe import fillers
+from firecaffe.caffe.local_response_norm import LocalResponseNorm
 
 
 class AlexNet(nn.Module):

@@ -8,8 +8,8 @@ from collections import OrderedDict
 
 from torch import nn
 
-from firecaffe.models import fillers
-from firecaffe.models.local_response_norm import LocalResponseNormWithinChannel
+from firecaffe.caffe import fillers
+from firecaffe.caffe.local_response_norm import LocalResponseNormWithinChannel
 
 
 def _max_pool() -> nn.Module:

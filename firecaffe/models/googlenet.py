@@ -7,9 +7,9 @@ whose public weights it loads.
 
 from torch import Tensor, nn
 
-from firecaffe.models import fillers
+from firecaffe.caffe import fillers
+from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.models.inception import AuxiliaryHead, Inception, conv_block
-from firecaffe.models.local_response_norm import LocalResponseNorm
 from firecaffe.models.model import HeadedLogits
 
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from firecaffe.models import fillers
+from firecaffe.caffe import fillers
 from firecaffe.models.inception import Inception, conv_block
 
 

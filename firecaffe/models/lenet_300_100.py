@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from firecaffe.models import fillers
+from firecaffe.caffe import fillers
 
 
 def lenet_300_100(*, num_classes: int = 10, in_channels: int = 1) -> nn.Sequential:

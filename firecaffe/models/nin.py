@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from firecaffe.models import fillers
+from firecaffe.caffe import fillers
 
 
 @dataclass(frozen=True)

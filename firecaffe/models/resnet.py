@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from firecaffe.models import fillers
+from firecaffe.caffe import fillers
 
 
 def _conv(i: int, o: int, kernel_size: int, stride: int = 1) -> nn.Conv2d:

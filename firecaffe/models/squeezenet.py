@@ -8,7 +8,7 @@ public weights load.
 import torch
 from torch import Tensor, nn
 
-from firecaffe.models import fillers
+from firecaffe.caffe import fillers
 
 
 class Fire(nn.Module):

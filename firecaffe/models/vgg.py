@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from firecaffe.models import fillers
+from firecaffe.caffe import fillers
 
 
 class VGG(nn.Module):

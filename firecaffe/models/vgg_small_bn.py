@@ -13,7 +13,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from firecaffe.models import fillers
+from firecaffe.caffe import fillers
 
 STAGES = ((16,), (32,), (64, 64), (128, 128), (256, 256))
 """The channels of the convolutions before each pool."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from firecaffe.models.local_response_norm import LocalResponseNorm
+from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.parallel.cut import cut
 from firecaffe.parallel.slide import (
     Slide,

@@ -11,9 +11,9 @@ from torch import nn
 
 import firecaffe
 from firecaffe import DataConfig, ExchangeConfig, Recipe, RunConfig, TrainConfig
+from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.inception import Inception
-from firecaffe.models.local_response_norm import LocalResponseNorm
 from firecaffe.models.squeezenet import Fire
 from firecaffe.parallel.config import AT_ONCE, IN_TURN, ParallelConfig
 from firecaffe.plan.cluster import load_cluster

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from firecaffe.models.local_response_norm import LocalResponseNorm
+from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.parallel.volumes import gather_numbers, halo_numbers
 from tests.ranks.splitting import compare_ranks, sent_by
 from tests.world import Ranks

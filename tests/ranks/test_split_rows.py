@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from firecaffe.models.local_response_norm import LocalResponseNorm
+from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.parallel.volumes import by_rows, gather_numbers
 from firecaffe.plan.parallel import layers_on
 from tests.ranks.splitting import compare_ranks, sent_by

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
+from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.models.inception import Inception
-from firecaffe.models.local_response_norm import LocalResponseNorm
 from firecaffe.models.resnet import Bottleneck
 from firecaffe.models.table import MODELS, build_model
 from firecaffe.parallel import halo

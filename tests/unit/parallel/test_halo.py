@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.cluster.group import Group
-from firecaffe.models.local_response_norm import LocalResponseNorm
 from firecaffe.parallel.halo import Windows, with_halos
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.tensor import TensorInParts

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.errors import RecipeError
 from firecaffe.models.alexnet import alexnet
-from firecaffe.models.local_response_norm import LocalResponseNorm
 from firecaffe.models.resnet import BasicBlock
 from firecaffe.models.table import build_model
 from firecaffe.parallel.slide import Slide

@@ -13,19 +13,21 @@ from torch import Tensor, nn
 class LocalResponseNorm(nn.Module):
     """(batch, channels, height, width) to the same shape."""
 
-    def __init__(self, size: int = 5, alpha: float = 1e-4, beta: float = 0.75) -> None:
+    def __init__(
+        self, size: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+    ) -> None:
         super().__init__()
-        self.size, self.alpha, self.beta = size, alpha, beta
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         # On four dimensions torch takes avg_pool3d, whose backward on CUDA adds in no fixed order;
         # on three it takes avg_pool2d, which does not. The sum over channels is the same.
         x_BCN = x_BCHW.flatten(2)
-        y_BCN: Tensor = F.local_response_norm(x_BCN, self.size, self.alpha, self.beta, k=1.0)
+        y_BCN: Tensor = F.local_response_norm(x_BCN, self.size, self.alpha, self.beta, k=self.k)
         return y_BCN.reshape(x_BCHW.shape)
 
     def extra_repr(self) -> str:
-        return f"{self.size}, alpha={self.alpha}, beta={self.beta}"
+        return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
 
 
 class LocalResponseNormWithinChannel(nn.Module):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from firecaffe.models import MODELS, build_model, fillers
+from firecaffe.caffe import fillers
+from firecaffe.models import MODELS, build_model
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from firecaffe.models.local_response_norm import LocalResponseNorm, LocalResponseNormWithinChannel
+from firecaffe.caffe.local_response_norm import LocalResponseNorm, LocalResponseNormWithinChannel
 
 
 @pytest.mark.parametrize("channels", [1, 4, 9])

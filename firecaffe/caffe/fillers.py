@@ -1,0 +1,161 @@
+"""Caffe's weight fillers, so that a network starts where its authors' file starts it.
+
+fan_in is the number of inputs that one output sums: in_channels / groups x kernel height x kernel
+width for a convolution, in_features for a fully connected layer. fan_out is what Caffe divides by
+for the other direction: the weights over their second size.
+
+Source: Caffe's include/caffe/filler.hpp. Xavier there means Glorot and Bengio 2010 with fan_in
+alone unless variance_norm says otherwise; MSRA is He et al. 2015 (arXiv 1502.01852); the bilinear
+one is the upsampling of Long et al. 2015 (arXiv 1411.4038).
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.caffe.message import Message
+
+Fill = Callable[[Tensor], None]
+"""Fills a tensor in place. On the meta device it does nothing, as there is nothing to fill."""
+
+VARIANCE_NORMS = ("FAN_IN", "FAN_OUT", "AVERAGE")
+
+
+def _fan(weight: Tensor, norm: str = "FAN_IN") -> float:
+    fan_in = weight.numel() / weight.shape[0]
+    fan_out = weight.numel() / (weight.shape[1] if weight.dim() > 1 else 1)
+    return {"FAN_IN": fan_in, "FAN_OUT": fan_out, "AVERAGE": (fan_in + fan_out) / 2}[norm]
+
+
+def constant(value: float) -> Fill:
+    return partial(_constant, value=value)
+
+
+def _constant(weight: Tensor, value: float) -> None:
+    nn.init.constant_(weight, value)
+
+
+def uniform(low: float, high: float) -> Fill:
+    def fill(weight: Tensor) -> None:
+        nn.init.uniform_(weight, low, high)
+
+    return fill
+
+
+def gaussian(std: float, mean: float = 0.0, sparse: int = -1) -> Fill:
+    """Normal. sparse: how many inputs of an output are not 0, in the mean; -1 for all of them."""
+
+    @torch.no_grad()
+    def fill(weight: Tensor) -> None:
+        nn.init.normal_(weight, mean, std)
+        if sparse >= 0:
+            share = min(1.0, sparse / weight.shape[0])  # Caffe's rule: over the number of outputs
+            weight.mul_(torch.bernoulli(torch.full_like(weight, share)))
+
+    return fill
+
+
+def xavier(weight: Tensor, norm: str = "FAN_IN") -> None:
+    """Uniform on ±sqrt(3 / fan), so that the variance is 1 / fan."""
+    bound = math.sqrt(3 / _fan(weight, norm))
+    nn.init.uniform_(weight, -bound, bound)
+
+
+def msra(weight: Tensor, norm: str = "FAN_IN") -> None:
+    """Normal, mean 0, variance 2 / fan."""
+    nn.init.normal_(weight, 0.0, math.sqrt(2 / _fan(weight, norm)))
+
+
+def msra_fan_out(weight: Tensor) -> None:
+    """Normal, mean 0, variance 2 / fan_out: torchvision's choice for VGG and ResNet."""
+    nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
+
+
+@torch.no_grad()
+def positive_unitball(weight: Tensor) -> None:
+    """Uniform on 0 to 1, then each output's weights divided by their sum."""
+    nn.init.uniform_(weight)
+    weight.div_(weight.flatten(1).sum(1).view(-1, *[1] * (weight.dim() - 1)))
+
+
+@torch.no_grad()
+def bilinear(weight: Tensor) -> None:
+    """Every filter interpolates: (…, size, size)."""
+    size = weight.shape[-1]
+    half = math.ceil(size / 2)
+    center = (2 * half - 1 - half % 2) / (2 * half)
+    line = 1 - (torch.arange(size, device=weight.device) / half - center).abs()
+    weight.copy_(line[:, None] * line)
+
+
+def filler(message: Message, default: float = 0.0) -> Fill:
+    """What a weight_filler { … } or bias_filler { … } says. default: the constant if it is empty.
+
+    Raises: CaffeError if there is no such filler.
+    """
+    kind = message.text("type", "constant")
+    if kind not in FILLERS:
+        raise message.error(
+            f'there is no filler "{kind:.40}"; known: {", ".join(FILLERS)}', message.line_of("type")
+        )
+    if not message.fields:
+        return constant(default)
+    return FILLERS[kind](message)
+
+
+def _uniform_of(message: Message) -> Fill:
+    return uniform(message.number("min", 0.0), message.number("max", 1.0))
+
+
+def _gaussian_of(message: Message) -> Fill:
+    message.ignore("variance_norm", "value")
+    return gaussian(
+        message.number("std", 1.0), message.number("mean", 0.0), message.integer("sparse", -1)
+    )
+
+
+def _by_fan(fill: Callable[[Tensor, str], None], message: Message) -> Fill:
+    message.ignore("std", "value", "mean")  # of another filler; Caffe reads none of them here
+    norm = message.choice("variance_norm", VARIANCE_NORMS, "FAN_IN")
+    return lambda weight: fill(weight, norm)
+
+
+def _bilinear_of(message: Message) -> Fill:
+    def fill(weight: Tensor) -> None:
+        if weight.dim() != 4 or weight.shape[-1] != weight.shape[-2]:
+            raise message.error(
+                f"a bilinear filler needs square filters; found weights of {tuple(weight.shape)}"
+            )
+        bilinear(weight)
+
+    return fill
+
+
+FILLERS: dict[str, Callable[[Message], Fill]] = {
+    "constant": lambda message: constant(message.number("value", 0.0)),
+    "uniform": _uniform_of,
+    "gaussian": _gaussian_of,
+    "xavier": partial(_by_fan, xavier),
+    "msra": partial(_by_fan, msra),
+    "positive_unitball": lambda message: positive_unitball,
+    "bilinear": _bilinear_of,
+}
+"""By Caffe's names."""
+
+
+def fill(layer: nn.Module, weight: Fill, bias: float = 0.0) -> None:
+    """Fill one convolution or fully connected layer in place; a layer without bias has none set."""
+    assert isinstance(layer, nn.Conv2d | nn.Linear)
+    weight(layer.weight)
+    if layer.bias is not None:
+        nn.init.constant_(layer.bias, bias)
+
+
+def fill_all(module: nn.Module, weight: Fill, bias: float = 0.0) -> None:
+    """`fill` every convolution and fully connected layer in `module`, in network order."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            fill(layer, weight, bias)

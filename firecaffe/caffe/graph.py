@@ -1,0 +1,200 @@
+"""Which layer of a net takes which blob from which: its steps in the file's order, without torch.
+
+A layer in place writes a blob that it takes; who takes that blob afterwards has what it wrote.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from firecaffe.caffe.layers.data import SOURCES, shapes_of
+from firecaffe.caffe.layers.spec import Kind, Shape
+from firecaffe.caffe.message import CaffeError, Message
+
+MOST_NAMED = 12
+"""Lines named in an error about layers of one type."""
+
+FRESH = ("BatchNorm", "Bias", "Concat", "Convolution", "Eltwise", "InnerProduct", "Scale")
+"""Types whose top is a tensor of its own that its gradient does not need, so that a ReLU behind it
+may write over it.
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A blob that the net is given: a top of a layer that reads samples."""
+
+    blob: str
+    shape: Shape | None
+    """None if the file does not say it."""
+    layer: Message
+    is_first: bool
+    """Whether it is the first top of its layer: the samples, and not what they should give."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer."""
+
+    name: str
+    """Of the layer; if another has it too, with a number."""
+    type: str
+    layer: Message
+    kind: Kind
+    bottoms: tuple[str, ...]
+    tops: tuple[str, ...]
+    loss_weights: tuple[float, ...]
+    """Of each top; 0 where it is no loss."""
+    may_overwrite: bool
+    """Whether it is in place, and nobody else needs what stood there."""
+
+    @property
+    def is_loss(self) -> bool:
+        return any(self.loss_weights)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A net in one phase."""
+
+    sources: tuple[Source, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The blobs that no later layer takes, and those that are losses, in the order in which
+        they were first written.
+        """
+        written: dict[str, bool] = {each.blob: True for each in self.sources}
+        losses = set()
+        for step in self.steps:
+            written.update((blob, False) for blob in step.bottoms)
+            written.update((blob, True) for blob in step.tops)
+            losses |= {t for t, w in zip(step.tops, step.loss_weights, strict=True) if w}
+        return tuple(blob for blob, is_last in written.items() if is_last or blob in losses)
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """The weight of each blob that is a loss."""
+        return {
+            top: weight
+            for step in self.steps
+            for top, weight in zip(step.tops, step.loss_weights, strict=True)
+            if weight
+        }
+
+
+def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
+    """The graph of the layers of a phase, in today's form.
+
+    kinds: the layers that are known, by type.
+
+    Raises: CaffeError, also for all layers of types that are not known, with their lines.
+    """
+    _check_types(layers, kinds)
+    sources: list[Source] = []
+    steps: list[Step] = []
+    names: set[str] = set()
+    writers: dict[str, str] = {}
+    readers: dict[str, int] = {}
+    for layer in layers:
+        kind_name = layer.text("type")
+        name = _unique(layer.text("name") or kind_name, names)
+        tops, bottoms = layer.texts("top"), layer.texts("bottom")
+        _check_blobs(layer, name, tops, bottoms, writers)
+        if _is_source(layer, kinds):
+            shapes = shapes_of(layer)
+            sources += [
+                Source(top, shape, layer, place == 0)
+                for place, (top, shape) in enumerate(zip(tops, shapes, strict=True))
+            ]
+            writers.update(dict.fromkeys(tops, kind_name))
+            readers.update(dict.fromkeys(tops, 0))
+            continue
+        kind = kinds[kind_name]
+        if kind.is_loss and not tops:
+            tops = [_unique(name, {*writers})]
+        may_overwrite = (
+            len(bottoms) == 1
+            and tops == bottoms
+            and writers[bottoms[0]] in FRESH
+            and readers[bottoms[0]] == 0
+        )
+        weights = _loss_weights(layer, kind, len(tops))
+        steps.append(
+            Step(name, kind_name, layer, kind, (*bottoms,), (*tops,), weights, may_overwrite)
+        )
+        for blob in bottoms:
+            readers[blob] += 1
+        for blob in tops:
+            writers[blob], readers[blob] = kind_name, 0
+    return Graph(tuple(sources), tuple(steps))
+
+
+def _is_source(layer: Message, kinds: Mapping[str, Kind]) -> bool:
+    name = layer.text("type")
+    return name in SOURCES or (name not in kinds and not layer.has("bottom") and layer.has("top"))
+
+
+def _check_types(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> None:
+    unknown: dict[str, list[Message]] = {}
+    for layer in layers:
+        name = layer.text("type")
+        if name not in kinds and not _is_source(layer, kinds):
+            what = f'"{name:.40}"'
+            if name == "Python":
+                param = layer.message("python_param")
+                what = f'Python "{param.text("module"):.40}.{param.text("layer"):.40}"'
+            unknown.setdefault(what, []).append(layer)
+    if not unknown:
+        return
+    said = [f"{what} at {_lines(found)}" for what, found in unknown.items()]
+    count = sum(map(len, unknown.values()))
+    hint = "; a layer in Python would have to be written in PyTorch"
+    raise CaffeError(
+        f"{layers[0].where}: {count} {'layer' if count == 1 else 'layers'} of types that are not "
+        f"known: {', '.join(said)}{hint if any(w.startswith('Python') for w in unknown) else ''}"
+    )
+
+
+def _lines(layers: Sequence[Message]) -> str:
+    lines = [str(each.line) for each in layers[:MOST_NAMED]]
+    more = " …" if len(layers) > MOST_NAMED else ""
+    return f"{'line' if len(layers) == 1 else 'lines'} {', '.join(lines)}{more}"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """The name, with a number if it is taken; it is then taken."""
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    taken.add(found)
+    return found
+
+
+def _check_blobs(
+    layer: Message, name: str, tops: list[str], bottoms: list[str], writers: Mapping[str, str]
+) -> None:
+    for blob in bottoms:
+        if blob not in writers:
+            raise layer.error(
+                f"{layer.text('type')} {name!r} takes {blob!r}, which no layer before it gives",
+                layer.line_of("bottom"),
+            )
+    for blob in tops:
+        if (blob in writers and blob not in bottoms) or tops.count(blob) > 1:
+            raise layer.error(
+                f"{layer.text('type')} {name!r} gives {blob!r}, which another layer gives too",
+                layer.line_of("top"),
+            )
+
+
+def _loss_weights(layer: Message, kind: Kind, tops: int) -> tuple[float, ...]:
+    weights = layer.numbers("loss_weight")
+    if len(weights) > tops:
+        raise layer.error(
+            f"{layer.text('type')} has {len(weights)} loss_weight for {tops} tops",
+            layer.line_of("loss_weight"),
+        )
+    default = [1.0 if kind.is_loss and place == 0 else 0.0 for place in range(tops)]
+    return (*weights, *default[len(weights) :])

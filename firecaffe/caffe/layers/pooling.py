@@ -1,0 +1,184 @@
+"""Pooling: the largest, the average, or one drawn by chance, of windows that Caffe counts upward.
+
+The number of windows is ceil((size + 2 pad - kernel) / stride) + 1; with padding, a last window
+that would begin behind the image is left out. torch's `ceil_mode` has the same rule, but takes no
+padding beyond half the kernel; for that there are modules of their own here. An average is over the
+window as far as it lies within the padded image. Without padding, and with a stride above the
+kernel, a last window may hold nothing: a real Caffe then writes where it must not, and here it is
+refused.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from firecaffe.caffe.layers.axis import check_bottoms, height_width, shown
+from firecaffe.caffe.layers.spec import Kind, Spec
+
+
+class MaxPoolWithPlaces(nn.MaxPool2d):
+    """And where in the image the largest was: row times columns plus column."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        y, places = F.max_pool2d(
+            x, self.kernel_size, self.stride, self.padding, ceil_mode=self.ceil_mode,
+            return_indices=True,
+        )  # fmt: skip
+        return y, places.to(x.dtype)
+
+
+class GlobalMaxPool(nn.Module):
+    """The largest of each channel."""
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return F.max_pool2d(x_BCHW, x_BCHW.shape[2:])
+
+
+class _Windows(nn.Module):
+    """Windows by Caffe's count."""
+
+    def __init__(
+        self,
+        kernel: tuple[int, int],
+        stride: tuple[int, int],
+        pad: tuple[int, int],
+        rounds_up: bool = True,
+    ) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.pad, self.rounds_up = kernel, stride, pad, rounds_up
+
+    def extra_repr(self) -> str:
+        return f"{self.kernel}, stride={self.stride}, pad={self.pad}"
+
+    def count(self, size: int, axis: int) -> int:
+        """How many windows there are over so many rows (axis 0) or columns (axis 1)."""
+        kernel, stride, pad = self.kernel[axis], self.stride[axis], self.pad[axis]
+        left = size + 2 * pad - kernel
+        count = (-(-left // stride) if self.rounds_up else left // stride) + 1
+        return count - (any(self.pad) and (count - 1) * stride >= size + pad)
+
+    def padded(self, x: Tensor, value: float) -> Tensor:
+        """The image with as much around it as its windows need, and no more."""
+        around: list[int] = []
+        for axis in (1, 0):
+            size = x.shape[2 + axis]
+            needed = (self.count(size, axis) - 1) * self.stride[axis] + self.kernel[axis]
+            around += [self.pad[axis], needed - size - self.pad[axis]]
+        return F.pad(x, around, value=value)
+
+
+class MaxWindows(_Windows):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(self.padded(x, -math.inf), self.kernel, self.stride)
+
+
+class AverageWindows(_Windows):
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (self.inside(x, axis) for axis in (0, 1))
+        sums = F.avg_pool2d(self.padded(x, 0.0), self.kernel, self.stride, divisor_override=1)
+        return sums / (rows[:, None] * columns)
+
+    def inside(self, x: Tensor, axis: int) -> Tensor:
+        """How many rows, or columns, of each window lie within the padded image."""
+        size, pad = x.shape[2 + axis], self.pad[axis]
+        starts = [n * self.stride[axis] - pad for n in range(self.count(size, axis))]
+        inside = [min(start + self.kernel[axis], size + pad) - start for start in starts]
+        return torch.tensor(inside, dtype=x.dtype, device=x.device)
+
+
+class StochasticPool(_Windows):
+    """Zeiler and Fergus 2013 (arXiv 1301.3557): in training an element drawn in proportion to its
+    size, else the mean weighted in that proportion. The elements must not be negative.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            padded = self.padded(x, 0.0)
+            sums, squares = (
+                F.avg_pool2d(each, self.kernel, self.stride, divisor_override=1)
+                for each in (padded, padded.square())
+            )
+            return squares / (sums + torch.finfo(x.dtype).tiny)
+        rows, columns = (self.count(x.shape[2 + axis], axis) for axis in (0, 1))
+        windows_BCKN = F.unfold(self.padded(x, 0.0), self.kernel, stride=self.stride).unflatten(
+            1, (x.shape[1], -1)
+        )
+        so_far_BCKN = windows_BCKN.detach().cumsum(2)
+        limit_BC1N = torch.rand_like(so_far_BCKN[:, :, -1:]) * so_far_BCKN[:, :, -1:]
+        # The first whose sum so far reaches the limit.
+        place_BC1N = (so_far_BCKN < limit_BC1N).sum(2, keepdim=True)
+        chosen_BC1N = windows_BCKN.gather(2, place_BC1N.clamp(max=windows_BCKN.shape[2] - 1))
+        return chosen_BC1N.reshape(*x.shape[:2], rows, columns)
+
+
+def pooling(spec: Spec) -> nn.Module:
+    check_bottoms(spec, 1)
+    param, bottom = spec.param, spec.bottoms[0]
+    param.ignore("engine")
+    what = f"Pooling {spec.name!r}"
+    if len(bottom) != 4:
+        raise spec.layer.error(
+            f"{what} goes over {shown(bottom)}; expected batch x channels x rows x columns"
+        )
+    method = param.choice("pool", ("MAX", "AVE", "STOCHASTIC"), "MAX")
+    places = spec.num_tops > 1
+    if places and method != "MAX":
+        raise spec.layer.error(f"{what}: a second top, the places, is of MAX alone")
+    pad, stride = height_width(spec, "pad", 0), height_width(spec, "stride", 1)
+    is_global = param.flag("global_pooling")
+    if is_global:
+        if pad != (0, 0) or stride != (1, 1):
+            raise spec.layer.error(f"{what}: global_pooling has no pad and a stride of 1")
+        if param.has("kernel_size") or param.has("kernel_h") or param.has("kernel_w"):
+            raise spec.layer.error(f"{what}: global_pooling takes the whole image, no kernel_size")
+        if method == "AVE":
+            return nn.AdaptiveAvgPool2d(1)
+        if method == "MAX" and not places:
+            return GlobalMaxPool()
+        kernel = (bottom[2], bottom[3])
+    else:
+        kernel = height_width(spec, "kernel_size", None, "kernel")
+    if min(*kernel, *stride) < 1 or any(p >= k for p, k in zip(pad, kernel, strict=True)):
+        raise spec.layer.error(
+            f"{what} has windows of {shown(kernel)}, a stride of {shown(stride)} and padding of "
+            f"{shown(pad)}; expected sizes of at least 1, and padding below the window's"
+        )
+    up = param.choice("round_mode", ("CEIL", "FLOOR"), "CEIL") == "CEIL"
+    up = param.flag("ceil_mode", up)  # the same in another fork
+    windows = _Windows(kernel, stride, pad, up)
+    counts = [windows.count(bottom[2 + axis], axis) for axis in (0, 1)]
+    if min(counts) < 1:
+        raise spec.layer.error(f"{what}: no window of {shown(kernel)} fits {shown(bottom[2:])}")
+    places_of_last = [(n - 1) * s for n, s in zip(counts, stride, strict=True)]
+    if any(last >= size + p for last, size, p in zip(places_of_last, bottom[2:], pad, strict=True)):
+        raise spec.layer.error(
+            f"{what}: its last window of {shown(kernel)}, stride {shown(stride)}, lies behind the "
+            f"{shown(bottom[2:])} and holds nothing; round_mode: FLOOR leaves it out"
+        )
+    if method == "STOCHASTIC":
+        if pad != (0, 0):
+            raise spec.layer.error(f"{what}: STOCHASTIC has no padding", param.line_of("pad"))
+        return StochasticPool(kernel, stride, pad, up)
+    is_torchs = all(2 * p <= k for p, k in zip(pad, kernel, strict=True))
+    if is_torchs:
+        words = [_one(each) for each in (kernel, stride, pad)]
+        if method == "AVE":
+            return nn.AvgPool2d(*words, ceil_mode=up)
+        return (MaxPoolWithPlaces if places else nn.MaxPool2d)(*words, ceil_mode=up)
+    if places:
+        raise spec.layer.error(
+            f"{what}: places with padding of {shown(pad)} for windows of {shown(kernel)} are not "
+            "built; expected at most half"
+        )
+    if method == "MAX":
+        return MaxWindows(kernel, stride, pad, up)
+    return AverageWindows(kernel, stride, pad, up)
+
+
+def _one(size: tuple[int, int]) -> int | tuple[int, int]:
+    return size[0] if size[0] == size[1] else size
+
+
+LAYERS = {"Pooling": Kind(pooling, "pooling_param")}

@@ -1,0 +1,170 @@
+"""Caffe's blobs of layers among a net's parameters: shared ones, multipliers, filling by name."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.caffe.assemble import Call
+from firecaffe.caffe.layers.axis import shown
+from firecaffe.caffe.layers.spec import Kind
+from firecaffe.caffe.message import CaffeError, Message
+
+
+class Multipliers(NamedTuple):
+    """What a parameter's learning rate and its weight decay are multiplied with."""
+
+    lr: float = 1.0
+    decay: float = 1.0
+
+
+def blobs_of(kind: Kind, module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a layer in the order of Caffe's blobs, by their names in the
+    module.
+    """
+    own = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    return {name: own[name] for name in kind.blobs if name in own}
+
+
+def share(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
+    """Gives parameters of one name, `param { name: "w" }`, one tensor: that of the first.
+
+    Raises: CaffeError if their shapes differ.
+    """
+    owners: dict[str, tuple[Tensor, Call]] = {}
+    for call in calls:
+        blobs = blobs_of(call.step.kind, modules[call.module])
+        words = call.step.layer.messages("param")
+        for (name, tensor), param in zip(blobs.items(), words, strict=False):
+            param.ignore("share_mode")
+            shared = param.text("name")
+            if not shared:
+                continue
+            owner, by = owners.setdefault(shared, (tensor, call))
+            if owner.shape != tensor.shape:
+                raise param.error(
+                    f"{call.step.name!r} shares {shared!r} with {by.step.name!r}, whose shape is "
+                    f"{shown(owner.shape)}; its own is {shown(tensor.shape)}"
+                )
+            put(modules[call.module], name, owner)
+
+
+def tie(kind: Kind, module: nn.Module, other: nn.Module) -> bool:
+    """Gives a module the tensors of another one of the same layer; whether they fit."""
+    own, others = blobs_of(kind, module), blobs_of(kind, other)
+    if [(n, t.shape) for n, t in own.items()] != [(n, t.shape) for n, t in others.items()]:
+        return False
+    for name, tensor in others.items():
+        put(module, name, tensor)
+    return True
+
+
+def put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Puts a parameter or a buffer in the place of another."""
+    path, _, last = name.rpartition(".")
+    setattr(module.get_submodule(path), last, tensor)
+
+
+def multipliers(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> dict[str, Multipliers]:
+    """Of every parameter, by its name in the net; of shared ones the first's, or the first that
+    says something.
+
+    Raises: CaffeError if layers that share one say different things, or one says too much.
+    """
+    names: dict[Tensor, str] = {}
+    found: dict[str, Multipliers] = {}
+    said: dict[tuple[str, str], float] = {}
+    for call in calls:
+        blobs = blobs_of(call.step.kind, modules[call.module])
+        words = call.step.layer.messages("param")
+        if len(words) > len(blobs):
+            raise words[len(blobs)].error(
+                f"{call.step.type} {call.step.name!r} has {len(words)} param for {len(blobs)} blobs"
+            )
+        for place, (name, tensor) in enumerate(blobs.items()):
+            param = words[place] if place < len(words) else Message()
+            rates = [_said(param, word) for word in Multipliers._fields]
+            if not isinstance(tensor, nn.Parameter):
+                continue
+            whole = names.setdefault(tensor, f"{call.module}.{name}")
+            for word, rate in zip(Multipliers._fields, rates, strict=True):
+                if rate is None:
+                    continue
+                if said.setdefault((whole, word), rate) != rate:
+                    raise param.error(
+                        f"{call.step.name!r} shares {whole} and says {word}_mult: {rate:g}; "
+                        f"another layer says {said[whole, word]:g}"
+                    )
+            found[whole] = Multipliers(*(said.get((whole, w), 1.0) for w in Multipliers._fields))
+    return found
+
+
+def _said(param: Message, word: str) -> float | None:
+    return param.number(f"{word}_mult") if param.has(f"{word}_mult") else None
+
+
+@dataclass
+class Loaded:
+    """What came of filling a net from a file of weights."""
+
+    filled: list[str] = field(default_factory=list)
+    """Layers whose blobs were in the file."""
+    fresh: list[str] = field(default_factory=list)
+    """Layers with blobs that start as their fillers say."""
+    unused: list[str] = field(default_factory=list)
+    """Names in the file that no layer has."""
+
+
+def load(
+    calls: Sequence[Call], modules: Mapping[str, nn.Module], blobs: Mapping[str, Sequence[Tensor]]
+) -> Loaded:
+    """Fills layers from the blobs under their names.
+
+    Raises: CaffeError if a layer has others.
+    """
+    loaded = Loaded()
+    seen: set[str] = set()
+    for call in calls:
+        own = blobs_of(call.step.kind, modules[call.module])
+        name = call.step.layer.text("name")
+        if not own or call.module in seen:
+            continue
+        seen.add(call.module)
+        if name not in blobs:
+            loaded.fresh.append(name)
+            continue
+        _check_fits(call, own, blobs[name])
+        with torch.no_grad():
+            for tensor, values in zip(own.values(), blobs[name], strict=True):
+                tensor.copy_(values.reshape(tensor.shape))
+        loaded.filled.append(name)
+    known = {call.step.layer.text("name") for call in calls}
+    loaded.unused = [name for name, held in blobs.items() if held and name not in known]
+    return loaded
+
+
+def _check_fits(call: Call, own: Mapping[str, Tensor], found: Sequence[Tensor]) -> None:
+    shapes = [each.shape for each in own.values()], [each.shape for each in found]
+    if list(map(_without_ones, shapes[0])) != list(map(_without_ones, shapes[1])):
+        expected, given = (", ".join(map(shown, each)) or "none" for each in shapes)
+        raise _unfit(call, f"blobs of {given}; the layer has {expected}")
+
+
+def _unfit(call: Call, what: str) -> CaffeError:
+    return call.step.layer.error(
+        f"the weights of {call.step.type} {call.step.name!r} are {what}; a layer that is to start "
+        "afresh needs another name"
+    )
+
+
+def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    """Without leading ones, which blobs of older files have: always four sizes."""
+    sizes = list(shape)
+    while sizes and sizes[0] == 1:
+        sizes.pop(0)
+    return tuple(sizes)
