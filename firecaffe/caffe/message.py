@@ -7,10 +7,11 @@ for in the end is what was not understood, so nothing is left out in silence.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from firecaffe.errors import RecipeError
 
+INT64 = 2**63
 FLAGS = {"true": True, "t": True, "True": True, "false": False, "f": False, "False": False}
 """protobuf's words for a bool."""
 
@@ -38,13 +39,20 @@ class Field(NamedTuple):
 class Message:
     """Fields in the file's order, and which of their names have been asked for."""
 
-    __slots__ = ("asked", "fields", "line", "where")
+    __slots__ = ("_asked", "fields", "line", "where")
 
     def __init__(self, fields: Sequence[Field] = (), line: int = 0, where: str = "") -> None:
         """where: the file, for errors."""
         self.fields = list(fields)
         self.line, self.where = line, where
-        self.asked: set[str] = set()
+        self._asked: set[str] | None = None
+
+    @property
+    def asked(self) -> set[str]:
+        """The names; made when they are needed, for most messages are small and many."""
+        if self._asked is None:
+            self._asked = set()
+        return self._asked
 
     def error(self, what: str, line: int | None = None) -> CaffeError:
         """An error about this message, or about one line; to be raised."""
@@ -82,14 +90,14 @@ class Message:
         line = found[0].line if found else self.line
         merged = Message([each for part in found for each in part.fields], line, self.where)
         for part in found:
-            part.asked = merged.asked
+            part._asked = merged.asked
         return merged
 
     def integers(self, name: str) -> list[int]:
         found = []
         for each in self.all(name):
             value = each.value
-            if not isinstance(value, int | float) or value != value // 1:
+            if not _is_whole(value):
                 raise self._wrong(each, "a whole number")
             found.append(int(value))
         return found
@@ -169,9 +177,20 @@ class Message:
         return self.error(f"{field.name} is {shown(field.value)}; expected {expected}", field.line)
 
 
+def _is_whole(value: object) -> TypeGuard[int | float]:
+    """Of at most 64 bits; "1.0" too."""
+    return isinstance(value, int | float) and value == value // 1 and -INT64 <= value < INT64
+
+
 def shown(value: object) -> str:
     """A value in a line about it."""
     if isinstance(value, Message):
         return "{ … }"
-    is_text = isinstance(value, str) and not isinstance(value, Word)
-    return f'"{value:.60}"' if is_text else f"{value!s:.60}"
+    if isinstance(value, str) and not isinstance(value, Word):
+        return f'"{printable(value[:60])}"'
+    return f"{value!s:.60}"
+
+
+def printable(text: str) -> str:
+    """A text as it can stand in a line."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)

@@ -1,183 +1,233 @@
 """protobuf's text format, without a schema: what a .prototxt file is written in.
 
-Source: "Text Format Language Specification", protobuf.dev/reference/protobuf/textformat-spec.
-Bounded: a file's bytes, the fields in it and how deep they are nested.
+Source: "Text Format Language Specification", protobuf.dev/reference/protobuf/textformat-spec, and
+where it is open, what protobuf's C++ parser does, which is Caffe's. Bounded: a file's bytes, the
+values in it and how deep they are nested.
 """
 
 import math
 import re
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
-from firecaffe.caffe.message import CaffeError, Field, Message, Word
+from firecaffe.caffe.message import CaffeError, Field, Message, Word, printable
 
 MOST_BYTES = 16 << 20
-MOST_FIELDS = 50_000
+MOST_VALUES = 40_000
 MOST_DEPTH = 50
+MOST_DIGITS = 400
+MOST_WIDE_BYTES = 250_000
+"""In strings that are not ASCII, which may take four times as much in memory."""
 
 TOKEN = re.compile(
-    r"""[ \t\r\f\v]+ | \#[^\n]*
+    rb"""[ \t\r\f\v]++ | \#[^\n]*+
     | (?P<newline>\n)
-    | (?P<string>"(?:[^"\\\n]|\\[^\n])*" | '(?:[^'\\\n]|\\[^\n])*')
-    | (?P<number>-?\s*(?:0[xX][0-9a-fA-F]+
-        | (?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fF]?))(?![\w.])
-    | (?P<word>-?[A-Za-z_][A-Za-z0-9_]*)
-    | (?P<sign>[][{}<>:,;])""",
+    | (?P<string>"[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+" | '[^'\\\n]*+(?:\\[^\n][^'\\\n]*+)*+')
+    | (?P<number>(?:0[xX][0-9a-fA-F]++
+        | (?:[0-9]++(?:\.[0-9]*+)?+ | \.[0-9]++)(?:[eE][+-]?[0-9]++)?+[fF]?+)(?![\w.]))
+    | (?P<word>[A-Za-z_][A-Za-z0-9_]*+)
+    | (?P<sign>[][{}<>:,;-])""",
     re.VERBOSE,
 )
-CLOSING = {"{": "}", "<": ">"}
-ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
-ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|(.))")
-END = ("end", "", 0)
+CLOSING = {b"{": b"}", b"<": b">"}
+SPECIAL = {"inf": math.inf, "infinity": math.inf, "nan": math.nan}
+UINT64 = 2**64
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-Token = tuple[str, str, int]
-"""Kind, text and line."""
+ESCAPE = re.compile(
+    rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
+)
+ESCAPES = {
+    **dict(zip("nrtabfv", "\n\r\t\a\b\f\v", strict=True)),
+    **{sign: sign for sign in "\\'\"?"},
+}
+LATIN_1 = {0xDC00 + byte: byte for byte in range(128, 256)}
+"""By what "surrogateescape" makes of a byte."""
+
+
+class Token(NamedTuple):
+    kind: str
+    text: bytes
+    line: int
+
+    def __str__(self) -> str:
+        return printable(decoded(self.text[:40])) if self.text else "the end of the file"
+
+
+def decoded(content: bytes) -> str:
+    """UTF-8. A byte that is not, as in Chinese comments in GBK, is read as Latin-1: it stays what
+    it is, and the rest can be read.
+    """
+    return content.decode(errors="surrogateescape").translate(LATIN_1)
 
 
 def read(path: Path) -> Message:
     """Raises: CaffeError, one line, if the file cannot be read or is no text of this format."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        if not path.is_file():
+            raise CaffeError(f"{path}: is no file; expected a prototxt")
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise CaffeError(
+                f"{path}: {size:,} bytes; expected a prototxt, of text and at most {MOST_BYTES:,}"
+            )
+        content = path.read_bytes()
     except OSError as error:
         raise CaffeError(f"{path}: cannot be read, {error.strerror}") from error
-    if len(content) > MOST_BYTES:
+    if b"\0" in content:
         raise CaffeError(
-            f"{path}: more than {MOST_BYTES:,} bytes; a prototxt is text, with no weights"
+            f"{path}: byte {content.index(0):,} is no text; expected a prototxt (a .caffemodel "
+            "goes to --weights)"
         )
-    try:
-        return parse(content.decode(), str(path))
-    except UnicodeDecodeError as error:
-        raise CaffeError(
-            f"{path}: byte {error.start} is no text; expected a prototxt (a .caffemodel goes to "
-            "--weights)"
-        ) from error
+    return parse(content, str(path))
 
 
-def parse(text: str, where: str = "prototxt") -> Message:
+def parse(text: str | bytes, where: str = "prototxt") -> Message:
     """The message that a text says. where: what errors call it.
 
     Raises: CaffeError with the line of the fault.
     """
-    return _Parser(text, where).message(1, "", 0)
+    content = text.encode(errors="replace") if isinstance(text, str) else text
+    return _Parser(content.removeprefix(BYTE_ORDER_MARK), where).message(1, b"", 0)
 
 
 class _Parser:
-    def __init__(self, text: str, where: str) -> None:
-        self.text, self.where = text, where
-        self.place, self.line, self.count = 0, 1, 0
-        self.token = END
-        self.advance()
+    def __init__(self, content: bytes, where: str) -> None:
+        self.content, self.where = content, where
+        self.place, self.line, self.num_values, self.num_wide = 0, 1, 0, 0
+        self.next = Token("end", b"", 1)
+        self.take()
 
-    def error(self, what: str, line: int | None = None) -> CaffeError:
-        return CaffeError(f"{self.where}:{self.line if line is None else line}: {what}")
+    def error(self, what: str, line: int) -> CaffeError:
+        return CaffeError(f"{self.where}:{line}: {what}")
 
-    def advance(self) -> Token:
-        """The token; the next one then stands there."""
-        before = self.token
-        while self.place < len(self.text):
-            found = TOKEN.match(self.text, self.place)
+    def take(self) -> Token:
+        """The next token."""
+        taken = self.next
+        while self.place < len(self.content):
+            found = TOKEN.match(self.content, self.place)
             if found is None:
-                sign = self.text[self.place]
-                what = "a string that does not end" if sign in "\"'" else f"{sign!r}"
-                raise self.error(f"found {what}; expected name: value")
+                rest = self.content[self.place : self.place + 20].split(b"\n")[0]
+                what = "a string that does not end: " if rest[:1] in (b'"', b"'") else ""
+                shown = printable(decoded(rest))
+                raise self.error(f"found {what}{shown}; expected name: value", self.line)
             self.place = found.end()
-            kind = found.lastgroup
-            if kind == "newline":
+            if found.lastgroup == "newline":
                 self.line += 1
-            elif kind is not None:
-                self.token = (kind, found[0], self.line)
-                return before
-        self.token = ("end", "the end of the file", self.line)
-        return before
+            elif found.lastgroup is not None:
+                self.next = Token(found.lastgroup, found[0], self.line)
+                return taken
+        self.next = Token("end", b"", self.line)
+        return taken
 
-    def message(self, line: int, closing: str, depth: int) -> Message:
+    def takes(self, signs: bytes) -> bool:
+        """Whether the next token is one of these signs, which is then taken."""
+        if self.next.kind != "sign" or self.next.text not in signs:
+            return False
+        self.take()
+        return True
+
+    def message(self, line: int, closing: bytes, depth: int) -> Message:
+        """What stands before a closing sign, or the end of the file."""
         if depth > MOST_DEPTH:
-            raise self.error(f"messages are nested more than {MOST_DEPTH} deep")
+            raise self.error(f"messages are nested more than {MOST_DEPTH} deep", line)
         fields: list[Field] = []
         while True:
-            kind, text, at = self.advance()
-            if closing and text == closing and kind == "sign":
+            token = self.take()
+            if token.text == closing:
                 return Message(fields, line, self.where)
-            if kind == "end" and not closing:
-                return Message(fields, line, self.where)
-            if kind == "sign" and text in ",;" and fields:
-                continue
-            if kind != "word":
-                missing = f" or {closing!r}, which closes line {line}" if closing else ""
-                raise self.error(f"found {text:.40}; expected a name{missing}", at)
-            self.values(text, at, fields, depth)
+            if token.kind != "word":
+                close = f" or {closing.decode()}, which closes line {line}" if closing else ""
+                raise self.error(f"found {token}; expected a name{close}", token.line)
+            self.field(sys.intern(token.text.decode()), token.line, fields, depth)
+            self.takes(b",;")
 
-    def values(self, name: str, line: int, fields: list[Field], depth: int) -> None:
-        """The value or the list of values after a name."""
-        has_colon = self.token[1] == ":" and self.token[0] == "sign"
-        if has_colon:
-            self.advance()
-        if self.token[:2] == ("sign", "[") and has_colon:
-            self.advance()
-            while self.token[:2] != ("sign", "]"):
-                self.value(name, line, fields, depth, has_colon)
-                if self.token[:2] == ("sign", ","):
-                    self.advance()
-                elif self.token[:2] != ("sign", "]"):
-                    raise self.error(
-                        f"found {self.token[1]:.40}; expected ',' or ']'", self.token[2]
-                    )
-            self.advance()
+    def field(self, name: str, line: int, fields: list[Field], depth: int) -> None:
+        """What follows a name: one value, or a list of them."""
+        has_colon = self.takes(b":")
+        if not self.takes(b"["):
+            fields.append(Field(name, self.value(name, depth, has_colon), line))
             return
-        self.value(name, line, fields, depth, has_colon)
+        if self.takes(b"]"):
+            return
+        while True:
+            fields.append(Field(name, self.value(name, depth, has_colon), line))
+            if self.takes(b"]"):
+                return
+            if not self.takes(b","):
+                raise self.error(f"found {self.next}; expected , or ]", self.next.line)
 
-    def value(self, name: str, line: int, fields: list[Field], depth: int, has_colon: bool) -> None:
-        self.count += 1
-        if self.count > MOST_FIELDS:
-            raise self.error(f"more than {MOST_FIELDS:,} values")
-        kind, text, at = self.advance()
-        if kind == "sign" and text in CLOSING:
-            fields.append(Field(name, self.message(at, CLOSING[text], depth + 1), line))
-        elif not has_colon:
-            raise self.error(f"found {text:.40} after {name}; expected ':' or '{{'", at)
-        elif kind == "string":
-            parts = [text]
-            while self.token[0] == "string":  # neighbours are one string
-                parts.append(self.advance()[1])
-            fields.append(Field(name, "".join(map(unquoted, parts)), line))
-        elif kind == "number":
-            fields.append(Field(name, self.number(text, at), line))
-        elif kind == "word":
-            special = {"inf": math.inf, "infinity": math.inf, "nan": math.nan}
-            plain = text.lstrip("-").lower()
-            if plain in special:
-                fields.append(
-                    Field(name, -special[plain] if text[0] == "-" else special[plain], line)
-                )
-            elif text[0] == "-":
-                raise self.error(f"{name} is {text:.40}; expected a value", at)
+    def value(self, name: str, depth: int, has_colon: bool) -> int | float | str | Message:
+        self.num_values += 1
+        token = self.take()
+        if self.num_values > MOST_VALUES:
+            raise self.error(f"more than {MOST_VALUES:,} values", token.line)
+        if token.text in CLOSING:
+            return self.message(token.line, CLOSING[token.text], depth + 1)
+        if not has_colon:
+            raise self.error(f"found {token} after {name}; expected : or {{", token.line)
+        if token.kind == "string":
+            return self.string(token)
+        sign = 1
+        if token.text == b"-":
+            sign, token = -1, self.take()
+        if token.kind == "number":
+            return sign * self.number(token)
+        if token.kind == "word":
+            word = token.text.decode()
+            if word.lower() in SPECIAL:
+                return sign * SPECIAL[word.lower()]
+            if sign > 0:
+                return Word(word)
+        raise self.error(f"found {token} after {name}:; expected a value", token.line)
+
+    def number(self, token: Token) -> int | float:
+        text = token.text.lower()
+        if len(text) > MOST_DIGITS:
+            raise self.error(f"a number of more than {MOST_DIGITS} signs", token.line)
+        if text.isdigit() and not re.match(rb"0[0-9]", text):
+            return int(text) if int(text) < UINT64 else float(text)
+        try:
+            if text.startswith(b"0x"):
+                found = int(text, 16)
+            elif text.startswith(b"0") and text[1:2].isdigit():
+                found = int(text, 8)
             else:
-                fields.append(Field(name, Word(text), line))
-        else:
-            raise self.error(f"found {text:.40} after {name}:; expected a value", at)
+                return float(text.rstrip(b"f"))
+        except ValueError:
+            raise self.error(f"{token} begins with 0 and is not octal", token.line) from None
+        if found >= UINT64:
+            raise self.error(f"{token} has more than 64 bits", token.line)
+        return found
 
-    def number(self, text: str, line: int) -> int | float:
-        digits = re.sub(r"\s", "", text)
-        if len(digits) > 400:
-            raise self.error("a number of more than 400 signs", line)
-        if "x" in digits.lower():
-            return int(digits, 16)
-        if re.fullmatch(r"-?0[0-7]+", digits):
-            return int(digits, 8)
-        if re.fullmatch(r"-?[0-9]+", digits):
-            return int(digits)
-        return float(digits.rstrip("fF"))
+    def string(self, token: Token) -> str:
+        """The string that a token begins: neighbors are one."""
+        parts = [self.unquoted(token)]
+        while self.next.kind == "string":
+            parts.append(self.unquoted(self.take()))
+        content = b"".join(parts)
+        if not content.isascii():
+            self.num_wide += len(content)
+            if self.num_wide > MOST_WIDE_BYTES:
+                what = f"more than {MOST_WIDE_BYTES:,} bytes of strings that are not ASCII"
+                raise self.error(what, token.line)
+        return decoded(content)
 
+    def unquoted(self, token: Token) -> bytes:
+        """What stands between the quotes, with its escapes."""
 
-def unquoted(text: str) -> str:
-    """The string that stands in quotes, with its escapes."""
+        def one(found: "re.Match[bytes]") -> bytes:
+            octal, hexadecimal, short, long, sign = found.groups()
+            try:
+                if sign is not None:
+                    return ESCAPES[sign.decode()].encode()
+                if octal or hexadecimal:
+                    return bytes([int(octal, 8) if octal else int(hexadecimal, 16)])
+                return chr(int(short or long, 16)).encode()
+            except (KeyError, ValueError, OverflowError):  # also a surrogate, or beyond Unicode
+                shown = printable(decoded(found[0]))
+                what = f"{shown} in a string is no character; a \\ is written \\\\"
+                raise self.error(what, token.line) from None
 
-    def one(found: "re.Match[str]") -> str:
-        octal, hexadecimal, sign = found.groups()
-        if octal:
-            return chr(int(octal, 8) & 255)
-        if hexadecimal:
-            return chr(int(hexadecimal, 16))
-        return ESCAPES.get(sign, sign)
-
-    return ESCAPE.sub(one, text[1:-1])
+        return ESCAPE.sub(one, token.text[1:-1])

@@ -4,6 +4,8 @@ Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp; the members' numbers are t
 Caffe's own enum.
 """
 
+from collections.abc import Sequence
+
 from firecaffe.caffe.message import Field, Message, Word
 
 TYPES = {
@@ -99,7 +101,7 @@ def _type(layers: Message, field: Field) -> str:
 
 def _params(layers: Message) -> list[Field]:
     """`param { … }` of each blob, from the lists that they stood in."""
-    lists = (
+    lists: tuple[tuple[str, str, Sequence[float | str]], ...] = (
         ("name", "param", layers.texts("param")),
         (
             "share_mode",

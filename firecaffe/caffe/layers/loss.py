@@ -37,7 +37,7 @@ class SoftmaxWithLoss(nn.Module):
         self.spec = spec
         self.axis = canonical(spec, spec.param.integer("axis", 1))
         spec.param.ignore("engine")
-        self.normalization = normalization_of(spec)
+        self.normalization = normalization_of(spec.layer)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         rows, classes = in_rows(self.spec, logits, labels, self.axis)
@@ -77,7 +77,7 @@ class InfogainLoss(nn.Module):
         takes(spec, (2, 3), 2)
         self.spec = spec
         self.axis = canonical(spec, spec.param.integer("axis", 1))
-        self.normalization = normalization_of(spec)
+        self.normalization = normalization_of(spec.layer)
         source = spec.param.text("source")
         if len(spec.bottoms) < 3 and not source:
             raise spec.layer.error(

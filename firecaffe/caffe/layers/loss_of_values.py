@@ -52,7 +52,7 @@ class SigmoidCrossEntropyLoss(nn.Module):
         takes(spec, (2,))
         spec.layer.message("sigmoid_param").ignore("engine")
         self.spec = spec
-        self.normalization = normalization_of(spec, BATCH_SIZE)
+        self.normalization = normalization_of(spec.layer, BATCH_SIZE)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         aims = alike(self.spec, logits, targets).detach().flatten(1)

@@ -58,9 +58,9 @@ def takes(spec: Spec, bottoms: tuple[int, ...], most_tops: int = 1) -> None:
         )
 
 
-def normalization_of(spec: Spec, default: str = VALID) -> Normalization:
+def normalization_of(layer: Message, default: str = VALID) -> Normalization:
     """A layer's own. default: of the layer's type. Raises: CaffeError."""
-    param = spec.layer.message("loss_param")
+    param = layer.message("loss_param")
     how = param.choice("normalization", NORMALIZATIONS, "")
     old = param.flag("normalize", True)  # before 2015; a normalization beside it is what counts
     if not how:

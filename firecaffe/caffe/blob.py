@@ -1,0 +1,88 @@
+"""A blob in a file: BlobProto, Caffe's array of numbers.
+
+Source: BVLC/caffe, src/caffe/blob.cpp (FromProto, ToProto); the fields' numbers are those of a real
+Caffe.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.caffe.wire import BYTES, VARINT, Buffer, Part, Wire, field, signed, varint
+
+LEGACY = (1, 2, 3, 4)
+"""num, channels, height and width: what there was before `shape`."""
+DATA, SHAPE, DOUBLE_DATA = 5, 7, 8
+DIM = 1
+MOST_AXES = 32
+MOST_DIM = 2**31 - 1
+MOST_PIECES = 10_000
+"""Fields that the numbers of one blob may be spread over."""
+
+Array = NDArray[np.float32]
+
+
+def read(wire: Wire, start: int, stop: int) -> Array:
+    """The blob of a message, in the shape that the file says: four axes in an old file.
+
+    Raises: CaffeError if the message is damaged, or the shape is not that of the numbers.
+    """
+    legacy: dict[int, int] = {}
+    dims: list[int] = []
+    pieces: dict[int, list[NDArray[np.floating]]] = {DATA: [], DOUBLE_DATA: []}
+    for part in wire.parts(start, stop):
+        if part.number in LEGACY and part.kind == VARINT:
+            legacy[part.number] = signed(part.value)
+        elif part.number == SHAPE and part.kind == BYTES:
+            dims += _dims(wire, part)
+        elif part.number in pieces:
+            piece = wire.fixed(part, 4 if part.number == DATA else 8)
+            if piece is not None:
+                pieces[part.number].append(piece)
+            if len(pieces[part.number]) > MOST_PIECES:
+                raise wire.error(part.start, f"numbers in more than {MOST_PIECES:,} pieces")
+    shape = tuple(legacy.get(axis, 0) for axis in LEGACY) if legacy else tuple(dims)
+    numbers = pieces[DOUBLE_DATA] if any(map(len, pieces[DOUBLE_DATA])) else pieces[DATA]
+    count = sum(map(len, numbers))
+    if len(shape) > MOST_AXES or any(not 0 <= dim <= MOST_DIM for dim in shape):
+        raise wire.error(start, f"a blob of shape {_shown(shape)}")
+    if prod(shape) != count:
+        raise wire.error(start, f"a blob of shape {_shown(shape)} with {count:,} numbers")
+    found = np.empty(shape, np.float32)
+    flat, at = found.reshape(-1), 0
+    with np.errstate(over="ignore"):  # a double beyond float32 is infinite, as in Caffe
+        for piece in numbers:
+            flat[at : at + len(piece)] = piece
+            at += len(piece)
+    return found
+
+
+def fields(array: Array, legacy: bool = False) -> list[Buffer]:
+    """The message of a blob; its numbers stay where they are.
+
+    Args:
+        array: Of any shape.
+        legacy: Whether its four axes are said as num, channels, height and width.
+    """
+    numbers = np.ascontiguousarray(array, "<f4").reshape(-1).view(np.uint8)
+    data = field(DATA, [numbers.data])
+    if legacy:
+        axes = zip(LEGACY, array.shape, strict=True)
+        return [part for axis, size in axes for part in field(axis, size)] + data
+    return [*field(SHAPE, field(DIM, b"".join(map(varint, array.shape)))), *data]
+
+
+def _dims(wire: Wire, shape: Part) -> list[int]:
+    found: list[int] = []
+    for part in wire.parts(shape.start, shape.stop):
+        for dim in wire.varints(part) if part.number == DIM else ():
+            found.append(dim)
+            if len(found) > MOST_AXES:
+                raise wire.error(shape.start, f"a blob of more than {MOST_AXES} axes")
+    return found
+
+
+def _shown(shape: Sequence[int]) -> str:
+    return f"({', '.join(map(str, shape))})"

@@ -1,0 +1,56 @@
+"""Where a solver stood: .solverstate files.
+
+Source: BVLC/caffe, src/caffe/solvers/sgd_solver.cpp (SnapshotSolverState); the fields' numbers are
+those of a real Caffe.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from firecaffe.caffe import blob
+from firecaffe.caffe.blob import Array
+from firecaffe.caffe.message import CaffeError
+from firecaffe.caffe.text import decoded
+from firecaffe.caffe.wire import BYTES, VARINT, opened, signed
+
+ITERATION, LEARNED_NET, HISTORY, CURRENT_STEP = 1, 2, 3, 4
+MOST_BLOBS = 20_000
+MOST_PATH_BYTES = 10_000
+
+
+class SolverState(NamedTuple):
+    """What a solver continues from, beside the weights."""
+
+    iteration: int
+    """Updates that were made."""
+    learned_net: str
+    """The path of the weights, as it was where they were trained; empty if it is not said."""
+    current_step: int
+    """Of the policy multistep: how many of its steps were behind."""
+    history: list[Array]
+    """SGD: the momentum of each parameter that is no copy of another, in the net's order. Solvers
+    with two of them for each have all the first, then all the second.
+    """
+
+
+def read(path: Path) -> SolverState:
+    """Raises: CaffeError, one line, if the file is damaged or no such file."""
+    wire = opened(path)
+    numbers: dict[int, int] = {}
+    learned_net, places = "", []
+    for part in wire.parts(0, len(wire)):
+        if part.kind == VARINT:
+            numbers[part.number] = signed(part.value)
+        elif part.kind == BYTES and part.number == LEARNED_NET:
+            if part.stop - part.start > MOST_PATH_BYTES:
+                raise wire.error(part.start, f"a path of more than {MOST_PATH_BYTES:,} bytes")
+            learned_net = decoded(wire.text(part))
+        elif part.kind == BYTES and part.number == HISTORY:
+            places.append(part)
+        if len(places) > MOST_BLOBS or len(numbers) > MOST_BLOBS:
+            raise wire.error(part.start, f"more than {MOST_BLOBS:,} blobs")
+    iteration, step = numbers.get(ITERATION, -1), numbers.get(CURRENT_STEP, 0)
+    if iteration < 0 or step < 0:
+        raise CaffeError(f"{path}: says no iteration; expected a .solverstate")
+    history = [blob.read(wire, each.start, each.stop) for each in places]
+    return SolverState(iteration, learned_net, step, history)

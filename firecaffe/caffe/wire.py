@@ -1,0 +1,195 @@
+"""protobuf's binary format, without a schema: what .caffemodel and .binaryproto are written in.
+
+Source: "Encoding", protobuf.dev/programming-guides/encoding. Nothing is copied: a field is where it
+stands in the file. Bounded: how many fields are read, and how deep groups are nested.
+"""
+
+import mmap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.caffe.message import CaffeError
+
+VARINT, FIXED64, BYTES, GROUP, END_OF_GROUP, FIXED32 = range(6)
+WIDTHS = {FIXED64: 8, FIXED32: 4}
+MOST_FIELDS = 300_000
+MOST_DEPTH = 50
+MOST_TAG = 2**32 - 1
+NO_FIELD = "no field begins here; expected protobuf's binary format"
+INT64, UINT64 = 2**63, 2**64
+
+Buffer = bytes | memoryview
+"""A part of a file to be written."""
+
+
+class Part(NamedTuple):
+    """A field, or a run of fields of one number and of fixed width."""
+
+    number: int
+    kind: int
+    value: int
+    """What a VARINT says; how many fields are in a run of FIXED32 or FIXED64; else 0."""
+    start: int
+    """Of what BYTES holds, or of a run with its tags."""
+    stop: int
+
+
+class Wire:
+    """A file in this format."""
+
+    def __init__(self, content: bytes | mmap.mmap, where: str) -> None:
+        """where: the file, for errors."""
+        self.content, self.where = content, where
+        self.left = MOST_FIELDS
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def error(self, at: int, what: str) -> CaffeError:
+        """An error about a byte; to be raised."""
+        return CaffeError(f"{self.where}: byte {at:,}: {what}")
+
+    def parts(self, start: int, stop: int) -> Iterator[Part]:
+        """The fields of the message that stands there; groups are passed over.
+
+        Raises: CaffeError where the bytes are no message.
+        """
+        groups: list[int] = []
+        at = start
+        while at < stop:
+            self.left -= 1
+            if self.left < 0:
+                raise self.error(at, f"more than {MOST_FIELDS:,} fields")
+            begin = at
+            part, at = self._part(at, stop)
+            if part.kind == GROUP:
+                groups.append(part.number)
+                if len(groups) > MOST_DEPTH:
+                    raise self.error(begin, f"groups are nested more than {MOST_DEPTH} deep")
+            elif part.kind == END_OF_GROUP:
+                if not groups or groups.pop() != part.number:
+                    raise self.error(begin, NO_FIELD)
+            elif not groups:
+                yield part
+        if groups:
+            raise self.error(at, "a group that does not end")
+
+    def varint(self, at: int, stop: int) -> tuple[int, int]:
+        """A number below 2^64 and where the next byte stands."""
+        number = 0
+        for place in range(10):
+            if at + place >= stop:
+                raise self.error(at, "a number that does not end within its message")
+            byte = self.content[at + place]
+            number |= (byte & 127) << 7 * place
+            if byte < 128:
+                return number % UINT64, at + place + 1
+        raise self.error(at, "a number of more than 10 bytes")
+
+    def varints(self, part: Part) -> Iterator[int]:
+        """The signed numbers of a field, packed or not; none if it is of another kind."""
+        if part.kind == VARINT:
+            yield signed(part.value)
+        at = part.start
+        while part.kind == BYTES and at < part.stop:
+            number, at = self.varint(at, part.stop)
+            yield signed(number)
+
+    def fixed(self, part: Part, width: int) -> NDArray[np.floating] | None:
+        """The float32 (4 bytes) or float64 (8) numbers of a field, packed or not, as a view; None
+        if it is of another kind.
+        """
+        dtype = {4: "<f4", 8: "<f8"}[width]
+        length = part.stop - part.start
+        if part.kind == BYTES:
+            if length % width:
+                raise self.error(part.start, f"{length:,} bytes of numbers of {width} bytes each")
+            return np.ndarray((length // width,), dtype, self.content, part.start)
+        if WIDTHS.get(part.kind) != width:
+            return None
+        step = length // part.value
+        first = part.start + step - width
+        return np.ndarray((part.value,), dtype, self.content, first, (step,))
+
+    def text(self, part: Part) -> bytes:
+        return self.content[part.start : part.stop]
+
+    def _part(self, at: int, stop: int) -> tuple[Part, int]:
+        """The field that begins there, and where the next one does."""
+        tag, start = self.varint(at, stop)
+        number, kind = tag >> 3, tag & 7
+        if not number or tag > MOST_TAG or kind > FIXED32:
+            raise self.error(at, NO_FIELD)
+        if kind == VARINT:
+            value, end = self.varint(start, stop)
+            return Part(number, kind, value, start, end), end
+        if kind == BYTES:
+            length, start = self.varint(start, stop)
+            if length > stop - start:
+                what = f"{length:,} bytes are said to follow, where {stop - start:,} are left"
+                raise self.error(at, what)
+            return Part(number, kind, 0, start, start + length), start + length
+        if kind in WIDTHS:
+            step = start - at + WIDTHS[kind]
+            if step > stop - at:
+                raise self.error(at, "a number that does not end within its message")
+            count = self._run(at, stop, step) if start == at + 1 else 1
+            end = at + count * step
+            return Part(number, kind, count, at, end), end
+        return Part(number, kind, 0, start, start), start
+
+    def _run(self, at: int, stop: int, step: int) -> int:
+        """How many fields with the same tag of one byte follow each other."""
+        most = (stop - at) // step
+        count, chunk = 1, 16
+        while count < most:
+            chunk = min(chunk * 16, 1 << 20, most - count)
+            shape, first = (chunk,), at + count * step
+            tags = np.ndarray(shape, np.uint8, self.content, first, (step,))
+            others = np.flatnonzero(tags != self.content[at])
+            if len(others):
+                return count + int(others[0])
+            count += chunk
+        return count
+
+
+def opened(path: Path) -> Wire:
+    """The file, as it lies on the disk. Raises: CaffeError if it cannot be read."""
+    try:
+        if not path.is_file():
+            raise CaffeError(f"{path}: is no file")
+        with path.open("rb") as file:
+            is_empty = not file.seek(0, 2)
+            content = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CaffeError(f"{path}: cannot be read, {reason}") from error
+    return Wire(content, str(path))
+
+
+def signed(number: int) -> int:
+    """An int32 or int64 as it was before it became a varint."""
+    return number - UINT64 if number >= INT64 else number
+
+
+def varint(number: int) -> bytes:
+    """The bytes of a number, which may be negative."""
+    number %= UINT64
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def field(number: int, value: int | bytes | Sequence[Buffer]) -> list[Buffer]:
+    """A field: a varint, bytes, or a message of such fields."""
+    if isinstance(value, int):
+        return [varint(number << 3 | VARINT) + varint(value)]
+    parts = [value] if isinstance(value, bytes) else value
+    length = sum(map(len, parts))
+    return [varint(number << 3 | BYTES) + varint(length), *parts]

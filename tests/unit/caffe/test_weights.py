@@ -1,0 +1,257 @@
+"""Binary files. Those in tests/golden/caffe/files were written by a real Caffe (current, .h5, the
+state) or by protobuf with its messages, and loaded by it (v1, v0, mean).
+"""
+
+import struct
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from firecaffe.caffe import mean, solverstate, weights
+from firecaffe.caffe.blob import Array
+from firecaffe.caffe.message import CaffeError
+from firecaffe.caffe.weights import Layer
+from firecaffe.caffe.wire import field, varint
+
+FILES = Path(__file__).parents[2] / "golden" / "caffe" / "files"
+FORK = 999
+"""A field that Caffe does not have."""
+
+
+def ramp(number: int, *shape: int) -> Array:
+    """What the golden files hold: 0, 1/8, 2/8, … less the number of the blob."""
+    count = int(np.prod(shape))
+    return (np.arange(count) / 8 - number).reshape(shape).astype(np.float32)
+
+
+CURRENT = {
+    "conv/1": [ramp(0, 3, 2, 2, 2), ramp(1, 3)],
+    "bn": [ramp(2, 3), ramp(3, 3), ramp(4, 1)],
+    "ip": [ramp(5, 2, 27), ramp(6, 2)],
+}
+OLD = {
+    "conv/1": [ramp(0, 3, 2, 2, 2), ramp(1, 1, 1, 1, 3)],
+    "ip": [ramp(5, 1, 1, 2, 27), ramp(6, 1, 1, 1, 2)],
+}
+
+
+def same(found: dict[str, list[Array]], expected: dict[str, list[Array]]) -> None:
+    assert list(found) == list(expected)
+    for name, blobs in expected.items():
+        assert [each.shape for each in found[name]] == [each.shape for each in blobs]
+        assert all(map(np.array_equal, found[name], blobs))
+        assert all(each.dtype == np.float32 and each.flags.writeable for each in found[name])
+
+
+@pytest.mark.parametrize(("name", "expected"), [("current", CURRENT), ("v1", OLD), ("v0", OLD)])
+def test_caffes_own_files(name: str, expected: dict[str, list[Array]]) -> None:
+    same(weights.read(FILES / f"{name}.caffemodel"), expected)
+
+
+def test_caffes_own_hdf5_file() -> None:
+    pytest.importorskip("h5py")
+    renamed = {name.replace("/", ""): blobs for name, blobs in CURRENT.items()}
+    found = weights.read(FILES / "current.caffemodel.h5")
+    same({name: found[name] for name in renamed}, renamed)
+    assert len(found) == len(renamed)
+
+
+def test_hdf5_without_h5py_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    with pytest.raises(CaffeError, match=r"need h5py; pip install 'firecaffe\[hdf5\]'"):
+        weights.read(FILES / "current.caffemodel.h5")
+
+
+def test_what_is_written_is_what_caffe_writes(tmp_path: Path) -> None:
+    """But for what a weight file has beside the weights: the layers' words, and those without."""
+    path = tmp_path / "w.caffemodel"
+    weights.write(path, [Layer(name, "T", blobs) for name, blobs in CURRENT.items()], "net")
+    same(weights.read(path), CURRENT)
+    caffes, ours = (FILES / "current.caffemodel").read_bytes(), path.read_bytes()
+    data = field(5, CURRENT["ip"][0].tobytes())
+    blob = b"".join([*data, *field(7, field(1, varint(2) + varint(27)))])
+    assert blob in caffes
+    blob = b"".join([*field(7, field(1, varint(2) + varint(27))), *data])
+    assert blob in ours
+
+
+def test_what_is_written_has_the_fields_of_the_format(tmp_path: Path) -> None:
+    path = tmp_path / "w.caffemodel"
+    weights.write(path, [Layer("é", "ReLU", [np.array([[1.5], [-2]], np.float32)])], "n")
+    numbers = struct.pack("<2f", 1.5, -2)
+    blob = b"\x3a\x04\x0a\x02\x02\x01" + b"\x2a\x08" + numbers
+    layer = b"\x0a\x02\xc3\xa9" + b"\x12\x04ReLU" + b"\x3a" + bytes([len(blob)]) + blob
+    assert path.read_bytes() == b"\x0a\x01n" + b"\xa2\x06" + bytes([len(layer)]) + layer
+
+
+def test_odd_shapes_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "w.caffemodel"
+    blobs = [np.full((), 3.5, np.float32), np.zeros((0, 4), np.float32), ramp(0, 1, 1, 300)]
+    blobs.append(ramp(0, 4, 6)[:, ::2])
+    weights.write(path, [Layer("a", "T", blobs)])
+    same(weights.read(path), {"a": blobs})
+
+
+Parts = list[Any]
+
+
+def model(tmp_path: Path, *blob: Parts, layer: Parts | None = None) -> Path:
+    """A file of one layer, a, with one blob of these fields."""
+    path = tmp_path / "x.caffemodel"
+    content = [*field(1, b"a"), *field(7, list(chain(*blob))), *(layer or [])]
+    path.write_bytes(b"".join(field(100, content)))
+    return path
+
+
+def shape(*dims: int) -> Parts:
+    return field(7, field(1, b"".join(map(varint, dims))))
+
+
+ONE = struct.pack("<f", 1)
+GROUP = bytes([15 << 3 | 3, 14 << 3 | 3, 14 << 3 | 4, *field(3, 7)[0], 15 << 3 | 4])
+UNPACKED_DIMS = field(7, [*field(1, 2), *field(1, 3)])
+SIX = struct.pack("<6f", *range(6))
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        [shape(2, 3), field(5, SIX)],
+        [field(5, SIX), shape(2, 3)],
+        [UNPACKED_DIMS, field(5, SIX[:8]), field(5, b""), field(5, SIX[8:])],
+        [shape(2, 3), [b"\x2d" + SIX[at : at + 4] for at in range(0, 24, 4)]],
+        [shape(2, 3), field(5, SIX[:4]), [b"\x2d" + SIX[at : at + 4] for at in range(4, 24, 4)]],
+        [shape(2, 3), field(8, struct.pack("<6d", *range(6)))],
+        [shape(2, 3), [b"\x41" + struct.pack("<d", n) for n in range(6)], field(5, ONE)],
+        [field(FORK, b"?"), shape(2, 3), [GROUP], field(6, SIX), field(5, SIX), field(FORK, 5)],
+        [shape(2, 3), field(5, SIX), field(5, 77), [varint(7 << 3 | 5) + ONE], field(1, b"1")],
+        [field(7, field(1, b"\x82\x80\x00\x03")), field(5, SIX)],
+    ],
+    ids=str,
+)
+def test_every_way_to_say_a_blob(tmp_path: Path, blob: list[Parts]) -> None:
+    found = weights.read(model(tmp_path, *blob))
+    same(found, {"a": [np.arange(6, dtype=np.float32).reshape(2, 3)]})
+
+
+def test_long_runs_of_unpacked_numbers_that_look_like_tags(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (100_003, 5), np.uint8)
+    rows[::7] = 0x2D
+    rows[:, 0] = 0x2D
+    found = weights.read(model(tmp_path, shape(100_003), [rows.tobytes()]))
+    numbers = rows[:, 1:].tobytes()
+    assert found["a"][0].tobytes() == numbers
+
+
+def test_legacy_axes_win_over_the_shape_and_missing_ones_are_zero(tmp_path: Path) -> None:
+    axes = [field(3, 2), field(4, 3)]
+    path = model(tmp_path, *axes, field(1, 1), field(2, 1), shape(6), field(5, SIX))
+    assert weights.read(path)["a"][0].shape == (1, 1, 2, 3)
+    with pytest.raises(CaffeError, match=r"shape \(0, 0, 2, 3\) with 6 numbers"):
+        weights.read(model(tmp_path, *axes, field(5, SIX)))
+
+
+def test_the_last_layer_of_a_name_counts_and_those_without_blobs_are_left_out(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "w.caffemodel"
+    layers = [Layer("a", "T", [ramp(0, 2)]), Layer("b", "T", []), Layer("a", "T", [ramp(9, 1)])]
+    weights.write(path, layers)
+    same(weights.read(path), {"a": [ramp(9, 1)]})
+
+
+def damaged(tmp_path: Path, content: bytes | Path) -> str:
+    path = content if isinstance(content, Path) else tmp_path / "x.caffemodel"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    with pytest.raises(CaffeError) as error:
+        weights.read(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_damage_is_one_line(tmp_path: Path) -> None:
+    whole = (FILES / "current.caffemodel").read_bytes()
+    for length in (1, 40, len(whole) - 1):
+        assert "x.caffemodel: byte " in damaged(tmp_path, whole[:length])
+    for content, words in (
+        (b"", "holds no layers; expected a .caffemodel"),
+        (b'layer { name: "a" }', "byte 0: no field begins here; expected protobuf's binary format"),
+        (b"version https://git-lfs.github.com", "byte 0: no field begins here"),
+        (b"\x00\x00", "byte 0: no field begins here"),
+        (b"\xff" * 11, "byte 0: a number of more than 10 bytes"),
+        (b"\x0a\x05ab", "byte 0: 5 bytes are said to follow, where 2 are left"),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01ab", "18,446,744,073,709,551,615 bytes"),
+        (b"\x0d\x00\x00", "byte 0: a number that does not end"),
+        (b"\x0b" * 60, "groups are nested more than 50 deep"),
+        (b"\x0b\x0a\x00", "a group that does not end"),
+        (b"\x0b\x14", "byte 1: no field begins here"),
+        (b"\x0c", "byte 0: no field begins here"),
+        (b"".join(field(2, b"") + field(100, b"")), "layers of two ages"),
+        (b"\x08\x01" * 300_001, "more than 300,000 fields"),
+        (b"".join(field(100, b"")) * 10_001, "more than 10,000 layers"),
+        (b"".join(field(100, field(1, b"n" * 1001))), "a name of more than 1,000 bytes"),
+    ):
+        assert words in damaged(tmp_path, content)
+    for missing in (tmp_path, tmp_path / "none", Path("/dev/zero")):
+        assert "is no file" in damaged(tmp_path, missing)
+
+
+def test_a_blob_that_cannot_be(tmp_path: Path) -> None:
+    for blob, words in (
+        ([shape(2**31 - 1, 2**31 - 1), field(5, ONE)], "(2147483647, 2147483647) with 1 numbers"),
+        ([shape(2**31, 0)], "a blob of shape (2147483648, 0)"),
+        ([shape(-1, -1), field(5, ONE)], "a blob of shape (-1, -1)"),
+        ([shape(*[1] * 33), field(5, ONE)], "more than 32 axes"),
+        ([shape(2), field(5, ONE)], "a blob of shape (2) with 1 numbers"),
+        ([field(5, SIX)], "a blob of shape () with 6 numbers"),
+        ([field(5, SIX[:-1])], "23 bytes of numbers of 4 bytes each"),
+        ([field(8, SIX[:-1])], "23 bytes of numbers of 8 bytes each"),
+        ([shape(10_001), field(5, ONE) * 10_001], "in more than 10,000 pieces"),
+    ):
+        assert words in damaged(tmp_path, model(tmp_path, *blob))
+    many = field(7, b"") * 20_001
+    assert "more than 20,000 blobs" in damaged(tmp_path, model(tmp_path, layer=many))
+
+
+def test_a_mean_image(tmp_path: Path) -> None:
+    image = (np.arange(24).reshape(3, 2, 4) / 4).astype(np.float32)
+    found = mean.read(FILES / "mean.binaryproto")
+    assert (found.shape, found.tolist()) == (image.shape, image.tolist())
+    path = tmp_path / "mean.binaryproto"
+    mean.write(path, image)
+    assert path.read_bytes() == (FILES / "mean.binaryproto").read_bytes()
+    path.write_bytes(b"".join([*shape(3, 2, 4), *field(5, image.tobytes())]))
+    assert mean.read(path).tolist() == image.tolist()
+    path.write_bytes(b"".join([*shape(6), *field(5, SIX)]))
+    with pytest.raises(CaffeError, match=r"shape \(6,\); expected one image"):
+        mean.read(path)
+    path.write_bytes(b"".join([*shape(2, 1, 1, 3), *field(5, SIX)]))
+    with pytest.raises(CaffeError, match=r"expected one image"):
+        mean.read(path)
+
+
+def test_where_a_solver_stood() -> None:
+    """Two inputs of 1 and a bias, all fitted to 3 from 0: three updates of a rate of 1/8, halved
+    after the first, with a momentum of 1/2. All three parameters move alike.
+    """
+    weight = history = 0.0
+    for rate in (1 / 8, 1 / 16, 1 / 16):
+        history = rate * (3 * weight - 3) + history / 2
+        weight -= history
+    found = solverstate.read(FILES / "sgd.solverstate")
+    assert (found.iteration, found.current_step) == (3, 1)
+    assert found.learned_net == "g/snap_iter_3.caffemodel"
+    assert [each.tolist() for each in found.history] == [[[history, history]], [history]]
+
+
+def test_no_solver_state(tmp_path: Path) -> None:
+    path = tmp_path / "x.solverstate"
+    for content in (b"", b"".join(field(1, -1))):
+        path.write_bytes(content)
+        with pytest.raises(CaffeError, match=r"says no iteration; expected a \.solverstate"):
+            solverstate.read(path)
