@@ -27,8 +27,8 @@ def deconvolution(name: str, words: str, x: tuple[int, ...] = (2, 4, 3, 4)) -> C
     return single(name, "Deconvolution", f"convolution_param {{ {words} }}", x=x)
 
 
-def pooling(name: str, words: str, tops: str = "y", x: tuple[int, ...] = MAPS) -> Case:
-    return single(name, "Pooling", f"pooling_param {{ {words} }}", tops=tops, x=x)
+def pooling(name: str, words: str, x: tuple[int, ...] = MAPS) -> Case:
+    return single(name, "Pooling", f"pooling_param {{ {words} }}", x=x)
 
 
 CONVOLUTION = [
@@ -47,8 +47,6 @@ CONVOLUTION = [
         "num_output: 3 kernel_size: 2 kernel_size: 3 pad: 1 pad: 0 stride: 1 stride: 2 "
         "dilation: 2 dilation: 1",
     ),
-    convolution("volume", "num_output: 2 kernel_size: 2 pad: 1", x=(2, 2, 3, 4, 3)),
-    convolution("line", "num_output: 2 kernel_size: 3 stride: 2", x=(2, 3, 9)),
     Case(
         "two_bottoms",
         inputs(x=MAPS, z=MAPS)
@@ -77,18 +75,17 @@ POOLING = [
     pooling("max_padded", "kernel_size: 3 stride: 2 pad: 1"),
     pooling("max_last_window_dropped", "kernel_size: 2 stride: 2 pad: 1", x=(2, 2, 7, 7)),
     pooling("max_kernel_below_stride", "kernel_size: 1 stride: 3", x=(2, 2, 7, 10)),
-    # The last window starts beyond the map: the least float. Backward, Caffe writes to nowhere.
-    single(
-        "max_window_outside",
-        "Pooling",
-        "pooling_param { kernel_size: 1 stride: 3 }",
-        passes="forward",
-        x=(2, 2, 6, 8),
-    ),
     pooling("max_kernel_2_stride_3", "kernel_size: 2 stride: 3", x=(2, 2, 7, 8)),
     pooling("max_rectangle", "kernel_h: 3 kernel_w: 2 stride_h: 1 stride_w: 2 pad_h: 0 pad_w: 1"),
     pooling("max_global", "global_pooling: true"),
-    pooling("max_mask", "kernel_size: 3 stride: 2", tops="y mask"),
+    single(
+        "max_mask",
+        "Pooling",
+        "pooling_param { kernel_size: 3 stride: 2 }",
+        tops="y mask",
+        headless=("mask",),
+        x=MAPS,
+    ),
     pooling("max_floor", "kernel_size: 3 stride: 2 round_mode: FLOOR", x=(2, 2, 6, 8)),
     pooling("ave", "pool: AVE kernel_size: 2 stride: 2"),
     pooling("ave_ceil", "pool: AVE kernel_size: 3 stride: 2"),
@@ -244,7 +241,7 @@ NORM = [
     ),
     single("mvn", "MVN", x=MAPS),
     single("mvn_mean", "MVN", "mvn_param { normalize_variance: false }", x=MAPS),
-    single("mvn_across", "MVN", "mvn_param { across_channels: true eps: 0.01 }", x=MAPS),
+    single("mvn_across", "MVN", "mvn_param { across_channels: true eps: 0.00001 }", x=MAPS),
 ]
 
 SHAPES = [
@@ -368,35 +365,30 @@ CONT = {"cont": these(0, 0, 1, 1, 1, 0, 1, 1)}
 OWN = "recurrent_param { num_output: 3 }"
 EXPOSED = "recurrent_param { num_output: 3 expose_hidden: true }"
 STEPS, MARKS, STATE = (4, 2, 5), (4, 2), (1, 2, 3)
+
+
+def recurrent(
+    name: str, kind: str, words: str = OWN, tops: str = "y", **more: tuple[int, ...]
+) -> Case:
+    return single(
+        name,
+        kind,
+        words,
+        tops=tops,
+        draws=CONT,
+        skipped=("cont", "h0", "c0"),
+        **{"x": STEPS, "cont": MARKS, **more},
+    )
+
+
 RECURRENT = [
-    single("lstm", "LSTM", OWN, draws=CONT, x=STEPS, cont=MARKS),
-    single("lstm_images", "LSTM", OWN, draws=CONT, x=(4, 2, 2, 2), cont=MARKS),
-    single("lstm_static", "LSTM", OWN, draws=CONT, x=STEPS, cont=MARKS, still=(2, 4)),
-    single(
-        "lstm_exposed",
-        "LSTM",
-        EXPOSED,
-        tops="y h c",
-        draws=CONT,
-        x=STEPS,
-        cont=MARKS,
-        h0=STATE,
-        c0=STATE,
-        skipped=("h0", "c0"),
-    ),
-    single("rnn", "RNN", OWN, draws=CONT, x=STEPS, cont=MARKS),
-    single("rnn_static", "RNN", OWN, draws=CONT, x=STEPS, cont=MARKS, still=(2, 4)),
-    single(
-        "rnn_exposed",
-        "RNN",
-        EXPOSED,
-        tops="y h",
-        draws=CONT,
-        x=STEPS,
-        cont=MARKS,
-        h0=STATE,
-        skipped=("h0",),
-    ),
+    recurrent("lstm", "LSTM"),
+    recurrent("lstm_images", "LSTM", x=(4, 2, 2, 2)),
+    recurrent("lstm_static", "LSTM", still=(2, 4)),
+    recurrent("lstm_exposed", "LSTM", EXPOSED, "y h c", h0=STATE, c0=STATE),
+    recurrent("rnn", "RNN"),
+    recurrent("rnn_static", "RNN", still=(2, 4)),
+    recurrent("rnn_exposed", "RNN", EXPOSED, "y h", h0=STATE),
 ]
 
 FAMILIES = {

@@ -10,9 +10,10 @@ beside a newer Python; PYTHONHOME then names their usr folder).
         numpy==1.23.5 "protobuf<3.21"
 gives the wheels.
 
-A record's arrays are named CASE:KIND:NAME. Kinds: param, before the pass; head, the gradient of an
-output that is no loss; blob and after, blobs and parameters when the forward pass is over; diff and
-grad, the gradients of blobs and parameters; weight, of a loss.
+A record's arrays are named CASE:KIND:NAME. Kinds of a case: param, before the pass; head, the
+gradient of an output that is no loss; blob and after, blobs and parameters when the forward pass is
+over; diff and grad, the gradients of blobs and parameters; weight, of a loss. Kinds of a training:
+the iterations that were made.
 """
 
 from __future__ import annotations
@@ -110,7 +111,30 @@ def loaded(case: Case) -> Any:
 
 
 def trained() -> Arrays:
-    return {}
+    """The weights of each training, at the start (of all) and after some iterations."""
+    found: Arrays = {}
+    for training in solvers.TRAININGS:
+        print(f"solvers {training.name}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            net, solver = Path(folder, "net.prototxt"), Path(folder, "solver.prototxt")
+            net.write_text(training.net)
+            solver.write_text(f'net: "{net}"\n{training.solver}')
+            made = caffe.get_solver(str(solver))
+        images, labels = solvers.samples(training)
+        made.net.set_input_arrays(images, labels)
+        parameters = {
+            f"{layer}/{place}": blob
+            for layer, blobs in made.net.params.items()
+            for place, blob in enumerate(blobs)
+        }
+        for name, blob in parameters.items():
+            blob.data[...] = solvers.start(name, tuple(blob.shape))
+            found[f"start:start:{name}"] = blob.data.copy()
+        for look in solvers.LOOKS:
+            made.step(look - made.iter)
+            for name, blob in parameters.items():
+                found[f"{training.name}:{look}:{name}"] = blob.data.copy()
+    return found
 
 
 if __name__ == "__main__":

@@ -142,25 +142,20 @@ def inner(bottom: str, top: str, words: str = "") -> str:
     return layer("InnerProduct", bottom, top, f"{INNER} {words}")
 
 
-def phased(bottom: str, top: str, rules: str) -> str:
-    return layer("Power", bottom, top, f"power_param {{ scale: 2 }} {rules}")
+def own(name: str, rules: str) -> str:
+    """A layer in place that not every state of the net has."""
+    return layer("Scale", "ip", "ip", f"scale_param {{ bias_term: true }} {rules}", name)
 
 
 PHASES = (
     inputs(data=(2, 4), label=(2,))
     + inner("data", "ip")
-    + layer("Power", "ip", "ip", "power_param { scale: 2 } include { phase: TRAIN }", "train")
-    + layer("Power", "ip", "ip", "power_param { scale: 3 } include { phase: TEST }", "test")
-    + layer("Power", "ip", "ip", "power_param { shift: 1 } exclude { phase: TEST }", "not_test")
-    + layer("Power", "ip", "ip", 'power_param { shift: 5 } include { stage: "extra" }', "extra")
-    + layer(
-        "Power",
-        "ip",
-        "ip",
-        'power_param { shift: 7 } include { phase: TEST not_stage: "extra" }',
-        "not_extra",
-    )
-    + layer("Power", "ip", "ip", "power_param { shift: 0.5 } include { min_level: 1 }", "level")
+    + own("train", "include { phase: TRAIN }")
+    + own("test", "include { phase: TEST }")
+    + own("not_test", "exclude { phase: TEST }")
+    + own("extra", 'include { stage: "extra" }')
+    + own("not_extra", 'include { phase: TEST not_stage: "extra" }')
+    + own("level", "include { min_level: 1 }")
     + layer("SoftmaxWithLoss", "ip label", "loss")
 )
 SIAMESE = (
@@ -184,34 +179,17 @@ NETS = [
     Case("phase_test", PHASES, phase="TEST", draws=CLASSES),
     Case("stage", PHASES, phase="TEST", draws=CLASSES, stages=("extra",)),
     Case("shared", SIAMESE, draws={"similar": these(1, 0, 1)}),
-    Case(
-        "shared_permissive",
-        inputs(x=(3, 6))
-        + layer("Reshape", "x", "m", "reshape_param { shape { dim: 3 dim: 2 dim: 3 } }")
-        + layer(
-            "InnerProduct",
-            "x",
-            "y",
-            'inner_product_param { num_output: 4 } param { name: "w" }',
-        )
-        + layer(
-            "InnerProduct",
-            "m",
-            "z",
-            "inner_product_param { num_output: 8 axis: 2 bias_term: false } "
-            'param { name: "w" share_mode: PERMISSIVE }',
-        ),
-    ),
+    # In place, Caffe's ReLU and Power have right gradients only where no layer behind them needs
+    # what stood there.
     Case(
         "in_place",
         inputs(x=(2, 3, 5, 5))
         + layer("Convolution", "x", "y", f"{CONV} }}")
         + layer("Scale", "y", "y", "scale_param { bias_term: true }", "scale")
         + layer("ReLU", "y", "y", "relu_param { negative_slope: 0.1 }", "relu")
-        + layer("Sigmoid", "y", "y", name="sigmoid")
         + layer("Dropout", "y", "y", "dropout_param { dropout_ratio: 0 }", "drop")
         + layer("Eltwise", "y y", "z")
-        + layer("Power", "z", "z", "power_param { power: 2 }", "power"),
+        + layer("TanH", "z", "z", name="tanh"),
     ),
     Case(
         "in_place_then_read",
