@@ -14,7 +14,7 @@ from firecaffe.data.caffe_mean import read_mean
 from firecaffe.data.caffe_paths import Places
 from firecaffe.data.caffe_records import ListedImages, LmdbRecords, Records, read_lines
 from firecaffe.data.caffe_set import CaffeSet
-from firecaffe.data.caffe_tops import Tops, image_tops
+from firecaffe.data.caffe_tops import ImageTops, Tops
 from firecaffe.data.caffe_transform import Transformer
 from firecaffe.data.config import DataConfig
 from firecaffe.data.source import DataParts, TestPart
@@ -99,7 +99,7 @@ def is_there(layer: DataLayer, home: str = "") -> bool:
 
 
 def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSet:
-    tops = [_tops(each, phase, config) for each in layers]
+    tops = [open_tops(each, phase, config).in_memory() for each in layers]
     counts = {len(each) for each in tops}
     if len(counts) > 1:
         told = ", ".join(
@@ -114,7 +114,8 @@ def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSe
     return found
 
 
-def _tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
+def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
+    """Opens what a layer names. Raises: DataError if that is not there, or damaged."""
     places, at = Places(layer.layer.where, config.path), f"{layer.layer.where}:{layer.layer.line}"
     source = places.find(f"{at}: source", layer.source)
     if layer.type == "HDF5Data":
@@ -126,7 +127,7 @@ def _tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
     is_cut_at_random = phase_of(layer.layer, phase) == TRAIN
     transformer = Transformer(layer.transform, is_cut_at_random, mean_CHW)
     records = _records(layer, source, places)
-    return image_tops(records, transformer, len(layer.tops) > 1, config.decode_threads)
+    return ImageTops(records, transformer, len(layer.tops) > 1, config.decode_threads)
 
 
 def _records(layer: DataLayer, source: Path, places: Places) -> Records:

@@ -9,10 +9,10 @@ import torch
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import Field, Message
 from firecaffe.caffe.net import Net
+from firecaffe.data.caffe_layers import REFUSED
 from firecaffe.from_caffe.patterns import as_patterns, grouped
 from firecaffe.from_caffe.report import Report
 from firecaffe.from_caffe.samples import Phases, Samples, sources_of
-from firecaffe.from_caffe.training import State
 
 MIXING = {
     "BatchNorm": "BatchNorm takes its statistics over a batch",
@@ -42,7 +42,6 @@ class Described:
 def describe(
     net: Message,
     phases: Phases,
-    states: Mapping[str, State],
     samples: Samples,
     has_decay: bool,
     report: Report,
@@ -53,7 +52,7 @@ def describe(
     """
     with torch.device("meta"):
         nets = {
-            phase: built(net, phase, layers, states.get(phase, State()), samples, report)
+            phase: built(net, phase, layers, samples, report)
             for phase, layers in phases.items()
             if layers
         }
@@ -80,7 +79,6 @@ def built(
     net: Message,
     phase: str,
     layers: Sequence[Message],
-    state: State,
     samples: Samples,
     report: Report,
 ) -> Net:
@@ -107,13 +105,7 @@ def built(
         )
         _ignore(layer)
     fields = [Field("layer", layer, layer.line) for layer in there]
-    return Net(
-        Message(fields, net.line, net.where),
-        phase=phase,
-        stages=state.stages,
-        level=state.level,
-        inputs=inputs,
-    )
+    return Net(Message(fields, net.line, net.where), phase=phase, inputs=inputs)
 
 
 def _without(layers: Iterable[Message], unknown: set[str]) -> tuple[list[Message], list[Message]]:
@@ -147,6 +139,8 @@ def _say_unread(net: Message, phases: Phases, report: Report) -> None:
     for layer in layers.values():
         if not layer.has("bottom"):
             layer.ignore(*OF_LAYERS)
+            if layer.text("type") in REFUSED:  # which is said of the layer as a whole
+                continue
         for name, line in layer.unread():
             report.did_not_read(net, line, f"{layer.text('name')}: {name}")
 

@@ -126,6 +126,12 @@ def test_layers_that_take_the_targets_apart_are_run(task: Any) -> None:
     assert task(text).loss(LOGITS, targets) == pytest.approx(float(expected))
 
 
+def test_what_takes_an_accuracy_is_left_out(task: Any) -> None:
+    silence = 'layer { name: "s" type: "Silence" bottom: "top/1" include { phase: TEST } }'
+    made = task(NET + LOSS + ACCURACY + silence)
+    assert made.loss(Heads({"fc": LOGITS}, "TEST"), LABELS) == made.loss(LOGITS, LABELS)
+
+
 def test_several_targets_go_by_their_order_or_their_names(task: Any) -> None:
     boxes = LOGITS.flip(0)
     text = f"""{NET.replace('top: "label"', 'top: "label" top: "box"')}{LOSS}
@@ -136,6 +142,18 @@ def test_several_targets_go_by_their_order_or_their_names(task: Any) -> None:
     assert made.loss(LOGITS, {"box": boxes, "label": LABELS}) == pytest.approx(float(expected))
     with pytest.raises(RecipeError, match="takes the target 'box', which the data do not give"):
         made.loss(LOGITS, LABELS)
+
+
+def test_no_gradient_goes_where_propagate_down_is_false(task: Any) -> None:
+    text = f"""{NET}{LOSS}
+    layer {{ name: "e" type: "EuclideanLoss" bottom: "fc" bottom: "data" top: "e"
+            propagate_down: false propagate_down: true }}"""
+    fc, data = LOGITS.clone().requires_grad_(), AUX_LOGITS.clone().requires_grad_()
+    loss = task(text).loss(Heads({"fc": fc, "data": data}), LABELS)
+    found = torch.autograd.grad(loss, (fc, data))
+    of_entropy = torch.autograd.grad(F.cross_entropy(fc, LABELS), fc)
+    assert torch.allclose(found[0], of_entropy[0])
+    assert torch.allclose(found[1], (AUX_LOGITS - LOGITS) / 12)
 
 
 def test_an_image_may_be_its_own_target(task: Any) -> None:
