@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks import caffe_prototxts_page, raw_lines
-from benchmarks.caffe_prototxts_file import Schema, look
+from benchmarks.caffe_prototxts_file import Schema, kind_of, look
 
 FIRST = "BVLC+caffe"
 """What others have copied is counted as its own."""
@@ -55,7 +55,8 @@ def main() -> None:
         answers: dict[tuple[str, str], dict[str, Any]] = {}
         if given.caffe:
             schema = json.loads(real_caffe(given.caffe, ["--schema"], ""))
-            answers = ask(given.caffe, files, given.answers)
+            nets = {path: sha for path, sha in files.items() if kind_of(path)[0] == "net"}
+            answers = ask(given.caffe, nets, given.answers)
         given.out.unlink(missing_ok=True)
         raw_lines.begin(given.out)
         tasks = [

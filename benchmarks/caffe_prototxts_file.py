@@ -12,6 +12,12 @@ from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.parameters import blobs_of
 from firecaffe.caffe.upgrade import current
+from firecaffe.errors import FirecaffeError
+from firecaffe.from_caffe.nets import TO_TEST, TO_TRAIN
+from firecaffe.from_caffe.recipe import Asked, read
+from firecaffe.from_caffe.report import Report
+from firecaffe.from_caffe.solver import read_update
+from firecaffe.from_caffe.training import read_training
 
 Schema = Mapping[str, Mapping[str, str | None]]
 """The message of a field, by the names of message and field, as a real Caffe knows them."""
@@ -40,6 +46,9 @@ TAKEN_ON = {
 }
 """Types of forks that firecaffe means to read all the same, and the message of each."""
 
+IMAGE = (3, 224, 224)
+"""Of samples whose shape nothing says: their files are not here."""
+MOST_TOLD = 5
 OF_A_NET = {"layer", "layers"}
 OF_A_SOLVER = {"base_lr", "lr_policy", "max_iter", "net", "train_net"}
 TEMPLATE = re.compile(r"\$\{|\{\{|\{%|<%")
@@ -92,7 +101,8 @@ def _unknown(message: Message, kind: str, path: str, schema: Schema) -> Iterator
 
 def shapes(path: Path, phase: str, inputs: Mapping[str, list[int]]) -> dict[str, Any]:
     """Of every blob by its name, and of every parameter by its layer's, in Caffe's order; and the
-    count of numbers in them, with shared ones counted once.
+    count of numbers in them, with shared ones counted once. Of tops that the file does not name
+    there is nothing.
 
     Raises: CaffeError.
     """
@@ -104,7 +114,8 @@ def shapes(path: Path, phase: str, inputs: Mapping[str, list[int]]) -> dict[str,
         if blobs:
             params[call.step.layer.text("name")] = [list(each.shape) for each in blobs.values()]
         count |= {id(each): each.numel() for each in blobs.values()}
-    found = {name: list(shape) for name, shape in net.shapes.items()}
+    named = {top for layer in net._net.messages("layer") for top in layer.texts("top")}
+    found = {name: list(shape) for name, shape in net.shapes.items() if name in named}
     return {"blobs": found, "params": params, "count": sum(count.values())}
 
 
@@ -157,7 +168,8 @@ def _of_net(
             row["refused"][phase] = answer["error"]
         elif answer:
             try:
-                found = differences(shapes(path, phase, answer["inputs"]), answer)
+                inputs = {name: answer["blobs"][name] for name in answer["inputs"]}
+                found = differences(shapes(path, phase, inputs), answer)
             except CaffeError as error:
                 found = [_placeless(str(error), folder)]
             row["equal"][phase] = found[:MOST_TOLD]
@@ -193,4 +205,4 @@ def _words(path: Path, folder: Path) -> list[str]:
 
 def _placeless(line: str, folder: Path) -> str:
     """Without the file and the line that it begins with."""
-    return re.sub(rf"^{re.escape(str(folder))}\S*?(:\d+)?: ", "", line)
+    return re.sub(rf"^{re.escape(str(folder))}.*?(:\d+)?: ", "", line)

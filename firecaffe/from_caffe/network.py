@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from firecaffe.caffe.layers.other_types import ignore_other_types
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import Field, Message
 from firecaffe.caffe.net import Net
@@ -54,7 +55,7 @@ def describe(
         nets = {
             phase: built(net, phase, layers, samples, report)
             for phase, layers in phases.items()
-            if layers
+            if _has_samples(phase, layers, net, report)
         }
     trained = nets.get("TRAIN") or nets["TEST"]
     _say_unread(net, phases, report)
@@ -73,6 +74,18 @@ def describe(
         trained.outputs,
         sum(each.numel() for each in trained.parameters()),
     )
+
+
+def _has_samples(phase: str, layers: Sequence[Message], net: Message, report: Report) -> bool:
+    """Whether a phase can be built: nets to test alone have no samples in TRAIN."""
+    if sources_of(layers):
+        return True
+    if layers:
+        where = Message(line=layers[0].line, where=net.where)
+        report.needs(where, "", f"{phase} has no data layer, so it was not looked at")
+        for each in layers:
+            each.ignore(*(field.name for field in each.fields))
+    return False
 
 
 def built(
@@ -103,7 +116,7 @@ def built(
             f"{layer.text('type')} {layer.text('name')!r} was not looked at: the shape of what it "
             "takes is in the data, which are not there",
         )
-        _ignore(layer)
+        layer.ignore(*(each.name for each in layer.fields))
     fields = [Field("layer", layer, layer.line) for layer in there]
     return Net(Message(fields, net.line, net.where), phase=phase, inputs=inputs)
 
@@ -123,13 +136,6 @@ def _without(layers: Iterable[Message], unknown: set[str]) -> tuple[list[Message
     return there, left
 
 
-def _ignore(layer: Message) -> None:
-    layer.ignore(*(each.name for each in layer.fields))
-    for each in layer.fields:
-        if isinstance(each.value, Message):
-            _ignore(each.value)
-
-
 def _say_unread(net: Message, phases: Phases, report: Report) -> None:
     """What nobody has understood: of the net itself, and of the layers of both phases."""
     for name, line in net.unread():
@@ -141,6 +147,7 @@ def _say_unread(net: Message, phases: Phases, report: Report) -> None:
             layer.ignore(*OF_LAYERS)
             if layer.text("type") in REFUSED:  # which is said of the layer as a whole
                 continue
+            ignore_other_types(layer)
         for name, line in layer.unread():
             report.did_not_read(net, line, f"{layer.text('name')}: {name}")
 
