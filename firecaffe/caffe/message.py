@@ -57,7 +57,7 @@ class Message:
     def error(self, what: str, line: int | None = None) -> CaffeError:
         """An error about this message, or about one line; to be raised."""
         place = self.line if line is None else line
-        return CaffeError(f"{self.where}{f':{place}' if place else ''}: {what}")
+        return CaffeError(f"{self.where}{f':{place}' if place else ''}: {printable(what)}")
 
     def all(self, name: str) -> list[Field]:
         """Each field of that name."""
@@ -192,7 +192,7 @@ def shown(value: object) -> str:
     if isinstance(value, Message):
         return "{ … }"
     if isinstance(value, str) and not isinstance(value, Word):
-        return f'"{printable(value[:60])}"'
+        return f'"{value:.60}"'
     return f"{value!s:.60}"
 
 

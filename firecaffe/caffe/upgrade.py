@@ -4,7 +4,7 @@ Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp, and what a real Caffe make
 """
 
 from firecaffe.caffe import v0, v1
-from firecaffe.caffe.message import Field, Message
+from firecaffe.caffe.message import Field, Message, printable
 
 NO_EFFECT = ("name", "force_backward", "debug_info")
 """Words of a net that change no number."""
@@ -126,4 +126,4 @@ def _still(param: Field) -> Field:
 
 
 def _note(net: Message, line: int, what: str) -> str:
-    return f"{net.where}:{line}: {what}" if line else f"{net.where}: {what}"
+    return f"{net.where}{f':{line}' if line else ''}: {printable(what)}"

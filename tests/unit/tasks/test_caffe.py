@@ -137,6 +137,7 @@ def test_it_judges_what_the_network_of_the_recipe_gives(tmp_path: Path, text: st
     path = tmp_path / "net.prototxt"
     path.write_text(text)
     made = task_of(TaskConfig(f"caffe:{path}"), None)
+    assert made.wrong is not None
     network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
     labels = LABELS[:4]
     for phase in ("TRAIN", "TEST"):
@@ -149,7 +150,8 @@ def test_it_judges_what_the_network_of_the_recipe_gives(tmp_path: Path, text: st
         if whole.losses:
             assert made.loss(outputs, labels) == pytest.approx(float(whole.loss(found)))
         else:
-            assert made.loss(outputs, labels) == F.cross_entropy(prediction_of(outputs), labels)
+            expected = F.cross_entropy(prediction_of(outputs), labels)
+            assert made.loss(outputs, labels) == pytest.approx(float(expected))
     for name, metric in made.measured.items():
         share = metric.value(metric.of_batch(outputs, labels), 4)
         top = {"top_1": "top/1", "_3_of_all": "3 of all"}.get(name, name)
