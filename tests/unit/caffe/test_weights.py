@@ -124,6 +124,7 @@ SIX = struct.pack("<6f", *range(6))
         [UNPACKED_DIMS, field(5, SIX[:8]), field(5, b""), field(5, SIX[8:])],
         [shape(2, 3), [b"\x2d" + SIX[at : at + 4] for at in range(0, 24, 4)]],
         [shape(2, 3), field(5, SIX[:4]), [b"\x2d" + SIX[at : at + 4] for at in range(4, 24, 4)]],
+        [[b"\x2d" + SIX[at : at + 4] for at in range(0, 24, 4)], field(FORK, SIX), shape(2, 3)],
         [shape(2, 3), field(8, struct.pack("<6d", *range(6)))],
         [shape(2, 3), [b"\x41" + struct.pack("<d", n) for n in range(6)], field(5, ONE)],
         [field(FORK, b"?"), shape(2, 3), [GROUP], field(6, SIX), field(5, SIX), field(FORK, 5)],
