@@ -161,8 +161,13 @@ class Message:
         return found
 
     def ignore(self, *names: str) -> None:
-        """Takes note that these change nothing here, as which library computes a layer."""
+        """Takes note that these change nothing here, as which library computes a layer; of a
+        message, all that it says.
+        """
         self.asked.update(names)
+        for each in self.fields:
+            if each.name in names and isinstance(each.value, Message):
+                each.value.ignore(*(inner.name for inner in each.value.fields))
 
     def unread(self, path: str = "") -> Iterator[tuple[str, int]]:
         """Path and line of each field that nobody has asked for, here and in the messages below."""
