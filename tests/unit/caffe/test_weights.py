@@ -187,6 +187,10 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
         (b"\xff" * 11, "byte 0: a number of more than 10 bytes"),
         (b"\x0a\x05ab", "byte 0: 5 bytes are said to follow, where 2 are left"),
         (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01ab", "18,446,744,073,709,551,615 bytes"),
+        (
+            b"\xa2\x06\x04\x0a\x05ab" + bytes(50),
+            "byte 3: 5 bytes are said to follow, where 2 are left",
+        ),
         (b"\x0d\x00\x00", "byte 0: a number that does not end"),
         (b"\x0b" * 60, "groups are nested more than 50 deep"),
         (b"\x0b\x0a\x00", "a group that does not end"),
