@@ -35,7 +35,8 @@ def first_weights(net: Net, path: Path, report: Report) -> bytes:
         )
     if loaded.unused:
         report.changed.append(Note(place, f"in the file alone: {', '.join(loaded.unused)}"))
-    filled = tuple(f"{name.replace('.', '_')}." for name in loaded.filled)
+    names = {module: name for name, module in net.named_modules()}
+    filled = tuple(f"{names[net.layers[name]]}." for name in loaded.filled)
     return save(
         {
             name: each.detach().contiguous().clone()
