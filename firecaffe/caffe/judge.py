@@ -173,15 +173,21 @@ def no_means(judge: Judge) -> list[str]:
 
 
 def _with(parts: Judged, others: Judged, is_wanted: Callable[[Step], bool]) -> Judged:
-    """The parts; if they have no judge of that kind, with those of the others that take nothing
-    but the same blobs.
+    """The parts; if they have no judge of that kind, with those of the others that take what the
+    network gives here too: see `trained`.
     """
     if any(is_wanted(each) for each in parts.judges):
         return parts
-    there = {*parts.blobs, *(each.blob for each in parts.targets)}
-    there |= {top for each in parts.judges for top in each.tops}
+    made = {top for each in parts.network for top in each.tops}
+    main = others.main_loss
+    given = {*(parts.blobs or others.blobs)} | ({main.bottoms[0]} if main is not None else set())
+    theirs = {each.blob for each in parts.targets}
+    theirs |= {top for each in parts.judges for top in each.tops}
+    there = (given & (made | {*parts.blobs})) | theirs
     added = [e for e in others.judges if is_wanted(e) and there.issuperset(e.bottoms)]
-    return replace(parts, judges=(*parts.judges, *added))
+    taken = {blob: None for each in added for blob in each.bottoms if blob not in theirs}
+    blobs = dict.fromkeys((*parts.blobs, *taken))
+    return replace(parts, judges=(*parts.judges, *added), blobs=(*blobs,))
 
 
 def _with_accuracy(parts: Judged) -> Judged:

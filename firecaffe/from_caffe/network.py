@@ -9,6 +9,7 @@ import torch
 from firecaffe.caffe.graph import read_graph
 from firecaffe.caffe.judge import Judge, no_means, read_judges
 from firecaffe.caffe.layers import LAYERS
+from firecaffe.caffe.layers.other_types import ignore_other_types
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import Field, Message
 from firecaffe.caffe.net import Net
@@ -59,7 +60,7 @@ def describe(
         nets = {
             phase: built(net, phase, layers, samples, report)
             for phase, layers in phases.items()
-            if layers
+            if _has_samples(phase, layers, net, report)
         }
         own = dict(Trained(net, samples.shapes[samples.input]).named_parameters())
     whole = nets.get("TRAIN") or nets["TEST"]
@@ -80,6 +81,18 @@ def describe(
         whole.losses,
         sum(each.numel() for each in own.values()),
     )
+
+
+def _has_samples(phase: str, layers: Sequence[Message], net: Message, report: Report) -> bool:
+    """Whether a phase can be built: nets to test alone have no samples in TRAIN."""
+    if sources_of(layers):
+        return True
+    if layers:
+        where = Message(line=layers[0].line, where=net.where)
+        report.needs(where, "", f"{phase} has no data layer, so it was not looked at")
+        for each in layers:
+            each.ignore(*(field.name for field in each.fields))
+    return False
 
 
 def built(
@@ -110,7 +123,7 @@ def built(
             f"{layer.text('type')} {layer.text('name')!r} was not looked at: the shape of what it "
             "takes is in the data, which are not there",
         )
-        _ignore(layer)
+        layer.ignore(*(each.name for each in layer.fields))
     fields = [Field("layer", layer, layer.line) for layer in there]
     return Net(Message(fields, net.line, net.where), phase=phase, inputs=inputs)
 
@@ -130,13 +143,6 @@ def _without(layers: Iterable[Message], unknown: set[str]) -> tuple[list[Message
     return there, left
 
 
-def _ignore(layer: Message) -> None:
-    layer.ignore(*(each.name for each in layer.fields))
-    for each in layer.fields:
-        if isinstance(each.value, Message):
-            _ignore(each.value)
-
-
 def _say_unread(net: Message, phases: Phases, report: Report) -> None:
     """What nobody has understood: of the net itself, and of the layers of both phases."""
     for name, line in net.unread():
@@ -148,6 +154,7 @@ def _say_unread(net: Message, phases: Phases, report: Report) -> None:
             layer.ignore(*OF_LAYERS)
             if layer.text("type") in REFUSED:  # which is said of the layer as a whole
                 continue
+            ignore_other_types(layer)
         for name, line in layer.unread():
             report.did_not_read(net, line, f"{layer.text('name')}: {name}")
 
