@@ -15,7 +15,7 @@ from firecaffe.caffe.layers.accuracy import Accuracy
 from firecaffe.caffe.layers.normalization import BATCH_SIZE, VALID, normalization_of
 from firecaffe.caffe.layers.spec import Spec
 from firecaffe.caffe.message import Message
-from firecaffe.caffe.phase import layers_of, phase_of
+from firecaffe.caffe.phase import of_both_phases, phase_of
 from firecaffe.caffe.upgrade import current
 
 Blobs = Mapping[str, Tensor]
@@ -139,7 +139,7 @@ def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
     Raises: CaffeError if the file is no net, or has no loss.
     """
     net, _ = current(where if isinstance(where, Message) else text.read(where))
-    parts = [judged(read_graph(layers_of(net, each), LAYERS)) for each in ("TRAIN", "TEST")]
+    parts = [judged(read_graph(each, LAYERS)) for each in of_both_phases(net).values()]
     train, test = parts
     if not train.losses:
         raise net.error("no loss layer in TRAIN; expected one, as SoftmaxWithLoss", 0)

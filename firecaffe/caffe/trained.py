@@ -20,7 +20,7 @@ from firecaffe.caffe.judged import Judged, judged
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.net import Net
-from firecaffe.caffe.phase import layers_of
+from firecaffe.caffe.phase import PHASES, of_both_phases
 from firecaffe.caffe.upgrade import current
 
 
@@ -73,7 +73,7 @@ class Trained(nn.Module):
     def __init__(self, where: str | Path | Message, input_CHW: Sequence[int] | None = None) -> None:
         super().__init__()
         net, _ = current(where if isinstance(where, Message) else text.read(Path(where)))
-        graphs = {phase: read_graph(layers_of(net, phase), LAYERS) for phase in PHASES}
+        graphs = {phase: read_graph(each, LAYERS) for phase, each in of_both_phases(net).items()}
         parts = {phase: judged(graph) for phase, graph in graphs.items()}
         self._blobs, self._main = _wanted(net, parts)
         self._inputs: dict[str, str] = {}
@@ -110,9 +110,6 @@ class Trained(nn.Module):
         if all(each == (self._main,) for each in self._blobs.values()):
             return values[self._main]
         return Heads({name: values[name] for name in names}, self._main, phase)
-
-
-PHASES = ("TRAIN", "TEST")
 
 
 def _wanted(net: Message, parts: dict[str, Judged]) -> tuple[dict[str, tuple[str, ...]], str]:

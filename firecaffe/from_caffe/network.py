@@ -13,6 +13,7 @@ from firecaffe.caffe.layers.other_types import ignore_other_types
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import Field, Message
 from firecaffe.caffe.net import Net
+from firecaffe.caffe.phase import gives_samples, layers_of
 from firecaffe.caffe.trained import Trained
 from firecaffe.data.caffe_layers import REFUSED
 from firecaffe.from_caffe.patterns import as_patterns, grouped
@@ -60,7 +61,7 @@ def describe(
         nets = {
             phase: built(net, phase, layers, samples, report)
             for phase, layers in phases.items()
-            if _has_samples(phase, layers, net, report)
+            if gives_samples(layers_of(net, phase))
         }
         own = dict(Trained(net, samples.shapes[samples.input]).named_parameters())
     whole = nets.get("TRAIN") or nets["TEST"]
@@ -81,18 +82,6 @@ def describe(
         whole.losses,
         sum(each.numel() for each in own.values()),
     )
-
-
-def _has_samples(phase: str, layers: Sequence[Message], net: Message, report: Report) -> bool:
-    """Whether a phase can be built: nets to test alone have no samples in TRAIN."""
-    if sources_of(layers):
-        return True
-    if layers:
-        where = Message(line=layers[0].line, where=net.where)
-        report.needs(where, "", f"{phase} has no data layer, so it was not looked at")
-        for each in layers:
-            each.ignore(*(field.name for field in each.fields))
-    return False
 
 
 def built(

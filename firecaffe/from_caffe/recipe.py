@@ -6,7 +6,7 @@ from typing import Any
 
 from firecaffe.caffe import text
 from firecaffe.caffe.message import CaffeError, Message
-from firecaffe.caffe.phase import PHASES, layers_of
+from firecaffe.caffe.phase import PHASES, gives_samples, layers_of, of_both_phases
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
 from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net, looked_for, read_net
@@ -115,7 +115,12 @@ class _Net:
 
 def _net(file: NetFile, asked: Asked, has_decay: bool, report: Report) -> _Net:
     report.changed += [Note(*_place_of(line)) for line in file.upgrades]
-    phases = {phase: layers_of(file.net, phase) for phase in PHASES}
+    phases = of_both_phases(file.net)
+    for phase in PHASES:
+        if not gives_samples(layers_of(file.net, phase)):
+            told = report.needed if phase == "TRAIN" else report.changed
+            what = f"{phase} has no data layer, so the network is the other phase's in both"
+            told.append(Note(str(file.path), what))
     samples = read_samples(str(file.path), phases, asked.root, asked.input_shape, report)
     described = describe(file.net, phases, samples, has_decay, report)
     what = f"{described.num_parameters:,} parameters"
@@ -219,7 +224,7 @@ def _named_weights(solver: Message, path: Path, root: str) -> str:
 def _weights(net: _Net, file: str, report: Report) -> bytes:
     if not file:
         return b""
-    phase = "TRAIN" if net.phases["TRAIN"] else "TEST"
+    phase = next(p for p in PHASES if gives_samples(layers_of(net.file.net, p)))
     made = built(net.file.net, phase, net.phases[phase], net.samples, Report())
     return first_weights(made, Path(file), report)
 
