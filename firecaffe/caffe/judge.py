@@ -1,6 +1,6 @@
 """The losses and accuracies of a net, run on what its network gives and on the targets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,17 +8,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from firecaffe.caffe import text
-from firecaffe.caffe.assemble import Assembled, assemble, run
-from firecaffe.caffe.graph import Graph, Source, Step, read_graph
+from firecaffe.caffe.graph import Step, read_graph
 from firecaffe.caffe.judged import Judged, judged
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.accuracy import Accuracy
 from firecaffe.caffe.layers.normalization import BATCH_SIZE, VALID, normalization_of
+from firecaffe.caffe.layers.spec import Spec
 from firecaffe.caffe.message import Message
-from firecaffe.caffe.phase import layers_of
+from firecaffe.caffe.phase import layers_of, phase_of
 from firecaffe.caffe.upgrade import current
 
 Blobs = Mapping[str, Tensor]
+Values = dict[str, Tensor]
 
 DEFAULTS = {"InfogainLoss": VALID, "SigmoidCrossEntropyLoss": BATCH_SIZE, "SoftmaxWithLoss": VALID}
 """The normalization of losses that have one, if none is named."""
@@ -32,7 +33,7 @@ class Judge:
     def __init__(self, net: Message, phase: str, parts: Judged) -> None:
         self.net, self.phase, self.parts = net, phase, parts
         self._targets = [each.blob for each in parts.targets]
-        self._made: Assembled | None = None
+        self._modules: dict[int, nn.Module] = {}
 
     @property
     def accuracies(self) -> list[Step]:
@@ -43,7 +44,7 @@ class Judge:
 
     def loss(self, blobs: Blobs, targets: Any) -> Tensor:
         """The sum of the losses, each times its weight. blobs: what the network gives, by name."""
-        values, _ = self._run(blobs, targets, lambda step: step.type != "Accuracy")
+        values = self._run(blobs, targets, lambda step: step.type != "Accuracy")
         total: Tensor | None = None
         for step in self.parts.losses:
             for top, weight in zip(step.tops, step.loss_weights, strict=True):
@@ -58,31 +59,57 @@ class Judge:
         """Of one of the accuracies: how many labels are among the highest values, and how many
         count, int64 (2,).
         """
-        values, modules = self._run(blobs, targets, lambda each: not each.is_loss)
-        module = modules[id(step)]
+        values = self._run(
+            blobs, targets, lambda each: each.type != "Accuracy" and not each.is_loss
+        )
+        bottoms = [values[blob] for blob in step.bottoms]
+        module = self._module(step, bottoms)
         assert isinstance(module, Accuracy)
-        found, labels = (values[blob] for blob in step.bottoms)
-        return module.sums(found, labels)
+        return module.sums(*bottoms)
 
-    def _run(
-        self, blobs: Blobs, targets: Any, is_wanted: Callable[[Step], bool]
-    ) -> tuple[dict[str, Tensor], Mapping[int, nn.Module]]:
-        """All blobs after those layers, and the module of each, by its step's id."""
+    def _run(self, blobs: Blobs, targets: Any, is_wanted: Callable[[Step], bool]) -> Values:
+        """All blobs, after those layers, and without what takes the tops of others."""
         values = self._given(blobs, targets)
-        if self._made is None:
-            self._made = self._assemble(values)
-        calls = [each for each in self._made.calls if is_wanted(each.step)]
-        run(self._made.modules, calls, values)
-        return values, {id(each.step): self._made.modules[each.module] for each in calls}
+        for step in self.parts.judges:
+            if is_wanted(step) and values.keys() >= {*step.bottoms}:
+                bottoms = [values[blob] for blob in step.bottoms]
+                module = self._module(step, bottoms)
+                tops = module(*map(_detached, bottoms, _goes(step)))
+                tops = tops if isinstance(tops, tuple) else (tops,)
+                values.update(zip(step.tops, tops, strict=True))
+        return values
 
-    def named(self, targets: Any) -> dict[str, Tensor]:
+    def _module(self, step: Step, bottoms: Sequence[Tensor]) -> nn.Module:
+        """The step's, which is made when its first bottoms come.
+
+        Raises: CaffeError if it has weights, or cannot take them.
+        """
+        found = self._modules.get(id(step))
+        if found is not None:
+            return found
+        layer, kind = step.layer, step.kind
+        param = layer.message(kind.param) if kind.param else Message(where=layer.where)
+        shapes = [tuple(each.shape) for each in bottoms]
+        phase = phase_of(layer, self.phase)
+        spec = Spec(step.name, step.type, layer, param, shapes, len(step.tops), phase)
+        made = kind.make(spec)
+        if any(True for _ in made.parameters()):
+            raise layer.error(
+                f"{step.type} {step.name!r} has weights and takes a target, or what comes of one; "
+                "expected weights in the network alone, which takes the first top of the first "
+                "data layer"
+            )
+        self._modules[id(step)] = made
+        return made
+
+    def named(self, targets: Any) -> Values:
         """The targets of a batch, by name."""
         if isinstance(targets, Mapping):
             return {**targets}
         each = targets if isinstance(targets, tuple | list) else (targets,)
         return dict(zip(self._targets, each, strict=False))
 
-    def _given(self, blobs: Blobs, targets: Any) -> dict[str, Tensor]:
+    def _given(self, blobs: Blobs, targets: Any) -> Values:
         names, found = self._targets, self.named(targets)
         needed = {blob for step in self.parts.judges for blob in step.bottoms}
         for name in names:
@@ -94,28 +121,24 @@ class Judge:
                 )
         return found | {name: blobs[name] for name in self.parts.blobs}
 
-    def _assemble(self, values: Blobs) -> Assembled:
-        """Raises: CaffeError if one of the layers has weights, or cannot take its bottoms."""
-        sources = tuple(Source(blob, None, self.net, False) for blob in values)
-        shapes = {blob: tuple(value.shape) for blob, value in values.items()}
-        made = assemble(Graph(sources, self.parts.judges), shapes, self.phase, nn.Module)
-        for call in made.calls:
-            if any(True for _ in made.modules[call.module].parameters()):
-                raise call.step.layer.error(
-                    f"{call.step.type} {call.step.name!r} has weights and takes a target, or what "
-                    "comes of one; expected weights in the network alone, which takes the first "
-                    "top of the first data layer"
-                )
-        return made
+
+def _goes(step: Step) -> list[bool]:
+    """Whether a gradient goes to each bottom: propagate_down."""
+    said = step.layer.flags("propagate_down")
+    return [*said, *[True] * len(step.bottoms)][: len(step.bottoms)]
 
 
-def read_judges(path: Path) -> tuple[Judge, Judge]:
+def _detached(value: Tensor, goes: bool) -> Tensor:
+    return value if goes else value.detach()
+
+
+def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
     """Those of TRAIN and of TEST. Where one phase has no loss or no accuracy, it is judged by those
     of the other whose blobs it has; where none has an accuracy, by that of its main loss.
 
     Raises: CaffeError if the file is no net, or has no loss.
     """
-    net, _ = current(text.read(path))
+    net, _ = current(where if isinstance(where, Message) else text.read(where))
     parts = [judged(read_graph(layers_of(net, each), LAYERS)) for each in ("TRAIN", "TEST")]
     train, test = parts
     if not train.losses:
@@ -150,15 +173,21 @@ def no_means(judge: Judge) -> list[str]:
 
 
 def _with(parts: Judged, others: Judged, is_wanted: Callable[[Step], bool]) -> Judged:
-    """The parts; if they have no judge of that kind, with those of the others that take nothing
-    but the same blobs.
+    """The parts; if they have no judge of that kind, with those of the others that take what the
+    network gives here too: see `trained`.
     """
     if any(is_wanted(each) for each in parts.judges):
         return parts
-    there = {*parts.blobs, *(each.blob for each in parts.targets)}
-    there |= {top for each in parts.judges for top in each.tops}
+    made = {top for each in parts.network for top in each.tops}
+    main = others.main_loss
+    given = {*(parts.blobs or others.blobs)} | ({main.bottoms[0]} if main is not None else set())
+    theirs = {each.blob for each in parts.targets}
+    theirs |= {top for each in parts.judges for top in each.tops}
+    there = (given & (made | {*parts.blobs})) | theirs
     added = [e for e in others.judges if is_wanted(e) and there.issuperset(e.bottoms)]
-    return replace(parts, judges=(*parts.judges, *added))
+    taken = {blob: None for each in added for blob in each.bottoms if blob not in theirs}
+    blobs = dict.fromkeys((*parts.blobs, *taken))
+    return replace(parts, judges=(*parts.judges, *added), blobs=(*blobs,))
 
 
 def _with_accuracy(parts: Judged) -> Judged:
