@@ -44,7 +44,8 @@ def test_weights_are_those_of_caffe(tmp_path: Path, training: Training) -> None:
         ours, theirs = [], []
         for name, expected in record.items():
             layer, _, place = name.rpartition("/")
-            ours.append(found[f"parameter/{layer}.{PLACES[int(place)]}"].numpy().ravel())
+            module = layer.replace("/", "_")
+            ours.append(found[f"parameter/{module}.{PLACES[int(place)]}"].numpy().ravel())
             theirs.append(expected.ravel())
         difference = np.concatenate(ours) - np.concatenate(theirs)
         error = np.linalg.norm(difference) / np.linalg.norm(np.concatenate(theirs))
