@@ -15,12 +15,12 @@ from torch.utils import _pytree
 
 from firecaffe.caffe import parameters, text
 from firecaffe.caffe.assemble import Assembled, Call, assemble, forgetting, run, write_over
-from firecaffe.caffe.graph import Graph, Step, read_graph
+from firecaffe.caffe.graph import Graph, Step, read_phases
 from firecaffe.caffe.judged import Judged, judged
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.net import Net
-from firecaffe.caffe.phase import layers_of
+from firecaffe.caffe.phase import PHASES
 from firecaffe.caffe.upgrade import current
 
 
@@ -73,9 +73,9 @@ class Trained(nn.Module):
     def __init__(self, where: str | Path | Message, input_CHW: Sequence[int] | None = None) -> None:
         super().__init__()
         net, _ = current(where if isinstance(where, Message) else text.read(Path(where)))
-        graphs = {phase: read_graph(layers_of(net, phase), LAYERS) for phase in PHASES}
+        graphs = read_phases(net, LAYERS)
         parts = {phase: judged(graph) for phase, graph in graphs.items()}
-        self._blobs, self._main = _wanted(net, parts)
+        self._blobs, self._mains = _wanted(net, parts)
         self._inputs: dict[str, str] = {}
         made: dict[str, Assembled] = {}
         for phase, graph in graphs.items():
@@ -106,17 +106,18 @@ class Trained(nn.Module):
         phase = "TRAIN" if self.training else "TEST"
         values = {self._inputs[phase]: samples}
         run(self._modules, self._calls[phase], values)
-        names = self._blobs[phase]
-        if all(each == (self._main,) for each in self._blobs.values()):
-            return values[self._main]
-        return Heads({name: values[name] for name in names}, self._main, phase)
+        names, main = self._blobs[phase], self._mains[phase]
+        if all(each == (self._mains[phase],) for phase, each in self._blobs.items()):
+            return values[main]
+        return Heads({name: values[name] for name in names}, main, phase)
 
 
-PHASES = ("TRAIN", "TEST")
-
-
-def _wanted(net: Message, parts: dict[str, Judged]) -> tuple[dict[str, tuple[str, ...]], str]:
-    """The blobs that the network gives in each phase, and the main one."""
+def _wanted(
+    net: Message, parts: dict[str, Judged]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """The blobs that the network gives in each phase, and the main one of each: what the main loss
+    takes, or the first where there is none.
+    """
     train, test = parts["TRAIN"], parts["TEST"]
     there = {top for step in test.network for top in step.tops}
     wanted = {"TRAIN": train.blobs, "TEST": test.blobs}
@@ -129,14 +130,16 @@ def _wanted(net: Message, parts: dict[str, Judged]) -> tuple[dict[str, tuple[str
             last = [top for step in steps for top in step.tops if top not in taken]
             wanted[phase] = tuple(dict.fromkeys(last))
     loss = train.main_loss or test.main_loss
-    main = loss.bottoms[0] if loss is not None else next(iter(wanted["TEST"]), "")
+    if loss is None:
+        return wanted, {phase: next(iter(blobs), "") for phase, blobs in wanted.items()}
+    main = loss.bottoms[0]
     for phase, blobs in wanted.items():
         if main not in blobs:
             made = any(main in step.tops for step in parts[phase].network)
             if not made:
                 raise net.error(f"{phase} does not make {main!r}, which the main loss takes", 0)
             wanted[phase] = (*blobs, main)
-    return wanted, main
+    return wanted, dict.fromkeys(PHASES, main)
 
 
 def _leading_to(steps: Sequence[Step], blobs: Iterable[str]) -> tuple[Step, ...]:
