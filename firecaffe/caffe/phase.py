@@ -39,27 +39,6 @@ def layers_of(
     return [each for each in net.messages("layer") if _is_in(each, state)]
 
 
-def of_both_phases(net: Message) -> dict[str, list[Message]]:
-    """The layers of TRAIN and of TEST. A phase that no layer gives samples in has those of the
-    other: a net to train alone is used as it is, and so is one to test alone.
-
-    Raises: CaffeError.
-    """
-    found = {phase: layers_of(net, phase) for phase in PHASES}
-    for phase, other in zip(PHASES, PHASES[::-1], strict=True):
-        if not gives_samples(found[phase]) and gives_samples(found[other]):
-            found[phase] = found[other]
-    return found
-
-
-def gives_samples(layers: Sequence[Message]) -> bool:
-    """Whether one of them takes no blob, and gives some."""
-    return any(
-        each.has("top") and not each.has("bottom") and each.text("type") != "Parameter"
-        for each in layers
-    )
-
-
 def phase_of(layer: Message, phase: str) -> str:
     """The phase that a layer runs in: its own, or else the net's. It does not filter."""
     return layer.choice("phase", PHASES, phase)

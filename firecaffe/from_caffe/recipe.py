@@ -5,17 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.caffe import text
+from firecaffe.caffe.graph import both_phases
+from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.message import CaffeError, Message
-from firecaffe.caffe.phase import PHASES, gives_samples, layers_of, of_both_phases
+from firecaffe.caffe.phase import layers_of
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
 from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net, looked_for, read_net
 from firecaffe.from_caffe.network import (
     Described,
-    built,
     describe,
     losses_in_words,
     micro_batch_of,
+    nets_of,
 )
 from firecaffe.from_caffe.report import Note, Report
 from firecaffe.from_caffe.samples import Phases, Samples, read_samples
@@ -115,9 +117,9 @@ class _Net:
 
 def _net(file: NetFile, asked: Asked, has_decay: bool, report: Report) -> _Net:
     report.changed += [Note(*_place_of(line)) for line in file.upgrades]
-    phases = of_both_phases(file.net)
-    for phase in PHASES:
-        if not gives_samples(layers_of(file.net, phase)):
+    phases = both_phases(file.net, LAYERS)
+    for phase, layers in phases.items():
+        if layers != layers_of(file.net, phase):
             told = report.needed if phase == "TRAIN" else report.changed
             what = f"{phase} has no data layer, so the network is the other phase's in both"
             told.append(Note(str(file.path), what))
@@ -224,8 +226,7 @@ def _named_weights(solver: Message, path: Path, root: str) -> str:
 def _weights(net: _Net, file: str, report: Report) -> bytes:
     if not file:
         return b""
-    phase = next(p for p in PHASES if gives_samples(layers_of(net.file.net, p)))
-    made = built(net.file.net, phase, net.phases[phase], net.samples, Report())
+    made = next(iter(nets_of(net.file.net, net.phases, net.samples, Report()).values()))
     return first_weights(made, Path(file), report)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from firecaffe.caffe.message import CaffeError
-from firecaffe.caffe.phase import layers_of, of_both_phases, phase_of
+from firecaffe.caffe.phase import layers_of, phase_of
 from firecaffe.caffe.text import parse
 
 NET = """
@@ -63,15 +63,3 @@ def test_all_of_a_rule_is_read_and_nothing_else() -> None:
 def test_include_beside_exclude_is_refused() -> None:
     with pytest.raises(CaffeError, match=":2: both include and exclude"):
         layers_of(parse("\nlayer { include { phase: TEST } exclude { phase: TRAIN } }"), "TEST")
-
-
-def test_a_phase_without_samples_is_as_the_other() -> None:
-    data = 'layer { name: "d" type: "Data" top: "d" %s }'
-    rest = 'layer { name: "r" type: "ReLU" bottom: "d" top: "d" }'
-    for phase, other in (("TRAIN", "TEST"), ("TEST", "TRAIN")):
-        net = parse(data % f"include {{ phase: {phase} }}" + rest)
-        found = of_both_phases(net)
-        assert found[other] == found[phase] == layers_of(net, phase)
-        assert len(layers_of(net, other)) == 1
-    net = parse(rest)
-    assert of_both_phases(net)["TRAIN"] == layers_of(net, "TRAIN")
