@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.caffe import fillers
+from firecaffe.caffe.text import parse
 from firecaffe.models import MODELS, build_model
 
 
@@ -37,6 +38,16 @@ def test_standard_deviation(
     n = weight.numel()
     assert weight.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * n))
     assert abs(weight.mean().item()) < 5 * std / math.sqrt(n)
+
+
+@pytest.mark.parametrize("kind", fillers.FILLERS)
+def test_words_of_other_fillers_are_left_unread(kind: str) -> None:
+    words = parse(f'type: "{kind}" value: 1 min: 0 max: 1 mean: 0 std: 1 variance_norm: FAN_IN')
+    fillers.filler(words)
+    assert list(words.unread()) == []
+    strange = parse(f'type: "{kind}" orientations: 4')
+    fillers.filler(strange)
+    assert [name for name, _ in strange.unread()] == ["orientations"]
 
 
 def test_xavier_is_uniform_up_to_its_bound() -> None:
