@@ -9,6 +9,7 @@ import torch
 from firecaffe.caffe.graph import read_graph
 from firecaffe.caffe.judge import Judge, no_means, read_judges
 from firecaffe.caffe.layers import LAYERS
+from firecaffe.caffe.layers.data import shapes_of
 from firecaffe.caffe.layers.other_types import ignore_other_types
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import Field, Message
@@ -55,7 +56,8 @@ def describe(
     Raises: CaffeError if a layer is not known, or cannot be.
     """
     for layers in phases.values():
-        read_graph(layers, LAYERS)
+        if sources_of(layers):
+            read_graph(layers, LAYERS)
     with torch.device("meta"):
         nets = {
             phase: built(net, phase, layers, samples, report)
@@ -110,7 +112,9 @@ def built(
     inputs: dict[str, Shape] = {}
     unknown: set[str] = set()
     for layer in sources_of(layers):
-        for top in layer.texts("top"):
+        for top, said in zip(layer.texts("top"), shapes_of(layer), strict=True):
+            if said is not None and said[1:] == samples.shapes.get(top):
+                continue  # the net says the batch, too: inputs may have several
             if top in samples.shapes:
                 inputs[top] = (batch or 1, *samples.shapes[top])
             else:

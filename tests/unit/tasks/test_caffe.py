@@ -159,6 +159,27 @@ def test_it_judges_what_the_network_of_the_recipe_gives(tmp_path: Path, text: st
         assert share == pytest.approx(float(found.get(top, hits.float().mean())))
 
 
+@pytest.mark.parametrize("phase", ["TRAIN", "TEST"])
+@torch.no_grad()
+def test_a_phase_without_samples_is_the_other_one(tmp_path: Path, phase: str) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(NET.replace("type:", f"include {{ phase: {phase} }} type:", 1) + LOSS)
+    made = task_of(TaskConfig(f"caffe:{path}"), None)
+    network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
+    outputs = [network.train(mode)(images) for mode in (True, False)]
+    assert torch.equal(*outputs)
+    assert made.loss(outputs[0], LABELS[:4]) == F.cross_entropy(outputs[0], LABELS[:4])
+
+
+@torch.no_grad()
+def test_a_network_without_a_loss_gives_what_comes_out_of_each_phase(tmp_path: Path) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(NET + PROB.replace("top:", "include { phase: TEST } top:"))
+    network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
+    scores, shares = (network.train(mode)(images) for mode in (True, False))
+    assert torch.equal(scores.softmax(1), shares)
+
+
 def test_layers_that_take_the_targets_apart_are_run(task: Any) -> None:
     text = f"""{NET}
     layer {{ name: "s" type: "Slice" bottom: "label" top: "l1" top: "l2" }}
