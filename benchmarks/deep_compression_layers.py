@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from firecaffe.shrink.target import BYTES_PER_WEIGHT
+from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 
 Record = Mapping[str, Any]
 

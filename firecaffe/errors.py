@@ -201,6 +201,12 @@ class DivergedError(FirecaffeError):
     """The last step whose loss is known, counted from 1."""
 
 
+class LeftOutError(FirecaffeError):
+    """A file of Caffe's asks for something that was left out of its recipe, which is written."""
+
+    exit_code = 20
+
+
 class PreemptedError(FirecaffeError):
     """The run was asked to stop, and has saved where it stands."""
 

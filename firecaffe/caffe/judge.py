@@ -132,13 +132,13 @@ def _detached(value: Tensor, goes: bool) -> Tensor:
     return value if goes else value.detach()
 
 
-def read_judges(path: Path) -> tuple[Judge, Judge]:
+def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
     """Those of TRAIN and of TEST. Where one phase has no loss or no accuracy, it is judged by those
     of the other whose blobs it has; where none has an accuracy, by that of its main loss.
 
     Raises: CaffeError if the file is no net, or has no loss.
     """
-    net, _ = current(text.read(path))
+    net, _ = current(where if isinstance(where, Message) else text.read(where))
     parts = [judged(read_graph(layers_of(net, each), LAYERS)) for each in ("TRAIN", "TEST")]
     train, test = parts
     if not train.losses:

@@ -14,6 +14,7 @@ from firecaffe.faults import Fault
 
 COMMANDS = {
     "plan": "forecast a training on a cluster: time, memory, cost, and what to change",
+    "import": "a solver or a net of Caffe's as a recipe",
     "train": "train a network on N workers",
     "evaluate": "a run's network on its test data, or on other data",
     "predict": "what a run's network says of images",
@@ -33,6 +34,9 @@ COMMANDS = {
     "pack": "pack images into shards that are read fast, in any order",
     "demo": "train on one and on several workers, and compare",
 }
+
+MODULES = {"import": "import_caffe"}
+"""Of commands that are called as no module can be."""
 
 INTERRUPTED = 130
 
@@ -83,7 +87,8 @@ def _run(argv: list[str]) -> int:
 
         print(help_text([word for word in words if word not in HELP], is_asked))
         return 0
-    command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.{words[0]}").main
+    module = MODULES.get(words[0], words[0])
+    command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.{module}").main
     return command(words[1:])
 
 

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from docstring_parser import parse as parse_docstring
 
+from firecaffe.cli import MODULES
 from firecaffe.cli.parser import Parser
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.errors import RecipeError
@@ -29,6 +30,7 @@ def help_text(words: list[str], is_asked: bool) -> str:
             rows = "\n".join(f"  firecaffe help {command} {part}" for part in PARTS[command])
             return f"usage: firecaffe {command} {'|'.join(PARTS[command])} …\n\n{rows}"
         command, rest = f"{command}_{rest[0]}", rest[1:]
+    command = MODULES.get(command, command)
     parser: Parser = import_module(f"firecaffe.cli.options.{command}").make_parser()
     if is_asked and rest:
         if not parser.takes_recipe:

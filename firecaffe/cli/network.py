@@ -17,15 +17,15 @@ def network_of(options: Namespace) -> tuple[ModelConfig, tuple[int, int, int] | 
     return config, parse_input(options.input) if options.input else None
 
 
-def parse_input(text: str) -> tuple[int, int, int]:
-    """Channels, rows and columns of CxHxW. Raises: RecipeError."""
+def parse_input(text: str, word: str = "--input") -> tuple[int, int, int]:
+    """Channels, rows and columns of CxHxW, after an option. Raises: RecipeError."""
     try:
         channels, rows, columns = (int(part) for part in text.split("x"))
     except ValueError:
         channels = rows = columns = 0
     if min(channels, rows, columns) < 1 or max(channels, rows, columns) > MOST_PIXELS:
         raise RecipeError(
-            f"--input is {text!r}; it must be channels x rows x columns, as 3x224x224, each 1 to "
+            f"{word} is {text!r}; it must be channels x rows x columns, as 3x224x224, each 1 to "
             f"{MOST_PIXELS:,}"
         )
     return channels, rows, columns

@@ -22,6 +22,7 @@ from firecaffe.cli.plan_modes import Modes
 from firecaffe.cli.plan_parallel import Parallel, own_layout, ways
 from firecaffe.cli.plan_plot import plot
 from firecaffe.cli.written import check_target
+from firecaffe.compression.transfer import LINKS, SLOWEST, Transfer, transfer_of
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models.config import ModelConfig
@@ -62,6 +63,7 @@ def main(argv: list[str]) -> int:
     names = re.split(r",(?![^(]*\))", options.exchanges)
     exchanges = None if names == ["all"] else names
     shared = ways(options.ways) if options.ways else []
+    transfer = transfer_of(Path(options.fcz)) if options.fcz else None
     plans = []
     for name, (work, words, network, own) in works.items():
         for cluster in clusters:
@@ -87,14 +89,24 @@ def main(argv: list[str]) -> int:
     if options.plot:
         plot(Path(options.plot), [(f"{n} on {c.name}", rows) for n, _, c, rows, *_ in plans])
     if options.json:
-        print(json.dumps([_as_dict(*plan) for plan in plans], indent=2))
+        print(json.dumps([_as_dict(*plan, transfer) for plan in plans], indent=2))
         return 0
     console = make_console()
     for line in learned:
         console.print(line, markup=False, soft_wrap=True)
     for plan in plans:
         _show(console, *plan, is_long=options.all, is_drawn=options.draw)
+    if transfer is not None:
+        for line in transfer.words(_links(clusters)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _links(clusters: Sequence[Cluster]) -> dict[str, float]:
+    """The links over which a file would go: those between the hosts, and a slow one, in bits/s."""
+    ours = {f"{each.links[-1].name} ({each.name})": each.links[-1] for each in clusters}
+    bits = {name: 8 * link.bandwidth_bytes_per_s for name, link in ours.items()}
+    return {**bits, SLOWEST: LINKS[SLOWEST]}
 
 
 Work = tuple[Workload, SynchronyConfig, ModelConfig, OwnLayout | None]
@@ -211,6 +223,7 @@ def _as_dict(
     rows: Sequence[Forecast],
     modes: Modes | None,
     parallel: Parallel | None,
+    transfer: Transfer | None,
 ) -> dict[str, Any]:
     return {
         "workload": name,
@@ -224,6 +237,7 @@ def _as_dict(
         "advice": paragraph(work, cluster, rows),
         "modes": modes and modes.as_dicts(),
         "parallel": parallel and parallel.as_dict(),
+        "transfer": transfer and transfer.as_dict(_links([cluster])),
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
@@ -13,11 +14,18 @@ from firecaffe.cli.console import make_console
 from firecaffe.cli.network import network_of
 from firecaffe.cli.options.profile import make_parser
 from firecaffe.cli.profile_parallel import render_parallel
+from firecaffe.compression.transfer import LINKS, transfer_of
 from firecaffe.errors import RecipeError
+from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
 from firecaffe.models.profile import Profile
+from firecaffe.models.weights import FCZ
 from firecaffe.plan.parallel import volumes_of
 from firecaffe.plan.workload import images_of, input_of, profile_of
+from firecaffe.training.coded import check_own_code, described
+
+Shape = tuple[int, int, int]
+"""Channels, rows and columns."""
 
 WORKERS = 8
 """What --parallel counts for, if nothing says how many."""
@@ -33,7 +41,12 @@ def main(argv: list[str]) -> int:
     if not 1 <= options.batch_size <= MOST_IMAGES:
         raise RecipeError(f"--batch-size is {options.batch_size}; it must be 1 to {MOST_IMAGES:,}")
     workers = _workers(options)
+    path = Path(options.model)
+    transfer, num_classes = None, None
     config, shape = network_of(options)
+    if path.suffix == FCZ:
+        transfer = transfer_of(path)
+        config, shape, num_classes = _in_file(path, shape)
     input_CHW = shape or input_of(config)
     if options.parallel:
         volumes = volumes_of(config, images_of(input_CHW), options.batch_size, workers)
@@ -41,12 +54,33 @@ def main(argv: list[str]) -> int:
         return 0
     result = with_outline(
         config,
-        None,
+        num_classes,
         None if shape is None else shape[0],
         lambda network: profile_of(config, network, images_of(input_CHW), options.batch_size),
     )
-    _tell(options, result.as_dict(), lambda: render(result))
+    found = result.as_dict()
+    if transfer is not None:
+        found["transfer"] = transfer.as_dict(LINKS)
+    _tell(options, found, lambda: render(result))
+    if transfer is not None and not options.json:
+        print(*transfer.words(LINKS), sep="\n")
     return 0
+
+
+def _in_file(path: Path, typed: Shape | None) -> tuple[ModelConfig, Shape, int | None]:
+    """The network of a .fcz file, the shape of its images and the number of its classes.
+
+    typed: the shape, if the user says it. Raises: CheckpointError; RecipeError if the file names
+    someone's own code, or does not say what the network takes.
+    """
+    recipe, about = described(path, ())
+    check_own_code(path, recipe, ())
+    if typed:
+        return recipe.model, typed, about.num_classes
+    if len(about.input_shape) != 3:
+        raise RecipeError(f"{path}: does not say what it takes; give --input, as --input 3x32x32")
+    channels, rows, columns = about.input_shape
+    return recipe.model, (channels, rows, columns), about.num_classes
 
 
 def _tell(

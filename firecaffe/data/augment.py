@@ -23,7 +23,8 @@ AUGMENTS = ("caffe", "inception", "none")
 """Random crop and mirror; a random box scaled to one size (`random_resized_crop`); nothing."""
 
 
-_STREAMS = torch.tensor([[Stream.CROP_TOP], [Stream.CROP_LEFT], [Stream.MIRROR]])
+STREAMS = torch.tensor([[Stream.CROP_TOP], [Stream.CROP_LEFT], [Stream.MIRROR]])
+"""What a crop and a mirror are drawn by."""
 
 
 def cropped_shape(images_HW: tuple[int, int], crop: int, pad: int) -> tuple[int, int]:
@@ -79,7 +80,7 @@ def crops_and_mirrors(
     samples_B: Tensor, seed: int, epoch: int, room: tuple[int, int], mirror: bool
 ) -> tuple[list[int], list[int], list[int]]:
     """Top, left and whether it is mirrored, for each sample. room: how many tops and lefts."""
-    hashes_3B = hash64(seed, _STREAMS, epoch, samples_B)
+    hashes_3B = hash64(seed, STREAMS, epoch, samples_B)
     bounds_3 = torch.tensor([*room, 2 if mirror else 1])
     top_B, left_B, flags_B = below(hashes_3B, bounds_3.view(-1, 1)).tolist()
     return top_B, left_B, flags_B

@@ -63,7 +63,7 @@ def num_classes(dataset: Dataset) -> int | None:
     return found
 
 
-OF_ITSELF = ("sample_CHW", "num_classes", "class_names")
+OF_ITSELF = ("sample_CHW", "num_classes", "class_names", "transform_words")
 OF_SAMPLES = ("targets", "sample_weights")
 """What a data set may say of itself, and of each sample."""
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from firecaffe.data.batches import given_layout
 from firecaffe.data.by_name import open_by_name
+from firecaffe.data.caffe_source import open_caffe, open_caffe_test
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Dataset, is_images, layout_of, num_classes
 from firecaffe.data.hold_out import hold_out
@@ -31,7 +32,7 @@ from firecaffe.data.source import (
     open_test_shards,
 )
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.reference import is_reference, without_folder
+from firecaffe.reference import CAFFE, is_reference, without_folder
 
 DATASETS: dict[str, Callable[[DataConfig], DataParts]] = {
     "fashion-mnist": open_fashion_mnist,
@@ -56,6 +57,9 @@ def open_data(config: DataConfig) -> Data:
             its images.
         DataError: its files are missing, damaged or not what they should be.
     """
+    if config.name.startswith(CAFFE):
+        check_words(config)
+        return divide(open_caffe(config), config)
     if is_reference(config.name):
         check_words(config)
         return divide(open_by_name(config), config)
@@ -78,6 +82,7 @@ def open_data(config: DataConfig) -> Data:
 TEST_ALONE: dict[str, Callable[[DataConfig], TestPart | None]] = {
     "folder": open_test_images,
     "packed": open_test_shards,
+    CAFFE: open_caffe_test,
 }
 
 
@@ -88,13 +93,17 @@ def open_test(config: DataConfig) -> Data:
     Raises: RecipeError, DataError: as `open_data`.
     """
     check_words(config)
-    part = TEST_ALONE[config.name](config) if config.name in TEST_ALONE else None
+    kind = CAFFE if config.name.startswith(CAFFE) else config.name
+    part = TEST_ALONE[kind](config) if kind in TEST_ALONE else None
     if part is None:
         return open_data(replace(config, hold_out=0.0))
     test, notes = part
     layout = given_layout(test, config)
-    shape = f", {_by(test.sample_CHW)}" if is_images(test) else ""
-    description = f"{config.name}: {len(test)} test images, {num_classes(test)} classes{shape}"
+    if is_images(test):
+        about = f"images, {num_classes(test)} classes, {_by(test.sample_CHW)}"
+    else:
+        about = f"samples, {layout_of(test)}"
+    description = f"{without_folder(config.name)}: {len(test)} test {about}"
     return Data(test, test, description, None, notes, layout)
 
 

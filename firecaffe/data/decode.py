@@ -66,15 +66,15 @@ def decode(content: bytes) -> Tensor:
     if content[:2] == JPEG:
         try:
             rows, columns, space, _ = simplejpeg.decode_jpeg_header(content)
-            _check_size(rows, columns)
+            check_size(rows, columns)
             if space not in CONVERTED_MODES:
                 return torch.from_numpy(simplejpeg.decode_jpeg(content)).permute(2, 0, 1)
         except ValueError:
             pass  # Pillow has the last word
     try:
-        with _open(content) as image:
+        with open_image(content) as image:
             columns, rows = image.size
-            _check_size(rows, columns)
+            check_size(rows, columns)
             pixels = torch.frombuffer(bytearray(_rgb(image).tobytes()), dtype=torch.uint8)
     except PILLOW_ERRORS as error:
         reason = str(error).split(" <_io")[0]
@@ -82,7 +82,7 @@ def decode(content: bytes) -> Tensor:
     return pixels.view(rows, columns, 3).permute(2, 0, 1)
 
 
-def _open(content: bytes) -> Image.Image:
+def open_image(content: bytes) -> Image.Image:
     """Reads the header, as `Image.open` does without its limit of 179 million pixels: that one is
     the whole process's, and stays as it is for whoever else uses Pillow. MOST_PIXELS is ours.
     """
@@ -101,7 +101,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _check_size(rows: int, columns: int) -> None:
+def check_size(rows: int, columns: int) -> None:
     if not 0 < rows * columns <= MOST_PIXELS:
         raise BrokenSampleError(
             f"not a whole image: {rows} x {columns} pixels, and more than "

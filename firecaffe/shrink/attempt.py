@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.compression.fcz import FileReport
+from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import read_run_file
@@ -15,7 +16,6 @@ from firecaffe.shrink.judge import Judge, Worth
 from firecaffe.shrink.layers import Choice
 from firecaffe.shrink.rounds import rounds_of
 from firecaffe.shrink.scheme import Scheme
-from firecaffe.shrink.target import BYTES_PER_WEIGHT
 from firecaffe.training.load import load_run
 from firecaffe.training.trial import Trial, run_trials
 

@@ -21,6 +21,7 @@ from typing import Any
 from torch import nn
 
 from firecaffe.cluster.world import World
+from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.data import Data, check_data
 from firecaffe.errors import OwnCodeError, RecipeError, RunError
 from firecaffe.models.weights import file_digest
@@ -37,7 +38,7 @@ from firecaffe.shrink.scheme import Scheme
 from firecaffe.shrink.search import Attempt, best_of, next_aim
 from firecaffe.shrink.sensitivity import layers_of, measure_layers
 from firecaffe.shrink.start import ranks_of, trained_network, with_ranks, write_start
-from firecaffe.shrink.target import BYTES_PER_WEIGHT, Target
+from firecaffe.shrink.target import Target
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.preflight import preflight
 from firecaffe.training.trial import LOCK, working_in

@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.compression.fcz import TensorReport
+from firecaffe.compression.transfer import BYTES_PER_WEIGHT, seconds
 from firecaffe.runs.folder import read_run_file
 from firecaffe.shrink.compress import Compressed
-from firecaffe.shrink.target import BYTES_PER_WEIGHT
-
-LINK_BITS_PER_S = 10e6
-"""The link over which the time of a transfer is said."""
 
 
 def as_record(found: Compressed) -> dict[str, Any]:
@@ -52,11 +49,6 @@ def sizes_in(folder: Path) -> list[dict[str, Any]]:
     return sorted(
         (read_run_file(each, "net.json") for each in places), key=lambda row: row["ratio"]
     )
-
-
-def seconds(num_bytes: float) -> float:
-    """The time of a transfer over the link."""
-    return num_bytes * 8 / LINK_BITS_PER_S
 
 
 def tensor_row(each: TensorReport) -> dict[str, Any]:

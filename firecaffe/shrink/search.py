@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from firecaffe.shrink.target import BYTES_PER_WEIGHT, Target
+from firecaffe.compression.transfer import BYTES_PER_WEIGHT
+from firecaffe.shrink.target import Target
 
 MOST_ATTEMPTS_OF_SIZE = 3
 MOST_ATTEMPTS_OF_LOSS = 6

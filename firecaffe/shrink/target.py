@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
 
+from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.errors import RecipeError
 
 UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 """Bytes of each unit of a size, in capitals."""
 
 EXPECTED = "expected a ratio (40x), a size (27KB) or the accuracy that may be lost (0.1points)"
-
-BYTES_PER_WEIGHT = 4
-"""A ratio is the bytes of all weights as float32 over those of the whole file."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ def describe(dataset: Dataset, is_repeatable: bool = True) -> str:
         words = f"{len(dataset)} images of {shape}, {dataset.num_classes} classes"
     else:
         words = f"{len(dataset)} samples of {layout_of(dataset)}"
+    if transform := getattr(dataset, "transform_words", ""):
+        words += f", {transform}"
     if not is_repeatable:
         return f"{words}, others each time"
     last = len(dataset) - 1

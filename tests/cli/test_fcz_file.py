@@ -61,6 +61,31 @@ def test_a_file_is_asked_for_predictions(
     assert of_run == of_file
 
 
+def test_a_file_says_how_long_it_takes_over_a_link(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = 431_080
+    profile = json.loads(shown(capsys, "profile", file, "--json"))
+    assert profile["parameters"] == weights
+    assert profile["input_CHW"] == [1, 28, 28]
+    (plan,) = json.loads(
+        shown(
+            *(capsys, "plan", "--model", "lenet", "--workers", "1", "--json"),
+            *("--cluster", "ethernet-1g", "--fcz", file),
+        )
+    )
+    size = file.stat().st_size
+    for found in (profile["transfer"], plan["transfer"]):
+        assert (found["file_bytes"], found["float_bytes"]) == (size, 4 * weights)
+        # 10^7 bits a second.
+        times = found["seconds"]["10 Mbit/s"]
+        assert times == pytest.approx({"file": 8 * size / 1e7, "float": 32 * weights / 1e7})
+    assert plan["transfer"]["seconds"].keys() != profile["transfer"]["seconds"].keys()
+    assert f"over 10 Mbit/s: {8 * size / 1e7:.3g} s" in shown(capsys, "profile", file)
+    assert main(["plan", "--model", "lenet", "--fcz", str(file.with_name("recipe.toml"))]) == 4
+    assert "no .fcz file" in capsys.readouterr().err
+
+
 def test_a_file_is_exported_and_unpacked_beside_it(
     run: Path, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,14 @@ def make_parser(has_recipe: bool = False) -> Parser:
         action="store_true",
         help="draw which rank holds what: of a recipe with [parallel], or of the best of --ways",
     )
+    add(
+        "--fcz",
+        type=str,
+        default="",
+        metavar="FILE",
+        help="how long the weights take over the cluster's links, in this file of firecaffe "
+        "compress and as float32",
+    )
     add("--all", action="store_true", help="every exchange, not the three fastest and the recipe's")
     add(
         "--runs",

@@ -7,12 +7,12 @@ from firecaffe.cli.parser import Parser
 def make_parser() -> Parser:
     parser = Parser(
         "profile",
-        "MODEL [--args TABLE] [--batch-size B] [--input 3x224x224] [--parallel [--workers N]] "
-        "[--json]",
+        "MODEL|NET.fcz [--args TABLE] [--batch-size B] [--input 3x224x224] "
+        "[--parallel [--workers N]] [--json]",
         "Shapes, parameters, activations and FLOPs of a network; takes no memory.",
     )
     add = parser.add_argument
-    add("model", type=str, help=NAME)
+    add("model", type=str, help=f"{NAME}; or a file of firecaffe compress")
     add("--batch-size", type=int, default=1, metavar="B", help="samples at once")
     network_words(add)
     add(

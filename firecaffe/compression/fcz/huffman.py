@@ -1,9 +1,11 @@
 """Canonical Huffman codes whose words have at most 16 bits.
 
-Sources: Huffman 1952; Larmore and Hirschberg 1990 (package-merge, the shortest code whose words are
-no longer than a limit); Schwartz and Kallick 1964 (canonical codes).
+Sources: Huffman 1952; where a word of its code would be longer, Larmore and Hirschberg 1990
+(package-merge, the shortest code whose words are no longer than a limit); Schwartz and Kallick 1964
+(canonical codes).
 """
 
+from heapq import heapify, heappop, heapreplace
 from itertools import chain
 
 import numpy as np
@@ -27,6 +29,28 @@ def code_lengths(counts: Ints) -> Ints:
     if len(used) < 2:
         lengths[used] = 1
         return lengths
+    lengths[used] = _depths(counts[used].tolist())
+    return lengths if lengths.max() <= MOST_BITS else _limited(counts, used)
+
+
+def _depths(counts: list[int]) -> list[int]:
+    """By Huffman's merging of the two rarest, at least two; ties go to what was there first."""
+    heap = [(count, place) for place, count in enumerate(counts)]
+    heapify(heap)
+    parents = [0] * (2 * len(counts) - 1)
+    for node in range(len(counts), 2 * len(counts) - 1):
+        one, left = heappop(heap)
+        two, right = heap[0]
+        parents[left] = parents[right] = node
+        heapreplace(heap, (one + two, node))
+    depths = [0] * len(parents)
+    for node in range(len(parents) - 2, -1, -1):
+        depths[node] = depths[parents[node]] + 1
+    return depths[: len(counts)]
+
+
+def _limited(counts: Ints, used: Ints) -> Ints:
+    """By package-merge."""
     coins: list[tuple[int, tuple[int, ...]]] = sorted(
         (int(counts[symbol]), (int(symbol),)) for symbol in used
     )

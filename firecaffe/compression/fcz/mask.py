@@ -4,8 +4,9 @@ A tensor is looked at as a matrix whose rows come one after the other: its first
 rows, or the columns. Kept and not kept may change places. First come the classes of all rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
 from firecaffe.compression.fcz.damaged import DamagedError
 from firecaffe.compression.fcz.density import FACTORS, Density, classes_of
-from firecaffe.compression.fcz.sequence import read_sequence, write_sequence
+from firecaffe.compression.fcz.sequence import Adaptive, read_sequence, write_sequence
 
 STRENGTHS = 16
 """a is a power of two from 1/4 up to 2^13."""
@@ -42,6 +43,11 @@ TRIED = 1 << 18
 
 SCREENED = 1 << 16
 """The same of its matrices."""
+
+LEAST_SHARED = 0.003
+"""Neighbors are not tried if they share less, of the bits that distances take: rows that look at
+them go one by one, and each takes time.
+"""
 
 NEAR = 1.1
 """A tensor is looked at no longer if the best of these took so many times enough bits."""
@@ -101,19 +107,56 @@ def cheapest_view(
 
     inverted = 2 * int(kept.sum()) > len(kept)
 
-    def cost(view: View, most: int = TRIED) -> float:
-        return _write(BlockWriter(), view, kept, shape, most)
+    @cache
+    def of_part(view: View, most: int) -> float:
+        return _cost(view, kept, shape, most)
 
-    screened = {view: cost(view, SCREENED) for view in _views(shape, inverted) if fits(view)}
+    def cost(view: View, most: int = TRIED) -> float:
+        return of_part(view, min(most, len(kept)))
+
+    def may_tell(view: View) -> bool:
+        shared = shared_bits(view.matrix(kept, shape), view.distance)
+        return not view.distance or shared > LEAST_SHARED * enough
+
+    views = [view for view in _views(shape, inverted) if fits(view) and may_tell(view)]
+    screened = {view: cost(view, SCREENED) for view in views}
     if not screened or min(screened.values()) > NEAR * enough:
         return None
     best = min(screened, key=screened.__getitem__)
     near = [replace(best, distance=each) for each in _distances(best, kept, shape)]
-    near = [each for each in near if len(each.matrix(kept, shape)) <= each.most_rows and fits(each)]
-    best = min([best, *near], key=cost)
-    strengths = [replace(best, strength=each) for each in range(0, STRENGTHS, 2)]
-    costs = [cost(each) for each in strengths]
-    return strengths[int(np.argmin(costs))], min(costs)
+    near = [each for each in near if len(each.matrix(kept, shape)) <= each.most_rows]
+    near = [each for each in near if fits(each) and may_tell(each)]
+    best = min([best, *near], key=cost) if near else best
+    best = _with_strength(best, lambda view: cost(view, SCREENED))
+    return best, cost(best)
+
+
+def _with_strength(view: View, cost: Callable[[View], float]) -> View:
+    """The view with the strength that takes the fewest bits: downhill, for there is one valley."""
+    found = cost(view)
+    for step in (2, -2):
+        while 0 <= view.strength + step < STRENGTHS:
+            further = replace(view, strength=view.strength + step)
+            bits = cost(further)
+            if bits >= found:
+                break
+            view, found = further, bits
+    return view
+
+
+def shared_bits(matrix: Bools, distance: int) -> float:
+    """What a row of the matrix tells of the one so many rows after it: the mutual information of
+    two elements of a column, in bits.
+    """
+    matrix = matrix[: max(distance + 1, SCREENED // matrix.shape[1])]
+    before, after = matrix[:-distance], matrix[distance:]
+    if not distance or not before.size:
+        return 0.0
+    both, first, second = (float(each.mean()) for each in (before & after, before, after))
+    joint = np.array([[1 - first - second + both, second - both], [first - both, both]])
+    alone = np.outer([1 - first, first], [1 - second, second])
+    there = joint > 1e-12
+    return float((joint[there] * np.log2(joint[there] / alone[there])).sum())
 
 
 def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> None:
@@ -124,7 +167,10 @@ def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> No
     writer.number(view.strength, STRENGTHS)
     writer.number(view.distance, MOST_DISTANCE + 1)
     writer.near_rows += len(view.matrix(kept, shape)) if view.distance else 0
-    _write(writer, view, kept, shape)
+    rows = _Rows(view, kept, shape)
+    write_sequence(writer, [rows.classes], len(FACTORS), "best")
+    for bits, chances in rows:
+        writer.put(bits, _bernoulli, chances)
 
 
 def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) -> View:
@@ -170,37 +216,45 @@ def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) 
     return view
 
 
-def _write(writer: BlockWriter, view: View, kept: Bools, shape: Shape, most: int = 0) -> float:
-    """Writes the rows, and returns the bits for an element. most: elements after which to stop; 0
-    for all.
-    """
-    start = writer.bits
-    matrix = view.matrix(kept, shape)
-    count = int(kept.sum())
-    share = (len(kept) - count if view.inverted else count) / len(kept)
-    if most:
-        matrix = matrix[: max(1, most // matrix.shape[1])]
-    num_columns = matrix.shape[1]
-    counts = matrix.sum(axis=1)
-    counts = num_columns - counts if view.inverted else counts
-    classes = classes_of(counts, num_columns, share, view.a)
-    write_sequence(writer, [classes], len(FACTORS), "best")
-    factors = FACTORS[classes]
-    density = view.density(num_columns, share)
-    for rows in _groups(view, matrix.shape):
-        bits = (matrix[rows] ^ view.inverted).astype(np.int32)
-        if view.distance:
-            contexts = density.contexts(matrix, rows.start)
-            if factors[rows.start]:
-                base, chances = density.of_row(factors[rows.start], contexts)
-                writer.put(bits[0], _bernoulli, chances)
-                density.count_contexts(bits[0], base, contexts)
-        else:
-            there = factors[rows] > 0
-            chances = density.of_rows(factors[rows][there]).reshape(-1)
-            writer.put(bits[there].reshape(-1), _bernoulli, chances)
-        density.count(bits, factors[rows])
-    return (writer.bits - start) / matrix.size
+def _cost(view: View, kept: Bools, shape: Shape, most: int) -> float:
+    """The bits for an element, about. most: elements after which to stop."""
+    rows = _Rows(view, kept, shape, most)
+    bits = Adaptive(len(FACTORS)).bits(np.bincount(rows.classes, minlength=len(FACTORS)))
+    for ones, chances in rows:
+        bits -= float(np.log2(np.where(ones, chances, 1 - chances)).sum())
+    return bits / rows.matrix.size
+
+
+class _Rows:
+    """The rows of a mask as they are written: bits, and the chance that each is 1."""
+
+    def __init__(self, view: View, kept: Bools, shape: Shape, most: int = 0) -> None:
+        """most: elements after which to stop; 0 for all."""
+        self.view = view
+        matrix = view.matrix(kept, shape)
+        count = int(kept.sum())
+        self.share = (len(kept) - count if view.inverted else count) / len(kept)
+        self.matrix = matrix[: max(1, most // matrix.shape[1])] if most else matrix
+        num_columns = matrix.shape[1]
+        counts = self.matrix.sum(axis=1)
+        counts = num_columns - counts if view.inverted else counts
+        self.classes = classes_of(counts, num_columns, self.share, view.a)
+
+    def __iter__(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
+        view, matrix, factors = self.view, self.matrix, FACTORS[self.classes]
+        density = view.density(matrix.shape[1], self.share)
+        for rows in _groups(view, matrix.shape):
+            bits = (matrix[rows] ^ view.inverted).astype(np.int32)
+            if view.distance:
+                contexts = density.contexts(matrix, rows.start)
+                if factors[rows.start]:
+                    base, chances = density.of_row(factors[rows.start], contexts)
+                    yield bits[0], chances
+                    density.count_contexts(bits[0], base, contexts)
+            else:
+                there = factors[rows] > 0
+                yield bits[there].reshape(-1), density.of_rows(factors[rows][there]).reshape(-1)
+            density.count(bits, factors[rows])
 
 
 def _groups(view: View, shape: Shape) -> Iterator[slice]:

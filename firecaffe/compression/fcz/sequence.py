@@ -14,6 +14,7 @@ the counts are looked at before each.
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from math import lgamma, log, log2
 from typing import Literal
 
 import constriction
@@ -22,14 +23,12 @@ from numpy.typing import NDArray
 
 from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter, Symbols
 from firecaffe.compression.fcz.damaged import DamagedError
-from firecaffe.compression.fcz.huffman import MOST_BITS, Code, code_lengths
+from firecaffe.compression.fcz.huffman import MOST_BITS, Code, Ints, code_lengths
 
 How = Literal["best", "huffman", "range"]
 
 LEAST_CHUNK, MOST_CHUNK = 4, 4096
 MOST_ALPHABET = 1 << 16
-TRIED = 1 << 16
-"""Symbols at the beginning of a column on which the ways are compared, by real size."""
 
 _categorical = constriction.stream.model.Categorical
 _uniform = constriction.stream.model.Uniform
@@ -60,6 +59,10 @@ class Column:
     @abstractmethod
     def take(self, reader: BlockReader, count: int) -> Symbols: ...
 
+    @abstractmethod
+    def bits(self, counts: Ints) -> float:
+        """What symbols that come so often take, with the table, to a few bits."""
+
 
 class Constant(Column):
     kind = 0
@@ -80,6 +83,9 @@ class Constant(Column):
     def take(self, reader: BlockReader, count: int) -> Symbols:
         return np.full(count, self._symbol, np.int32)
 
+    def bits(self, counts: Ints) -> float:
+        return log2(len(counts))
+
 
 class Uniform(Column):
     kind = 1
@@ -99,6 +105,9 @@ class Uniform(Column):
 
     def take(self, reader: BlockReader, count: int) -> Symbols:
         return reader.take(count, self._model)
+
+    def bits(self, counts: Ints) -> float:
+        return int(counts.sum()) * log2(len(counts))
 
 
 class Adaptive(Column):
@@ -129,6 +138,13 @@ class Adaptive(Column):
         self._count(symbols)
         return symbols
 
+    def bits(self, counts: Ints) -> float:
+        """By the product of all chances, as if each symbol were counted at once."""
+        half = len(counts) / 2
+        logs = lgamma(int(counts.sum()) + half) - lgamma(half)
+        logs -= sum(lgamma(each + 0.5) - lgamma(0.5) for each in counts[counts > 0].tolist())
+        return logs / log(2)
+
     def _count(self, symbols: Symbols) -> None:
         self._weights += 2 * np.bincount(symbols, minlength=len(self._weights))
 
@@ -142,10 +158,6 @@ class Huffman(Column):
     def __init__(self, lengths: NDArray[np.int64]) -> None:
         self._lengths = lengths
         self.code = Code(lengths)
-
-    @classmethod
-    def of(cls, symbols: Symbols, alphabet: int) -> "Huffman":
-        return cls(code_lengths(np.bincount(symbols, minlength=alphabet)))
 
     @classmethod
     def read(cls, reader: BlockReader, alphabet: int) -> "Huffman":
@@ -168,6 +180,13 @@ class Huffman(Column):
     def take(self, reader: BlockReader, count: int) -> Symbols:
         data = reader.take(reader.number(self.most_bytes), _uniform(256))
         return self.code.decode(data.astype(np.uint8).tobytes(), count)
+
+    def bits(self, counts: Ints) -> float:
+        """A chunk's last byte is half empty."""
+        table = Adaptive(MOST_BITS + 1).bits(np.bincount(self._lengths, minlength=MOST_BITS + 1))
+        chunks = -(-int(counts.sum()) // MOST_CHUNK)
+        each = log2(self.most_bytes) + 4
+        return float(counts @ self._lengths) + table + chunks * each
 
 
 KINDS = (Constant, Uniform, Adaptive, Huffman)
@@ -215,21 +234,10 @@ def read_sequence(
 def _cheapest(symbols: Symbols, alphabet: int, how: How) -> Column:
     if (symbols == symbols[0]).all():
         return Constant(int(symbols[0]), alphabet)
+    counts = np.bincount(symbols, minlength=alphabet)
     ways: list[Column] = []
     if how != "huffman":
         ways += [Uniform(alphabet), Adaptive(alphabet)]
     if how != "range":
-        ways.append(Huffman.of(symbols, alphabet))
-    costs = [_cost(way, symbols[:TRIED]) for way in ways]
-    kind = ways[int(np.argmin(costs))].kind
-    # A column that was tried has counted.
-    return Adaptive(alphabet) if kind == Adaptive.kind else ways[int(np.argmin(costs))]
-
-
-def _cost(column: Column, symbols: Symbols) -> float:
-    """The bits that it takes, measured."""
-    writer = BlockWriter()
-    column.write_table(writer)
-    for part in _chunks(len(symbols), column.grows):
-        column.put(writer, symbols[part])
-    return writer.bits
+        ways.append(Huffman(code_lengths(counts)))
+    return min(ways, key=lambda way: way.bits(counts))

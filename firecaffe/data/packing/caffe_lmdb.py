@@ -1,28 +1,18 @@
 """Caffe's LMDBs as a source: each value is a Datum message, encoded or raw.
 
-Source: BVLC/caffe, src/caffe/proto/caffe.proto (message Datum) and tools/convert_imageset.cpp.
+Source: BVLC/caffe, tools/convert_imageset.cpp.
 """
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from firecaffe.data.caffe_datum import parse_datum
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.packing.part import MOST_CLASSES, Part, Source
 from firecaffe.errors import DataError
-
-FIELDS = (
-    ("channels", 1, "INT32"),
-    ("height", 2, "INT32"),
-    ("width", 3, "INT32"),
-    ("data", 4, "BYTES"),
-    ("label", 5, "INT32"),
-    ("encoded", 7, "BOOL"),
-)
-"""Fields of a Datum; float_data (6) is not for images."""
 
 
 def is_lmdb(path: Path) -> bool:
@@ -47,7 +37,7 @@ def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
             with database.begin(buffers=True) as view:
                 rows = []
                 for key, value in view.cursor():
-                    found = _parse(value)
+                    found = parse_datum(value)
                     raw = (found.channels, found.height, found.width)
                     kinds.add(("jpeg", ()) if found.encoded else ("raw", raw))
                     rows.append((bytes(key), int(found.label), len(found.data)))
@@ -78,7 +68,7 @@ def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
 def _reader(database: Any, keys: list[bytes], bgr: bool) -> Any:
     def read(number: int) -> bytes:
         with database.begin(buffers=True) as view:
-            found = _parse(view.get(keys[number]))
+            found = parse_datum(view.get(keys[number]))
         content = bytes(found.data)
         if found.encoded:
             return content
@@ -91,28 +81,3 @@ def _reader(database: Any, keys: list[bytes], bgr: bool) -> Any:
         return content
 
     return read
-
-
-def _parse(value: Any) -> Any:
-    found = _datum()()
-    found.ParseFromString(bytes(value))
-    return found
-
-
-@cache
-def _datum() -> Any:
-    """The message's class, made from FIELDS."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name="datum.proto", package="firecaffe")
-    message = file.message_type.add(name="Datum")
-    for name, number, kind in FIELDS:
-        message.field.add(
-            name=name,
-            number=number,
-            type=getattr(descriptor_pb2.FieldDescriptorProto, f"TYPE_{kind}"),
-            label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL,
-        )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("firecaffe.Datum"))

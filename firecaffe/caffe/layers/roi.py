@@ -1,0 +1,177 @@
+"""Pooling over regions of interest: ROIPooling (the largest of each bin) and PSROIPooling (the
+average, each bin from channels of its own).
+
+A region is (image in the batch, x1, y1, x2, y2), in the units of the image.
+
+Sources: Fast R-CNN (arXiv 1504.08083, section 2.1; the rounding as in
+github.com/rbgirshick/caffe-fast-rcnn) and R-FCN (arXiv 1605.06409, section 2; the rounding as in
+github.com/daijifeng001/caffe-rfcn).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from firecaffe.caffe.layers.axis import check_bottoms
+from firecaffe.caffe.layers.checks import positive, want_axes
+from firecaffe.caffe.layers.spec import Kind, Spec
+
+ROIS_AT_ONCE = 16
+"""How many regions' values are held at the same time."""
+
+
+class Bins(NamedTuple):
+    """Where each bin of each region begins and ends along one axis, both (R, bins), whole numbers
+    of pixels. An empty one ends where it begins, or before.
+    """
+
+    first: Tensor
+    after: Tensor
+
+    def of(self, regions: slice) -> Bins:
+        return Bins(self.first[regions], self.after[regions])
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """(R, bins, longest) of the pixels, and which of them are in the bin."""
+        longest = max(int((self.after - self.first).max()), 1)
+        places = self.first.unsqueeze(-1) + torch.arange(longest, device=self.first.device)
+        return places, places < self.after.unsqueeze(-1)
+
+
+def rounded(values: Tensor) -> Tensor:
+    """C's round: halves go away from 0."""
+    return values.sign() * (values.abs() + 0.5).floor()
+
+
+def bins_of(start: Tensor, length: Tensor, count: int, offset: Tensor, size: int) -> Bins:
+    """Windows of length / count behind each other from start on, to whole pixels outward; then
+    `offset` is added, and what lies outside of the plane goes.
+    """
+    place = torch.arange(count, device=start.device, dtype=start.dtype)
+    bin_size = (length / count).unsqueeze(-1)
+    start, offset = start.unsqueeze(-1), offset.unsqueeze(-1)
+    first = (place * bin_size + start).floor() + offset
+    after = ((place + 1) * bin_size + start).ceil() + offset
+    return Bins(first.clamp(0, size).long(), after.clamp(0, size).long())
+
+
+class ROIPooling(nn.Module):
+    """(B, C, H, W) and (R, 5) to (R, C, pooled_h, pooled_w); an empty bin is 0."""
+
+    def __init__(self, pooled: tuple[int, int], spatial_scale: float) -> None:
+        super().__init__()
+        self.pooled, self.spatial_scale = pooled, spatial_scale
+
+    def forward(self, planes: Tensor, regions: Tensor) -> Tensor:
+        regions = regions.flatten(1)
+        if planes.is_meta or len(regions) == 0:
+            return planes.new_zeros(len(regions), planes.shape[1], *self.pooled)
+        flat = planes.flatten(2)
+        image = regions[:, 0].long()
+        with torch.no_grad():
+            corners = rounded(regions[:, 1:] * self.spatial_scale)
+            rows = self.bins(corners[:, 1], corners[:, 3], self.pooled[0], planes.shape[2])
+            columns = self.bins(corners[:, 0], corners[:, 2], self.pooled[1], planes.shape[3])
+            parts = [
+                slice(start, start + ROIS_AT_ONCE) for start in range(0, len(regions), ROIS_AT_ONCE)
+            ]
+            place = torch.cat(
+                [
+                    largest(flat[image[part]], rows.of(part), columns.of(part), planes.shape[3])
+                    for part in parts
+                ]
+            )
+        channel = torch.arange(planes.shape[1], device=planes.device).view(-1, 1, 1)
+        values = flat[image.view(-1, 1, 1, 1), channel, place.clamp_min(0)]
+        return values.masked_fill(place < 0, 0)
+
+    def bins(self, low: Tensor, high: Tensor, count: int, size: int) -> Bins:
+        length = (high - low + 1).clamp_min(1)
+        return bins_of(torch.zeros_like(low), length, count, low, size)
+
+
+def largest(flat: Tensor, rows: Bins, columns: Bins, width: int) -> Tensor:
+    """(R, C, bins, bins): the first place in (R, C, H · W) with each bin's largest value; -1 for an
+    empty bin.
+    """
+    row, row_counts = rows.places()
+    column, column_counts = columns.places()
+    index = (row[:, :, None, :, None] * width + column[:, None, :, None, :]).flatten(3)
+    counts = (row_counts[:, :, None, :, None] & column_counts[:, None, :, None, :]).flatten(3)
+    index = index.where(counts, 0).unsqueeze(1).expand(-1, flat.shape[1], -1, -1, -1)
+    values = flat.gather(2, index.flatten(2)).view(index.shape)
+    best = values.masked_fill(~counts.unsqueeze(1), -math.inf).argmax(-1, keepdim=True)
+    place = index.gather(-1, best).squeeze(-1)
+    return place.masked_fill(~counts.any(-1).unsqueeze(1), -1)
+
+
+class PSROIPooling(nn.Module):
+    """(B, output_dim · group_size², H, W) and (R, 5) to (R, output_dim, group_size, group_size)."""
+
+    def __init__(self, output_dim: int, group_size: int, spatial_scale: float) -> None:
+        super().__init__()
+        self.output_dim, self.group_size = output_dim, group_size
+        self.spatial_scale = spatial_scale
+
+    def forward(self, planes: Tensor, regions: Tensor) -> Tensor:
+        regions = regions.flatten(1)
+        high, wide = planes.shape[2:]
+        start = rounded(regions[:, 1:3]) * self.spatial_scale
+        length = ((rounded(regions[:, 3:5]) + 1) * self.spatial_scale - start).clamp_min(0.1)
+        rows = self.covered(start[:, 1], length[:, 1], high, planes.dtype)
+        columns = self.covered(start[:, 0], length[:, 0], wide, planes.dtype)
+        groups = (self.output_dim, self.group_size, self.group_size)
+        grouped = planes.reshape(len(planes), *groups, high, wide)
+        image = regions[:, 0].long()
+        total = torch.zeros((), dtype=planes.dtype, device=planes.device)
+        for each in range(len(planes)):
+            here = (image == each).to(planes.dtype).view(-1, 1, 1)
+            by_row = torch.einsum("rqw,opqhw->ropqh", columns, grouped[each])
+            total = total + torch.einsum("rph,ropqh->ropq", rows * here, by_row)
+        area = rows.sum(-1)[:, :, None] * columns.sum(-1)[:, None, :]
+        return total / area.clamp_min(1).unsqueeze(1)
+
+    def covered(self, start: Tensor, length: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+        """(R, group_size, size): 1 where a bin covers the row or column, 0 elsewhere."""
+        bins = bins_of(start, length, self.group_size, torch.zeros_like(start), size)
+        place = torch.arange(size, device=start.device)
+        inside = (place >= bins.first.unsqueeze(-1)) & (place < bins.after.unsqueeze(-1))
+        return inside.to(dtype)
+
+
+def want_regions(spec: Spec) -> None:
+    check_bottoms(spec, 2)
+    want_axes(spec, 4)
+    if math.prod(spec.bottoms[1][1:]) != 5:
+        raise spec.layer.error(
+            f"{spec.type} {spec.name!r} has regions {tuple(spec.bottoms[1])}; expected (R, 5): "
+            "image, x1, y1, x2, y2"
+        )
+
+
+def roi_pooling(spec: Spec) -> ROIPooling:
+    want_regions(spec)
+    pooled = (positive(spec, "pooled_h"), positive(spec, "pooled_w"))
+    return ROIPooling(pooled, spec.param.number("spatial_scale", 1.0))
+
+
+def psroi_pooling(spec: Spec) -> PSROIPooling:
+    want_regions(spec)
+    output_dim, group_size = positive(spec, "output_dim"), positive(spec, "group_size")
+    channels = spec.bottoms[0][1]
+    if channels != output_dim * group_size**2:
+        raise spec.layer.error(
+            f"PSROIPooling {spec.name!r} has {channels} channels; expected output_dim · "
+            f"group_size² = {output_dim * group_size**2}"
+        )
+    return PSROIPooling(output_dim, group_size, spec.param.number("spatial_scale", 1.0))
+
+
+LAYERS = {
+    "PSROIPooling": Kind(psroi_pooling, "psroi_pooling_param", ()),
+    "ROIPooling": Kind(roi_pooling, "roi_pooling_param", ()),
+}

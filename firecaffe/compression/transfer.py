@@ -1,0 +1,65 @@
+"""How long a network's weights take over a link: as a .fcz file, and as float32."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from firecaffe.compression import fcz
+
+LINKS: Mapping[str, float] = {"10 Mbit/s": 10e6, "100 Mbit/s": 100e6, "1 Gbit/s": 1e9}
+"""Links that people have in mind, in bits per second."""
+
+SLOWEST = "10 Mbit/s"
+"""The one that is told where there is room for one."""
+
+BYTES_PER_WEIGHT = 4
+"""As float32: a ratio is the bytes of all weights so over those of the whole file."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A file, and its tensors as float32."""
+
+    path: str
+    file_bytes: int
+    float_bytes: int
+
+    def seconds(self, bits_per_s: float) -> dict[str, float]:
+        return {
+            "float": seconds(self.float_bytes, bits_per_s),
+            "file": seconds(self.file_bytes, bits_per_s),
+        }
+
+    def words(self, links: Mapping[str, float]) -> list[str]:
+        """Lines for people, the first of them on the size."""
+        ratio = self.float_bytes / self.file_bytes
+        said = [
+            f"{self.path}: {self.file_bytes:,} bytes, {ratio:.1f} times fewer than "
+            f"{self.float_bytes:,} as float32"
+        ]
+        for name, bits_per_s in links.items():
+            times = self.seconds(bits_per_s)
+            said.append(f"over {name}: {times['file']:.3g} s instead of {times['float']:.3g} s")
+        return said
+
+    def as_dict(self, links: Mapping[str, float]) -> dict[str, Any]:
+        """Ready for `json.dumps`."""
+        return {
+            "path": self.path,
+            "file_bytes": self.file_bytes,
+            "float_bytes": self.float_bytes,
+            "seconds": {name: self.seconds(bits_per_s) for name, bits_per_s in links.items()},
+        }
+
+
+def transfer_of(path: Path) -> Transfer:
+    """By the header alone; nothing is decoded. Raises: CheckpointError if it is no .fcz file."""
+    with fcz.read(path) as opened:
+        weights = sum(each.size for each in opened.outlines)
+    return Transfer(str(path), path.stat().st_size, BYTES_PER_WEIGHT * weights)
+
+
+def seconds(num_bytes: float, bits_per_s: float = LINKS[SLOWEST]) -> float:
+    """The time of a transfer over a link."""
+    return num_bytes * 8 / bits_per_s

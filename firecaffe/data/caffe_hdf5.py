@@ -1,0 +1,127 @@
+"""HDF5Data: tensors by the names of the tops, in the files that a list names.
+
+Source: BVLC/caffe, src/caffe/layers/hdf5_data_layer.cpp and src/caffe/util/hdf5.cpp.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from firecaffe.data.caffe_tops import Draws, Tops
+from firecaffe.data.packed import HELD_BYTES
+from firecaffe.errors import DataError
+
+
+class Hdf5Tops:
+    """Float32 tensors, one row a sample, read when they are asked for.
+
+    Raises: DataError if a file cannot be read, lacks a top or has other shapes than the first.
+    """
+
+    is_held = False
+    is_random = False
+
+    def __init__(self, files: Sequence[Path], tops: Sequence[str]) -> None:
+        self.files, self.tops = files, tops
+        self._opened: dict[tuple[int, Path], Any] = {}
+        shapes = [self._shapes(file) for file in files]
+        for file, found in zip(files, shapes, strict=True):
+            for top, shape, wanted in zip(tops, found, shapes[0], strict=True):
+                if shape[1:] != wanted[1:]:
+                    raise DataError(
+                        f"{file}: {top} is {shape}, and {wanted} in {files[0]}; expected the same "
+                        "but for the rows"
+                    )
+        self._ends = list(accumulate(found[0][0] for found in shapes))
+        self.num_bytes = 4 * sum(prod(shape) for found in shapes for shape in found)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def in_memory(self) -> Tops:
+        if self.num_bytes > HELD_BYTES:
+            return self
+        return HeldTensors(self.fetch(list(range(len(self))), None))
+
+    def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
+        """Of each file the rows that are asked for, in order, as HDF5 wants it."""
+        samples_B = np.array(samples)
+        of_file_B = np.array([bisect_right(self._ends, sample) for sample in samples])
+        first = self._file(self.files[int(of_file_B[0])])
+        found = [np.empty((len(samples), *first[top].shape[1:]), np.float32) for top in self.tops]
+        for number in np.unique(of_file_B):
+            places = np.flatnonzero(of_file_B == number)
+            start = self._ends[number - 1] if number else 0
+            rows, back = np.unique(samples_B[places] - start, return_inverse=True)
+            file = self.files[number]
+            for to, top in zip(found, self.tops, strict=True):
+                try:
+                    stored = self._file(file)[top]
+                    taken = stored[:] if len(rows) == len(stored) else stored[rows]
+                except OSError as error:
+                    raise DataError(f"{file}, {top}: cannot be read, {error}") from error
+                to[places] = taken[back]
+        return [torch.from_numpy(each) for each in found]
+
+    def _shapes(self, file: Path) -> list[tuple[int, ...]]:
+        shapes = []
+        for top in self.tops:
+            stored = self._file(file).get(top)
+            shape = getattr(stored, "shape", ())
+            if not shape or stored.dtype.kind not in "fiu":
+                names = ", ".join(self._file(file)) or "nothing"
+                raise DataError(
+                    f"{file}: holds no numbers named {top}, as the top is called, with a row for "
+                    f"each sample; it has {names:.200}"
+                )
+            shapes.append(tuple(shape))
+        if len({shape[0] for shape in shapes}) > 1:
+            counts = ", ".join(f"{s[0]} {top}" for top, s in zip(self.tops, shapes, strict=True))
+            raise DataError(f"{file}: holds {counts}; expected as many rows of each")
+        if shapes[0][0] == 0:
+            raise DataError(f"{file}: holds no samples")
+        return shapes
+
+    def _file(self, path: Path) -> Any:
+        """Opened once in each process."""
+        key = (os.getpid(), path)
+        if key not in self._opened:
+            try:
+                import h5py
+            except ImportError:
+                raise DataError(
+                    f"{path}: HDF5 files need h5py; pip install 'firecaffe[hdf5]'"
+                ) from None
+            try:
+                self._opened[key] = h5py.File(path, "r")
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read as HDF5, {error}") from error
+        return self._opened[key]
+
+
+class HeldTensors:
+    """The same in memory."""
+
+    is_held = True
+    is_random = False
+
+    def __init__(self, tops: list[Tensor]) -> None:
+        self.tops = tops
+
+    def __len__(self) -> int:
+        return len(self.tops[0])
+
+    def in_memory(self) -> Tops:
+        return self
+
+    def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
+        indices_B = torch.tensor(samples)
+        return [top.index_select(0, indices_B) for top in self.tops]

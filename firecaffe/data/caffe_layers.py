@@ -1,0 +1,194 @@
+"""What a net's data layers say: where the samples lie, and what is done to them.
+
+Nothing is opened here.
+
+Source: BVLC/caffe, src/caffe/proto/caffe.proto and src/caffe/layers/*_data_layer.cpp.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from firecaffe.caffe.message import Message
+from firecaffe.data.caffe_decode import COLOR, GRAY, NATIVE
+from firecaffe.data.caffe_transform import Transform
+
+BACKENDS = ("LEVELDB", "LMDB")
+"""By their numbers; a Data layer that names none has the first."""
+
+PARAMS = ("transform_param", "data_param", "image_data_param", "hdf5_data_param")
+"""What a data layer says of its data."""
+
+REFUSED = {
+    "MemoryData": "is filled by a program",
+    "WindowData": "cuts windows out of images, which is not done here",
+    "DummyData": "holds no samples of anyone's",
+    "Python": "is a program of its own",
+    "Input": "takes what a program gives it",
+}
+"""Layers that give data which no file holds, and why."""
+
+OF_A_PROGRAM = ("DummyData", "Input", "MemoryData")
+"""Those among them that stand for whatever comes: the net loses nothing without them."""
+
+CONVERT = (
+    "backend is LEVELDB, which is not read; convert it to an LMDB: make it anew by convert_imageset "
+    "--backend=lmdb, or copy every key and value, which are the same, and say backend: LMDB"
+)
+
+INSTEAD = (
+    "expected Data, ImageData or HDF5Data; data of your own have a function, data.name = "
+    '"path/file.py:function"'
+)
+
+
+@dataclass(frozen=True)
+class DataLayer:
+    """A data layer, in one phase."""
+
+    layer: Message
+    """The whole layer, for errors."""
+    type: str
+    """Data, ImageData or HDF5Data."""
+    tops: tuple[str, ...]
+    source: str
+    """As it is written."""
+    batch_size: int
+    """Of one of Caffe's GPUs."""
+    transform: Transform = field(default_factory=Transform)
+    color: str = NATIVE
+    """Of encoded images: a word of `caffe_decode`."""
+    root_folder: str = ""
+    """ImageData: stands before each path of the list."""
+    new_HW: tuple[int, int] | None = None
+    """ImageData: the size that images are resized to, before they are cut."""
+    is_in_order: bool = True
+    """Whether Caffe takes the samples in the order in which they lie."""
+    backend: str = "LMDB"
+    """Data: a word of BACKENDS. The other one cannot be opened."""
+
+    @property
+    def words(self) -> str:
+        """What is done to the samples, for people, and to know them by."""
+        words = {
+            str(self.transform): True,
+            f"{self.color}": self.color != NATIVE,
+            f"resized to {self.new_HW}": self.new_HW is not None,
+        }
+        return ", ".join(word for word, is_said in words.items() if is_said)
+
+
+def data_layers(layers: Sequence[Message]) -> list[DataLayer]:
+    """Those among the layers of one phase, in their order.
+
+    Raises: CaffeError if one is of a kind that is not read, or says what cannot be.
+    """
+    return [_READ[kind](each) for each in layers if (kind := _kind(each)) in _READ]
+
+
+def _kind(layer: Message) -> str:
+    """The type, if it is a data layer's; else empty. Raises: CaffeError if it is not read."""
+    kind = layer.text("type")
+    if layer.has("bottom") or kind not in {*_READ, *REFUSED}:
+        return ""
+    if kind in REFUSED:
+        raise layer.error(f"a data layer of type {kind} {REFUSED[kind]}; {INSTEAD}")
+    return kind
+
+
+def _data(layer: Message) -> DataLayer:
+    param, of_pixels = layer.message("data_param"), layer.message("transform_param")
+    param.ignore("prefetch", "rand_skip", "cache")  # cache is of a fork, as shuffle
+    is_color = of_pixels.flag("force_color") or param.flag("force_encoded_color")
+    is_gray = of_pixels.flag("force_gray")
+    if is_color and is_gray:
+        raise of_pixels.error("force_color and force_gray are both true; expected one of them")
+    return DataLayer(
+        layer,
+        "Data",
+        _tops(layer, 2),
+        *_where(layer, param),
+        transform=_transform(of_pixels),
+        color=COLOR if is_color else GRAY if is_gray else NATIVE,
+        is_in_order=not param.flag("shuffle"),
+        backend=param.choice("backend", BACKENDS, BACKENDS[0]),
+    )
+
+
+def _image_data(layer: Message) -> DataLayer:
+    param, of_pixels = layer.message("image_data_param"), layer.message("transform_param")
+    param.ignore("rand_skip")
+    of_pixels.ignore("force_color", "force_gray")  # is_color decides
+    rows, columns = param.integer("new_height"), param.integer("new_width")
+    if (rows > 0) != (columns > 0) or min(rows, columns) < 0:
+        raise param.error(
+            f"new_height is {rows} with new_width {columns}; expected both from 1, or neither"
+        )
+    return DataLayer(
+        layer,
+        "ImageData",
+        _tops(layer, 2),
+        *_where(layer, param),
+        transform=_transform(of_pixels),
+        color=COLOR if param.flag("is_color", default=True) else GRAY,
+        root_folder=param.text("root_folder"),
+        new_HW=(rows, columns) if rows else None,
+        is_in_order=not param.flag("shuffle"),
+    )
+
+
+def _hdf5_data(layer: Message) -> DataLayer:
+    param = layer.message("hdf5_data_param")
+    if layer.has("transform_param"):
+        raise layer.error(
+            "HDF5Data takes no transform_param, in Caffe neither: the numbers are taken as the "
+            "files have them",
+            layer.line_of("transform_param"),
+        )
+    where = _where(layer, param)
+    is_in_order = not param.flag("shuffle")
+    return DataLayer(layer, "HDF5Data", _tops(layer), *where, is_in_order=is_in_order)
+
+
+_READ = {"Data": _data, "ImageData": _image_data, "HDF5Data": _hdf5_data}
+
+
+def _tops(layer: Message, most: int | None = None) -> tuple[str, ...]:
+    tops = tuple(layer.texts("top"))
+    if not tops or (most is not None and len(tops) > most):
+        expected = "1 or more" if most is None else f"1 to {most}"
+        raise layer.error(f"has {len(tops)} tops; expected {expected}")
+    return tops
+
+
+def _where(layer: Message, param: Message) -> tuple[str, int]:
+    """The source and the batch size."""
+    source, batch_size = param.text("source"), param.integer("batch_size", 1)
+    if not source:
+        raise layer.error('a data layer without a source; expected source: "…"')
+    if batch_size < 1:
+        raise param.error(f"batch_size is {batch_size}; expected 1 or more")
+    return source, batch_size
+
+
+def _transform(param: Message) -> Transform:
+    found = Transform(
+        scale=param.number("scale", 1.0),
+        mirror=param.flag("mirror"),
+        crop=param.integer("crop_size"),
+        mean_file=param.text("mean_file"),
+        mean_values=tuple(param.numbers("mean_value")),
+    )
+    if found.crop < 0:
+        raise param.error(f"crop_size is {found.crop}; expected 0 or more")
+    if found.mean_file and found.mean_values:
+        raise param.error("mean_file and mean_value are both given; expected one of them")
+    return found
+
+
+def check_understood(layer: DataLayer) -> None:
+    """Raises: CaffeError if the layer says something of its data that is not read here, as a word
+    of a fork of Caffe: the samples would be others.
+    """
+    for name, line in layer.layer.unread():
+        if name.partition(".")[0] in PARAMS:
+            raise layer.layer.error(f"{name} is not understood; the data would be others", line)

@@ -1,0 +1,225 @@
+"""Images with labels, one by one: the records of an LMDB, and the lines of a list of files."""
+
+import threading
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from firecaffe.data.caffe_datum import parse_datum
+from firecaffe.data.caffe_decode import decode_bgr, resize
+from firecaffe.data.caffe_paths import Places
+from firecaffe.data.caffe_transform import Pixels
+from firecaffe.data.dataset import BrokenSampleError
+from firecaffe.errors import DataError
+
+MOST_LIST_BYTES = 1 << 30
+
+
+class Record(NamedTuple):
+    image_CHW: Pixels
+    label: int
+
+
+class Records(Protocol):
+    """What is asked by several threads at once."""
+
+    is_decoded: bool
+    """Whether its images have to be decoded."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, sample: int) -> Record:
+        """Raises: DataError if it cannot be read, BrokenSampleError if it is damaged; both name
+        it.
+        """
+
+    def name(self, sample: int) -> str:
+        """For people."""
+
+
+class LmdbRecords:
+    """The Datums of an LMDB, in the order of their keys. The keys are held, nothing else.
+
+    Raises: DataError if this is no LMDB, or an empty one.
+    """
+
+    def __init__(self, path: Path, color: str) -> None:
+        """color: a row of `caffe_decode`, for encoded images."""
+        self.path, self.color = path, color
+        self._database = _opened(path)
+        keys = self._keys()
+        self._ends = np.array(list(accumulate(map(len, keys))), np.int64)
+        self._keys_in_a_row = b"".join(keys)  # a third of the memory of a list of them
+        if not keys:
+            raise DataError(f"{path}: holds no records")
+        self.is_decoded = bool(self._datum(0).encoded)
+
+    def _keys(self) -> list[bytes]:
+        import lmdb
+
+        try:
+            with self._database.begin() as view:
+                return list(view.cursor().iternext(keys=True, values=False))
+        except lmdb.Error as error:
+            raise DataError(f"{self.path}: not a whole LMDB, {error}") from error
+
+    def _key(self, sample: int) -> bytes:
+        start = int(self._ends[sample - 1]) if sample else 0
+        return self._keys_in_a_row[start : int(self._ends[sample])]
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def name(self, sample: int) -> str:
+        return f"{self.path}, key {self._key(sample).decode('ascii', 'backslashreplace')}"
+
+    def read(self, sample: int) -> Record:
+        datum = self._datum(sample)
+        try:
+            image_CHW = decode_bgr(datum.data, self.color) if datum.encoded else _raw(datum)
+        except BrokenSampleError as error:
+            raise BrokenSampleError(f"{self.name(sample)}: {error}") from error
+        return Record(image_CHW, datum.label)
+
+    def _datum(self, sample: int) -> Any:
+        import lmdb
+        from google.protobuf.message import DecodeError
+
+        try:
+            with self._database.begin(buffers=True) as view:
+                value = view.get(self._key(sample))
+                if value is None:
+                    raise DataError(f"{self.name(sample)}: is gone since the LMDB was opened")
+                return parse_datum(value)
+        except lmdb.Error as error:
+            raise DataError(f"{self.name(sample)}: cannot be read, {error}") from error
+        except DecodeError as error:
+            raise BrokenSampleError(f"{self.name(sample)}: is no Datum, {error}") from error
+
+
+def _raw(datum: Any) -> Pixels:
+    """The pixels of a Datum that is not encoded: bytes, or numbers."""
+    shape = (datum.channels, datum.height, datum.width)
+    found: Pixels
+    if datum.data or not len(datum.float_data):
+        found, what = np.frombuffer(datum.data, np.uint8), "bytes of pixels"
+    else:
+        found, what = np.array(datum.float_data, np.float32), "numbers"
+    expected = shape[0] * shape[1] * shape[2]
+    if min(shape) < 1 or found.size != expected:
+        by = " x ".join(map(str, shape))
+        raise BrokenSampleError(f"holds {found.size} {what} for {by}; expected {expected}")
+    return found.reshape(shape)
+
+
+_databases: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
+"""By path: LMDB lets one process open a database once. A child has its parent's."""
+
+_opening = threading.Lock()
+
+
+def _opened(path: Path) -> Any:
+    try:
+        import google.protobuf  # noqa: F401
+        import lmdb
+    except ImportError:
+        raise DataError(
+            f"{path}: Caffe's LMDBs need lmdb and protobuf; pip install 'firecaffe[lmdb]'"
+        ) from None
+    if not (path / "data.mdb").is_file():
+        raise DataError(f"{path}: is no LMDB; expected a folder with data.mdb in it")
+    with _opening:
+        found = _databases.get(str(path.resolve()))
+        if found is None:
+            try:
+                found = lmdb.open(str(path), readonly=True, lock=False, readahead=False)
+            except lmdb.Error as error:
+                raise DataError(f"{path}: not a whole LMDB, {error}") from error
+            _databases[str(path.resolve())] = found
+        return found
+
+
+class ListedImages:
+    """The images that a list names, each line a path and a label.
+
+    Raises: DataError if the list cannot be read, a line is no path and label, or the first image is
+    not there.
+    """
+
+    is_decoded = True
+
+    def __init__(
+        self,
+        path: Path,
+        root_folder: str,
+        places: Places,
+        new_HW: tuple[int, int] | None,
+        color: str,
+    ) -> None:
+        self.new_HW, self.color = new_HW, color
+        self.files: list[str] = []
+        labels = []
+        for number, line in enumerate(read_lines(path), 1):
+            file, _, label = line.strip().rpartition(" ")
+            try:
+                labels.append(int(label))
+            except ValueError:
+                raise DataError(
+                    f"{path}:{number}: {line.strip()!r:.80}; expected a path, a space and a label, "
+                    "which is a whole number"
+                ) from None
+            self.files.append(file.strip())
+        self.labels = np.array(labels, np.int64)
+        try:
+            self.root = places.find_root(f"{path}: image", root_folder, self.files[0])
+        except DataError as error:
+            raise _of_several_labels(path, self.files[0]) or error from None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, sample: int) -> str:
+        return f"{self.root}{self.files[sample]}"
+
+    def read(self, sample: int) -> Record:
+        name = self.name(sample)
+        try:
+            content = Path(name).read_bytes()
+        except OSError as error:
+            raise DataError(f"{name}: cannot be read, {error.strerror}") from error
+        try:
+            image_CHW = decode_bgr(content, self.color)
+        except BrokenSampleError as error:
+            raise BrokenSampleError(f"{name}: {error}") from error
+        if self.new_HW is not None:
+            image_CHW = resize(image_CHW, *self.new_HW)
+        return Record(image_CHW, int(self.labels[sample]))
+
+
+def _of_several_labels(path: Path, file: str) -> DataError | None:
+    """What is wrong with a path that ends in numbers, as "photos/1.jpg 3 5"; None of others."""
+    numbers = file.split(" ")[1:]
+    if not numbers or not all(each.lstrip("-").isdigit() for each in numbers):
+        return None
+    return DataError(
+        f"{path}: has {len(numbers) + 1} labels for the first image; expected one (several of them "
+        "go into an HDF5Data layer)"
+    )
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a list that are not empty; one at least. Raises: DataError."""
+    try:
+        if path.stat().st_size > MOST_LIST_BYTES:
+            raise DataError(f"{path}: has {path.stat().st_size:,} bytes; expected a list of files")
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read, {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is no text; expected a list of files") from error
+    if not lines:
+        raise DataError(f"{path}: names no files")
+    return lines

@@ -1,0 +1,138 @@
+"""`data.name = "caffe:PATH/net.prototxt"`: the data sets that a net's data layers name."""
+
+from collections.abc import Sequence
+from os.path import exists
+from pathlib import Path
+
+from firecaffe.caffe import text
+from firecaffe.caffe.message import Message
+from firecaffe.caffe.phase import layers_of, phase_of
+from firecaffe.caffe.upgrade import current
+from firecaffe.data.caffe_hdf5 import Hdf5Tops
+from firecaffe.data.caffe_layers import CONVERT, DataLayer, check_understood, data_layers
+from firecaffe.data.caffe_mean import read_mean
+from firecaffe.data.caffe_paths import Places
+from firecaffe.data.caffe_records import ListedImages, LmdbRecords, Records, read_lines
+from firecaffe.data.caffe_set import CaffeSet
+from firecaffe.data.caffe_tops import ImageTops, Tops
+from firecaffe.data.caffe_transform import Transformer
+from firecaffe.data.config import DataConfig
+from firecaffe.data.source import DataParts, TestPart
+from firecaffe.errors import DataError, RecipeError
+from firecaffe.reference import caffe_file
+
+TRAIN, TEST = "TRAIN", "TEST"
+
+TESTED = (
+    "Caffe tests on what it calls TEST during training: those samples are both the validation and "
+    "the test samples here"
+)
+NOT_TESTED = (
+    "the net names no data for TEST: its training samples, cut from the middle, are the test "
+    "samples"
+)
+SHUFFLED = (
+    "Caffe takes the training samples in the order in which they lie; here each epoch has a random "
+    "order"
+)
+
+DECIDED = ("augment", "crop", "pad", "mirror", "mean", "std")
+"""Words of a recipe that a data layer's transform_param stands for."""
+
+
+def open_caffe(config: DataConfig) -> DataParts:
+    """The samples of the TRAIN phase to train on, and those of TEST to choose and to test by.
+
+    Raises: RecipeError if the net's data layers cannot be, or a word of the recipe beside them;
+    DataError if what they name is not there, or damaged.
+    """
+    net, layers, test_layers = _opened(config)
+    if not layers:
+        raise RecipeError(
+            f"data.name is {config.name!r}, but {net.where} has no data layer in its TRAIN phase; "
+            "expected Data, ImageData or HDF5Data"
+        )
+    train = _set(layers, TRAIN, config)
+    notes = [TESTED if test_layers else NOT_TESTED]
+    if any(each.is_in_order for each in layers):
+        notes.append(SHUFFLED)
+    if not test_layers:
+        return DataParts(train, train, None, tuple(notes))
+    test = _set(test_layers, TEST, config)
+    return DataParts(train, test, test, tuple(notes))
+
+
+def open_caffe_test(config: DataConfig) -> TestPart | None:
+    """The test part of a net whose training samples are not there; None if they are, or if it has
+    none.
+    """
+    _, layers, test_layers = _opened(config)
+    if not test_layers or all(is_there(each, config.path) for each in layers):
+        return None
+    return TestPart(_set(test_layers, TEST, config))
+
+
+def _opened(config: DataConfig) -> tuple[Message, list[DataLayer], list[DataLayer]]:
+    """The net, and its data layers of both phases. Raises: RecipeError."""
+    default = DataConfig()
+    for word in DECIDED:
+        if getattr(config, word) != getattr(default, word):
+            raise RecipeError(
+                f"data.{word} is {getattr(config, word)!r}, but data.name is {config.name!r}: its "
+                "transform_param decides; leave the word out"
+            )
+    if config.args:
+        raise RecipeError(
+            f"data.args is {config.args}, but data.name {config.name!r} takes none: all is in the "
+            "prototxt"
+        )
+    net, _ = current(text.read(caffe_file("data.name", config.name)))
+    layers = [data_layers(layers_of(net, phase)) for phase in (TRAIN, TEST)]
+    for each in (*layers[0], *layers[1]):
+        check_understood(each)
+    return net, layers[0], layers[1]
+
+
+def is_there(layer: DataLayer, home: str = "") -> bool:
+    """Whether its source is in one of the places. home: `data.path`."""
+    return any(map(exists, Places(layer.layer.where, home).of(layer.source)))
+
+
+def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSet:
+    tops = [open_tops(each, phase, config).in_memory() for each in layers]
+    counts = {len(each) for each in tops}
+    if len(counts) > 1:
+        told = ", ".join(
+            f"{len(top)} for {layer.tops[0]}" for top, layer in zip(tops, layers, strict=True)
+        )
+        raise layers[0].layer.error(
+            f"the data layers of {phase} have other numbers of samples ({told}); expected as many"
+        )
+    transform = "; ".join(each.words for each in layers)
+    found = CaffeSet(tops, transform, is_training=phase == TRAIN)
+    _ = found.layout  # the first sample of each is read now, before any rank is started
+    return found
+
+
+def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
+    """Opens what a layer names. Raises: DataError if that is not there, or damaged."""
+    places, at = Places(layer.layer.where, config.path), f"{layer.layer.where}:{layer.layer.line}"
+    if layer.backend != "LMDB":
+        raise DataError(f"{at}: {CONVERT}")
+    source = places.find(f"{at}: source", layer.source)
+    if layer.type == "HDF5Data":
+        names = [line.strip() for line in read_lines(source)]
+        return Hdf5Tops([places.find(f"{source}: file", each) for each in names], layer.tops)
+    mean_CHW = None
+    if layer.transform.mean_file:
+        mean_CHW = read_mean(places.find(f"{at}: mean_file", layer.transform.mean_file))
+    is_cut_at_random = phase_of(layer.layer, phase) == TRAIN
+    transformer = Transformer(layer.transform, is_cut_at_random, mean_CHW)
+    records = _records(layer, source, places)
+    return ImageTops(records, transformer, len(layer.tops) > 1, config.decode_threads)
+
+
+def _records(layer: DataLayer, source: Path, places: Places) -> Records:
+    if layer.type == "Data":
+        return LmdbRecords(source, layer.color)
+    return ListedImages(source, layer.root_folder, places, layer.new_HW, layer.color)

@@ -1,0 +1,195 @@
+"""The net that a solver trains: the file that it names, or what it holds itself.
+
+Source: BVLC/caffe, src/caffe/solver.cpp (InitTrainNet, InitTestNets).
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from firecaffe.caffe import text
+from firecaffe.caffe.as_text import as_text
+from firecaffe.caffe.message import Field, Message, Word
+from firecaffe.caffe.phase import PHASES, layers_of
+from firecaffe.caffe.upgrade import current
+from firecaffe.from_caffe.report import Note, Report
+from firecaffe.from_caffe.training import State
+
+OF_A_NET = ("layer", "layers", "input")
+"""Fields that a net has, and no solver."""
+
+TO_TRAIN = ("net", "net_param", "train_net", "train_net_param")
+"""What may say the net to train: exactly one of them."""
+
+TO_TEST = ("test_net", "test_net_param")
+"""What may say nets to test, beside `net`."""
+
+
+@dataclass(frozen=True)
+class NetFile:
+    """A net, and the bytes that are to stand in the folder for it."""
+
+    net: Message
+    """In today's form."""
+    content: bytes
+    path: Path
+    """Where it was found; the solver's, if that holds it."""
+    upgrades: list[str]
+    """What was changed to read it, in lines."""
+
+
+def is_net(message: Message) -> bool:
+    """Whether a file is a net, and not a solver."""
+    return any(message.has(name) for name in OF_A_NET)
+
+
+def read_net(path: Path) -> NetFile:
+    """Raises: CaffeError."""
+    return _of(text.read(path), path, path.read_bytes())
+
+
+def _of(message: Message, path: Path, content: bytes) -> NetFile:
+    net, upgrades = current(message)
+    return NetFile(net, content, path, upgrades)
+
+
+def find_net(
+    solver: Message, path: Path, root: str, states: dict[str, State], report: Report
+) -> NetFile:
+    """The net of a solver. root: the folder that paths are from; else it is looked for.
+
+    Raises: CaffeError.
+    """
+    said = [name for name in TO_TRAIN if solver.has(name)]
+    if len(said) != 1:
+        found = " and ".join(said) or "none"
+        raise solver.error(
+            f"found {found}; expected one of {', '.join(TO_TRAIN)}, which says what to train"
+        )
+    train = _named(solver, said[0], path, root, report)[0]
+    tests = [net for name in TO_TEST for net in _named(solver, name, path, root, report)]
+    if said[0] in ("net", "net_param"):
+        for name in TO_TEST:
+            if solver.has(name):
+                report.lacks(solver, name, "one net is tested, that of the solver's net")
+        return _resolved(train, states, report)
+    for name in TO_TEST:
+        if len(tests) > 1 and solver.has(name):
+            report.lacks(solver, name, f"{len(tests)} nets to test; the first is tested")
+    if not tests or tests[0].content == train.content:
+        return _resolved(train, states, report)
+    report.differs(
+        solver,
+        said[0],
+        f"{train.path} and {tests[0].path} are one net.prototxt, with include {{ phase }} in each "
+        "layer",
+    )
+    return _joined(train, tests[0], states)
+
+
+def _named(solver: Message, name: str, path: Path, root: str, report: Report) -> list[NetFile]:
+    """The nets that a field says, which is a path or the net itself."""
+    if name.endswith("_param"):
+        inside = solver.messages(name)
+        if inside:
+            report.differs(solver, name, "the solver's own net is a file now, net.prototxt")
+        return [_of(each, path, as_text(each).encode()) for each in inside]
+    found = []
+    for each in solver.texts(name):
+        line = solver.line_of(name)
+        taken, folder = find_file(each, path, root)
+        if taken is None:
+            raise solver.error(
+                f'{name} "{each}" is not there; {looked_for(each, path, root)}', line
+            )
+        found.append(read_net(taken))
+        report.became(solver, name, f"{taken}, from {folder}")
+    return found
+
+
+def find_file(name: str, beside: str | Path, root: str) -> tuple[Path | None, str]:
+    """A file that a prototxt names, and the folder that its path is from. None if it is in none.
+
+    Caffe's paths are from the folder that it is started in, which mostly is its own root: so that
+    folder is looked for above the prototxt, too.
+    """
+    for folder in folders(beside, root):
+        path = Path(os.path.expanduser(os.path.join(folder, name)))
+        if path.exists():
+            return path, folder
+    return None, ""
+
+
+def folders(beside: str | Path, root: str) -> list[str]:
+    """Where paths may be from, the first choice first. beside: the prototxt that has them."""
+    if root:
+        return [root]
+    own = Path(os.path.abspath(beside)).parent
+    found = [".", os.path.relpath(own), *map(str, own.parents)]
+    here = os.getcwd()
+    return [each for each in dict.fromkeys(found) if each == "." or os.path.abspath(each) != here]
+
+
+def looked_for(name: str, beside: str | Path, root: str) -> str:
+    """Where a file was looked for, for a line that says that it is in none of these places."""
+    own = Path(os.path.abspath(beside)).parent
+    if os.path.isabs(name):
+        return "expected a file there"
+    if root:
+        return f"looked in --root {root}"
+    return f"looked in {Path.cwd()}, {own} and each folder above; --root says another"
+
+
+def _joined(train: NetFile, test: NetFile, states: dict[str, State]) -> NetFile:
+    """A net that is one in training, and another in a test."""
+    layers = [
+        _only_in(phase, each)
+        for phase, of in (("TRAIN", train), ("TEST", test))
+        for each in _layers(of, phase, states)
+    ]
+    return _of_layers(train, layers)
+
+
+def _resolved(file: NetFile, states: dict[str, State], report: Report) -> NetFile:
+    """The net without stages and levels, if the solver names any: what they choose is chosen."""
+    if all(each == State() for each in states.values()):
+        return file
+    report.changed.append(
+        Note(
+            str(file.path),
+            "net.prototxt has the layers that the solver's stages and levels choose, without these",
+        )
+    )
+    train, test = (_layers(file, phase, states) for phase in PHASES)
+    in_both = {id(each) for each in train} & {id(each) for each in test}
+    layers = []
+    for each in file.net.messages("layer"):
+        if id(each) in in_both:
+            layers.append(_without_rules(each))
+        elif any(each is other for other in (*train, *test)):
+            layers.append(_only_in(PHASES[not any(each is other for other in train)], each))
+    return _of_layers(file, layers)
+
+
+def _layers(file: NetFile, phase: str, states: dict[str, State]) -> list[Message]:
+    state = states.get(phase, State())
+    return layers_of(file.net, phase, state.stages, state.level)
+
+
+def _of_layers(file: NetFile, layers: Sequence[Message]) -> NetFile:
+    fields = [Field("layer", each, each.line) for each in layers]
+    net = Message(fields, file.net.line, str(file.path))
+    return replace(file, net=net, content=as_text(net).encode())
+
+
+def _only_in(phase: str, layer: Message) -> Message:
+    rule = Message([Field("phase", Word(phase), layer.line)], layer.line, layer.where)
+    kept = _without_rules(layer).fields
+    return Message([*kept, Field("include", rule, layer.line)], layer.line, layer.where)
+
+
+def _without_rules(layer: Message) -> Message:
+    rules = ("include", "exclude")
+    kept = [each for each in layer.fields if each.name not in rules]
+    return Message(kept, layer.line, layer.where)

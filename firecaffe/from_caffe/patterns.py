@@ -1,0 +1,51 @@
+"""Short patterns of parameters' names that say what each parameter's own word would say."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+
+def as_patterns(values: Mapping[str, float]) -> dict[str, float]:
+    """Patterns for a multiplier of each parameter, as `{"*.bias": 2.0}`: the last that matches
+    counts, and 1 where none does.
+    """
+    found = {}
+    for kind in dict.fromkeys(map(_kind, values)):  # weight, bias
+        of_kind = [value for name, value in values.items() if _kind(name) == kind]
+        most = Counter(of_kind).most_common(1)[0][0]
+        if most != 1:
+            found[f"*.{kind}"] = most
+    if len(set(values.values())) == 1 and found:
+        return {"*": next(iter(found.values()))}
+    usual = {name: found.get(f"*.{_kind(name)}", 1.0) for name in values}
+    others = {name: value for name, value in values.items() if value != usual[name]}
+    for value in dict.fromkeys(others.values()):
+        names = [name for name, own in others.items() if own == value]
+        alike = {name for name, own in values.items() if own == value}
+        found.update(dict.fromkeys(grouped(names, list(values), alike), value))
+    return found
+
+
+def grouped(names: Sequence[str], among: Sequence[str], may: Collection[str] = ()) -> list[str]:
+    """Patterns that match these names of all: a layer's, if it is all of a layer, or else a name.
+
+    may: names that may be matched, too.
+    """
+    found: list[str] = []
+    wanted = {*names, *may}
+    for name in names:
+        layer = name.rpartition(".")[0]
+        of_layer = [each for each in among if each.startswith(f"{layer}.")]
+        is_whole = layer and len(of_layer) > 1 and wanted.issuperset(of_layer)
+        found.append(f"{plain(layer)}.*" if is_whole else plain(name))
+    return list(dict.fromkeys(found))
+
+
+def plain(name: str) -> str:
+    """The pattern of a name alone."""
+    return re.sub(r"[*?[]", r"[\g<0>]", name)
+
+
+def _kind(name: str) -> str:
+    """What a parameter is in its layer, as weight."""
+    return name.rpartition(".")[2]

@@ -1,0 +1,241 @@
+"""A solver and its net as a recipe."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from firecaffe.caffe import text
+from firecaffe.caffe.message import CaffeError, Message
+from firecaffe.caffe.phase import PHASES, layers_of
+from firecaffe.errors import RecipeError
+from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net, looked_for, read_net
+from firecaffe.from_caffe.network import (
+    Described,
+    built,
+    describe,
+    losses_in_words,
+    micro_batch_of,
+)
+from firecaffe.from_caffe.report import Note, Report
+from firecaffe.from_caffe.samples import Phases, Samples, read_samples
+from firecaffe.from_caffe.solver import read_update
+from firecaffe.from_caffe.training import Around, read_training
+from firecaffe.from_caffe.weights import first_weights
+from firecaffe.recipe.of_run import recipe_from
+from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.reference import CAFFE
+
+NET, WEIGHTS = "net.prototxt", "weights.safetensors"
+
+Sections = dict[str, dict[str, Any]]
+"""Words of a recipe, by section."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user says beside the file."""
+
+    folder: str
+    """Where the recipe and the net are to be."""
+    root: str = ""
+    """The folder that paths in the files are from; empty: it is looked for."""
+    input_shape: tuple[int, ...] = ()
+    """Of one sample; empty: as the data or the net say."""
+    weights: str = ""
+    """A caffemodel."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What the files have come to."""
+
+    sections: Sections
+    """The words that are written down."""
+    net: bytes
+    solver: bytes
+    """The solver's file; empty if there is none."""
+    weights: bytes
+    """As safetensors; empty if there are none."""
+    report: Report
+
+    @property
+    def recipe(self) -> Recipe:
+        return recipe_from(self.sections)
+
+
+def read(path: Path, asked: Asked) -> Imported:
+    """What a solver's file comes to, or a net's.
+
+    Raises: CaffeError, one line with the place, if it cannot be; DataError.
+    """
+    message, report = text.read(path), Report()
+    if is_net(message):
+        return _net_alone(read_net(path), asked, report)
+    around = read_training(message, report)
+    update = read_update(message, around.iter_size, report)
+    file = find_net(message, path, asked.root, around.states, report)
+    net = _net(file, asked, "weight_decay" in update, report)
+    sections = _sections(file, asked, net)
+    batch = _batch(net, around.iter_size, file, report)
+    sections["train"] = batch | around.words["train"]
+    sections["solver"] = update | net.described.solver
+    sections["checkpoint"] = around.words["checkpoint"]
+    _say_tests(message, around, net.samples, report)
+    weights = _weights(net, asked.weights or _named_weights(message, path, asked.root), report)
+    _say_unread(message, report)
+    _finish(sections, asked, bool(weights), message)
+    return Imported(sections, file.content, path.read_bytes(), weights, report)
+
+
+def _net_alone(file: NetFile, asked: Asked, report: Report) -> Imported:
+    """A net without a solver: a recipe whose other words are the defaults."""
+    net = _net(file, asked, False, report)
+    sections = _sections(file, asked, net)
+    if net.samples.are_named and net.described.losses:
+        sections["train"] = _batch(net, 1, file, report)
+    else:
+        report.needed.append(
+            Note(
+                str(file.path),
+                "a net without data or without a loss: to train it, say data.name and task.name in "
+                "the recipe",
+            )
+        )
+    sections["solver"] = net.described.solver
+    report.changed.append(
+        Note(str(file.path), "there is no solver: the rate and the length are a recipe's defaults")
+    )
+    weights = _weights(net, asked.weights, report)
+    _finish(sections, asked, bool(weights), file.net)
+    return Imported(sections, file.content, b"", weights, report)
+
+
+@dataclass(frozen=True)
+class _Net:
+    """A net, and what it says."""
+
+    file: NetFile
+    phases: Phases
+    samples: Samples
+    described: Described
+
+
+def _net(file: NetFile, asked: Asked, has_decay: bool, report: Report) -> _Net:
+    report.changed += [Note(*_place_of(line)) for line in file.upgrades]
+    phases = {phase: layers_of(file.net, phase) for phase in PHASES}
+    samples = read_samples(str(file.path), phases, asked.root, asked.input_shape, report)
+    described = describe(file.net, phases, samples, has_decay, report)
+    what = f"{described.num_parameters:,} parameters"
+    if described.losses:
+        what += f"; losses {losses_in_words(described.losses)}"
+    report.understood.append(Note(str(file.path), what))
+    _say_multipliers(file, described, report)
+    return _Net(file, phases, samples, described)
+
+
+def _place_of(line: str) -> tuple[str, str]:
+    place, _, what = line.partition(": ")
+    return place, what
+
+
+def _say_multipliers(file: NetFile, described: Described, report: Report) -> None:
+    for word, patterns in described.solver.items():
+        told = ", ".join(f"{pattern} {value:g}" for pattern, value in patterns.items())
+        report.understood.append(Note(str(file.path), f"solver.{word}: {told}"))
+    if described.freeze:
+        told = ", ".join(described.freeze)
+        report.understood.append(Note(str(file.path), f"lr_mult 0 is model.freeze: {told}"))
+
+
+def _sections(file: NetFile, asked: Asked, net: _Net) -> Sections:
+    """[model], [data] and [task]."""
+    name, samples, described = f"{CAFFE}{asked.folder}/{NET}", net.samples, net.described
+    shape = samples.shapes[samples.input]
+    model: dict[str, Any] = {"name": name, "args": {"input_CHW": list(shape)}}
+    if described.freeze:
+        model["freeze"] = described.freeze
+    found: Sections = {"model": model, "data": {}, "task": {}, "train": {}}
+    if samples.are_named:
+        found["data"] = {"name": name} | ({"path": samples.root} if samples.root else {})
+    if described.losses:
+        found["task"] = {"name": name}
+    return found
+
+
+def _batch(net: _Net, iter_size: int, file: NetFile, report: Report) -> dict[str, int]:
+    """The batch's words."""
+    if not net.samples.batch_size:
+        what = "no data layer says a batch_size; say --train.global_batch_size when you train"
+        report.needed.append(Note(str(file.path), what))
+        return {}
+    batch, mixing = net.samples.batch_size, net.described.mixing
+    whole, micro = batch * iter_size, micro_batch_of(batch, mixing)
+    what = f"batch_size {batch}"
+    if iter_size > 1:
+        what += f" times iter_size {iter_size}"
+    what += (
+        f" is train.global_batch_size {whole}, over all workers; Caffe's is one GPU's, and grows "
+        f"with them. train.micro_batch_size {micro}"
+    )
+    what += f": {mixing}" if mixing else ""
+    report.understood.append(Note(str(file.path), what))
+    return {
+        "global_batch_size": whole,
+        "micro_batch_size": micro,
+        "eval_batch_size": net.samples.test_batch_size,
+    }
+
+
+def _say_tests(solver: Message, around: Around, samples: Samples, report: Report) -> None:
+    for count in around.test_iter[:1]:
+        seen = count * samples.test_batch_size
+        report.differs(
+            solver,
+            "test_iter",
+            f"{count} batches of {samples.test_batch_size} are {seen:,} samples; here every test "
+            "goes once through all of them",
+        )
+    if len(around.test_iter) > 1:
+        report.lacks(solver, "test_iter", "several nets to test; one is tested")
+
+
+def _named_weights(solver: Message, path: Path, root: str) -> str:
+    """The caffemodel that the solver names. Raises: CaffeError if it is not there."""
+    names = solver.texts("weights")
+    if not names:
+        return ""
+    line = solver.line_of("weights")
+    if len(names) > 1:
+        raise solver.error(f"{len(names)} weights; expected one file, or --weights", line)
+    taken, _ = find_file(names[0], path, root)
+    if taken is None:
+        where = looked_for(names[0], path, root)
+        raise solver.error(f'weights "{names[0]}" is not there; {where}', line)
+    return str(taken)
+
+
+def _weights(net: _Net, file: str, report: Report) -> bytes:
+    if not file:
+        return b""
+    phase = "TRAIN" if net.phases["TRAIN"] else "TEST"
+    made = built(net.file.net, phase, net.phases[phase], net.samples, Report())
+    return first_weights(made, Path(file), report)
+
+
+def _say_unread(solver: Message, report: Report) -> None:
+    for name, line in solver.unread():
+        if "net_param." not in name:
+            report.did_not_read(solver, line, name)
+
+
+def _finish(sections: Sections, asked: Asked, has_weights: bool, file: Message) -> None:
+    """Adds the weights' word. Raises: CaffeError, with the place, if the words cannot be."""
+    if has_weights:
+        sections["model"]["weights"] = f"{asked.folder}/{WEIGHTS}"
+    try:
+        check_recipe(recipe_from(sections))
+    except CaffeError:
+        raise
+    except RecipeError as error:
+        line = file.line_of(str(error).partition(" ")[0].rpartition(".")[2])
+        raise CaffeError(f"{file.where}{f':{line}' if line else ''}: {error}") from error

@@ -1,0 +1,92 @@
+"""What became of each thing that files of Caffe's ask for: understood, changed, or left out."""
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from firecaffe.caffe.message import CaffeError, Message
+
+
+class Note(NamedTuple):
+    """A line of a report."""
+
+    place: str
+    """FILE:LINE, or FILE."""
+    what: str
+
+
+@dataclass
+class Report:
+    """Gathered while the files are read."""
+
+    understood: list[Note] = field(default_factory=list)
+    """What it has become, to Caffe's own numbers."""
+    changed: list[Note] = field(default_factory=list)
+    """What is otherwise here, and how."""
+    needed: list[Note] = field(default_factory=list)
+    """What has to be there, or to be said, before a training can begin."""
+    left_out: list[Note] = field(default_factory=list)
+    """What is asked for and does not happen."""
+
+    def became(self, message: Message, name: str, what: str) -> None:
+        """A field was understood. name: the field's, whose line is taken."""
+        self.understood.append(_note(message, name, what))
+
+    def differs(self, message: Message, name: str, what: str) -> None:
+        self.changed.append(_note(message, name, what))
+
+    def needs(self, message: Message, name: str, what: str) -> None:
+        self.needed.append(_note(message, name, what))
+
+    def lacks(self, message: Message, name: str, what: str) -> None:
+        self.left_out.append(_note(message, name, what))
+
+    def lacks_as(self, error: CaffeError) -> None:
+        """Takes what an error says as left out."""
+        self.left_out.append(_note_of(error))
+
+    def needs_as(self, error: CaffeError) -> None:
+        """Takes what an error says as needed."""
+        self.needed.append(_note_of(error))
+
+    def did_not_read(self, message: Message, line: int, name: str) -> None:
+        """A field that nobody has asked for."""
+        place = f"{message.where}:{line}" if line else message.where
+        self.left_out.append(Note(place, f"{name} is not understood"))
+
+    def lines(self) -> list[str]:
+        """For people: a heading for each kind, and a line for each note."""
+        found = []
+        for heading, notes in (
+            ("understood", self.understood),
+            ("changed", self.changed),
+            ("needed", self.needed),
+            ("left out", self.left_out),
+        ):
+            if notes:
+                found.append(f"{heading}:")
+                found += [f"  {note.place}: {note.what}" for note in notes]
+        return found
+
+    def markdown(self, title: str) -> str:
+        """The page that lies beside the recipe."""
+        parts = [f"# {title}"]
+        for heading, notes, none in (
+            ("Understood", self.understood, "Nothing."),
+            ("Changed", self.changed, "Nothing."),
+            ("Needed before a training", self.needed, "Nothing."),
+            ("Left out", self.left_out, "Nothing: all that the files ask for is there."),
+        ):
+            rows = [f"- `{note.place}`: {note.what}" for note in notes] or [none]
+            parts.append("\n".join([f"## {heading}", "", *rows]))
+        return "\n\n".join(parts) + "\n"
+
+
+def _note(message: Message, name: str, what: str) -> Note:
+    line = message.line_of(name)
+    return Note(f"{message.where}:{line}" if line else message.where, what)
+
+
+def _note_of(error: CaffeError) -> Note:
+    found = re.match(r"(.*?:\d+): (.*)", str(error))
+    return Note(found[1], found[2]) if found else Note("", str(error))

@@ -1,0 +1,176 @@
+"""What a net says of its samples: how many go together, where they lie, and their shapes."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from firecaffe.caffe.layers.data import shapes_of
+from firecaffe.caffe.layers.spec import Shape
+from firecaffe.caffe.message import CaffeError, Message
+from firecaffe.data import open_data
+from firecaffe.data.caffe_layers import CONVERT, OF_A_PROGRAM, data_layers
+from firecaffe.data.config import DataConfig
+from firecaffe.data.layout import Layout
+from firecaffe.errors import DataError
+from firecaffe.from_caffe.nets import find_file, looked_for
+from firecaffe.from_caffe.report import Report
+from firecaffe.reference import CAFFE
+
+FILES = ("source", "mean_file")
+"""Words of data layers that name files."""
+
+Phases = Mapping[str, Sequence[Message]]
+"""The layers of each phase, TRAIN and TEST."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Of both phases."""
+
+    batch_size: int
+    """Of TRAIN, on one of Caffe's GPUs; 0 if nothing says it."""
+    test_batch_size: int
+    input: str
+    """The blob that the network takes: the first one of the first layer that gives any."""
+    shapes: dict[str, Shape]
+    """Of the blobs that are samples, as far as they are known; without the batch."""
+    root: str
+    """The folder that the data's paths are from; empty where that has not to be said."""
+    are_named: bool
+    """Whether data layers say what to train on."""
+
+
+def sources_of(layers: Iterable[Message]) -> list[Message]:
+    """The layers that take no blob, and give some."""
+    return [each for each in layers if not each.has("bottom") and each.has("top")]
+
+
+def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Report) -> Samples:
+    """path: the net's file. root: the folder that paths are from; else it is looked for. given: the
+    shape of an input, if the user says it.
+
+    Raises: CaffeError if a data layer cannot be, or the shape of an input is not known.
+    """
+    sources = {phase: sources_of(layers) for phase, layers in phases.items()}
+    first = (sources["TRAIN"] or sources["TEST"])[:1]
+    if not first:
+        raise CaffeError(f"{path}: no layer gives samples; expected a data layer, or Input")
+    blob = first[0].texts("top")[0]
+    can_be_read = {phase: _can_read(layers, report) for phase, layers in sources.items()}
+    are_named = can_be_read["TRAIN"]
+    found, are_there = _find_files(path, sources, root, report)
+    shapes = _guessed(sources)
+    if are_named and are_there:
+        shapes |= _of_data(path, found, sources["TRAIN"], report)
+    elif first[0].text("type") != "Input" and not given:
+        _say_guess(first[0], shapes, report)
+    if given:
+        shapes[blob] = given
+    if blob not in shapes:
+        raise first[0].error(
+            "the shape of the samples is not known, for the data are not there; say it, as "
+            "--input-shape 1x28x28"
+        )
+    train, test = (_batch_size(sources[phase]) for phase in ("TRAIN", "TEST"))
+    return Samples(train, test or train, blob, shapes, found, are_named)
+
+
+def _batch_size(sources: Sequence[Message]) -> int:
+    for layer in sources:
+        for each in layer.fields:
+            if isinstance(each.value, Message) and each.value.has("batch_size"):
+                return max(1, each.value.integer("batch_size", 1))
+        shape = shapes_of(layer)[0]
+        if shape:
+            return shape[0]
+    return 0
+
+
+def _can_read(sources: Sequence[Message], report: Report) -> bool:
+    """Whether there are data layers, of kinds that are read."""
+    try:
+        layers = data_layers(sources)
+    except CaffeError as error:
+        kinds = {each.text("type") for each in sources}
+        if not kinds.issubset(OF_A_PROGRAM):
+            report.lacks_as(error)
+        elif kinds != {"Input"}:
+            report.needs_as(error)
+        return False
+    for each in layers:
+        if each.backend != "LMDB":
+            report.needs(each.layer, "type", CONVERT)
+    return bool(layers)
+
+
+def _find_files(path: str, sources: Phases, root: str, report: Report) -> tuple[str, bool]:
+    """The folder that the files of the data are from, and whether all are there."""
+    folders: dict[str, None] = {}
+    are_there = True
+    for phase, layers in sources.items():
+        for param, name in _naming(layers):
+            value = param.text(name)
+            taken, folder = find_file(value, path, root)
+            if taken is not None:
+                report.became(param, name, f"{phase} {name}: {taken}")
+                if not os.path.isabs(value):
+                    folders.setdefault(folder)
+                continue
+            are_there = False
+            where = looked_for(value, path, root)
+            report.needs(
+                param,
+                name,
+                f'{phase} {name} "{value}" is not there; {where}, or --data.path when you train',
+            )
+    return next(iter(folders), root), are_there
+
+
+def _naming(layers: Sequence[Message]) -> list[tuple[Message, str]]:
+    """Messages with words that name files, and these words."""
+    return [
+        (each.value, name)
+        for layer in layers
+        for each in layer.fields
+        if isinstance(each.value, Message)
+        for name in FILES
+        if each.value.text(name)
+    ]
+
+
+def _guessed(sources: Phases) -> dict[str, Shape]:
+    """The shapes of samples as the layers say them."""
+    return {
+        top: tuple(shape[1:])
+        for layers in (sources["TEST"], sources["TRAIN"])
+        for layer in layers
+        for top, shape in zip(layer.texts("top"), shapes_of(layer), strict=True)
+        if shape is not None
+    }
+
+
+def _of_data(path: str, root: str, sources: Sequence[Message], report: Report) -> dict[str, Shape]:
+    """The shapes of the samples that are there."""
+    try:
+        data = open_data(DataConfig(name=f"{CAFFE}{path}", path=root))
+    except DataError as error:
+        report.needs(sources[0], "type", f"the data cannot be read: {error}")
+        return {}
+    layout = data.layout or Layout.of(data.train.batch(torch.tensor([0])))
+    tops = [top for layer in sources for top in layer.texts("top")]
+    leaves = tree_leaves((layout.inputs, layout.targets))
+    return dict(zip(tops, (each.shape for each in leaves), strict=False))
+
+
+def _say_guess(layer: Message, shapes: Mapping[str, Shape], report: Report) -> None:
+    shape = shapes.get(layer.texts("top")[0])
+    if shape is not None:
+        report.differs(
+            layer,
+            "type",
+            f"samples of {'x'.join(map(str, shape))}, as the layer's words allow, for the data are "
+            "not there; --input-shape says another",
+        )

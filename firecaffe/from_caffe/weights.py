@@ -1,0 +1,49 @@
+"""A caffemodel's blobs as first weights: those of the layers of that name, and no others."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from firecaffe.caffe import weights
+from firecaffe.caffe.message import CaffeError
+from firecaffe.caffe.net import Net
+from firecaffe.from_caffe.report import Note, Report
+
+
+def first_weights(net: Net, path: Path, report: Report) -> bytes:
+    """The tensors that a file has for a net, as safetensors. Layers whose names it does not have
+    start afresh.
+
+    Raises: CaffeError if it is no such file, a layer has blobs of another shape, or none has any.
+    """
+    blobs = weights.read(path)
+    loaded = net.load({name: list(map(torch.from_numpy, each)) for name, each in blobs.items()})
+    place = str(path)
+    if not loaded.filled:
+        raise CaffeError(
+            f"{path}: no layer of the net has a name that the file knows; it has "
+            f"{', '.join(loaded.unused[:4])} …"
+        )
+    report.understood.append(Note(place, f"weights of {', '.join(loaded.filled)}"))
+    if loaded.fresh:
+        report.changed.append(
+            Note(
+                place,
+                f"not in the file, so they start as their fillers say: {', '.join(loaded.fresh)}",
+            )
+        )
+    if loaded.unused:
+        report.changed.append(Note(place, f"in the file alone: {', '.join(loaded.unused)}"))
+    filled = {
+        id(tensor)
+        for name in loaded.filled
+        for tensor in net.layers[name].state_dict(keep_vars=True).values()
+    }
+    return save(
+        {
+            name: tensor.detach().contiguous().clone()
+            for name, tensor in net.state_dict(keep_vars=True).items()
+            if id(tensor) in filled
+        }
+    )

@@ -1,0 +1,74 @@
+"""The folder of an import: recipe, net, solver, weights and report, all of them or none."""
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from firecaffe.errors import RunError
+from firecaffe.from_caffe.recipe import NET, WEIGHTS, Imported
+from firecaffe.runs.files import written_aside
+
+RECIPE, SOLVER, REPORT = "recipe.toml", "solver.prototxt", "report.md"
+
+
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Raises: RunError if the folder is no folder, or holds files that are not to be lost."""
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"--out {folder}: is a file; expected a folder, or a new name")
+    if not overwrite and folder.is_dir() and any(folder.iterdir()):
+        raise RunError(f"--out {folder}: is there already; --overwrite writes over its files")
+
+
+def files_of(imported: Imported, source: Path) -> dict[str, bytes]:
+    """The files of the folder by name, the recipe last. source: the file that was imported."""
+    comment = f"From {source.name} by firecaffe import; {REPORT} says what became of each word."
+    report = imported.report.markdown(source.name)
+    files = {
+        NET: imported.net,
+        SOLVER: imported.solver,
+        WEIGHTS: imported.weights,
+        REPORT: report.encode(),
+        RECIPE: as_toml(imported.sections, comment).encode(),
+    }
+    return {name: content for name, content in files.items() if content}
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes all files by name, the last one last."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with ExitStack() as stack:
+            for name, content in reversed(list(files.items())):  # the first that is entered is left last
+                aside = stack.enter_context(written_aside(folder / name))
+                aside.write_bytes(content)
+    except BaseException:
+        if is_new and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+
+
+def as_toml(sections: Mapping[str, Mapping[str, Any]], comment: str) -> str:
+    """A recipe with the words that are said, a line each."""
+    parts = [f"# {line}" for line in comment.splitlines()]
+    for section, words in sections.items():
+        if words:
+            parts += ["", f"[{section}]"]
+            parts += [f"{word} = {_value(value)}" for word, value in words.items()]
+    return "\n".join(parts) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        inside = ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items())
+        return f"{{ {inside} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _key(key: str) -> str:
+    is_bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
+    return key if is_bare else json.dumps(key, ensure_ascii=False)

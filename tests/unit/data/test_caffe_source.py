@@ -1,0 +1,203 @@
+"""`data.name = "caffe:PATH/net.prototxt"`: what it opens, and each way to be wrong in one line."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from firecaffe.data import DataConfig, check_data, open_data, open_test
+from firecaffe.errors import FirecaffeError
+from firecaffe.training.facts import describe
+from tests.golden.caffe.data_cases import (
+    COUNT,
+    data,
+    datum,
+    images,
+    pixels,
+    png,
+    raw,
+    write_all,
+    write_lmdb,
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder has the cases' files."""
+    write_all(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def net(folder: Path, text: str) -> DataConfig:
+    (folder / "net.prototxt").write_text(text)
+    return DataConfig(name="caffe:net.prototxt")
+
+
+def error_of(config: DataConfig) -> str:
+    with pytest.raises(FirecaffeError) as raised:
+        check_data(config)
+    line = str(raised.value)
+    assert "\n" not in line
+    return line
+
+
+def label_layer(source: str, top: str = "mask") -> str:
+    return (
+        f'layer {{ name: "{top}" type: "Data" top: "{top}" data_param {{ source: "{source}"'
+        f" batch_size: 1 backend: LMDB }} }}\n"
+    )
+
+
+def test_train_and_test_are_the_phases_of_the_net(files: Path) -> None:
+    write_lmdb(files / "more", [raw(pixels((3, 9, 12), each), each) for each in range(5)])
+    found = open_data(net(files, data("color", "", "TRAIN") + data("more", "", "TEST")))
+    assert [len(each) for each in found.parts.values()] == [COUNT, 5, 5]
+    assert found.validation is found.test
+    assert str(found.layout) == "float32 3x9x12 with targets int64"
+    assert any("TEST" in note for note in found.notes)
+
+
+def test_a_net_without_data_to_test_on_is_tested_on_its_training_samples(files: Path) -> None:
+    found = open_data(net(files, data("color", "crop_size: 5 mirror: true", "TRAIN")))
+    (image_CHW,), _ = found.test.batch(torch.tensor([0]))
+    assert np.array_equal(image_CHW, pixels((3, 9, 12), 0)[:, 2:7, 3:8])
+    assert found.validation is None
+    assert any("no data for TEST" in note for note in found.notes)
+
+
+def test_the_old_form_of_a_net(files: Path) -> None:
+    text = (
+        'layers { name: "d" type: DATA top: "data" top: "label"'
+        ' data_param { source: "color" backend: LMDB batch_size: 1 scale: 0.5 crop_size: 4 } }'
+    )
+    (image_CHW,), _ = open_data(net(files, text)).test.batch(torch.tensor([1]))
+    assert np.array_equal(image_CHW, pixels((3, 9, 12), 1)[:, 2:6, 4:8] * np.float32(0.5))
+
+
+def test_two_layers_with_sources_of_their_own(files: Path) -> None:
+    write_lmdb(files / "masks", [raw(pixels((1, 9, 12), each) % 4, 0) for each in range(COUNT)])
+    found = open_data(net(files, label_layer("color", "data") + label_layer("masks")))
+    images_BCHW, masks_B1HW = found.train.batch(torch.tensor([2, 0]))
+    assert np.array_equal(images_BCHW[0], pixels((3, 9, 12), 2))
+    assert np.array_equal(masks_B1HW[1], pixels((1, 9, 12), 0) % 4)
+
+    write_lmdb(files / "few", [raw(pixels((1, 9, 12), 0), 0)])
+    line = error_of(net(files, label_layer("color", "data") + label_layer("few")))
+    assert "3 for data, 1 for mask" in line
+
+
+def test_further_tops_are_targets_in_their_order(files: Path) -> None:
+    found = open_data(net(files, data("color") + label_layer("gray")))
+    _, (labels_B, masks_B1HW) = found.train.batch(torch.tensor([0, 2]))
+    assert labels_B.tolist() == [2, 0]
+    assert masks_B1HW.shape == (2, 1, 9, 12)
+
+
+def test_images_of_several_sizes_go_one_at_a_time(files: Path) -> None:
+    train = open_data(net(files, images())).train
+    assert [tuple(train.batch(torch.tensor([each]))[0].shape) for each in range(COUNT)] == [
+        (1, 3, 11 + each, 16) for each in range(COUNT)
+    ]
+    with pytest.raises(FirecaffeError, match="one sample at a time"):
+        train.batch(torch.arange(COUNT))
+
+
+def test_a_change_of_the_transform_makes_other_data(files: Path) -> None:
+    words = ("", "mirror: true", "crop_size: 4", "crop_size: 4 mirror: true", "scale: 0.5")
+    found = {describe(open_data(net(files, data("color", each))).train) for each in words}
+    assert len(found) == len(words)
+
+
+def test_files_are_looked_for_from_the_net_and_from_data_path(
+    files: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = files / "models" / "small"
+    folder.mkdir(parents=True)
+    text = data("color", 'mean_file: "mean.binaryproto"') + images("new_height: 9 new_width: 12")
+    config = replace(net(folder, text), name=f"caffe:{folder}/net.prototxt")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert len(open_data(config).train) == COUNT  # in a folder above the net's
+
+    moved = tmp_path_factory.mktemp("moved")
+    for each in (*files.glob("*.*"), files / "color"):
+        each.rename(moved / each.name)
+    line = error_of(config)
+    assert str(folder / "color") in line
+    assert "set data.path" in line
+    assert len(open_data(replace(config, path=str(moved))).train) == COUNT
+    text = text.replace('"color"', '"/no/such/place/color"')
+    (folder / "net.prototxt").write_text(text)
+    assert len(open_data(replace(config, path=str(moved))).train) == COUNT
+
+
+def test_the_test_part_alone_needs_no_training_samples(files: Path) -> None:
+    config = net(files, data("nowhere", "", "TRAIN") + data("color", "", "TEST"))
+    assert '"nowhere" is not there' in error_of(config)
+    found = open_test(config)
+    assert len(found.test) == COUNT
+    assert found.description == (
+        "caffe:net.prototxt: 3 test samples, float32 3x9x12 with targets int64"
+    )
+
+
+def test_broken_records_are_named(files: Path) -> None:
+    image = raw(pixels((1, 2, 2), 0), 1)
+    broken = {
+        "cut": (datum(channels=1, height=2, width=2, data=b"123"), "3 bytes of pixels for 1 x 2 x"),
+        "none": (b"\xff\xff", "is no Datum"),
+        "half": (datum(data=png(4, 4, 1)[:60], encoded=True), "not a whole image"),
+        "alpha": (datum(data=png(4, 4, 1, "RGBA"), encoded=True), "alpha channel"),
+    }
+    for name, (value, found) in broken.items():
+        write_lmdb(files / name, [image, value])
+        with pytest.raises(FirecaffeError, match=found) as raised:
+            open_data(net(files, data(name))).test.batch(torch.tensor([1]))
+        assert f"{files / name}, key 00000001_name: " in str(raised.value)
+    (files / "image 1.png").unlink()
+    train = open_data(net(files, images("new_height: 3 new_width: 3"))).train
+    with pytest.raises(FirecaffeError, match=r"image 1\.png: cannot be read, No such"):
+        train.batch(torch.tensor([1]))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (data("list.txt"), "list.txt: is no LMDB"),
+        (data("color").replace("LMDB", "LEVELDB"), "backend is LEVELDB, which is not read"),
+        (data("color", "crop_size: 10"), "is 9 x 12, and crop_size is 10"),
+        (data("color", 'crop_size: 4 mean_file: "none"'), 'mean_file "none" is not there'),
+        (data("gray", 'mean_file: "mean.binaryproto"'), "is 1 x 9 x 12, and the mean"),
+        (data("color", "mean_value: 1 mean_value: 2"), "3 channels, and there are 2 mean_value"),
+        (data("color", "resize_param { }"), "transform_param.resize_param is not understood"),
+        ('layer { name: "d" type: "ReLU" bottom: "x" }', "has no data layer in its TRAIN phase"),
+        (images().replace("list.txt", "labels.txt"), "labels.txt: has 2 labels for the first"),
+        (images().replace("list.txt", "none.txt"), "none.txt:1: 'image'; expected a path, a"),
+        (images().replace("list.txt", "empty.txt"), "empty.txt: names no files"),
+        (images('root_folder: "x/"'), 'image "x/image 0.png" is not there: looked for'),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(text: str, expected: str, files: Path) -> None:
+    (files / "labels.txt").write_text("image.png 1 2\n")
+    (files / "none.txt").write_text("image\n")
+    (files / "empty.txt").write_text("\n\n")
+    assert expected in error_of(net(files, text))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"crop": 4},
+        {"mirror": True},
+        {"mean": [0.5]},
+        {"std": [0.5]},
+        {"pad": 1},
+        {"augment": "none"},
+    ],
+)
+def test_words_that_the_transform_stands_for(words: dict[str, object], files: Path) -> None:
+    line = error_of(replace(net(files, data("color")), **words))  # type: ignore[arg-type]
+    assert line.startswith(f"data.{next(iter(words))} is ")
+    assert "its transform_param decides" in line
