@@ -81,9 +81,18 @@ def normalized(
     variance: Tensor | None = None,
 ) -> Tensor:
     """By the mean and the variance that are given, or by the planes' own."""
-    blobs = [None if each is None else each.flatten() for each in (weight, bias, mean, variance)]
     # Unlike functional.batch_norm it takes planes of a single value, as of a global pooling.
-    return torch.batch_norm(planes, *blobs, mean is None, 0.0, eps, torch.backends.cudnn.enabled)
+    return torch.batch_norm(
+        planes,
+        weight.flatten(),
+        bias.flatten(),
+        None if mean is None else mean.flatten(),
+        None if variance is None else variance.flatten(),
+        mean is None,
+        0.0,
+        eps,
+        torch.backends.cudnn.enabled,
+    )
 
 
 def batch_norm(spec: Spec) -> nn.Module:
