@@ -7,6 +7,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from firecaffe.data.caffe_tops import Draws
+from firecaffe.data.caffe_tops import Draws, Tops
 from firecaffe.data.packed import HELD_BYTES
 from firecaffe.errors import DataError
 
 
 class Hdf5Tops:
-    """Float32 tensors, one row a sample. Those of 512 MB in all are held in memory.
+    """Float32 tensors, one row a sample, read when they are asked for.
 
     Raises: DataError if a file cannot be read, lacks a top or has other shapes than the first.
     """
 
+    is_held = False
     is_random = False
 
     def __init__(self, files: Sequence[Path], tops: Sequence[str]) -> None:
@@ -39,20 +41,17 @@ class Hdf5Tops:
                         "but for the rows"
                     )
         self._ends = list(accumulate(found[0][0] for found in shapes))
-        num_bytes = 4 * sum(int(np.prod(shape)) for found in shapes for shape in found)
-        self.is_held = num_bytes <= HELD_BYTES
-        self._held = self._read(list(range(len(self)))) if self.is_held else []
+        self.num_bytes = 4 * sum(prod(shape) for found in shapes for shape in found)
 
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
-        if self.is_held:
-            indices_B = torch.tensor(samples)
-            return [held.index_select(0, indices_B) for held in self._held]
-        return self._read(samples)
+    def in_memory(self) -> Tops:
+        if self.num_bytes > HELD_BYTES:
+            return self
+        return HeldTensors(self.fetch(list(range(len(self))), None))
 
-    def _read(self, samples: list[int]) -> list[Tensor]:
+    def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
         """Of each file the rows that are asked for, in order, as HDF5 wants it."""
         samples_B = np.array(samples)
         of_file_B = np.array([bisect_right(self._ends, sample) for sample in samples])
@@ -106,3 +105,23 @@ class Hdf5Tops:
             except OSError as error:
                 raise DataError(f"{path}: cannot be read as HDF5, {error}") from error
         return self._opened[key]
+
+
+class HeldTensors:
+    """The same in memory."""
+
+    is_held = True
+    is_random = False
+
+    def __init__(self, tops: list[Tensor]) -> None:
+        self.tops = tops
+
+    def __len__(self) -> int:
+        return len(self.tops[0])
+
+    def in_memory(self) -> Tops:
+        return self
+
+    def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
+        indices_B = torch.tensor(samples)
+        return [top.index_select(0, indices_B) for top in self.tops]

@@ -55,7 +55,7 @@ class Places:
 
     def _folders(self) -> list[Path]:
         folder = Path(os.path.abspath(self.net)).parent
-        return [Path.cwd(), folder, *folder.parents]
+        return [Path.cwd(), folder, *folder.parents[:-1]]  # not the root of all
 
     def _missing(self, what: str, name: str, places: list[str]) -> DataError:
         above = "" if self.home or len(places) < 3 else ", nor in a folder above the latter"

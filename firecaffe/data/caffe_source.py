@@ -9,16 +9,16 @@ from firecaffe.caffe.message import Message
 from firecaffe.caffe.phase import layers_of, phase_of
 from firecaffe.caffe.upgrade import current
 from firecaffe.data.caffe_hdf5 import Hdf5Tops
-from firecaffe.data.caffe_layers import DataLayer, check_understood, data_layers
+from firecaffe.data.caffe_layers import CONVERT, DataLayer, check_understood, data_layers
 from firecaffe.data.caffe_mean import read_mean
 from firecaffe.data.caffe_paths import Places
 from firecaffe.data.caffe_records import ListedImages, LmdbRecords, Records, read_lines
 from firecaffe.data.caffe_set import CaffeSet
-from firecaffe.data.caffe_tops import Tops, image_tops
+from firecaffe.data.caffe_tops import ImageTops, Tops
 from firecaffe.data.caffe_transform import Transformer
 from firecaffe.data.config import DataConfig
 from firecaffe.data.source import DataParts, TestPart
-from firecaffe.errors import RecipeError
+from firecaffe.errors import DataError, RecipeError
 from firecaffe.reference import caffe_file
 
 TRAIN, TEST = "TRAIN", "TEST"
@@ -99,7 +99,7 @@ def is_there(layer: DataLayer, home: str = "") -> bool:
 
 
 def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSet:
-    tops = [_tops(each, phase, config) for each in layers]
+    tops = [open_tops(each, phase, config).in_memory() for each in layers]
     counts = {len(each) for each in tops}
     if len(counts) > 1:
         told = ", ".join(
@@ -114,8 +114,11 @@ def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSe
     return found
 
 
-def _tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
+def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
+    """Opens what a layer names. Raises: DataError if that is not there, or damaged."""
     places, at = Places(layer.layer.where, config.path), f"{layer.layer.where}:{layer.layer.line}"
+    if layer.backend != "LMDB":
+        raise DataError(f"{at}: {CONVERT}")
     source = places.find(f"{at}: source", layer.source)
     if layer.type == "HDF5Data":
         names = [line.strip() for line in read_lines(source)]
@@ -126,7 +129,7 @@ def _tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
     is_cut_at_random = phase_of(layer.layer, phase) == TRAIN
     transformer = Transformer(layer.transform, is_cut_at_random, mean_CHW)
     records = _records(layer, source, places)
-    return image_tops(records, transformer, len(layer.tops) > 1, config.decode_threads)
+    return ImageTops(records, transformer, len(layer.tops) > 1, config.decode_threads)
 
 
 def _records(layer: DataLayer, source: Path, places: Places) -> Records:

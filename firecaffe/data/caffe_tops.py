@@ -31,26 +31,81 @@ class Tops(Protocol):
     def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
         """A row for each sample, one at least. Raises: DataError, which names what is wrong."""
 
+    def in_memory(self) -> "Tops":
+        """The same in memory, if it is of one shape and 512 MB in all; else itself."""
 
-def image_tops(records: Records, transformer: Transformer, has_labels: bool, threads: int) -> Tops:
-    """Images, float32 of B x C x H x W, and their labels, int64 of B, if they are asked for. Those
-    that need no decoding are held in memory if they are of one shape, and 512 MB in all.
 
-    threads: of those that decode; 0 for this rank's share of the cores.
+class ImageTops:
+    """Images, float32 of B x C x H x W, and their labels, int64 of B, if they are asked for. They
+    are read when they are asked for.
+
+    threads: of those that decode; 0 for this rank's share of the cores. Raises: DataError if the
+    words do not fit the first image.
     """
-    tops = ImageTops(records, transformer, has_labels, threads)
-    tops.fetch([0], None)  # the words fit the images, or it says how not
-    first_CHW = records.read(0).image_CHW
-    if records.is_decoded or first_CHW.nbytes * len(records) > HELD_BYTES:
-        return tops
-    images_NCHW: Pixels = np.empty((len(records), *first_CHW.shape), first_CHW.dtype)
-    labels_N = torch.empty(len(records), dtype=torch.int64)
-    for sample in range(len(records)):
-        image_CHW, labels_N[sample] = records.read(sample)
-        if image_CHW.shape != first_CHW.shape or image_CHW.dtype != first_CHW.dtype:
-            return tops
-        images_NCHW[sample] = image_CHW
-    return HeldTops(images_NCHW, labels_N, transformer, has_labels)
+
+    is_held = False
+
+    def __init__(
+        self, records: Records, transformer: Transformer, has_labels: bool, threads: int
+    ) -> None:
+        self.records, self.transformer, self.has_labels = records, transformer, has_labels
+        self.is_random = transformer.is_random
+        self.threads = decode_threads(threads) if records.is_decoded else 1
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
+        self.fetch([0], None)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
+        """Raises: DataError if the images are not of one shape once they are cut."""
+        first = self.records.read(samples[0])
+        images_BCHW = torch.empty(len(samples), *self._shape(first, samples[0]))
+        labels_B = torch.empty(len(samples), dtype=torch.int64)
+        length = max(1, len(samples) // (PARTS_OF_THREAD * self.threads))
+
+        def some(places: range) -> None:
+            for place in places:
+                record = self.records.read(samples[place]) if place else first
+                self._check_shape(record, samples[place], samples[0], images_BCHW)
+                labels_B[place] = record.label
+                draw = None if draws is None else draws[place]
+                self.transformer.write(images_BCHW[place].numpy(), record.image_CHW, draw)
+
+        places = range(len(samples))
+        parts = [places[at : at + length] for at in range(0, len(samples), length)]
+        for _ in self._pool.map(some, parts) if self.threads > 1 else map(some, parts):
+            pass
+        return [images_BCHW, labels_B] if self.has_labels else [images_BCHW]
+
+    def in_memory(self) -> Tops:
+        records = self.records
+        first_CHW = records.read(0).image_CHW
+        if records.is_decoded or first_CHW.nbytes * len(records) > HELD_BYTES:
+            return self
+        images_NCHW: Pixels = np.empty((len(records), *first_CHW.shape), first_CHW.dtype)
+        labels_N = torch.empty(len(records), dtype=torch.int64)
+        for sample in range(len(records)):
+            image_CHW, labels_N[sample] = records.read(sample)
+            if image_CHW.shape != first_CHW.shape or image_CHW.dtype != first_CHW.dtype:
+                return self
+            images_NCHW[sample] = image_CHW
+        return HeldTops(images_NCHW, labels_N, self.transformer, self.has_labels)
+
+    def _shape(self, record: Record, sample: int) -> tuple[int, int, int]:
+        try:
+            return self.transformer.shape(record.image_CHW)
+        except DataError as error:
+            raise DataError(f"{self.records.name(sample)}: {error}") from None
+
+    def _check_shape(self, record: Record, sample: int, first: int, images_BCHW: Tensor) -> None:
+        shape, wanted = self._shape(record, sample), tuple(images_BCHW.shape[1:])
+        if shape != wanted:
+            raise DataError(
+                f"{self.records.name(sample)}: is {shape}, and {self.records.name(first)} in the "
+                f"same batch {wanted}; expected one shape: set crop_size, or new_height and "
+                "new_width, or train on one sample at a time, train.micro_batch_size = 1"
+            )
 
 
 class HeldTops:
@@ -78,55 +133,5 @@ class HeldTops:
                 self.transformer.write(to_CHW, image_CHW, draw)
         return [to_BCHW, self.labels_N[samples]] if self.has_labels else [to_BCHW]
 
-
-class ImageTops:
-    """The same of images that are read when they are asked for."""
-
-    is_held = False
-
-    def __init__(
-        self, records: Records, transformer: Transformer, has_labels: bool, threads: int
-    ) -> None:
-        self.records, self.transformer, self.has_labels = records, transformer, has_labels
-        self.is_random = transformer.is_random
-        self.threads = decode_threads(threads) if records.is_decoded else 1
-        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
-        """Raises: DataError if the images are not of one shape once they are cut."""
-        first = self.records.read(samples[0])
-        images_BCHW = torch.empty(len(samples), *self._shape(first, samples[0]))
-        labels_B = torch.empty(len(samples), dtype=torch.int64)
-        length = max(1, len(samples) // (PARTS_OF_THREAD * self.threads))
-
-        def some(places: range) -> None:
-            for place in places:
-                record = self.records.read(samples[place]) if place else first
-                self._check_shape(record, samples[place], samples[0], images_BCHW)
-                labels_B[place] = record.label
-                draw = None if draws is None else draws[place]
-                self.transformer.write(images_BCHW[place].numpy(), record.image_CHW, draw)
-
-        places = range(len(samples))
-        parts = [places[at : at + length] for at in range(0, len(samples), length)]
-        for _ in self._pool.map(some, parts) if self.threads > 1 else map(some, parts):
-            pass
-        return [images_BCHW, labels_B] if self.has_labels else [images_BCHW]
-
-    def _shape(self, record: Record, sample: int) -> tuple[int, int, int]:
-        try:
-            return self.transformer.shape(record.image_CHW)
-        except DataError as error:
-            raise DataError(f"{self.records.name(sample)}: {error}") from None
-
-    def _check_shape(self, record: Record, sample: int, first: int, images_BCHW: Tensor) -> None:
-        shape, wanted = self._shape(record, sample), tuple(images_BCHW.shape[1:])
-        if shape != wanted:
-            raise DataError(
-                f"{self.records.name(sample)}: is {shape}, and {self.records.name(first)} in the "
-                f"same batch {wanted}; expected one shape: set crop_size, or new_height and "
-                "new_width, or train on one sample at a time, train.micro_batch_size = 1"
-            )
+    def in_memory(self) -> Tops:
+        return self

@@ -8,7 +8,7 @@ from typing import Any
 
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import is_reference
+from firecaffe.reference import CAFFE, is_caffe, is_reference
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, LOCAL, SERVED, STALE
 
 NOT_DEFAULT = ()
@@ -18,9 +18,9 @@ REFERENCE = ("package.module:name",)
 """Stands for any name of a user's own code."""
 
 COUNTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
-    "data.path": ("data.name", ("fashion-mnist", "mnist", "cifar10", "folder", "packed")),
+    "data.path": ("data.name", ("fashion-mnist", "mnist", "cifar10", "folder", "packed", CAFFE)),
     "data.resize": ("data.name", ("folder", "packed")),
-    "data.decode_threads": ("data.name", ("folder", "packed")),
+    "data.decode_threads": ("data.name", ("folder", "packed", CAFFE)),
     "data.on_error": ("data.name", ("folder", "packed")),
     "data.cache": ("data.name", ("packed",)),
     "data.cache_bytes": ("data.cache", NOT_DEFAULT),
@@ -106,9 +106,12 @@ def idle_words(recipe: Recipe) -> dict[str, str]:
 def _counts(beside: Any, default: Any, values: tuple[str, ...]) -> bool:
     if values is REFERENCE:
         return is_reference(beside)
+    if isinstance(beside, str) and is_caffe(beside):
+        return CAFFE in values
     return beside in values if values else bool(beside != default)
 
 
 def _line(word: str, value: Any, other: str, beside: Any, values: tuple[str, ...]) -> str:
     line = f"{word} {value} has no effect: {other} is {beside!r}"
-    return line + (f"; it counts with {', '.join(values)}" if values else "")
+    named = (f"{each}PATH" if each == CAFFE else each for each in values)
+    return line + (f"; it counts with {', '.join(named)}" if values else "")

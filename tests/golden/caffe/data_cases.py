@@ -40,10 +40,10 @@ def datum(**words: Any) -> bytes:
 
 def raw(image_CHW: Array, label: int) -> bytes:
     channels, height, width = image_CHW.shape
-    pixels = {"float_data": image_CHW.ravel().tolist()}
+    words = {"channels": channels, "height": height, "width": width, "label": label}
     if image_CHW.dtype == np.uint8:
-        pixels = {"data": image_CHW.tobytes()}
-    return datum(channels=channels, height=height, width=width, label=label, **pixels)
+        return datum(data=image_CHW.tobytes(), **words)
+    return datum(float_data=image_CHW.ravel().tolist(), **words)
 
 
 def png(rows: int, columns: int, sample: int, mode: str = "RGB") -> bytes:
