@@ -66,7 +66,7 @@ def open_data(config: DataConfig) -> Data:
     if config.name not in DATASETS:
         if config.name == GIVEN:
             raise RecipeError(
-                f"data.name is {config.name!r}: the run's data sets were given by a script; run "
+                f"data.name is {config.name!r}: no recipe names them, a script gives them; run "
                 "that, or name a function that returns them, package.module:function"
             )
         close = get_close_matches(config.name, DATASETS, n=1)
