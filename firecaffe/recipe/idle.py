@@ -8,7 +8,7 @@ from typing import Any
 
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
-from firecaffe.reference import CAFFE, is_reference
+from firecaffe.reference import CAFFE, is_caffe, is_reference
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, LOCAL, SERVED, STALE
 
 NOT_DEFAULT = ()
@@ -106,7 +106,7 @@ def idle_words(recipe: Recipe) -> dict[str, str]:
 def _counts(beside: Any, default: Any, values: tuple[str, ...]) -> bool:
     if values is REFERENCE:
         return is_reference(beside)
-    if CAFFE in values and str(beside).startswith(CAFFE):
+    if CAFFE in values and is_caffe(beside):
         return True
     return beside in values if values else bool(beside != default)
 
