@@ -3,7 +3,8 @@
 CONV = """layer {{ name: "{name}" type: "Convolution" bottom: "{bottom}" top: "{name}"
   param {{ lr_mult: 1 decay_mult: 1 }} param {{ lr_mult: 2 decay_mult: 0 }}
   convolution_param {{ num_output: {outputs} kernel_size: {kernel} stride: {stride} pad: {pad}
-    group: {group} weight_filler {{ {filler} }} bias_filler {{ type: "constant" value: {bias} }} }} }}
+    group: {group} weight_filler {{ {filler} }}
+    bias_filler {{ type: "constant" value: {bias} }} }} }}
 layer {{ name: "{name}/relu" type: "ReLU" bottom: "{name}" top: "{name}" }}
 """
 POOL = """layer {{ name: "{name}" type: "Pooling" bottom: "{bottom}" top: "{name}"

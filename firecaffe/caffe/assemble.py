@@ -4,6 +4,8 @@ Each module is made from the shapes that come to it, and run once on the meta de
 it gives, which takes no memory.
 """
 
+import inspect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,9 +15,11 @@ from torch.func import functional_call
 
 from firecaffe.caffe.graph import Graph, Source, Step
 from firecaffe.caffe.layers.axis import shown
+from firecaffe.caffe.layers.other_types import ignore_other_types
 from firecaffe.caffe.layers.spec import Shape, Spec
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.phase import phase_of
+from firecaffe.meta_kernels import without_compiler
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,23 @@ def assemble(
     """
     found = Assembled()
     before = others or Assembled()
-    made = {id(each.step.layer): each.module for each in before.calls}
     values = _sources(graph, given)
+    with without_compiler():
+        _add(found, graph, values, phase, reserved, before)
+    found.shapes = {blob: tuple(value.shape) for blob, value in values.items()}
+    return found
+
+
+def _add(
+    found: Assembled,
+    graph: Graph,
+    values: dict[str, Tensor],
+    phase: str,
+    reserved: type[nn.Module],
+    before: Assembled,
+) -> None:
+    """The modules and calls of the steps, and the outlines of their tops among the values."""
+    made = {id(each.step.layer): each.module for each in before.calls}
     for step in graph.steps:
         bottoms = [values[blob] for blob in step.bottoms]
         name = made.get(id(step.layer))
@@ -78,8 +97,6 @@ def assemble(
         call = Call(step, name, flattens, _detached(step))
         values.update(_outline(call, module, bottoms))
         found.calls.append(call)
-    found.shapes = {blob: tuple(value.shape) for blob, value in values.items()}
-    return found
 
 
 def run(
@@ -143,8 +160,8 @@ def _sources(graph: Graph, given: Mapping[str, Shape]) -> dict[str, Tensor]:
 
 def _unknown_shape(source: Source) -> CaffeError:
     return source.layer.error(
-        f"{source.layer.text('type')} does not say the shape of {source.blob!r}; give it, as inputs "
-        "of the Net or as input_CHW in a recipe's model.args"
+        f"{source.layer.text('type')} does not say the shape of {source.blob!r}; give it, as "
+        "inputs of the Net or as input_CHW in a recipe's model.args"
     )
 
 
@@ -153,7 +170,9 @@ def _make(step: Step, bottoms: list[Tensor], phase: str) -> nn.Module:
     param = layer.message(kind.param) if kind.param else Message(where=layer.where)
     shapes = [tuple(each.shape) for each in bottoms]
     own_phase = phase_of(layer, phase)
-    return kind.make(Spec(step.name, step.type, layer, param, shapes, len(step.tops), own_phase))
+    made = kind.make(Spec(step.name, step.type, layer, param, shapes, len(step.tops), own_phase))
+    ignore_other_types(layer)
+    return made
 
 
 def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, Tensor]:
@@ -190,9 +209,12 @@ def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, 
 
 
 def _module_name(name: str, reserved: type[nn.Module], taken: Mapping[str, nn.Module]) -> str:
-    """A layer's name, where torch lets a module be called so."""
-    found = name.replace(".", "_") or "_"
-    while found in taken or hasattr(reserved, found):
+    """A layer's name, as torch lets a module be called: neither with a dot nor as an attribute; and
+    with no slash, at which the paths of a training's state are taken apart.
+    """
+    attributes = {*dir(reserved), *inspect.get_annotations(reserved)}
+    found = re.sub(r"[./]", "_", name) or "_"
+    while found in taken or found in attributes:
         found += "_"
     return found
 

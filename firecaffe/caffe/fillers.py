@@ -12,9 +12,11 @@ one is the upsampling of Long et al. 2015 (arXiv 1411.4038).
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from firecaffe.caffe.message import Message
 
@@ -144,6 +146,14 @@ FILLERS: dict[str, Callable[[Message], Fill]] = {
     "bilinear": _bilinear_of,
 }
 """By Caffe's names."""
+
+
+def unfilled(layer: type[nn.Module], *sizes: Any, **words: Any) -> Any:
+    """A layer of torch's whose parameters nobody has filled: torch's own filling takes a large one
+    seconds.
+    """
+    device = torch.get_default_device()
+    return skip_init(layer, *sizes, **words, device=device)  # type: ignore[no-untyped-call]
 
 
 def fill(layer: nn.Module, weight: Fill, bias: float = 0.0) -> None:

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.caffe import parameters, text
+from firecaffe.caffe import weights as caffemodel
 from firecaffe.caffe.assemble import Call, assemble, forgetting, run, write_over
+from firecaffe.caffe.blob import Array
 from firecaffe.caffe.graph import read_graph
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.spec import Shape
-from firecaffe.caffe.message import CaffeError, Message
+from firecaffe.caffe.message import Message
 from firecaffe.caffe.phase import layers_of
 from firecaffe.caffe.upgrade import current
 
@@ -43,6 +45,8 @@ class Net(nn.Module):
     """After a forward, every blob as it was written last."""
     multipliers: dict[str, parameters.Multipliers]
     """lr_mult and decay_mult of each parameter, by its name."""
+    keep_blobs: bool
+    training: bool
 
     def __init__(
         self,
@@ -73,11 +77,13 @@ class Net(nn.Module):
         write_over(made.calls, made.modules)
         self.train(phase == "TRAIN")
         if weights is not None:
-            self.load(read_weights(Path(weights)))
+            self.load(caffemodel.read(Path(weights)))
 
     @property
     def layers(self) -> dict[str, nn.Module]:
-        """The module of each layer, by the layer's name."""
+        """The module of each layer, by the layer's name. Among the modules of torch it is called so
+        too, with _ for dots and slashes, and behind what Net itself has a word for.
+        """
         return {call.step.name: self.get_submodule(call.module) for call in self._calls}
 
     def forward(self, *values: Tensor | None) -> dict[str, Tensor]:
@@ -118,7 +124,7 @@ class Net(nn.Module):
             )
         return torch.stack(parts).sum()
 
-    def load(self, blobs: Mapping[str, Sequence[Tensor]]) -> parameters.Loaded:
+    def load(self, blobs: Mapping[str, Sequence[Tensor | Array]]) -> parameters.Loaded:
         """Fills layers with the blobs under their names, and says which.
 
         Raises: CaffeError if a layer has blobs of other shapes.
@@ -127,8 +133,8 @@ class Net(nn.Module):
         return parameters.load(self._calls, modules, blobs)
 
     def unread(self) -> list[tuple[str, int]]:
-        """Path and line of each word of its layers that was not understood. Those of the layers that
-        read samples are not looked at.
+        """Path and line of each word of its layers that was not understood. Those of the layers
+        that read samples are not looked at.
         """
         return [
             (f"{call.step.name}.{path}", line)
@@ -153,7 +159,3 @@ def _check_inputs(inputs: Mapping[str, Shape], known: Sequence[str], net: Messag
             raise net.error(
                 f"a shape is given for {blob!r}, which is no input; they are {', '.join(known)}"
             )
-
-
-def read_weights(path: Path) -> dict[str, list[Tensor]]:
-    raise CaffeError(f"{path}: not built yet")

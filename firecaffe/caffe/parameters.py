@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.caffe.assemble import Call
+from firecaffe.caffe.blob import Array
 from firecaffe.caffe.layers.axis import shown
 from firecaffe.caffe.layers.spec import Kind
 from firecaffe.caffe.message import CaffeError, Message
@@ -114,6 +115,8 @@ class Loaded:
 
     filled: list[str] = field(default_factory=list)
     """Layers whose blobs were in the file."""
+    tensors: list[str] = field(default_factory=list)
+    """Their parameters and buffers, by the net's names of them."""
     fresh: list[str] = field(default_factory=list)
     """Layers with blobs that start as their fillers say."""
     unused: list[str] = field(default_factory=list)
@@ -121,7 +124,9 @@ class Loaded:
 
 
 def load(
-    calls: Sequence[Call], modules: Mapping[str, nn.Module], blobs: Mapping[str, Sequence[Tensor]]
+    calls: Sequence[Call],
+    modules: Mapping[str, nn.Module],
+    blobs: Mapping[str, Sequence[Tensor | Array]],
 ) -> Loaded:
     """Fills layers from the blobs under their names.
 
@@ -140,15 +145,16 @@ def load(
             continue
         _check_fits(call, own, blobs[name])
         with torch.no_grad():
-            for tensor, values in zip(own.values(), blobs[name], strict=True):
-                tensor.copy_(values.reshape(tensor.shape))
+            for (place, tensor), values in zip(own.items(), blobs[name], strict=True):
+                tensor.copy_(torch.as_tensor(values).reshape(tensor.shape))
+                loaded.tensors.append(f"{call.module}.{place}")
         loaded.filled.append(name)
     known = {call.step.layer.text("name") for call in calls}
     loaded.unused = [name for name, held in blobs.items() if held and name not in known]
     return loaded
 
 
-def _check_fits(call: Call, own: Mapping[str, Tensor], found: Sequence[Tensor]) -> None:
+def _check_fits(call: Call, own: Mapping[str, Tensor], found: Sequence[Tensor | Array]) -> None:
     shapes = [each.shape for each in own.values()], [each.shape for each in found]
     if list(map(_without_ones, shapes[0])) != list(map(_without_ones, shapes[1])):
         expected, given = (", ".join(map(shown, each)) or "none" for each in shapes)

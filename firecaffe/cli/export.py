@@ -17,7 +17,7 @@ from firecaffe.training.coded import is_coded
 from firecaffe.training.export import FORMATS, check_installed
 from firecaffe.training.load import load_run, run_of
 from firecaffe.training.named import check_named
-from firecaffe.training.predict import AS_PREDICTED
+from firecaffe.training.predict import AS_PREDICTED, meaning
 from firecaffe.training.progress import say
 
 SAMPLES = 8
@@ -43,7 +43,8 @@ def main(argv: list[str]) -> int:
     of = typed.where if trained.step is None else f"step {trained.step}"
     say(f"{path}: {which} of {of}; {written.compared}")
     if form.takes_inputs:
-        say(f"outputs: {AS_PREDICTED.get(typed.recipe.task.name, 'as the network gives them')}")
+        means = meaning(typed.recipe.task.name)
+        say(f"outputs: {AS_PREDICTED.get(means, 'as the network gives them')}")
     return 0
 
 

@@ -21,7 +21,7 @@ from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.image_files import check_takes_images, list_images
 from firecaffe.training.load import load_run
 from firecaffe.training.named import check_named
-from firecaffe.training.predict import Prediction, of_images, of_samples, predictions
+from firecaffe.training.predict import Prediction, meaning, of_images, of_samples, predictions
 
 MOST_CLASSES = 256
 """Of a mask: a PNG's gray has eight bits."""
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     if options.top < 1:
         raise RecipeError(f"--top is {options.top}; it must be at least 1")
     check_target("--csv", "" if options.csv == "-" else options.csv, options.overwrite)
-    masks = _mask_folder(recipe.task.name, options.out)
+    masks = _mask_folder(meaning(recipe.task.name), options.out)
     check_named(typed.where, recipe, ("model",) if typed.others else ("model", "data"))
     broken: list[DataError] = []
     exchange = recipe.exchange

@@ -11,9 +11,9 @@ from pathlib import Path
 from firecaffe.caffe import text
 from firecaffe.caffe.as_text import as_text
 from firecaffe.caffe.message import Field, Message, Word
-from firecaffe.caffe.phase import layers_of
+from firecaffe.caffe.phase import PHASES, layers_of
 from firecaffe.caffe.upgrade import current
-from firecaffe.from_caffe.report import Report
+from firecaffe.from_caffe.report import Note, Report
 from firecaffe.from_caffe.training import State
 
 OF_A_NET = ("layer", "layers", "input")
@@ -73,12 +73,12 @@ def find_net(
         for name in TO_TEST:
             if solver.has(name):
                 report.lacks(solver, name, "one net is tested, that of the solver's net")
-        return train
+        return _resolved(train, states, report)
     for name in TO_TEST:
         if len(tests) > 1 and solver.has(name):
             report.lacks(solver, name, f"{len(tests)} nets to test; the first is tested")
     if not tests or tests[0].content == train.content:
-        return train
+        return _resolved(train, states, report)
     report.differs(
         solver,
         said[0],
@@ -143,21 +143,53 @@ def looked_for(name: str, beside: str | Path, root: str) -> str:
 
 def _joined(train: NetFile, test: NetFile, states: dict[str, State]) -> NetFile:
     """A net that is one in training, and another in a test."""
-    fields = [
-        Field("layer", _only_in(phase, each), each.line)
+    layers = [
+        _only_in(phase, each)
         for phase, of in (("TRAIN", train), ("TEST", test))
-        for each in layers_of(of.net, phase, *_of_state(states.get(phase, State())))
+        for each in _layers(of, phase, states)
     ]
-    net = Message(fields, train.net.line, str(train.path))
-    return replace(train, net=net, content=as_text(net).encode())
+    return _of_layers(train, layers)
 
 
-def _of_state(state: State) -> tuple[Sequence[str], int]:
-    return state.stages, state.level
+def _resolved(file: NetFile, states: dict[str, State], report: Report) -> NetFile:
+    """The net without stages and levels, if the solver names any: what they choose is chosen."""
+    if all(each == State() for each in states.values()):
+        return file
+    report.changed.append(
+        Note(
+            str(file.path),
+            "net.prototxt has the layers that the solver's stages and levels choose, without these",
+        )
+    )
+    train, test = (_layers(file, phase, states) for phase in PHASES)
+    in_both = {id(each) for each in train} & {id(each) for each in test}
+    layers = []
+    for each in file.net.messages("layer"):
+        if id(each) in in_both:
+            layers.append(_without_rules(each))
+        elif any(each is other for other in (*train, *test)):
+            layers.append(_only_in(PHASES[not any(each is other for other in train)], each))
+    return _of_layers(file, layers)
+
+
+def _layers(file: NetFile, phase: str, states: dict[str, State]) -> list[Message]:
+    state = states.get(phase, State())
+    return layers_of(file.net, phase, state.stages, state.level)
+
+
+def _of_layers(file: NetFile, layers: Sequence[Message]) -> NetFile:
+    fields = [Field("layer", each, each.line) for each in layers]
+    net = Message(fields, file.net.line, str(file.path))
+    return replace(file, net=net, content=as_text(net).encode())
 
 
 def _only_in(phase: str, layer: Message) -> Message:
+    rule = Message([Field("phase", Word(phase), layer.line)], layer.line, layer.where)
+    kept = _without_rules(layer).fields
+    return Message([*kept, Field("include", rule, layer.line)], layer.line, layer.where)
+
+
+def _without_rules(layer: Message) -> Message:
     rules = ("include", "exclude")
     kept = [each for each in layer.fields if each.name not in rules]
-    rule = Message([Field("phase", Word(phase), layer.line)], layer.line, layer.where)
-    return Message([*kept, Field("include", rule, layer.line)], layer.line, layer.where)
+    return Message(kept, layer.line, layer.where)

@@ -1,6 +1,5 @@
 """A solver and its net as a recipe."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from firecaffe.from_caffe.network import (
 from firecaffe.from_caffe.report import Note, Report
 from firecaffe.from_caffe.samples import Phases, Samples, read_samples
 from firecaffe.from_caffe.solver import read_update
-from firecaffe.from_caffe.training import Around, State, read_training
+from firecaffe.from_caffe.training import Around, read_training
 from firecaffe.from_caffe.weights import first_weights
 from firecaffe.recipe.of_run import recipe_from
 from firecaffe.recipe.sections import Recipe, check_recipe
@@ -75,10 +74,8 @@ def read(path: Path, asked: Asked) -> Imported:
     around = read_training(message, report)
     update = read_update(message, around.iter_size, report)
     file = find_net(message, path, asked.root, around.states, report)
-    net = _net(file, asked, around.states, "weight_decay" in update, report)
+    net = _net(file, asked, "weight_decay" in update, report)
     sections = _sections(file, asked, net)
-    if not net.samples.batch_size:
-        raise file.net.error("no layer says a batch_size; expected one of the TRAIN phase")
     batch = _batch(net, around.iter_size, file, report)
     sections["train"] = batch | around.words["train"]
     sections["solver"] = update | net.described.solver
@@ -92,7 +89,7 @@ def read(path: Path, asked: Asked) -> Imported:
 
 def _net_alone(file: NetFile, asked: Asked, report: Report) -> Imported:
     """A net without a solver: a recipe whose other words are the defaults."""
-    net = _net(file, asked, {}, False, report)
+    net = _net(file, asked, False, report)
     sections = _sections(file, asked, net)
     if net.samples.are_named and net.described.losses:
         sections["train"] = _batch(net, 1, file, report)
@@ -119,31 +116,21 @@ class _Net:
 
     file: NetFile
     phases: Phases
-    states: Mapping[str, State]
     samples: Samples
     described: Described
 
 
-def _net(
-    file: NetFile, asked: Asked, states: Mapping[str, State], has_decay: bool, report: Report
-) -> _Net:
+def _net(file: NetFile, asked: Asked, has_decay: bool, report: Report) -> _Net:
     report.changed += [Note(*_place_of(line)) for line in file.upgrades]
-    phases = {}
-    for phase in PHASES:
-        state = states.get(phase, State())
-        phases[phase] = layers_of(file.net, phase, state.stages, state.level)
-        if state != State():
-            report.lacks(
-                file.net, "layer", f"stages and levels of {phase}: the network has none of them"
-            )
+    phases = {phase: layers_of(file.net, phase) for phase in PHASES}
     samples = read_samples(str(file.path), phases, asked.root, asked.input_shape, report)
-    described = describe(file.net, phases, states, samples, has_decay, report)
+    described = describe(file.net, phases, samples, has_decay, report)
     what = f"{described.num_parameters:,} parameters"
     if described.losses:
         what += f"; losses {losses_in_words(described.losses)}"
     report.understood.append(Note(str(file.path), what))
     _say_multipliers(file, described, report)
-    return _Net(file, phases, states, samples, described)
+    return _Net(file, phases, samples, described)
 
 
 def _place_of(line: str) -> tuple[str, str]:
@@ -177,6 +164,10 @@ def _sections(file: NetFile, asked: Asked, net: _Net) -> Sections:
 
 def _batch(net: _Net, iter_size: int, file: NetFile, report: Report) -> dict[str, int]:
     """The batch's words."""
+    if not net.samples.batch_size:
+        what = "no data layer says a batch_size; say --train.global_batch_size when you train"
+        report.needed.append(Note(str(file.path), what))
+        return {}
     batch, mixing = net.samples.batch_size, net.described.mixing
     whole, micro = batch * iter_size, micro_batch_of(batch, mixing)
     what = f"batch_size {batch}"
@@ -227,8 +218,7 @@ def _weights(net: _Net, file: str, report: Report) -> bytes:
     if not file:
         return b""
     phase = "TRAIN" if net.phases["TRAIN"] else "TEST"
-    state = net.states.get(phase, State())
-    made = built(net.file.net, phase, net.phases[phase], state, net.samples, Report())
+    made = built(net.file.net, phase, net.phases[phase], net.samples, Report())
     return first_weights(made, Path(file), report)
 
 

@@ -43,8 +43,7 @@ def read_training(solver: Message, report: Report) -> Around:
         raise solver.error(
             f"iter_size is {iter_size}; expected 1 or more", solver.line_of("iter_size")
         )
-    train: dict[str, Any] = {"steps": _steps(solver, report), **_seed(solver, report)}
-    train |= _device(solver, report)
+    train = _steps(solver, report) | _seed(solver, report) | _device(solver, report)
     test_iter, every = _tests(solver, report)
     if every:
         train["eval_every"] = every
@@ -54,14 +53,17 @@ def read_training(solver: Message, report: Report) -> Around:
     return Around(words, iter_size, test_iter, states)
 
 
-def _steps(solver: Message, report: Report) -> int:
+def _steps(solver: Message, report: Report) -> dict[str, Any]:
     steps = solver.integer("max_iter")
+    if not steps:  # whoever calls the solver from Python counts for himself
+        report.needs(solver, "max_iter", "there is no max_iter; say --train.steps when you train")
+        return {}
     if steps < 1:
         raise solver.error(
             f"max_iter is {steps}; expected how many updates to make", solver.line_of("max_iter")
         )
     report.became(solver, "max_iter", f"train.steps {steps}")
-    return steps
+    return {"steps": steps}
 
 
 def _seed(solver: Message, report: Report) -> dict[str, Any]:
@@ -174,5 +176,6 @@ def _state(solver: Message, name: str) -> State:
     found: Sequence[Message] = solver.messages(name)
     if not found:
         return State()
-    found[0].ignore("phase")
+    for each in found:  # those of other nets are not looked at: one is tested
+        each.ignore("phase", "stage", "level")
     return State(tuple(found[0].texts("stage")), found[0].integer("level"))

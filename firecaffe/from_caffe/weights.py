@@ -35,11 +35,15 @@ def first_weights(net: Net, path: Path, report: Report) -> bytes:
         )
     if loaded.unused:
         report.changed.append(Note(place, f"in the file alone: {', '.join(loaded.unused)}"))
-    filled = tuple(f"{name.replace('.', '_')}." for name in loaded.filled)
+    filled = {
+        id(tensor)
+        for name in loaded.filled
+        for tensor in net.layers[name].state_dict(keep_vars=True).values()
+    }
     return save(
         {
-            name: each.detach().contiguous().clone()
-            for name, each in net.state_dict().items()
-            if name.startswith(filled)
+            name: tensor.detach().contiguous().clone()
+            for name, tensor in net.state_dict(keep_vars=True).items()
+            if id(tensor) in filled
         }
     )

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from firecaffe.data.layout import Layout
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.meta_kernels import without_compiler
 from firecaffe.models.network import with_outline
 from firecaffe.parallel.find_paths import Paths
 from firecaffe.parallel.volumes import (

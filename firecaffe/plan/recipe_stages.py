@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.meta_kernels import without_compiler
 from firecaffe.models.network import with_outline
 from firecaffe.parallel.pipeline import ORDERS, most_held
 from firecaffe.parallel.stages import cut_stages

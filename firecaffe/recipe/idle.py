@@ -106,8 +106,8 @@ def idle_words(recipe: Recipe) -> dict[str, str]:
 def _counts(beside: Any, default: Any, values: tuple[str, ...]) -> bool:
     if values is REFERENCE:
         return is_reference(beside)
-    if CAFFE in values and is_caffe(beside):
-        return True
+    if isinstance(beside, str) and is_caffe(beside):
+        return CAFFE in values
     return beside in values if values else bool(beside != default)
 
 

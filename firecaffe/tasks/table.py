@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from math import isfinite
 
 from firecaffe.errors import RecipeError
-from firecaffe.reference import call, find, is_reference, shown
+from firecaffe.reference import call, find, is_caffe, is_reference, shown
 from firecaffe.runs.measure import LOSS
 from firecaffe.tasks.classification import classification
 from firecaffe.tasks.config import TaskConfig
@@ -45,14 +45,14 @@ def check_task(config: TaskConfig) -> None:
             if wrong
             else "task.class_weights are all 0; nothing would be learned"
         )
-    if is_reference(config.name):
+    if is_reference(config.name) or is_caffe(config.name):
         return
     if config.name not in TASKS:
         meant = get_close_matches(config.name, TASKS, n=1)
         raise RecipeError(
-            f"task.name is {config.name!r}; expected one of {', '.join(TASKS)}, or a function that "
-            "returns a firecaffe.Task, as package.module:function"
-            + (f"; did you mean {meant[0]}?" if meant else "")
+            f"task.name is {config.name!r}; expected one of {', '.join(TASKS)}, a function that "
+            "returns a firecaffe.Task, as package.module:function, or a net of Caffe's, as "
+            "caffe:PATH/net.prototxt" + (f"; did you mean {meant[0]}?" if meant else "")
         )
     check_named(config, names_for(config.name))
 
@@ -62,6 +62,10 @@ def task_of(config: TaskConfig, num_classes: int | None) -> Task:
 
     Raises: RecipeError; OwnCodeError for what an own task's function raises.
     """
+    if is_caffe(config.name):
+        from firecaffe.tasks.caffe import caffe_task  # for those who have such a net
+
+        return _as_asked(caffe_task(config, RESERVED), config)
     if not is_reference(config.name):
         return _ours(config, num_classes)
     function = find("task.name", config.name)

@@ -12,6 +12,7 @@ from firecaffe.data import DataConfig, Dataset, eval_batches
 from firecaffe.errors import DataError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
+from firecaffe.reference import is_caffe
 from firecaffe.tasks.outputs import prediction_of
 from firecaffe.training.about import About
 from firecaffe.training.forward import AUTOCAST, laid_out
@@ -77,7 +78,7 @@ def predictions(
     model: nn.Module, recipe: Recipe, batches: Iterator[Named], device: torch.device
 ) -> Iterator[Prediction]:
     """Yields what the network says of each sample, in order."""
-    read = READERS.get(recipe.task.name, _values)
+    read = READERS.get(meaning(recipe.task.name), _values)
     for names, inputs in batches:
         outputs = outputs_of(model, inputs, recipe.train, device)
         yield from map(read, names, outputs.float().cpu())
@@ -91,7 +92,23 @@ def outputs_of(model: nn.Module, inputs: Any, config: TrainConfig, device: torch
         return prediction_of(model(laid_out(inputs, config)))
 
 
+def meaning(task: str) -> str:
+    """The task of ours whose outputs mean what those of a task do, by name; a name that is not in
+    READERS if there is none.
+
+    Raises: RecipeError if it is a net of Caffe's that cannot be read.
+    """
+    if not is_caffe(task):
+        return task
+    from firecaffe.tasks.caffe import meaning_of  # for those who have such a net
+
+    return meaning_of(task)
+
+
 def _classes(name: str, logits: Tensor) -> Prediction:
+    if logits.numel() > len(logits):
+        return _values(name, logits)
+    logits = logits.flatten()  # Caffe's may be of (classes, 1, 1)
     probabilities, classes = logits.softmax(0).sort(descending=True, stable=True)
     return Prediction(name, tuple(classes.tolist()), tuple(probabilities.tolist()))
 
@@ -114,13 +131,13 @@ READERS: dict[str, Callable[[str, Tensor], Prediction]] = {
     "regression": _values,
     "segmentation": _mask,
 }
-"""What an output means, by the task's name; of a task of one's own, its numbers."""
+"""What an output means, by `meaning`; of a task of one's own, its numbers."""
 
 AS_PREDICTED = {
     "classification": "logits; predict's probabilities are outputs.softmax(1)",
     "multilabel": "logits; predict's probabilities are outputs.sigmoid()",
     "segmentation": "logits; predict's masks are outputs.argmax(1)",
 }
-"""What the outputs are, and how the prediction is made of them, in words; others are the
-prediction.
+"""What the outputs are, and how the prediction is made of them, in words, by `meaning`; others are
+the prediction.
 """

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.normalization import canonical, ignored_label, in_rows, takes
+from firecaffe.caffe.layers.axis import axis_of, check_bottoms
+from firecaffe.caffe.layers.normalization import ignored_label, in_rows
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 
@@ -16,9 +17,9 @@ class Accuracy(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        takes(spec, (2,), 2)
+        check_bottoms(spec, 2)
         self.spec = spec
-        self.axis = canonical(spec, spec.param.integer("axis", 1))
+        self.axis = axis_of(spec, "axis", 1, spec.bottoms[0])
         self.top_k = spec.param.integer("top_k", 1)
         self.ignore_label = ignored_label(spec.param)
         if not 1 <= self.top_k <= max(1, spec.bottoms[0][self.axis]):

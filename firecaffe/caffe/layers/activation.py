@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +72,7 @@ def power(spec: Spec) -> nn.Module:
     """(shift + scale x) ^ power."""
     check_bottoms(spec, 1)
     param = spec.param
-    words = {
+    words: dict[str, Any] = {
         "power": param.number("power", 1.0),
         "scale": param.number("scale", 1.0),
         "shift": param.number("shift", 0.0),
@@ -88,7 +89,7 @@ def exp(spec: Spec) -> nn.Module:
     check_bottoms(spec, 1)
     base, scale, shift = _base_scale_shift(spec)
     log_base = 1.0 if base == -1 else math.log(base)
-    words = {"factor": log_base * scale, "outer": math.exp(log_base * shift)}
+    words: dict[str, Any] = {"factor": log_base * scale, "outer": math.exp(log_base * shift)}
     return Element(partial(_exponential, **words), _said(words))
 
 
@@ -100,7 +101,7 @@ def log(spec: Spec) -> nn.Module:
     """The logarithm of shift + scale x; a base of -1 stands for e."""
     check_bottoms(spec, 1)
     base, scale, shift = _base_scale_shift(spec)
-    words = {
+    words: dict[str, Any] = {
         "scale": scale,
         "shift": shift,
         "factor": 1.0 if base == -1 else 1 / math.log(base),
@@ -126,7 +127,7 @@ def _is_above(x: Tensor, threshold: float) -> Tensor:
 def threshold(spec: Spec) -> nn.Module:
     """1 above the threshold, else 0."""
     check_bottoms(spec, 1)
-    words = {"threshold": spec.param.number("threshold", 0.0)}
+    words: dict[str, Any] = {"threshold": spec.param.number("threshold", 0.0)}
     return Element(partial(_is_above, **words), _said(words))
 
 
@@ -138,7 +139,7 @@ def swish(spec: Spec) -> nn.Module:
     """x sigmoid(beta x)."""
     check_bottoms(spec, 1)
     spec.param.ignore("engine")
-    words = {"beta": spec.param.number("beta", 1.0)}
+    words: dict[str, Any] = {"beta": spec.param.number("beta", 1.0)}
     return Element(partial(_swish, **words), _said(words))
 
 

@@ -1,12 +1,12 @@
 """BatchNorm: subtracts the mean and divides by the standard deviation, and no more; a Scale layer
 behind it has what torch calls weight and bias.
 
-Caffe's three blobs are sums: of means, of variances, and of what these have been weighted with. Each
-batch turns a sum S into moving_average_fraction S + its own, and what is used is the first two over
-the third. Here they are buffers. A change is linear in what a batch adds, so the mean of the changes
-of a step's micro-batches, which is what training keeps (gradients/buffers.py), is what the mean of
-their statistics would have added: the same for any number of workers, and Caffe's own where the
-micro-batch is the batch.
+Caffe's three blobs are sums: of means, of variances, and of what these have been weighted with.
+Each batch turns a sum S into moving_average_fraction S + its own, and what is used is the first two
+over the third. Here they are buffers. A change is linear in what a batch adds, so the mean of the
+changes of a step's micro-batches, which is what training keeps (gradients/buffers.py), is what the
+mean of their statistics would have added: the same for any number of workers, and Caffe's own where
+the micro-batch is the batch.
 """
 
 import math
@@ -54,9 +54,7 @@ class BatchNorm(nn.Module):
             mean, variance = x_BCN.detach().flatten(), torch.zeros_like(self.variance)
             y = x_BCN - x_BCN
         else:
-            mean, variance = torch.empty_like(self.mean), torch.empty_like(self.variance)
-            mean.zero_()
-            variance.zero_()
+            mean, variance = torch.zeros_like(self.mean), torch.zeros_like(self.variance)
             # With a momentum of 1 torch leaves the batch's own mean and unbiased variance there.
             y = F.batch_norm(x_BCN, mean, variance, training=True, momentum=1.0, eps=self.eps)
         with torch.no_grad():

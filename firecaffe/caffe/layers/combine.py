@@ -1,5 +1,7 @@
 """Eltwise, Concat, Slice and Split: several blobs to one, one to several."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -108,7 +110,7 @@ class Slice(nn.Module):
         self.axis, self.sizes = axis, sizes
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return x.split(self.sizes, self.axis)
+        return torch.split(x, self.sizes, self.axis)
 
     def extra_repr(self) -> str:
         return f"axis={self.axis}, sizes={self.sizes}"
@@ -127,7 +129,7 @@ def slice_(spec: Spec) -> nn.Module:
                 f"{spec.num_tops} tops; expected rising points between, one less than tops",
                 param.line_of("slice_point"),
             )
-        sizes = [end - start for start, end in zip(ends, ends[1:], strict=False)]
+        sizes = [end - start for start, end in pairwise(ends)]
         return Slice(axis, sizes)
     if spec.num_tops < 1 or size % spec.num_tops:
         raise spec.layer.error(

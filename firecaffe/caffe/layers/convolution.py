@@ -6,11 +6,9 @@ Caffe's filters are (num_output, channels / group, rows, columns) as torch's; a 
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
-from firecaffe.caffe.fillers import filler
+from firecaffe.caffe.fillers import filler, unfilled
 from firecaffe.caffe.layers.axis import axis_of, height_width, shown
 from firecaffe.caffe.layers.spec import Kind, Spec
 
@@ -57,15 +55,13 @@ def _make(spec: Spec, one: type[nn.Module], several: type[nn.Module]) -> nn.Modu
         "dilation": height_width(spec, "dilation", 1),
     }
     has_bias = param.flag("bias_term", True)
-    # Not filled twice: a large layer takes torch's own filler seconds.
-    module: Any = skip_init(
+    module = unfilled(
         one if len(spec.bottoms) == 1 else several,
         channels,
         outputs,
         **sizes,
         groups=groups,
         bias=has_bias,
-        device=torch.get_default_device(),
     )
     filler(param.message("weight_filler"))(module.weight)
     fill_bias = filler(param.message("bias_filler"))

@@ -9,9 +9,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
-from firecaffe.caffe.fillers import filler
+from firecaffe.caffe.fillers import filler, unfilled
 from firecaffe.caffe.layers.axis import axis_of, check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec
 
@@ -59,8 +58,7 @@ def inner_product(spec: Spec) -> nn.Module:
     elif axis != 1:
         module = InnerProductFrom(inputs, outputs, axis, has_bias)
     else:
-        device = torch.get_default_device()
-        module = skip_init(nn.Linear, inputs, outputs, bias=has_bias, device=device)
+        module = unfilled(nn.Linear, inputs, outputs, bias=has_bias)
     filler(param.message("weight_filler"))(module.weight)
     fill_bias = filler(param.message("bias_filler"))
     if module.bias is not None:

@@ -1,21 +1,23 @@
 """Losses of samples that have a class."""
 
 from math import log
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from firecaffe.caffe import blob
+from firecaffe.caffe.layers.axis import axis_of, check_bottoms
 from firecaffe.caffe.layers.normalization import (
     NO_LABEL,
-    canonical,
     in_rows,
     normalization_of,
-    takes,
     with_gradient_of,
     without_normalization,
 )
 from firecaffe.caffe.layers.spec import Kind, Spec
+from firecaffe.caffe.wire import opened
 
 LEAST = torch.finfo(torch.float32).tiny
 """FLT_MIN: what Caffe takes for a probability that is less, in what it reports."""
@@ -33,18 +35,22 @@ class SoftmaxWithLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        takes(spec, (2,), 2)
+        check_bottoms(spec, 2)
         self.spec = spec
-        self.axis = canonical(spec, spec.param.integer("axis", 1))
+        self.axis = axis_of(spec, "axis", 1, spec.bottoms[0])
         spec.param.ignore("engine")
-        self.normalization = normalization_of(spec)
+        self.normalization = normalization_of(spec.layer)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         rows, classes = in_rows(self.spec, logits, labels, self.axis)
+        places = classes.shape
         ignored = self.normalization.ignore_label
+        if classes.shape[1] == 1:  # faster so
+            rows, classes = rows.squeeze(2), classes.squeeze(1)
         each = F.cross_entropy(
             rows, classes, ignore_index=NO_LABEL if ignored is None else ignored, reduction="none"
         )
+        each, classes = each.reshape(places), classes.reshape(places)
         shown = with_gradient_of(each.clamp(max=-log(LEAST)), each)
         loss = self.normalization.of_places(shown, classes)
         return loss if self.spec.num_tops < 2 else (loss, logits.softmax(self.axis))
@@ -55,7 +61,7 @@ class MultinomialLogisticLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        takes(spec, (2,))
+        check_bottoms(spec, 2)
         without_normalization(spec)
         self.spec = spec
 
@@ -74,10 +80,10 @@ class InfogainLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        takes(spec, (2, 3), 2)
+        check_bottoms(spec, 2, 3)
         self.spec = spec
-        self.axis = canonical(spec, spec.param.integer("axis", 1))
-        self.normalization = normalization_of(spec)
+        self.axis = axis_of(spec, "axis", 1, spec.bottoms[0])
+        self.normalization = normalization_of(spec.layer)
         source = spec.param.text("source")
         if len(spec.bottoms) < 3 and not source:
             raise spec.layer.error(
@@ -113,7 +119,7 @@ class HingeLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        takes(spec, (2,))
+        check_bottoms(spec, 2)
         without_normalization(spec)
         self.spec = spec
         self.is_square = spec.param.choice("norm", ("", "L1", "L2"), "L1") == "L2"
@@ -126,7 +132,14 @@ class HingeLoss(nn.Module):
 
 
 def _read(spec: Spec, source: str) -> Tensor:
-    raise spec.param.error(f"source {source!r} is not read yet", spec.param.line_of("source"))
+    """The numbers of a binaryproto: of a path from the current folder, or from the prototxt's.
+
+    Raises: CaffeError if it is not there, or damaged.
+    """
+    path = Path(source)
+    beside = Path(spec.layer.where).parent / path
+    wire = opened(beside if beside.is_file() and not path.is_file() else path)
+    return torch.from_numpy(blob.read(wire, 0, len(wire)))
 
 
 LAYERS: dict[str, Kind] = {

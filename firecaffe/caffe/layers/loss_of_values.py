@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from firecaffe.caffe.layers.axis import check_bottoms
 from firecaffe.caffe.layers.normalization import (
     BATCH_SIZE,
     normalization_of,
-    takes,
     with_gradient_of,
     without_normalization,
 )
@@ -22,7 +22,7 @@ class EuclideanLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        takes(spec, (2,))
+        check_bottoms(spec, 2)
         without_normalization(spec)
         self.spec = spec
 
@@ -36,7 +36,7 @@ class L1Loss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        takes(spec, (2,))
+        check_bottoms(spec, 2)
         without_normalization(spec)
         self.spec = spec
 
@@ -49,10 +49,10 @@ class SigmoidCrossEntropyLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        takes(spec, (2,))
+        check_bottoms(spec, 2)
         spec.layer.message("sigmoid_param").ignore("engine")
         self.spec = spec
-        self.normalization = normalization_of(spec, BATCH_SIZE)
+        self.normalization = normalization_of(spec.layer, BATCH_SIZE)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         aims = alike(self.spec, logits, targets).detach().flatten(1)
@@ -70,7 +70,7 @@ class SmoothL1Loss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        takes(spec, (2, 3, 4))
+        check_bottoms(spec, 2, 3, 4)
         without_normalization(spec)
         self.spec = spec
         sigma = spec.param.number("sigma", 1.0)
@@ -102,7 +102,7 @@ class ContrastiveLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        takes(spec, (3,))
+        check_bottoms(spec, 3)
         without_normalization(spec)
         self.spec = spec
         self.margin = spec.param.number("margin", 1.0)

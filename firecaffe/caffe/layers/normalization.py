@@ -46,21 +46,9 @@ class Normalization:
         return each.sum() / (by or outer * inner)
 
 
-def takes(spec: Spec, bottoms: tuple[int, ...], most_tops: int = 1) -> None:
-    """Raises: CaffeError if the layer has other numbers of bottoms, or more tops."""
-    found = len(spec.bottoms)
-    if found not in bottoms:
-        numbers = " or ".join(map(str, bottoms))
-        raise spec.layer.error(f"{spec.type} {spec.name} has {found} bottoms; expected {numbers}")
-    if spec.num_tops > most_tops:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name} has {spec.num_tops} tops; expected {most_tops} at the most"
-        )
-
-
-def normalization_of(spec: Spec, default: str = VALID) -> Normalization:
+def normalization_of(layer: Message, default: str = VALID) -> Normalization:
     """A layer's own. default: of the layer's type. Raises: CaffeError."""
-    param = spec.layer.message("loss_param")
+    param = layer.message("loss_param")
     how = param.choice("normalization", NORMALIZATIONS, "")
     old = param.flag("normalize", True)  # before 2015; a normalization beside it is what counts
     if not how:
@@ -76,16 +64,6 @@ def without_normalization(spec: Spec) -> None:
 def ignored_label(param: Message) -> int | None:
     """The label of places that do not count; None if all do."""
     return param.integer("ignore_label") if param.has("ignore_label") else None
-
-
-def canonical(spec: Spec, axis: int) -> int:
-    """The axis of the first bottom, from 0. Raises: CaffeError if there is no such axis."""
-    ndim = len(spec.bottoms[0])
-    if not -ndim <= axis < ndim:
-        raise spec.param.error(
-            f"axis is {axis}; bottom 0 has {ndim} axes", spec.param.line_of("axis")
-        )
-    return axis % ndim
 
 
 def in_rows(spec: Spec, values: Tensor, labels: Tensor, axis: int) -> tuple[Tensor, Tensor]:

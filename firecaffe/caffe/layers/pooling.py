@@ -9,6 +9,7 @@ refused.
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from firecaffe.caffe.layers.spec import Kind, Spec
 class MaxPoolWithPlaces(nn.MaxPool2d):
     """And where in the image the largest was: row times columns plus column."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y, places = F.max_pool2d(
             x, self.kernel_size, self.stride, self.padding, ceil_mode=self.ceil_mode,
             return_indices=True,
@@ -102,9 +103,8 @@ class StochasticPool(_Windows):
             )
             return squares / (sums + torch.finfo(x.dtype).tiny)
         rows, columns = (self.count(x.shape[2 + axis], axis) for axis in (0, 1))
-        windows_BCKN = F.unfold(self.padded(x, 0.0), self.kernel, stride=self.stride).unflatten(
-            1, (x.shape[1], -1)
-        )
+        windows = F.unfold(self.padded(x, 0.0), self.kernel, stride=self.stride)
+        windows_BCKN = windows.reshape(*x.shape[:2], -1, rows * columns)
         so_far_BCKN = windows_BCKN.detach().cumsum(2)
         limit_BC1N = torch.rand_like(so_far_BCKN[:, :, -1:]) * so_far_BCKN[:, :, -1:]
         # The first whose sum so far reaches the limit.
@@ -163,10 +163,11 @@ def pooling(spec: Spec) -> nn.Module:
         return StochasticPool(kernel, stride, pad, up)
     is_torchs = all(2 * p <= k for p, k in zip(pad, kernel, strict=True))
     if is_torchs:
-        words = [_one(each) for each in (kernel, stride, pad)]
+        words: list[Any] = [_one(each) for each in (kernel, stride, pad)]
+        more: dict[str, Any] = {"ceil_mode": up}
         if method == "AVE":
-            return nn.AvgPool2d(*words, ceil_mode=up)
-        return (MaxPoolWithPlaces if places else nn.MaxPool2d)(*words, ceil_mode=up)
+            return nn.AvgPool2d(*words, **more)
+        return (MaxPoolWithPlaces if places else nn.MaxPool2d)(*words, **more)
     if places:
         raise spec.layer.error(
             f"{what}: places with padding of {shown(pad)} for windows of {shown(kernel)} are not "

@@ -80,6 +80,11 @@ CASES = {
     "softmax, none counts": case(
         "SoftmaxWithLoss", {"x": values(2, 5), "l": labels(2) * 0}, "loss_param { ignore_label: 0 }"
     ),
+    "softmax, one counts": case(
+        "SoftmaxWithLoss",
+        {"x": values(2, 5), "l": np.array([0, 3], np.float32)},
+        "loss_param { ignore_label: 0 }",
+    ),
     "euclidean": case("EuclideanLoss", {"x": values(4, 3), "l": values(4, 3, seed=1)}, grads="xl"),
     "euclidean, column": case("EuclideanLoss", {"x": values(4, 1), "l": values(4, seed=1)}),
     "sigmoid": case("SigmoidCrossEntropyLoss", MANY),

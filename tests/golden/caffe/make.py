@@ -86,7 +86,7 @@ def passed(case: Case) -> Arrays:
             found[f"weight:{name}"] = weight
     if case.passes == "forward":
         return found
-    for name in set(net.outputs) & set(blobs):
+    for name in (each for each in net.outputs if each in blobs):
         is_loss = net.blob_loss_weights[name] and blobs[name].count == 1
         if not is_loss and name not in case.headless and name not in net.inputs:
             head = drawn(case, f"{name}/head", tuple(blobs[name].shape))

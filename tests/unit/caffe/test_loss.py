@@ -1,5 +1,6 @@
 """Losses and accuracies against a real Caffe's, and the gradients."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe import text
+from firecaffe.caffe import blob, text
 from firecaffe.caffe.layers import accuracy, loss, loss_of_values
 from firecaffe.caffe.layers.spec import Spec
 from firecaffe.caffe.message import CaffeError
@@ -115,6 +116,19 @@ def test_l1_is_the_sum_of_differences_by_sample() -> None:
     assert float(found) == pytest.approx(float((X - X.flip(0)).abs().sum(1).mean()))
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+def test_the_weights_of_infogain_may_be_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, legacy: bool
+) -> None:
+    prototxt, bottoms, _, _ = CASES["infogain"]
+    matrix = bottoms["h"] if legacy else bottoms["h"][0, 0]
+    (tmp_path / "h.binaryproto").write_bytes(b"".join(blob.fields(matrix, legacy)))
+    monkeypatch.chdir(tmp_path)
+    words = 'infogain_loss_param { source: "h.binaryproto" }'
+    (found,) = run(layer("InfogainLoss", words), {each: bottoms[each] for each in "xl"})
+    assert found.equal(run(prototxt, bottoms)[0])
+
+
 def test_no_number_is_not_correct() -> None:
     (found,) = run(layer("Accuracy"), {"x": X * torch.nan, "l": LABELS})
     assert float(found) == 0
@@ -124,7 +138,6 @@ def test_no_number_is_not_correct() -> None:
     ("prototxt", "bottoms", "said"),
     [
         (layer("SoftmaxWithLoss", bottoms="x"), {"x": X}, "has 1 bottoms; expected 2"),
-        (layer("EuclideanLoss", tops="tp"), {"x": X, "l": X}, "has 2 tops; expected 1"),
         (layer("SoftmaxWithLoss"), {"x": X, "l": X}, "takes 4 labels for values of (4, 3)"),
         (layer("EuclideanLoss"), {"x": X, "l": LABELS}, "of one shape; found (4, 3) and (4,)"),
         (
@@ -135,12 +148,17 @@ def test_no_number_is_not_correct() -> None:
         (
             layer("SoftmaxWithLoss", "softmax_param { axis: 2 }"),
             {"x": X, "l": LABELS},
-            "axis is 2; bottom 0 has 2 axes",
+            "axis is 2, but its bottom has 2 axes",
         ),
         (
             layer("SmoothL1Loss", "smooth_l1_loss_param { sigma: 0 }"),
             {"x": X, "l": X},
             "sigma is 0; expected more than 0",
+        ),
+        (
+            layer("InfogainLoss", 'infogain_loss_param { source: "no.binaryproto" }'),
+            {"x": X, "l": LABELS},
+            "no.binaryproto: is no file",
         ),
         (layer("InfogainLoss"), {"x": X, "l": LABELS}, "neither infogain_loss_param source nor"),
         (
@@ -158,5 +176,5 @@ def test_no_number_is_not_correct() -> None:
 def test_what_cannot_be_is_said(prototxt: str, bottoms: dict[str, Any], said: str) -> None:
     with pytest.raises(CaffeError) as error:
         run(prototxt, bottoms)
-    assert str(error.value).startswith("prototxt:1: ")
+    assert str(error.value).startswith(("prototxt:1: ", "no.binaryproto"))
     assert said in str(error.value)

@@ -32,6 +32,7 @@ def data(kind):
         "segmentation": (images[:, 0] > 0.5).long(),
         "regression": images.mean((1, 2, 3)).view(12, 1),
         "multilabel": (images.mean((2, 3)) > 0.5).float(),
+        "classes": (images.mean((1, 2, 3)) > 0.5).long(),
     }[kind]
     whole = firecaffe.TensorDataset(images, targets, 3 if kind != "regression" else None)
     return {"train": whole, "test": whole}
@@ -45,12 +46,14 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def fit(own: Path, kind: str, model: ModelConfig) -> firecaffe.Result:
+def fit(
+    own: Path, kind: str, model: ModelConfig, task: TaskConfig | None = None
+) -> firecaffe.Result:
     recipe = Recipe(
         model=model,
         data=DataConfig(f"{own}:data", args={"kind": kind}),
         train=TrainConfig(12, 4, steps=2, eval_batch_size=5),
-        task=TaskConfig(kind),
+        task=task or TaskConfig(kind),
         run=RunConfig(str(own.parent / kind), tensorboard=False),
     )
     return firecaffe.train(recipe)
@@ -88,6 +91,27 @@ def test_values_and_labels(
     # How an image becomes an input is known to the data set alone.
     assert main(["predict", str(result.folder), str(own.parent)]) == 2
     assert "data set of one's own" in capsys.readouterr().err
+
+
+NET_OF_CAFFE = """
+layer { name: "d" type: "HDF5Data" top: "data" top: "label" hdf5_data_param { batch_size: 4 } }
+layer { name: "out" type: "InnerProduct" bottom: "data" top: "out"
+        inner_product_param { num_output: 2 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "out" bottom: "label" top: "loss" }
+"""
+
+
+def test_a_net_of_caffe_gives_classes(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = own.parent / "net.prototxt"
+    net.write_text(NET_OF_CAFFE)
+    model = ModelConfig(f"{own}:net", args={"outputs": 2, "size": 4})
+    result = fit(own, "classes", model, TaskConfig(f"caffe:{net}"))
+    with torch.no_grad():
+        logits = result.model(torch.arange(12 * 3 * 16).view(12, 3, 4, 4) / 576)
+    rows = table(capsys, result.folder)
+    assert [int(row["class_1"]) for row in rows] == logits.argmax(1).tolist()
+    found = torch.tensor([float(row["probability_1"]) for row in rows])
+    assert torch.allclose(found, logits.softmax(1).amax(1))
 
 
 def test_a_gray_image_is_what_pillow_makes_of_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from firecaffe.models.meta_kernels import NAME, without_compiler
+from firecaffe.meta_kernels import NAME, without_compiler
 
 SHAPES = """
 import gc, sys, torch
@@ -26,7 +26,7 @@ assert torch._dynamo.utils.counters["stats"]["calls_captured"] == 1
 
 ASKED_FOR_MORE = """
 import sys
-from firecaffe.models.meta_kernels import NAME, without_compiler
+from firecaffe.meta_kernels import NAME, without_compiler
 
 with without_compiler():
     stand_in = sys.modules[NAME]

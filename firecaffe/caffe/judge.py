@@ -1,0 +1,213 @@
+"""The losses and accuracies of a net, run on what its network gives and on the targets."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from firecaffe.caffe import text
+from firecaffe.caffe.graph import Step, read_graph
+from firecaffe.caffe.judged import Judged, judged
+from firecaffe.caffe.layers import LAYERS
+from firecaffe.caffe.layers.accuracy import Accuracy
+from firecaffe.caffe.layers.normalization import BATCH_SIZE, VALID, normalization_of
+from firecaffe.caffe.layers.spec import Spec
+from firecaffe.caffe.message import Message
+from firecaffe.caffe.phase import layers_of, phase_of
+from firecaffe.caffe.upgrade import current
+
+Blobs = Mapping[str, Tensor]
+Values = dict[str, Tensor]
+
+DEFAULTS = {"InfogainLoss": VALID, "SigmoidCrossEntropyLoss": BATCH_SIZE, "SoftmaxWithLoss": VALID}
+"""The normalization of losses that have one, if none is named."""
+
+
+class Judge:
+    """The layers of one phase that judge. Their modules are made when shapes are known: those of
+    the first outputs.
+    """
+
+    def __init__(self, net: Message, phase: str, parts: Judged) -> None:
+        self.net, self.phase, self.parts = net, phase, parts
+        self._targets = [each.blob for each in parts.targets]
+        self._modules: dict[int, nn.Module] = {}
+
+    @property
+    def accuracies(self) -> list[Step]:
+        """In the file's order, but those of the main loss's outputs first."""
+        main = self.parts.main_loss
+        found = [each for each in self.parts.judges if each.type == "Accuracy"]
+        return sorted(found, key=lambda each: main is None or each.bottoms[0] != main.bottoms[0])
+
+    def loss(self, blobs: Blobs, targets: Any) -> Tensor:
+        """The sum of the losses, each times its weight. blobs: what the network gives, by name."""
+        values = self._run(blobs, targets, lambda step: step.type != "Accuracy")
+        total: Tensor | None = None
+        for step in self.parts.losses:
+            for top, weight in zip(step.tops, step.loss_weights, strict=True):
+                if weight:
+                    term = values[top].sum() if weight == 1 else values[top].sum() * weight
+                    total = term if total is None else total + term
+        if total is None:
+            raise self.net.error(f"no loss layer in {self.phase}", 0)
+        return total
+
+    def sums(self, step: Step, blobs: Blobs, targets: Any) -> Tensor:
+        """Of one of the accuracies: how many labels are among the highest values, and how many
+        count, int64 (2,).
+        """
+        values = self._run(
+            blobs, targets, lambda each: each.type != "Accuracy" and not each.is_loss
+        )
+        bottoms = [values[blob] for blob in step.bottoms]
+        module = self._module(step, bottoms)
+        assert isinstance(module, Accuracy)
+        return module.sums(*bottoms)
+
+    def _run(self, blobs: Blobs, targets: Any, is_wanted: Callable[[Step], bool]) -> Values:
+        """All blobs, after those layers, and without what takes the tops of others."""
+        values = self._given(blobs, targets)
+        for step in self.parts.judges:
+            if is_wanted(step) and values.keys() >= {*step.bottoms}:
+                bottoms = [values[blob] for blob in step.bottoms]
+                module = self._module(step, bottoms)
+                tops = module(*map(_detached, bottoms, _goes(step)))
+                tops = tops if isinstance(tops, tuple) else (tops,)
+                values.update(zip(step.tops, tops, strict=True))
+        return values
+
+    def _module(self, step: Step, bottoms: Sequence[Tensor]) -> nn.Module:
+        """The step's, which is made when its first bottoms come.
+
+        Raises: CaffeError if it has weights, or cannot take them.
+        """
+        found = self._modules.get(id(step))
+        if found is not None:
+            return found
+        layer, kind = step.layer, step.kind
+        param = layer.message(kind.param) if kind.param else Message(where=layer.where)
+        shapes = [tuple(each.shape) for each in bottoms]
+        phase = phase_of(layer, self.phase)
+        spec = Spec(step.name, step.type, layer, param, shapes, len(step.tops), phase)
+        made = kind.make(spec)
+        if any(True for _ in made.parameters()):
+            raise layer.error(
+                f"{step.type} {step.name!r} has weights and takes a target, or what comes of one; "
+                "expected weights in the network alone, which takes the first top of the first "
+                "data layer"
+            )
+        self._modules[id(step)] = made
+        return made
+
+    def named(self, targets: Any) -> Values:
+        """The targets of a batch, by name."""
+        if isinstance(targets, Mapping):
+            return {**targets}
+        each = targets if isinstance(targets, tuple | list) else (targets,)
+        return dict(zip(self._targets, each, strict=False))
+
+    def _given(self, blobs: Blobs, targets: Any) -> Values:
+        names, found = self._targets, self.named(targets)
+        needed = {blob for step in self.parts.judges for blob in step.bottoms}
+        for name in names:
+            if name in needed and name not in found:
+                raise self.net.error(
+                    f"a layer takes the target {name!r}, which the data do not give; the net's "
+                    f"targets are, in their order, {', '.join(names)}",
+                    0,
+                )
+        return found | {name: blobs[name] for name in self.parts.blobs}
+
+
+def _goes(step: Step) -> list[bool]:
+    """Whether a gradient goes to each bottom: propagate_down."""
+    said = step.layer.flags("propagate_down")
+    return [*said, *[True] * len(step.bottoms)][: len(step.bottoms)]
+
+
+def _detached(value: Tensor, goes: bool) -> Tensor:
+    return value if goes else value.detach()
+
+
+def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
+    """Those of TRAIN and of TEST. Where one phase has no loss or no accuracy, it is judged by those
+    of the other whose blobs it has; where none has an accuracy, by that of its main loss.
+
+    Raises: CaffeError if the file is no net, or has no loss.
+    """
+    net, _ = current(where if isinstance(where, Message) else text.read(where))
+    parts = [judged(read_graph(layers_of(net, each), LAYERS)) for each in ("TRAIN", "TEST")]
+    train, test = parts
+    if not train.losses:
+        raise net.error("no loss layer in TRAIN; expected one, as SoftmaxWithLoss", 0)
+    test = _with(test, train, lambda step: step.is_loss)
+    if not test.losses:
+        raise net.error(
+            "no loss layer in TEST, and those of TRAIN take what TEST has not: "
+            f"{', '.join(train.blobs)}; expected a loss layer without include {{ phase: TRAIN }}",
+            0,
+        )
+    test = _with(test, train, lambda step: step.type == "Accuracy")
+    if not any(each.type == "Accuracy" for each in test.judges):
+        test = _with_accuracy(test)
+    return Judge(net, "TRAIN", train), Judge(net, "TEST", test)
+
+
+def no_means(judge: Judge) -> list[str]:
+    """A line about each loss of which that of a batch is not the mean of those of its parts."""
+    found = []
+    for step in judge.parts.losses:
+        if step.type in DEFAULTS:
+            normalization = normalization_of(step.layer, DEFAULTS[step.type])
+            if not normalization.is_mean:
+                by = "the labels that count" if normalization.how == VALID else "nothing"
+                found.append(
+                    f"{step.layer.where}:{step.layer.line}: {step.type} {step.name!r} divides by "
+                    f"{by}, of each micro-batch: Caffe's loss is that of train.micro_batch_size = "
+                    "its batch_size"
+                )
+    return found
+
+
+def _with(parts: Judged, others: Judged, is_wanted: Callable[[Step], bool]) -> Judged:
+    """The parts; if they have no judge of that kind, with those of the others that take what the
+    network gives here too: see `trained`.
+    """
+    if any(is_wanted(each) for each in parts.judges):
+        return parts
+    made = {top for each in parts.network for top in each.tops}
+    main = others.main_loss
+    given = {*(parts.blobs or others.blobs)} | ({main.bottoms[0]} if main is not None else set())
+    theirs = {each.blob for each in parts.targets}
+    theirs |= {top for each in parts.judges for top in each.tops}
+    there = (given & (made | {*parts.blobs})) | theirs
+    added = [e for e in others.judges if is_wanted(e) and there.issuperset(e.bottoms)]
+    taken = {blob: None for each in added for blob in each.bottoms if blob not in theirs}
+    blobs = dict.fromkeys((*parts.blobs, *taken))
+    return replace(parts, judges=(*parts.judges, *added), blobs=(*blobs,))
+
+
+def _with_accuracy(parts: Judged) -> Judged:
+    """The parts, with an Accuracy of the main loss, if that is a SoftmaxWithLoss."""
+    loss = parts.main_loss
+    if loss is None or loss.type != "SoftmaxWithLoss":
+        return parts
+    axis = loss.layer.message("softmax_param").integer("axis", 1)
+    param = loss.layer.message("loss_param")
+    ignored = param.integer("ignore_label")
+    words = f"axis: {axis}" + (f" ignore_label: {ignored}" if param.has("ignore_label") else "")
+    layer = text.parse(f"accuracy_param {{ {words} }}", loss.layer.where)
+    step = replace(
+        loss,
+        name="accuracy",
+        type="Accuracy",
+        layer=layer,
+        kind=LAYERS["Accuracy"],
+        bottoms=loss.bottoms[:2],
+        tops=("accuracy",),
+        loss_weights=(0.0,),
+    )
+    return replace(parts, judges=(*parts.judges, step))

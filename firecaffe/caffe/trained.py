@@ -1,0 +1,183 @@
+"""The network that a recipe trains: what of a net of Caffe's needs the samples alone.
+
+Losses, accuracies and all else that needs a label are the task's (`tasks/caffe.py`), which takes
+the blobs that these layers take from here. The net has two graphs, of TRAIN and of TEST, over the
+same weights; which one runs follows the mode of the module.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from firecaffe.caffe import parameters, text
+from firecaffe.caffe.assemble import Assembled, Call, assemble, forgetting, run, write_over
+from firecaffe.caffe.graph import Graph, Step, read_graph
+from firecaffe.caffe.judged import Judged, judged
+from firecaffe.caffe.layers import LAYERS
+from firecaffe.caffe.message import Message
+from firecaffe.caffe.net import Net
+from firecaffe.caffe.phase import layers_of
+from firecaffe.caffe.upgrade import current
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What a network gives whose losses and accuracies take several blobs."""
+
+    blobs: dict[str, Tensor]
+    main: str
+    """The blob that the main loss takes."""
+    phase: str
+    """TRAIN or TEST."""
+
+    @property
+    def logits(self) -> Tensor:
+        """The prediction."""
+        return self.blobs[self.main]
+
+
+def _leaves(heads: Heads) -> tuple[list[Any], Any]:
+    return [*heads.blobs.values()], (*heads.blobs, heads.main, heads.phase)
+
+
+def _of_leaves(leaves: Iterable[Any], names: Any) -> Heads:
+    *blobs, main, phase = names
+    return Heads(dict(zip(blobs, leaves, strict=True)), main, phase)
+
+
+_pytree.register_pytree_node(
+    Heads,
+    _leaves,
+    _of_leaves,
+    serialized_type_name="firecaffe.caffe.Heads",
+    to_dumpable_context=list,
+    from_dumpable_context=tuple,
+)
+
+
+class Trained(nn.Module):
+    """Images (batch, channels, rows, columns), or what else the file's first data layer reads, to
+    the blob that losses and accuracies take, or to Heads if they take several.
+
+    Args:
+        where: A prototxt, or what one says.
+        input_CHW: The shape of one sample, if the file does not say it, or another one.
+
+    Raises: CaffeError.
+    """
+
+    def __init__(self, where: str | Path | Message, input_CHW: Sequence[int] | None = None) -> None:
+        super().__init__()
+        net, _ = current(where if isinstance(where, Message) else text.read(Path(where)))
+        graphs = {phase: read_graph(layers_of(net, phase), LAYERS) for phase in PHASES}
+        parts = {phase: judged(graph) for phase, graph in graphs.items()}
+        self._blobs, self._main = _wanted(net, parts)
+        self._inputs: dict[str, str] = {}
+        made: dict[str, Assembled] = {}
+        for phase, graph in graphs.items():
+            if not graph.sources:
+                raise net.error(f"no layer reads samples in {phase}; expected one, as Input", 0)
+            _check_not_overwritten(graph, parts[phase])
+            sample, shape = graph.sources[0], {}
+            if input_CHW is not None:
+                batch = sample.shape[0] if sample.shape else 1
+                shape = {sample.blob: (batch, *input_CHW)}
+            steps = _leading_to(parts[phase].network, self._blobs[phase])
+            alone = Graph((sample,), steps)
+            made[phase] = assemble(alone, shape, phase, Net, made.get("TRAIN"))
+            self._inputs[phase] = sample.blob
+        train, test = made["TRAIN"], made["TEST"]
+        modules = train.modules | test.modules
+        for name, module in modules.items():
+            self.add_module(name, module)
+        _tie(train, test)
+        calls = [*train.calls, *test.calls]
+        parameters.share(calls, modules)
+        write_over(calls, modules)
+        self._calls: dict[str, list[Call]] = {
+            phase: forgetting(made[phase].calls, self._blobs[phase]) for phase in PHASES
+        }
+
+    def forward(self, samples: Tensor) -> Tensor | Heads:
+        phase = "TRAIN" if self.training else "TEST"
+        values = {self._inputs[phase]: samples}
+        run(self._modules, self._calls[phase], values)
+        names = self._blobs[phase]
+        if all(each == (self._main,) for each in self._blobs.values()):
+            return values[self._main]
+        return Heads({name: values[name] for name in names}, self._main, phase)
+
+
+PHASES = ("TRAIN", "TEST")
+
+
+def _wanted(net: Message, parts: dict[str, Judged]) -> tuple[dict[str, tuple[str, ...]], str]:
+    """The blobs that the network gives in each phase, and the main one."""
+    train, test = parts["TRAIN"], parts["TEST"]
+    there = {top for step in test.network for top in step.tops}
+    wanted = {"TRAIN": train.blobs, "TEST": test.blobs}
+    if not test.blobs:  # nothing judges there: the same as in training, as far as it has it
+        wanted["TEST"] = tuple(blob for blob in train.blobs if blob in there)
+    for phase, blobs in wanted.items():
+        if not blobs:  # a net without losses: what comes out of it
+            steps = parts[phase].network
+            taken = {blob for step in steps for blob in step.bottoms}
+            last = [top for step in steps for top in step.tops if top not in taken]
+            wanted[phase] = tuple(dict.fromkeys(last))
+    loss = train.main_loss or test.main_loss
+    main = loss.bottoms[0] if loss is not None else next(iter(wanted["TEST"]), "")
+    for phase, blobs in wanted.items():
+        if main not in blobs:
+            made = any(main in step.tops for step in parts[phase].network)
+            if not made:
+                raise net.error(f"{phase} does not make {main!r}, which the main loss takes", 0)
+            wanted[phase] = (*blobs, main)
+    return wanted, main
+
+
+def _leading_to(steps: Sequence[Step], blobs: Iterable[str]) -> tuple[Step, ...]:
+    """The steps that these blobs need."""
+    needed, found = set(blobs), []
+    for step in reversed(steps):
+        if needed.intersection(step.tops):
+            needed.update(step.bottoms)
+            found.append(step)
+    return tuple(found[::-1])
+
+
+def _check_not_overwritten(graph: Graph, parts: Judged) -> None:
+    """Raises: CaffeError if a layer writes over a blob that a judge has taken before."""
+    judges = {id(step) for step in parts.judges}
+    taken: dict[str, Step] = {}
+    for step in graph.steps:
+        if id(step) in judges:
+            taken.update((blob, step) for blob in step.bottoms)
+            continue
+        for blob in step.tops:
+            if blob in taken:
+                raise step.layer.error(
+                    f"{step.type} {step.name!r} writes over {blob!r}, which {taken[blob].name!r} "
+                    "has taken before; expected a top of its own"
+                )
+
+
+def _tie(train: Assembled, test: Assembled) -> None:
+    """Gives a layer that stands in the file twice, once for each phase, one set of weights.
+
+    Raises: CaffeError if the shapes differ.
+    """
+    by_name = {call.step.layer.text("name"): call for call in train.calls}
+    for call in test.calls:
+        other = by_name.get(call.step.layer.text("name"))
+        if other is None or other.module == call.module:
+            continue
+        module, trained = test.modules[call.module], train.modules[other.module]
+        if not parameters.tie(call.step.kind, module, trained):
+            raise call.step.layer.error(
+                f"{call.step.type} {call.step.name!r} has other weights in TEST than in TRAIN "
+                f"(line {other.step.layer.line}); expected the same shapes, or another name"
+            )

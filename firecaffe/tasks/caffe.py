@@ -1,0 +1,157 @@
+"""A net of Caffe's as a task: its loss layers are the loss, its Accuracy layers the metrics.
+
+The network gives the blobs that these layers take; see `firecaffe.caffe.trained`.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firecaffe.caffe.graph import Step
+from firecaffe.caffe.judge import Blobs, Judge, no_means, read_judges
+from firecaffe.errors import RecipeError
+from firecaffe.reference import caffe_file
+from firecaffe.tasks.config import TaskConfig
+from firecaffe.tasks.metric import Sums
+from firecaffe.tasks.outputs import part_of, prediction_of
+from firecaffe.tasks.task import Counts, Task
+
+MEANINGS = {
+    "InfogainLoss": "classification",
+    "SigmoidCrossEntropyLoss": "multilabel",
+    "SoftmaxWithLoss": "classification",
+}
+"""What outputs are like that are trained on a loss, by the name of a task of ours."""
+
+
+def caffe_task(config: TaskConfig, reserved: tuple[str, ...] = ()) -> Task:
+    """The task of caffe:PATH. reserved: names that no metric may have.
+
+    Targets: the tops of the net's data layers after the first: a tensor, or a tuple of several.
+    Outputs: the blobs that the losses and accuracies take, by name (`Heads`), or the one of them.
+
+    Raises: RecipeError if the file is no net with a loss.
+    """
+    if config.args:
+        raise RecipeError(f"task.args are {config.args}; task.name {config.name} takes none")
+    train, test = read_judges(caffe_file("task.name", config.name))
+
+    def judge_of(outputs: Any) -> Judge:
+        return test if part_of(outputs, "phase") == "TEST" else train
+
+    def loss(outputs: Any, targets: Any) -> Tensor:
+        judge = judge_of(outputs)
+        try:
+            return judge.loss(_blobs(judge, outputs), targets)
+        except IndexError as error:
+            if "out of bounds" not in str(error):
+                raise
+            raise RecipeError(
+                f"task.name {config.name}: a label has no place among the network's outputs: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+
+    def metric(step: Step) -> Sums:
+        return Sums(
+            lambda outputs, targets: test.sums(step, _blobs(test, outputs), targets),
+            lambda sums: sums[0] / sums[1].clamp(min=1),
+            higher_is_better=True,
+            is_share=True,
+        )
+
+    names = _names([each.tops[0] for each in test.accuracies], reserved)
+    steps = dict(zip(names, test.accuracies, strict=True))
+    return Task(
+        loss,
+        {name: metric(step) for name, step in steps.items()},
+        counts=_counts(steps, train, test),
+        classes=_classes(train),
+        wrong=lambda outputs: _lacks(judge_of(outputs), outputs),
+    )
+
+
+def meaning_of(name: str) -> str:
+    """The task of ours whose outputs mean what those of caffe:PATH do; empty if there is none.
+
+    Raises: RecipeError if the file is no net with a loss.
+    """
+    train, _ = read_judges(caffe_file("task.name", name))
+    main = train.parts.main_loss
+    found = MEANINGS.get(main.type, "") if main is not None else ""
+    is_map = main is not None and main.bottoms[1] in train.parts.maps
+    return "segmentation" if is_map and found == "classification" else found
+
+
+def notes_of(name: str) -> list[str]:
+    """A line about each loss layer of caffe:PATH of which the number of samples in a micro-batch
+    changes the mean: the least that gives Caffe's own is its batch_size.
+
+    Raises: RecipeError if the file is no net with a loss.
+    """
+    return no_means(read_judges(caffe_file("task.name", name))[0])
+
+
+def _blobs(judge: Judge, outputs: Any) -> Blobs:
+    """Raises: RecipeError if the network has not given what the judge takes."""
+    wrong = _lacks(judge, outputs)
+    if wrong:
+        raise RecipeError(f"the network gives {wrong}")
+    found = part_of(outputs, "blobs")
+    return found if isinstance(found, Mapping) else {judge.parts.blobs[0]: prediction_of(outputs)}
+
+
+def _lacks(judge: Judge, outputs: Any) -> str:
+    """What is wrong with a network's outputs; empty if nothing is."""
+    names, found = judge.parts.blobs, part_of(outputs, "blobs")
+    expected = f"expected {', '.join(names)}, which losses and accuracies take in {judge.phase}"
+    if isinstance(found, Mapping):
+        there = ", ".join(found)
+        return "" if found.keys() >= {*names} else f"the blobs {there}; {expected}"
+    return (
+        ""
+        if len(names) == 1
+        else f"one output of {tuple(prediction_of(outputs).shape)}; {expected}"
+    )
+
+
+def _counts(steps: Mapping[str, Step], train: Judge, test: Judge) -> Counts | None:
+    """The first metric, if it is the share of samples whose label is first."""
+    if not steps or not {*test.parts.blobs} <= {*train.parts.blobs}:
+        return None
+    name, step = next(iter(steps.items()))
+    param = step.layer.message("accuracy_param")
+    if param.integer("top_k", 1) != 1 or param.has("ignore_label"):
+        return None
+    if step.bottoms[1] not in train.parts.labels:
+        return None
+
+    def count(outputs: Any, targets: Any) -> Tensor:
+        return test.sums(step, _blobs(test, outputs), targets)[:1].to(torch.float32)
+
+    return Counts((name,), count)
+
+
+def _classes(judge: Judge) -> Callable[[Any], list[int]] | None:
+    """The label of the main loss, if it is a class."""
+    main = judge.parts.main_loss
+    if main is None or MEANINGS.get(main.type) != "classification":
+        return None
+    name = main.bottoms[1]
+    if name not in judge.parts.labels:
+        return None
+    return lambda targets: [int(each) for each in judge.named(targets)[name].flatten().tolist()]
+
+
+def _names(tops: Sequence[str], reserved: Sequence[str]) -> list[str]:
+    """Names for metrics, one for each top: letters, digits and _."""
+    found: list[str] = []
+    for top in tops:
+        name = re.sub(r"\W", "_", top, flags=re.ASCII)
+        name = name if name.isidentifier() else f"_{name}"
+        while name in (*reserved, *found):
+            name += "_"
+        found.append(name)
+    return found

@@ -1,0 +1,214 @@
+"""A solver's words as a recipe's, and what is refused, with its line."""
+
+from typing import Any
+
+import pytest
+
+from firecaffe.caffe import text
+from firecaffe.caffe.message import CaffeError
+from firecaffe.from_caffe.report import Report
+from firecaffe.from_caffe.solver import POLICIES, TYPES, read_update
+from firecaffe.from_caffe.training import Around, State, read_training
+from firecaffe.recipe.of_run import recipe_from
+from firecaffe.recipe.sections import check_recipe
+
+BASE = 'base_lr: 0.1 lr_policy: "fixed"\n'
+
+
+def update(words: str, iter_size: int = 1) -> tuple[dict[str, Any], Report]:
+    report = Report()
+    found = read_update(text.parse(BASE + words, "s.prototxt"), iter_size, report)
+    check_recipe(recipe_from({"solver": found}))
+    return found, report
+
+
+def training(words: str) -> tuple[Around, Report]:
+    report = Report()
+    return read_training(text.parse("max_iter: 9\n" + words, "s.prototxt"), report), report
+
+
+FIXED = {"base_lr": 0.1, "lr_policy": "fixed"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", {"type": "sgd", "momentum": 0.0, "momentum_form": "caffe"}),
+        ("momentum: 0.9", {"type": "sgd", "momentum": 0.9, "momentum_form": "caffe"}),
+        (
+            'type: "Nesterov" momentum: 0.9',
+            {"type": "nesterov", "momentum": 0.9, "momentum_form": "caffe"},
+        ),
+        ("solver_type: NESTEROV", {"type": "sgd", "momentum": 0.0, "momentum_form": "caffe"}),
+        ("solver_type: 2 delta: 0.5", {"type": "adagrad", "delta": 0.5}),
+        ('type: "RMSProp"', {"type": "rmsprop", "rms_decay": 0.99, "delta": 1e-8}),
+        (
+            'type: "AdaDelta" momentum: 0.95 delta: 1e-6',
+            {"type": "adadelta", "momentum": 0.95, "delta": 1e-6},
+        ),
+        (
+            'type: "Adam" momentum: 0.9',
+            {
+                "type": "adam",
+                "momentum": 0.9,
+                "momentum2": 0.999,
+                "delta": 1e-8,
+                "momentum_form": "caffe",
+            },
+        ),
+    ],
+)
+def test_types_with_caffes_defaults(words: str, expected: dict[str, Any]) -> None:
+    assert update(words)[0] == {**expected, **FIXED}
+
+
+def test_the_old_enum_names_every_type() -> None:
+    for number, kind in enumerate(TYPES):
+        momentum = "" if kind in ("AdaGrad", "RMSProp") else "momentum: 0.9"
+        old, new = (
+            update(f"{said} {momentum}")[0]
+            for said in (
+                f"solver_type: {number}",
+                f'type: "{kind}"',
+            )
+        )
+        assert old == new
+        assert old["type"] == TYPES[kind]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("gamma: 0.5 stepsize: 10", {"lr_policy": "step", "gamma": 0.5, "stepsize": 10}),
+        ("gamma: 0.99", {"lr_policy": "exp", "gamma": 0.99}),
+        ("gamma: 1e-4 power: 0.75", {"lr_policy": "inv", "gamma": 1e-4, "power": 0.75}),
+        (
+            "gamma: 0.1 stepvalue: 5 stepvalue: 7",
+            {"lr_policy": "multistep", "gamma": 0.1, "stepvalue": [5, 7]},
+        ),
+        ("", {"lr_policy": "poly", "power": 0.0}),
+        ("gamma: -5 stepsize: 3", {"lr_policy": "sigmoid", "gamma": -5.0, "stepsize": 3}),
+    ],
+)
+def test_policies(words: str, expected: dict[str, Any]) -> None:
+    found, _ = update(f'{words} lr_policy: "{expected["lr_policy"]}"')
+    assert {word: found[word] for word in expected} == expected
+    given = {"type", "momentum", "momentum_form", "base_lr"}
+    assert found.keys() - given == expected.keys()
+
+
+def test_every_policy_is_known() -> None:
+    from firecaffe.solvers.policy import POLICIES as OURS
+
+    assert POLICIES.keys() <= OURS.keys()
+
+
+def test_multistep_without_steps_is_fixed() -> None:
+    found, report = update('lr_policy: "multistep" gamma: 0.1')
+    assert found["lr_policy"] == "fixed"
+    assert "gamma" not in found
+    assert len(report.changed) == 1
+
+
+def test_decay_and_clip() -> None:
+    found, _ = update('weight_decay: 0.01 regularization_type: "L1" clip_gradients: 10', 4)
+    assert (found["weight_decay"], found["decay_form"], found["clip_gradients"]) == (
+        0.01,
+        "l1",
+        2.5,
+    )
+    found, _ = update("weight_decay: 0.01 clip_gradients: -1")
+    assert found.keys() & {"decay_form", "clip_gradients"} == set()
+
+
+def test_words_without_effect_are_not_written_down_but_told() -> None:
+    found, report = update("stepsize: 100 gamma: 0.5 rms_decay: 0.9")
+    assert found.keys().isdisjoint({"stepsize", "gamma", "rms_decay"})
+    told = [note.what for note in report.understood]
+    for name in ("stepsize", "gamma", "rms_decay"):
+        assert any(what.startswith(f"{name} has no effect") for what in told)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ('type: "Adamax"', r's\.prototxt:2: type is "Adamax"; expected one of SGD, Nesterov'),
+        ('type: "SGD"\nsolver_type: SGD', r":3: both type and solver_type"),
+        ('type: "AdaGrad"\nmomentum: 0.9', r":3: momentum is 0\.9 with type AdaGrad"),
+        ('lr_policy: "plateau"', r':2: lr_policy is "plateau"; expected one of fixed, step'),
+        ("\n\nclip_gradients: 0", r":4: clip_gradients is 0"),
+        ('regularization_type: "L3"', r":2: regularization_type is .L3.; expected L2 or L1"),
+        ("base_lr: none", r":2: base_lr is none; expected a number"),
+    ],
+)
+def test_refused(words: str, said: str) -> None:
+    with pytest.raises(CaffeError, match=said):
+        update(words)
+
+
+def test_a_solver_without_a_rate_is_refused() -> None:
+    for words, said in (('lr_policy: "fixed"', "no base_lr"), ("base_lr: 1", "no lr_policy")):
+        with pytest.raises(CaffeError, match=said):
+            read_update(text.parse(words, "s.prototxt"), 1, Report())
+
+
+def test_the_training_around() -> None:
+    found, report = training(
+        """
+        iter_size: 2
+        test_iter: 100
+        test_interval: 500
+        test_initialization: false
+        snapshot: 50
+        random_seed: 7
+        solver_mode: CPU
+        display: 20
+        """
+    )
+    assert found.iter_size == 2
+    assert found.words == {
+        "train": {"steps": 9, "seed": 7, "device": "cpu", "eval_every": 500},
+        "checkpoint": {"every": 50, "keep_last": 0},
+    }
+    assert found.test_iter == (100,)
+    assert not report.left_out
+
+
+def test_no_test_where_none_is_asked_for() -> None:
+    assert "eval_every" not in training("test_interval: 500")[0].words["train"]
+
+
+def test_what_is_otherwise_or_left_out_is_told() -> None:
+    _, report = training(
+        "random_seed: -1 snapshot_diff: true debug_info: true snapshot_format: HDF5\n"
+        'snapshot_prefix: "x" snapshot_after_train: false device_id: 1'
+    )
+    assert [note.place for note in report.left_out] == ["s.prototxt:2"]
+    assert len(report.changed) == 6
+
+
+def test_no_length_is_what_a_training_needs_to_be_told() -> None:
+    report = Report()
+    around = read_training(text.parse("max_iter: 0", "s.prototxt"), report)
+    assert around.words["train"] == {}
+    assert [note.place for note in report.needed] == ["s.prototxt:1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("iter_size: 0", r"s\.prototxt:2: iter_size is 0; expected 1 or more"),
+        ("max_iter: -3", r":2: max_iter is -3"),
+        ("snapshot: -1", r":2: snapshot is -1"),
+        ("test_iter: 10", r":2: test_iter is given with test_interval 0"),
+        ("random_seed: 9223372036854775808", r":2: random_seed is 9223372036854775808"),
+    ],
+)
+def test_refused_around(words: str, said: str) -> None:
+    with pytest.raises(CaffeError, match=said):
+        training(words)
+
+
+def test_stages() -> None:
+    found, _ = training('train_state { stage: "a" level: 1 } test_state { stage: "b" stage: "c" }')
+    assert found.states == {"TRAIN": State(("a",), 1), "TEST": State(("b", "c"))}
