@@ -32,7 +32,8 @@ OF_A_PROGRAM = ("DummyData", "Input", "MemoryData")
 
 CONVERT = (
     "backend is LEVELDB, which is not read; convert it to an LMDB: make it anew by "
-    "convert_imageset --backend=lmdb, or copy every key and value, which are the same, and say backend: LMDB"
+    "convert_imageset --backend=lmdb, or copy every key and value, which are the same, and say "
+    "backend: LMDB"
 )
 
 INSTEAD = (

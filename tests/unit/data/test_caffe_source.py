@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from firecaffe.data import DataConfig, check_data, open_data, open_test
+from firecaffe.data.dataset import ask
 from firecaffe.errors import FirecaffeError
 from firecaffe.training.facts import describe
 from tests.golden.caffe.data_cases import (
@@ -216,13 +217,14 @@ def test_threads_that_decode_change_nothing(files: Path) -> None:
     config = net(files, data("many", "crop_size: 4 mirror: true"))
     samples_B = torch.arange(20).flip(0)
     one, four = (
-        open_data(replace(config, decode_threads=threads)).train.keyed_batch(samples_B, 5, 2)
+        ask(open_data(replace(config, decode_threads=threads)).train, samples_B, 5, 2)
         for threads in (1, 4)
     )
     assert torch.equal(one[0], four[0])
     assert one[1].tolist() == four[1].tolist() == samples_B.tolist()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_database_that_is_open_is_opened_again_and_read_by_a_child(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
