@@ -56,7 +56,7 @@ def main() -> None:
                 print(f"{family} {case.name}", flush=True)  # a check that fails ends the process
                 for name, value in passed(case).items():
                     arrays[f"{case.name}:{name}"] = np.array(value, np.float32)
-        np.savez_compressed(options.out / f"{family}.npz", **arrays)
+        np.savez_compressed(options.out / f"{family}.npz", allow_pickle=False, **arrays)
 
 
 def passed(case: Case) -> Arrays:
