@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from firecaffe.caffe.graph import Graph, Source, Step
 from firecaffe.caffe.layers.axis import shown
+from firecaffe.caffe.layers.other_types import ignore_other_types
 from firecaffe.caffe.layers.spec import Shape, Spec
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.phase import phase_of
@@ -169,7 +170,9 @@ def _make(step: Step, bottoms: list[Tensor], phase: str) -> nn.Module:
     param = layer.message(kind.param) if kind.param else Message(where=layer.where)
     shapes = [tuple(each.shape) for each in bottoms]
     own_phase = phase_of(layer, phase)
-    return kind.make(Spec(step.name, step.type, layer, param, shapes, len(step.tops), own_phase))
+    made = kind.make(Spec(step.name, step.type, layer, param, shapes, len(step.tops), own_phase))
+    ignore_other_types(layer)
+    return made
 
 
 def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, Tensor]:

@@ -132,13 +132,13 @@ def _detached(value: Tensor, goes: bool) -> Tensor:
     return value if goes else value.detach()
 
 
-def read_judges(path: Path) -> tuple[Judge, Judge]:
+def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
     """Those of TRAIN and of TEST. Where one phase has no loss or no accuracy, it is judged by those
     of the other whose blobs it has; where none has an accuracy, by that of its main loss.
 
     Raises: CaffeError if the file is no net, or has no loss.
     """
-    net, _ = current(text.read(path))
+    net, _ = current(where if isinstance(where, Message) else text.read(where))
     parts = [judged(read_graph(layers_of(net, each), LAYERS)) for each in ("TRAIN", "TEST")]
     train, test = parts
     if not train.losses:
@@ -173,15 +173,21 @@ def no_means(judge: Judge) -> list[str]:
 
 
 def _with(parts: Judged, others: Judged, is_wanted: Callable[[Step], bool]) -> Judged:
-    """The parts; if they have no judge of that kind, with those of the others that take nothing
-    but the same blobs.
+    """The parts; if they have no judge of that kind, with those of the others that take what the
+    network gives here too: see `trained`.
     """
     if any(is_wanted(each) for each in parts.judges):
         return parts
-    there = {*parts.blobs, *(each.blob for each in parts.targets)}
-    there |= {top for each in parts.judges for top in each.tops}
+    made = {top for each in parts.network for top in each.tops}
+    main = others.main_loss
+    given = {*(parts.blobs or others.blobs)} | ({main.bottoms[0]} if main is not None else set())
+    theirs = {each.blob for each in parts.targets}
+    theirs |= {top for each in parts.judges for top in each.tops}
+    there = (given & (made | {*parts.blobs})) | theirs
     added = [e for e in others.judges if is_wanted(e) and there.issuperset(e.bottoms)]
-    return replace(parts, judges=(*parts.judges, *added))
+    taken = {blob: None for each in added for blob in each.bottoms if blob not in theirs}
+    blobs = dict.fromkeys((*parts.blobs, *taken))
+    return replace(parts, judges=(*parts.judges, *added), blobs=(*blobs,))
 
 
 def _with_accuracy(parts: Judged) -> Judged:

@@ -57,7 +57,7 @@ class Message:
     def error(self, what: str, line: int | None = None) -> CaffeError:
         """An error about this message, or about one line; to be raised."""
         place = self.line if line is None else line
-        return CaffeError(f"{self.where}{f':{place}' if place else ''}: {what}")
+        return CaffeError(f"{self.where}{f':{place}' if place else ''}: {printable(what)}")
 
     def all(self, name: str) -> list[Field]:
         """Each field of that name."""
@@ -161,8 +161,13 @@ class Message:
         return found
 
     def ignore(self, *names: str) -> None:
-        """Takes note that these change nothing here, as which library computes a layer."""
+        """Takes note that these change nothing here, as which library computes a layer; of a
+        message, all that it says.
+        """
         self.asked.update(names)
+        for each in self.fields:
+            if each.name in names and isinstance(each.value, Message):
+                each.value.ignore(*(inner.name for inner in each.value.fields))
 
     def unread(self, path: str = "") -> Iterator[tuple[str, int]]:
         """Path and line of each field that nobody has asked for, here and in the messages below."""
@@ -187,7 +192,7 @@ def shown(value: object) -> str:
     if isinstance(value, Message):
         return "{ … }"
     if isinstance(value, str) and not isinstance(value, Word):
-        return f'"{printable(value[:60])}"'
+        return f'"{value:.60}"'
     return f"{value!s:.60}"
 
 

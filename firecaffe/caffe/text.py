@@ -17,19 +17,19 @@ MOST_BYTES = 16 << 20
 MOST_VALUES = 40_000
 MOST_DEPTH = 50
 MOST_DIGITS = 400
+MOST_STRING_BYTES = 20_000
 MOST_WIDE_BYTES = 250_000
 """In strings that are not ASCII, which may take four times as much in memory."""
 
 TOKEN = re.compile(
-    rb"""[ \t\r\f\v]++ | \#[^\n]*+
-    | (?P<newline>\n)
-    | (?P<string>"[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+" | '[^'\\\n]*+(?:\\[^\n][^'\\\n]*+)*+')
+    rb"""(?P<string>"[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+" | '[^'\\\n]*+(?:\\[^\n][^'\\\n]*+)*+')
     | (?P<number>(?:0[xX][0-9a-fA-F]++
         | (?:[0-9]++(?:\.[0-9]*+)?+ | \.[0-9]++)(?:[eE][+-]?[0-9]++)?+[fF]?+)(?![\w.]))
     | (?P<word>[A-Za-z_][A-Za-z0-9_]*+)
     | (?P<sign>[][{}<>:,;-])""",
     re.VERBOSE,
 )
+SPACE = re.compile(rb"(?:[ \t\r\f\v\n]++|#[^\n]*+)*+")
 CLOSING = {b"{": b"}", b"<": b">"}
 SPECIAL = {"inf": math.inf, "infinity": math.inf, "nan": math.nan}
 UINT64 = 2**64
@@ -105,20 +105,20 @@ class _Parser:
     def take(self) -> Token:
         """The next token."""
         taken = self.next
-        while self.place < len(self.content):
-            found = TOKEN.match(self.content, self.place)
-            if found is None:
-                rest = self.content[self.place : self.place + 20].split(b"\n")[0]
-                what = "a string that does not end: " if rest[:1] in (b'"', b"'") else ""
-                shown = printable(decoded(rest))
-                raise self.error(f"found {what}{shown}; expected name: value", self.line)
+        space = SPACE.match(self.content, self.place)
+        place = space.end() if space else self.place
+        self.line += self.content.count(b"\n", self.place, place)
+        found = TOKEN.match(self.content, place)
+        if found is not None:
             self.place = found.end()
-            if found.lastgroup == "newline":
-                self.line += 1
-            elif found.lastgroup is not None:
-                self.next = Token(found.lastgroup, found[0], self.line)
-                return taken
-        self.next = Token("end", b"", self.line)
+            self.next = Token(found.lastgroup or "", found[0], self.line)
+        elif place == len(self.content):
+            self.place, self.next = place, Token("end", b"", self.line)
+        else:
+            rest = self.content[place : place + 20].split(b"\n")[0]
+            what = "a string that does not end: " if rest[:1] in (b'"', b"'") else ""
+            shown = printable(decoded(rest))
+            raise self.error(f"found {what}{shown}; expected name: value", self.line)
         return taken
 
     def takes(self, signs: bytes) -> bool:
@@ -203,9 +203,15 @@ class _Parser:
 
     def string(self, token: Token) -> str:
         """The string that a token begins: neighbors are one."""
-        parts = [self.unquoted(token)]
-        while self.next.kind == "string":
-            parts.append(self.unquoted(self.take()))
+        parts, size = [], 0
+        while True:
+            size += len(token.text)
+            if size > MOST_STRING_BYTES:
+                raise self.error(f"a string of more than {MOST_STRING_BYTES:,} bytes", token.line)
+            parts.append(self.unquoted(token))
+            if self.next.kind != "string":
+                break
+            token = self.take()
         content = b"".join(parts)
         if not content.isascii():
             self.num_wide += len(content)

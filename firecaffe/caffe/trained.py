@@ -64,15 +64,15 @@ class Trained(nn.Module):
     the blob that losses and accuracies take, or to Heads if they take several.
 
     Args:
-        path: A prototxt.
+        where: A prototxt, or what one says.
         input_CHW: The shape of one sample, if the file does not say it, or another one.
 
     Raises: CaffeError.
     """
 
-    def __init__(self, path: str | Path, input_CHW: Sequence[int] | None = None) -> None:
+    def __init__(self, where: str | Path | Message, input_CHW: Sequence[int] | None = None) -> None:
         super().__init__()
-        net, _ = current(text.read(Path(path)))
+        net, _ = current(where if isinstance(where, Message) else text.read(Path(where)))
         graphs = {phase: read_graph(layers_of(net, phase), LAYERS) for phase in PHASES}
         parts = {phase: judged(graph) for phase, graph in graphs.items()}
         self._blobs, self._main = _wanted(net, parts)

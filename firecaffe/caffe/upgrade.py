@@ -4,7 +4,7 @@ Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp, and what a real Caffe make
 """
 
 from firecaffe.caffe import v0, v1
-from firecaffe.caffe.message import Field, Message
+from firecaffe.caffe.message import Field, Message, printable
 
 NO_EFFECT = ("name", "force_backward", "debug_info")
 """Words of a net that change no number."""
@@ -52,6 +52,9 @@ def _inputs(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
     if not names:
         return fields, []
     line = names[0].line
+    if not net.has("input_shape") and not net.has("input_dim") and _are_given(names, fields):
+        others = [each for each in fields if each.name != "input"]
+        return others, [_note(net, line, "input without a shape left out: a layer gives that blob")]
     inside = [
         Field("name", "input", line),
         Field("type", "Input", line),
@@ -66,6 +69,13 @@ def _inputs(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
     others = [each for each in fields if id(each) not in gone]
     shown = ", ".join(net.texts("input"))
     return [layer, *others], [_note(net, line, f"input ({shown}) read as a layer of type Input")]
+
+
+def _are_given(names: list[Field], fields: list[Field]) -> bool:
+    """Whether layers without bottoms give all these blobs, so that Caffe drops the inputs."""
+    layers = [each.value for each in fields if isinstance(each.value, Message)]
+    tops = {top for layer in layers if not layer.has("bottom") for top in layer.texts("top")}
+    return tops.issuperset(str(each.value) for each in names)
 
 
 def _shapes(net: Message, num_inputs: int) -> tuple[list[Field], list[Field]]:
@@ -116,4 +126,4 @@ def _still(param: Field) -> Field:
 
 
 def _note(net: Message, line: int, what: str) -> str:
-    return f"{net.where}:{line}: {what}" if line else f"{net.where}: {what}"
+    return f"{net.where}{f':{line}' if line else ''}: {printable(what)}"

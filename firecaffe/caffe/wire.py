@@ -120,7 +120,9 @@ class Wire:
 
     def _part(self, at: int, stop: int) -> tuple[Part, int]:
         """The field that begins there, and where the next one does."""
-        tag, start = self.varint(at, stop)
+        tag, start = self.content[at], at + 1
+        if tag > 127:
+            tag, start = self.varint(at, stop)
         number, kind = tag >> 3, tag & 7
         if not number or tag > MOST_TAG or kind > FIXED32:
             raise self.error(at, NO_FIELD)

@@ -27,6 +27,14 @@ REFUSED = {
 }
 """Layers that give data which no file holds, and why."""
 
+OF_A_PROGRAM = ("DummyData", "Input", "MemoryData")
+"""Those among them that stand for whatever comes: the net loses nothing without them."""
+
+CONVERT = (
+    "backend is LEVELDB, which is not read; convert it to an LMDB: make it anew by convert_imageset "
+    "--backend=lmdb, or copy every key and value, which are the same, and say backend: LMDB"
+)
+
 INSTEAD = (
     "expected Data, ImageData or HDF5Data; data of your own have a function, data.name = "
     '"path/file.py:function"'
@@ -55,6 +63,8 @@ class DataLayer:
     """ImageData: the size that images are resized to, before they are cut."""
     is_in_order: bool = True
     """Whether Caffe takes the samples in the order in which they lie."""
+    backend: str = "LMDB"
+    """Data: a word of BACKENDS. The other one cannot be opened."""
 
     @property
     def words(self) -> str:
@@ -87,14 +97,7 @@ def _kind(layer: Message) -> str:
 
 def _data(layer: Message) -> DataLayer:
     param, of_pixels = layer.message("data_param"), layer.message("transform_param")
-    backend = param.choice("backend", BACKENDS, BACKENDS[0])
-    if backend != "LMDB":
-        raise layer.error(
-            "backend is LEVELDB, which is not read; convert it to an LMDB: make it anew by "
-            "convert_imageset --backend=lmdb, or copy every key and value, which are the same",
-            param.line_of("backend"),
-        )
-    param.ignore("prefetch", "rand_skip")
+    param.ignore("prefetch", "rand_skip", "cache")  # cache is of a fork, as shuffle
     is_color = of_pixels.flag("force_color") or param.flag("force_encoded_color")
     is_gray = of_pixels.flag("force_gray")
     if is_color and is_gray:
@@ -106,6 +109,8 @@ def _data(layer: Message) -> DataLayer:
         *_where(layer, param),
         transform=_transform(of_pixels),
         color=COLOR if is_color else GRAY if is_gray else NATIVE,
+        is_in_order=not param.flag("shuffle"),
+        backend=param.choice("backend", BACKENDS, BACKENDS[0]),
     )
 
 

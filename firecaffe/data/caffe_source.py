@@ -9,7 +9,7 @@ from firecaffe.caffe.message import Message
 from firecaffe.caffe.phase import layers_of, phase_of
 from firecaffe.caffe.upgrade import current
 from firecaffe.data.caffe_hdf5 import Hdf5Tops
-from firecaffe.data.caffe_layers import DataLayer, check_understood, data_layers
+from firecaffe.data.caffe_layers import CONVERT, DataLayer, check_understood, data_layers
 from firecaffe.data.caffe_mean import read_mean
 from firecaffe.data.caffe_paths import Places
 from firecaffe.data.caffe_records import ListedImages, LmdbRecords, Records, read_lines
@@ -18,7 +18,7 @@ from firecaffe.data.caffe_tops import ImageTops, Tops
 from firecaffe.data.caffe_transform import Transformer
 from firecaffe.data.config import DataConfig
 from firecaffe.data.source import DataParts, TestPart
-from firecaffe.errors import RecipeError
+from firecaffe.errors import DataError, RecipeError
 from firecaffe.reference import caffe_file
 
 TRAIN, TEST = "TRAIN", "TEST"
@@ -117,6 +117,8 @@ def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSe
 def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
     """Opens what a layer names. Raises: DataError if that is not there, or damaged."""
     places, at = Places(layer.layer.where, config.path), f"{layer.layer.where}:{layer.layer.line}"
+    if layer.backend != "LMDB":
+        raise DataError(f"{at}: {CONVERT}")
     source = places.find(f"{at}: source", layer.source)
     if layer.type == "HDF5Data":
         names = [line.strip() for line in read_lines(source)]

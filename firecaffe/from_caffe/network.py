@@ -6,9 +6,14 @@ from typing import Any
 
 import torch
 
+from firecaffe.caffe.graph import read_graph
+from firecaffe.caffe.judge import Judge, no_means, read_judges
+from firecaffe.caffe.layers import LAYERS
+from firecaffe.caffe.layers.other_types import ignore_other_types
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import Field, Message
 from firecaffe.caffe.net import Net
+from firecaffe.caffe.trained import Trained
 from firecaffe.data.caffe_layers import REFUSED
 from firecaffe.from_caffe.patterns import as_patterns, grouped
 from firecaffe.from_caffe.report import Report
@@ -35,7 +40,6 @@ class Described:
     """Why the whole batch goes through the network at once; empty if it need not."""
     losses: dict[str, float]
     """Weights of the losses of TRAIN, by blob."""
-    outputs: Sequence[str]
     num_parameters: int
 
 
@@ -50,16 +54,21 @@ def describe(
 
     Raises: CaffeError if a layer is not known, or cannot be.
     """
+    for layers in phases.values():
+        read_graph(layers, LAYERS)
     with torch.device("meta"):
         nets = {
             phase: built(net, phase, layers, samples, report)
             for phase, layers in phases.items()
-            if layers
+            if _has_samples(phase, layers, net, report)
         }
-    trained = nets.get("TRAIN") or nets["TEST"]
+        own = dict(Trained(net, samples.shapes[samples.input]).named_parameters())
+    whole = nets.get("TRAIN") or nets["TEST"]
+    judge = read_judges(net)[0] if whole.losses else None
     _say_unread(net, phases, report)
-    rates = {name: each.lr for name, each in trained.multipliers.items()}
-    decays = {name: each.decay for name, each in trained.multipliers.items() if each.lr}
+    multipliers = {name: each for name, each in whole.multipliers.items() if name in own}
+    rates = {name: each.lr for name, each in multipliers.items()}
+    decays = {name: each.decay for name, each in multipliers.items() if each.lr}
     still = [name for name, rate in rates.items() if not rate]
     solver = {
         "lr_mult": as_patterns({name: rate for name, rate in rates.items() if rate}),
@@ -68,11 +77,22 @@ def describe(
     return Described(
         {word: patterns for word, patterns in solver.items() if patterns},
         [] if len(still) == len(rates) else grouped(still, list(rates)),
-        _mixing(phases.get("TRAIN", ())),
-        trained.losses,
-        trained.outputs,
-        sum(each.numel() for each in trained.parameters()),
+        _mixing(phases["TRAIN"], judge),
+        whole.losses,
+        sum(each.numel() for each in own.values()),
     )
+
+
+def _has_samples(phase: str, layers: Sequence[Message], net: Message, report: Report) -> bool:
+    """Whether a phase can be built: nets to test alone have no samples in TRAIN."""
+    if sources_of(layers):
+        return True
+    if layers:
+        where = Message(line=layers[0].line, where=net.where)
+        report.needs(where, "", f"{phase} has no data layer, so it was not looked at")
+        for each in layers:
+            each.ignore(*(field.name for field in each.fields))
+    return False
 
 
 def built(
@@ -103,7 +123,7 @@ def built(
             f"{layer.text('type')} {layer.text('name')!r} was not looked at: the shape of what it "
             "takes is in the data, which are not there",
         )
-        _ignore(layer)
+        layer.ignore(*(each.name for each in layer.fields))
     fields = [Field("layer", layer, layer.line) for layer in there]
     return Net(Message(fields, net.line, net.where), phase=phase, inputs=inputs)
 
@@ -123,13 +143,6 @@ def _without(layers: Iterable[Message], unknown: set[str]) -> tuple[list[Message
     return there, left
 
 
-def _ignore(layer: Message) -> None:
-    layer.ignore(*(each.name for each in layer.fields))
-    for each in layer.fields:
-        if isinstance(each.value, Message):
-            _ignore(each.value)
-
-
 def _say_unread(net: Message, phases: Phases, report: Report) -> None:
     """What nobody has understood: of the net itself, and of the layers of both phases."""
     for name, line in net.unread():
@@ -141,19 +154,19 @@ def _say_unread(net: Message, phases: Phases, report: Report) -> None:
             layer.ignore(*OF_LAYERS)
             if layer.text("type") in REFUSED:  # which is said of the layer as a whole
                 continue
+            ignore_other_types(layer)
         for name, line in layer.unread():
             report.did_not_read(net, line, f"{layer.text('name')}: {name}")
 
 
-def _mixing(layers: Sequence[Message]) -> str:
-    """Why a batch may not go through the network in parts."""
+def _mixing(layers: Sequence[Message], judge: Judge | None) -> str:
+    """Why a batch may not go through the network in parts. judge: of TRAIN, if it has a loss."""
     for layer in layers:
         kind = layer.text("type")
         if kind in MIXING and not layer.message("batch_norm_param").flag("use_global_stats"):
             return MIXING[kind]
-        loss = layer.message("loss_param")
-        if loss.has("ignore_label") and layer.text("type").endswith("Loss"):
-            return "ignore_label makes a mean over the places of a batch that count"
+    if judge is not None and no_means(judge):
+        return "a loss is no mean over its samples, but over a batch's labels that count, or a sum"
     return ""
 
 

@@ -43,9 +43,11 @@ class Report:
 
     def lacks_as(self, error: CaffeError) -> None:
         """Takes what an error says as left out."""
-        found = re.match(r"(.*?:\d+): (.*)", str(error))
-        place, what = (found[1], found[2]) if found else ("", str(error))
-        self.left_out.append(Note(place, what))
+        self.left_out.append(_note_of(error))
+
+    def needs_as(self, error: CaffeError) -> None:
+        """Takes what an error says as needed."""
+        self.needed.append(_note_of(error))
 
     def did_not_read(self, message: Message, line: int, name: str) -> None:
         """A field that nobody has asked for."""
@@ -83,3 +85,8 @@ class Report:
 def _note(message: Message, name: str, what: str) -> Note:
     line = message.line_of(name)
     return Note(f"{message.where}:{line}" if line else message.where, what)
+
+
+def _note_of(error: CaffeError) -> Note:
+    found = re.match(r"(.*?:\d+): (.*)", str(error))
+    return Note(found[1], found[2]) if found else Note("", str(error))

@@ -11,7 +11,7 @@ from firecaffe.caffe.layers.data import shapes_of
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.data import open_data
-from firecaffe.data.caffe_layers import data_layers
+from firecaffe.data.caffe_layers import CONVERT, OF_A_PROGRAM, data_layers
 from firecaffe.data.config import DataConfig
 from firecaffe.data.layout import Layout
 from firecaffe.errors import DataError
@@ -92,11 +92,18 @@ def _batch_size(sources: Sequence[Message]) -> int:
 def _can_read(sources: Sequence[Message], report: Report) -> bool:
     """Whether there are data layers, of kinds that are read."""
     try:
-        return bool(data_layers(sources))
+        layers = data_layers(sources)
     except CaffeError as error:
-        if sources[0].text("type") != "Input":
+        kinds = {each.text("type") for each in sources}
+        if not kinds.issubset(OF_A_PROGRAM):
             report.lacks_as(error)
+        elif kinds != {"Input"}:
+            report.needs_as(error)
         return False
+    for each in layers:
+        if each.backend != "LMDB":
+            report.needs(each.layer, "type", CONVERT)
+    return bool(layers)
 
 
 def _find_files(path: str, sources: Phases, root: str, report: Report) -> tuple[str, bool]:

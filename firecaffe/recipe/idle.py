@@ -113,4 +113,5 @@ def _counts(beside: Any, default: Any, values: tuple[str, ...]) -> bool:
 
 def _line(word: str, value: Any, other: str, beside: Any, values: tuple[str, ...]) -> str:
     line = f"{word} {value} has no effect: {other} is {beside!r}"
-    return line + (f"; it counts with {', '.join(values)}" if values else "")
+    named = (f"{each}PATH" if each == CAFFE else each for each in values)
+    return line + (f"; it counts with {', '.join(named)}" if values else "")

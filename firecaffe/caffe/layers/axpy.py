@@ -5,7 +5,7 @@ Source: the fork of SENet (github.com/hujie-frank/SENet; arXiv 1709.01507).
 
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.checks import check_bottoms
+from firecaffe.caffe.layers.axis import check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 

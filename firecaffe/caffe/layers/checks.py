@@ -1,15 +1,6 @@
-"""What several layers ask of their bottoms and of the axes that they name."""
+"""What several layers ask of their bottoms, their tops and their words."""
 
-from firecaffe.caffe.layers.spec import Shape, Spec
-
-
-def check_bottoms(spec: Spec, *counts: int) -> None:
-    """Raises: CaffeError if the layer has another number of bottoms."""
-    if len(spec.bottoms) not in counts:
-        expected = " or ".join(map(str, counts))
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} has {len(spec.bottoms)} bottoms; expected {expected}"
-        )
+from firecaffe.caffe.layers.spec import Spec
 
 
 def want_tops(spec: Spec, count: int) -> None:
@@ -27,20 +18,6 @@ def want_axes(spec: Spec, count: int, bottom: int = 0) -> None:
         raise spec.layer.error(
             f"{spec.type} {spec.name!r} takes a bottom of {count} axes; found {shape}"
         )
-
-
-def axis_of(spec: Spec, word: str, default: int, bottom: Shape) -> int:
-    """The axis of a bottom that `word` names; negative ones count from the end.
-
-    Raises: CaffeError if the bottom has no such axis.
-    """
-    axis, count = spec.param.integer(word, default), len(bottom)
-    if not -count <= axis < count:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r}: {word} is {axis}, but its bottom has {count} axes",
-            spec.param.line_of(word) or spec.layer.line,
-        )
-    return axis % count
 
 
 def positive(spec: Spec, name: str, default: int | None = None) -> int:

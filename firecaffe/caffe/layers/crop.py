@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.checks import axis_of, check_bottoms
+from firecaffe.caffe.layers.axis import axis_of, check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 

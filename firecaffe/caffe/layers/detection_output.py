@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.checks import check_bottoms, positive, want_axes
+from firecaffe.caffe.layers.axis import check_bottoms
+from firecaffe.caffe.layers.checks import positive, want_axes
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 CODES = ("", "CORNER", "CENTER_SIZE", "CORNER_SIZE")

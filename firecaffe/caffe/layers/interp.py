@@ -11,7 +11,8 @@ largest).
 from torch import Tensor, nn
 from torch.nn import functional
 
-from firecaffe.caffe.layers.checks import check_bottoms, positive, want_axes
+from firecaffe.caffe.layers.axis import check_bottoms
+from firecaffe.caffe.layers.checks import positive, want_axes
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 

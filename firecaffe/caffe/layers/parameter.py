@@ -6,7 +6,7 @@ Source: Caffe's API documentation (caffe.berkeleyvision.org/doxygen), ParameterL
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.checks import check_bottoms
+from firecaffe.caffe.layers.axis import check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Shape, Spec
 
 

@@ -12,7 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.checks import check_bottoms, want_axes
+from firecaffe.caffe.layers.axis import check_bottoms
+from firecaffe.caffe.layers.checks import want_axes
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 EQUAL = 1e-6

@@ -9,7 +9,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.checks import axis_of, check_bottoms, positive
+from firecaffe.caffe.layers.axis import axis_of, check_bottoms
+from firecaffe.caffe.layers.checks import positive
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 OPERATIONS = ("", "SUM", "ASUM", "SUMSQ", "MEAN")

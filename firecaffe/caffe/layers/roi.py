@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.checks import check_bottoms, positive, want_axes
+from firecaffe.caffe.layers.axis import check_bottoms
+from firecaffe.caffe.layers.checks import positive, want_axes
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 ROIS_AT_ONCE = 16

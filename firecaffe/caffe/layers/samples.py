@@ -6,7 +6,8 @@ FilterLayer.
 
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.checks import check_bottoms, want_axes, want_tops
+from firecaffe.caffe.layers.axis import check_bottoms
+from firecaffe.caffe.layers.checks import want_axes, want_tops
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from firecaffe.caffe.layers.checks import check_bottoms, positive, want_axes
+from firecaffe.caffe.layers.axis import check_bottoms
+from firecaffe.caffe.layers.checks import positive, want_axes
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 POOLS = ("MAX", "AVE", "STOCHASTIC")
@@ -28,34 +29,23 @@ class SPP(nn.Module):
         return pooled[0] if self.levels == 1 else torch.cat([p.flatten(1) for p in pooled], 1)
 
     def level(self, planes: Tensor, bins: int) -> Tensor:
-        high, wide = Windows(planes.shape[2], bins), Windows(planes.shape[3], bins)
-        padding = (wide.before, wide.after, high.before, high.after)
-        size = (high.length, wide.length)
+        rows, columns = planes.shape[2:]
+        high, above, below = windows(rows, bins)
+        wide, left, right = windows(columns, bins)
+        fill = -math.inf if self.pool == "MAX" else 0.0
+        padded = functional.pad(planes, (left, right, above, below), value=fill)
         if self.pool == "MAX":
-            return functional.max_pool2d(functional.pad(planes, padding, value=-math.inf), size)
-        total = functional.avg_pool2d(functional.pad(planes, padding), size, divisor_override=1)
-        return total / torch.outer(high.counts(planes), wide.counts(planes))
+            return functional.max_pool2d(padded, (high, wide))
+        return functional.avg_pool2d(padded, (high, wide))
 
 
-class Windows:
-    """The windows of one level along one axis, one behind the other."""
-
-    def __init__(self, size: int, bins: int) -> None:
-        self.length = -(-size // bins)
-        self.before = (self.length * bins - size + 1) // 2
-        padded = size + 2 * self.before
-        self.number = -(-(padded - self.length) // self.length) + 1
-        if (self.number - 1) * self.length >= size + self.before:
-            self.number -= 1  # it would lie in the padding behind
-        self.after = self.number * self.length - size - self.before
-        self.last = min(self.length, padded - (self.number - 1) * self.length)
-        """How much of the last window is in the plane or its padding."""
-
-    def counts(self, like: Tensor) -> Tensor:
-        """What an average divides by, a window."""
-        counts = like.new_full((self.number,), self.length)
-        counts[-1] = self.last
-        return counts
+def windows(size: int, bins: int) -> tuple[int, int, int]:
+    """How long each window is, and how much is added before the plane and behind it, so that there
+    are `bins` of them. An average counts what is added.
+    """
+    length = -(-size // bins)
+    missing = length * bins - size
+    return length, (missing + 1) // 2, missing // 2
 
 
 def spp(spec: Spec) -> SPP:
@@ -68,8 +58,8 @@ def spp(spec: Spec) -> SPP:
         raise param.error("pool is STOCHASTIC; expected MAX or AVE", param.line_of("pool"))
     for level in range(levels):
         for size in spec.bottoms[0][2:]:
-            windows = Windows(size, 2**level)
-            if windows.before >= windows.length:
+            length, before, _ = windows(size, 2**level)
+            if before >= length:
                 raise param.error(
                     f"pyramid_height is {levels}; planes of {tuple(spec.bottoms[0][2:])} are too "
                     f"small for {2**level} bins a side, as the first would be padding alone",

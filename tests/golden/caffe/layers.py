@@ -14,6 +14,7 @@ from tests.golden.caffe.cases import (
     single,
     these,
 )
+from tests.golden.caffe.more import MORE
 
 MAPS = (2, 4, 6, 7)
 """Batch, channels, height, width."""
@@ -393,4 +394,5 @@ FAMILIES = {
     "norm": NORM,
     "shapes": SHAPES,
     "recurrent": RECURRENT,
+    "more": MORE,
 }

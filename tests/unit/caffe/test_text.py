@@ -160,13 +160,19 @@ def test_agrees_with_what_protobuf_writes(values: Plain, one_line: bool, utf8: b
         ('s: "open\n"', '1: found a string that does not end: "open'),
         ('\ns: "C:\\data"', r"2: \d in a string is no character; a \ is written \\"),
         (r's: "\xg"', r"1: \x in a string"),
+        (r's: "\u12"', r"1: \u in a string"),
         (r's: "\400"', r"1: \400 in a string"),
         (r's: "\ud800"', r"1: \ud800 in a string"),
         (r's: "\U00110000"', r"1: \U00110000 in a string"),
+        ("\ns: '" + "x" * 19_999 + "'", "2: a string of more than 20,000 bytes"),
+        ("s: ''\n" + "''" * 10_000, "2: a string of more than 20,000 bytes"),
         ("[ext.ension]: 1", "1: found [; expected a name"),
         ("m {" * (MOST_DEPTH + 1), f"1: messages are nested more than {MOST_DEPTH} deep"),
         ("\n" + "i:1 " * (MOST_VALUES + 1), f"2: more than {MOST_VALUES:,} values"),
-        ("s: '" + "é" * 125_001 + "'", "1: more than 250,000 bytes of strings that are not ASCII"),
+        (
+            "s: '%s'\n" % ("é" * 5_000) * 25 + "s: 'é'",
+            "26: more than 250,000 bytes of strings that are not ASCII",
+        ),
     ],
 )
 def test_what_is_no_text_of_this_format(text: str, words: str) -> None:

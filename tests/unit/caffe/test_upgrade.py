@@ -149,6 +149,14 @@ def test_inputs() -> None:
     )
 
 
+def test_an_input_without_a_shape_that_a_layer_gives_is_dropped() -> None:
+    relu = 'layer { name: "r" type: "ReLU" bottom: "data" top: "data" }'
+    notes = check(f'input: "data" {INPUT_LAYER} {relu}', f"{INPUT_LAYER} {relu}")
+    assert "left out" in notes[0]
+    net, _ = current(parse(f'input: "data" {relu}'))  # nobody else gives it: it stays one
+    assert [each.text("type") for each in net.messages("layer")] == ["Input", "ReLU"]
+
+
 def test_sizes_beyond_the_inputs_are_told_as_unread() -> None:
     net, _ = current(parse(INPUT + "input_dim: 9"))
     net.all("layer")

@@ -22,8 +22,6 @@ def layer(kind: str, words: str = "", top: str = 'top: "data"') -> str:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (layer("Data", 'data_param { source: "x" backend: LEVELDB }'), "convert it to an LMDB"),
-        (layer("Data", 'data_param { source: "x" }'), "backend is LEVELDB"),
         (layer("Data", "data_param { backend: LMDB }"), "without a source"),
         (layer("Data", 'data_param { source: "x" backend: LMDB batch_size: 0 }'), "batch_size"),
         (layer("Data", 'data_param { source: "x" backend: 1 }', ""), "has 0 tops; expected 1 to 2"),
@@ -49,11 +47,20 @@ def test_other_layers_are_none_of_ours() -> None:
     assert layers_of(text) == []
 
 
+def test_order_and_backend_of_a_data_layer() -> None:
+    plain, other = layers_of(
+        layer("Data", 'data_param { source: "x" }')
+        + layer("Data", 'data_param { source: "x" backend: LMDB shuffle: true }')
+    )
+    assert (plain.backend, plain.is_in_order) == ("LEVELDB", True)
+    assert (other.backend, other.is_in_order) == ("LMDB", False)
+
+
 def test_all_words_of_a_data_layer_are_read() -> None:
     net = parse(
         layer(
             "Data",
-            'data_param { source: "x" backend: LMDB batch_size: 9 prefetch: 3 } '
+            'data_param { source: "x" backend: LMDB batch_size: 9 prefetch: 3 shuffle: 1 cache: 1 } '
             "transform_param { scale: 2 mirror: true crop_size: 3 mean_value: 1 force_gray: 0 }",
         )
         + images("rand_skip: 3 shuffle: true is_color: false new_height: 4 new_width: 5")

@@ -166,6 +166,7 @@ def test_broken_records_are_named(files: Path) -> None:
     ("text", "expected"),
     [
         (data("list.txt"), "list.txt: is no LMDB"),
+        (data("color").replace("LMDB", "LEVELDB"), "backend is LEVELDB, which is not read"),
         (data("color", "crop_size: 10"), "is 9 x 12, and crop_size is 10"),
         (data("color", 'crop_size: 4 mean_file: "none"'), 'mean_file "none" is not there'),
         (data("gray", 'mean_file: "mean.binaryproto"'), "is 1 x 9 x 12, and the mean"),

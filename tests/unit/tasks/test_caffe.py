@@ -1,6 +1,5 @@
 """A net of Caffe's as a task: what its loss and Accuracy layers say of outputs and targets."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from firecaffe.caffe.net import Net
+from firecaffe.caffe.trained import Heads, Trained
 from firecaffe.errors import RecipeError
 from firecaffe.tasks import Task, TaskConfig, task_of
 from firecaffe.tasks.caffe import meaning_of, notes_of
+from firecaffe.tasks.outputs import prediction_of
 
 DATA = """
 layer { name: "d" type: "Data" top: "data" top: "label" data_param { batch_size: 4 }
@@ -21,7 +23,7 @@ NET = (
     DATA
     + """
 layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc"
-        inner_product_param { num_output: 5 } }
+        inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
 """
 )
 LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }\n'
@@ -33,7 +35,8 @@ layer { name: "top-3" type: "Accuracy" bottom: "fc" bottom: "label" top: "3 of a
 """
 AUX = """
 layer { name: "aux" type: "InnerProduct" bottom: "data" top: "aux"
-        inner_product_param { num_output: 5 } include { phase: TRAIN } }
+        inner_product_param { num_output: 5 weight_filler { type: "xavier" } }
+        include { phase: TRAIN } }
 layer { name: "aux_loss" type: "SoftmaxWithLoss" bottom: "aux" bottom: "label" top: "aux_loss"
         loss_weight: 0.3 include { phase: TRAIN } }
 """
@@ -44,14 +47,8 @@ AUX_LOGITS = torch.randn(12, 5, generator=GENERATOR)
 LABELS = torch.randint(0, 5, (12,), generator=GENERATOR)
 
 
-@dataclass
-class Heads:
-    blobs: dict[str, Tensor]
-    phase: str = "TRAIN"
-
-    @property
-    def logits(self) -> Tensor:
-        return self.blobs["fc"]
+def heads(blobs: dict[str, Tensor], phase: str = "TRAIN") -> Heads:
+    return Heads(blobs, "fc", phase)
 
 
 @pytest.fixture
@@ -105,15 +102,61 @@ def test_losses_add_up_with_their_weights_in_training_alone(task: Any) -> None:
     made = task(NET + AUX + LOSS)
     main, aux = F.cross_entropy(LOGITS, LABELS), F.cross_entropy(AUX_LOGITS, LABELS)
     blobs = {"aux": AUX_LOGITS, "fc": LOGITS}
-    assert made.loss(Heads(blobs), LABELS) == pytest.approx(float(main + 0.3 * aux))
-    assert made.loss(Heads(blobs, "TEST"), LABELS) == pytest.approx(float(main))
-    assert made.loss(Heads({"fc": LOGITS}, "TEST"), LABELS) == pytest.approx(float(main))
+    assert made.loss(heads(blobs), LABELS) == pytest.approx(float(main + 0.3 * aux))
+    assert made.loss(heads(blobs, "TEST"), LABELS) == pytest.approx(float(main))
+    assert made.loss(heads({"fc": LOGITS}, "TEST"), LABELS) == pytest.approx(float(main))
 
 
 def test_a_loss_of_training_alone_measures_evaluations_too(task: Any) -> None:
-    for_training = LOSS.replace("top:", "include { phase: TRAIN } top:")
-    made = task(NET + for_training + ACCURACY)
-    assert made.loss(Heads({"fc": LOGITS}, "TEST"), LABELS) == made.loss(LOGITS, LABELS)
+    made = task(NET + FOR_TRAINING + ACCURACY)
+    assert made.loss(heads({"fc": LOGITS}, "TEST"), LABELS) == made.loss(LOGITS, LABELS)
+
+
+FOR_TRAINING = LOSS.replace("top:", "include { phase: TRAIN } top:")
+PROB = 'layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }\n'
+ON_PROB = """
+layer { name: "accuracy" type: "Accuracy" bottom: "prob" bottom: "label" top: "accuracy"
+        include { phase: TEST } }
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NET + LOSS,
+        NET + AUX + LOSS,
+        NET + LOSS + ACCURACY,
+        NET + PROB + LOSS + ON_PROB,
+        NET + FOR_TRAINING,
+        NET + FOR_TRAINING + ACCURACY,
+        NET + AUX + PROB + FOR_TRAINING + ON_PROB,
+    ],
+)
+@torch.no_grad()
+def test_it_judges_what_the_network_of_the_recipe_gives(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(text)
+    made = task_of(TaskConfig(f"caffe:{path}"), None)
+    assert made.wrong is not None
+    network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
+    labels = LABELS[:4]
+    for phase in ("TRAIN", "TEST"):
+        network.train(phase == "TRAIN")
+        outputs = network(images)
+        assert made.wrong(outputs) == ""
+        whole = Net(path, phase=phase)
+        whole.load_state_dict(network.state_dict(), strict=False)
+        found = whole(images, labels)
+        if whole.losses:
+            assert made.loss(outputs, labels) == pytest.approx(float(whole.loss(found)))
+        else:
+            expected = F.cross_entropy(prediction_of(outputs), labels)
+            assert made.loss(outputs, labels) == pytest.approx(float(expected))
+    for name, metric in made.measured.items():
+        share = metric.value(metric.of_batch(outputs, labels), 4)
+        top = {"top_1": "top/1", "_3_of_all": "3 of all"}.get(name, name)
+        hits = prediction_of(outputs).argmax(1) == labels
+        assert share == pytest.approx(float(found.get(top, hits.float().mean())))
 
 
 def test_layers_that_take_the_targets_apart_are_run(task: Any) -> None:
@@ -129,7 +172,7 @@ def test_layers_that_take_the_targets_apart_are_run(task: Any) -> None:
 def test_what_takes_an_accuracy_is_left_out(task: Any) -> None:
     silence = 'layer { name: "s" type: "Silence" bottom: "top/1" include { phase: TEST } }'
     made = task(NET + LOSS + ACCURACY + silence)
-    assert made.loss(Heads({"fc": LOGITS}, "TEST"), LABELS) == made.loss(LOGITS, LABELS)
+    assert made.loss(heads({"fc": LOGITS}, "TEST"), LABELS) == made.loss(LOGITS, LABELS)
 
 
 def test_several_targets_go_by_their_order_or_their_names(task: Any) -> None:
@@ -149,7 +192,7 @@ def test_no_gradient_goes_where_propagate_down_is_false(task: Any) -> None:
     layer {{ name: "e" type: "EuclideanLoss" bottom: "fc" bottom: "data" top: "e"
             propagate_down: false propagate_down: true }}"""
     fc, data = LOGITS.clone().requires_grad_(), AUX_LOGITS.clone().requires_grad_()
-    loss = task(text).loss(Heads({"fc": fc, "data": data}), LABELS)
+    loss = task(text).loss(heads({"fc": fc, "data": data}), LABELS)
     found = torch.autograd.grad(loss, (fc, data))
     of_entropy = torch.autograd.grad(F.cross_entropy(fc, LABELS), fc)
     assert torch.allclose(found[0], of_entropy[0])
@@ -160,7 +203,7 @@ def test_an_image_may_be_its_own_target(task: Any) -> None:
     text = f"""{NET}
     layer {{ name: "e" type: "EuclideanLoss" bottom: "fc" bottom: "data" top: "e" }}"""
     made = task(text)
-    found = made.loss(Heads({"fc": LOGITS, "data": AUX_LOGITS}), LABELS)
+    found = made.loss(heads({"fc": LOGITS, "data": AUX_LOGITS}), LABELS)
     assert found == pytest.approx(float((LOGITS - AUX_LOGITS).square().sum(1).mean() / 2))
     assert not made.metrics
     assert made.measure.name == "loss"
@@ -171,10 +214,10 @@ def test_the_mean_of_micro_batches_is_that_of_the_batch(task: Any, size: int) ->
     loss = task(NET + AUX + LOSS).loss
     blobs = {"aux": AUX_LOGITS, "fc": LOGITS}
     parts = [
-        loss(Heads({n: b[at : at + size] for n, b in blobs.items()}), LABELS[at : at + size])
+        loss(heads({n: b[at : at + size] for n, b in blobs.items()}), LABELS[at : at + size])
         for at in range(0, 12, size)
     ]
-    assert torch.stack(parts).mean() == pytest.approx(float(loss(Heads(blobs), LABELS)), rel=1e-6)
+    assert torch.stack(parts).mean() == pytest.approx(float(loss(heads(blobs), LABELS)), rel=1e-6)
 
 
 def test_what_is_counted_in_training_is_its_first_metric(task: Any) -> None:
@@ -223,8 +266,8 @@ def test_labels_from_a_layer_of_images_are_those_of_a_segmentation(tmp_path: Pat
 
 def test_outputs_that_lack_a_blob_are_wrong(task: Any) -> None:
     made = task(NET + AUX + LOSS)
-    assert made.wrong(Heads({"fc": LOGITS}, "TEST")) == ""
-    for outputs in (LOGITS, Heads({"fc": LOGITS})):
+    assert made.wrong(heads({"fc": LOGITS}, "TEST")) == ""
+    for outputs in (LOGITS, heads({"fc": LOGITS})):
         assert "expected aux, fc, which losses and accuracies take in TRAIN" in made.wrong(outputs)
         with pytest.raises(RecipeError, match="the network gives"):
             made.loss(outputs, LABELS)

@@ -31,7 +31,7 @@ def overlap(p: Any, q: Any) -> float:
     if width <= 0 or height <= 0:
         return 0.0
     one, two = (max(r[2] - r[0], 0) * max(r[3] - r[1], 0) for r in (p, q))
-    return width * height / (one + two - width * height)
+    return float(width * height / (one + two - width * height))
 
 
 def expected_rows(values: dict[str, np.ndarray], words: dict[str, Any]) -> list[list[float]]:
@@ -131,6 +131,17 @@ def test_no_box_is_a_row_of_minus_one_for_each_image() -> None:
     module = module_of(text_of({**PLAIN, "confidence": 2}), *(tuple(b.shape) for b in bottoms))
     found = module(*bottoms)
     assert found.tolist() == [[[[float(image), *[-1.0] * 6] for image in range(BATCH)]]]
+
+
+def test_a_box_goes_if_it_overlaps_by_more_than_the_threshold() -> None:
+    values = drawn(True)
+    values["locations"][:] = 0
+    values["priors"][0, 0] = np.tile([0.25, 0.25, 0.5, 0.5], BOXES)
+    bottoms = [torch.from_numpy(each) for each in values.values()]
+    shapes = [tuple(each.shape) for each in bottoms]
+    for threshold, rows in ((1.0, BOXES), (0.99, 1)):
+        text = text_of({**PLAIN, "confidence": 0, "nms": threshold})
+        assert module_of(text, *shapes)(*bottoms).shape[2] == BATCH * (CLASSES - 1) * rows
 
 
 def test_on_the_meta_device_there_are_as_many_as_there_can_be() -> None:

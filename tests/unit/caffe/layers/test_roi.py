@@ -35,10 +35,10 @@ def clipped(start: float, end: float, size: int) -> range:
 
 
 def largest_of_bins(planes: np.ndarray, regions: np.ndarray) -> np.ndarray:
-    high, wide, scale = 3, 2, np.float32(0.5)
+    high, wide = 3, 2
     out = np.zeros((len(regions), planes.shape[1], high, wide), planes.dtype)
     for r, (image, *corners) in enumerate(regions):
-        x1, y1, x2, y2 = (away(float(each * scale)) for each in corners)
+        x1, y1, x2, y2 = (away(float(each) * 0.5) for each in corners)
         bin_h = np.float32(max(y2 - y1 + 1, 1)) / np.float32(high)
         bin_w = np.float32(max(x2 - x1 + 1, 1)) / np.float32(wide)
         for i in range(high):
@@ -58,12 +58,12 @@ def largest_of_bins(planes: np.ndarray, regions: np.ndarray) -> np.ndarray:
 
 
 def averages_of_bins(planes: np.ndarray, regions: np.ndarray) -> np.ndarray:
-    size, scale = 3, np.float32(0.25)
+    size = 3
     outputs = planes.shape[1] // size**2
     out = np.zeros((len(regions), outputs, size, size), planes.dtype)
     for r, (image, *corners) in enumerate(regions):
-        x1, y1 = (np.float32(away(float(each))) * scale for each in corners[:2])
-        x2, y2 = (np.float32(away(float(each)) + 1) * scale for each in corners[2:])
+        x1, y1 = (away(float(each)) * 0.25 for each in corners[:2])
+        x2, y2 = ((away(float(each)) + 1) * 0.25 for each in corners[2:])
         bin_w, bin_h = max(x2 - x1, 0.1) / size, max(y2 - y1, 0.1) / size
         for i in range(size):
             rows = clipped(i * bin_h + y1, (i + 1) * bin_h + y1, planes.shape[2])
@@ -97,7 +97,7 @@ def test_regions_of_four_axes_and_more_than_are_held_at_once() -> None:
 
 
 def test_psroi_pooling_averages_each_bin_in_channels_of_its_own() -> None:
-    planes, regions = drawn(18), REGIONS * np.float32([1, 2, 2, 2, 2])
+    planes, regions = drawn(18), REGIONS * np.array([1, 2, 2, 2, 2], np.float32)
     module = module_of(PSROI, planes.shape, regions.shape)
     found = module(torch.from_numpy(planes), torch.from_numpy(regions))
     np.testing.assert_allclose(

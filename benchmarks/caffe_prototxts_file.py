@@ -1,0 +1,208 @@
+"""One prototxt: what it is, whose layers it has, and the shapes that our net of it has."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firecaffe.caffe import text
+from firecaffe.caffe.message import CaffeError, Message
+from firecaffe.caffe.net import Net
+from firecaffe.caffe.parameters import blobs_of
+from firecaffe.caffe.upgrade import current
+from firecaffe.errors import FirecaffeError
+from firecaffe.from_caffe.nets import TO_TEST, TO_TRAIN
+from firecaffe.from_caffe.recipe import Asked, read
+from firecaffe.from_caffe.report import Report
+from firecaffe.from_caffe.solver import read_update
+from firecaffe.from_caffe.training import read_training
+
+Schema = Mapping[str, Mapping[str, str | None]]
+"""The message of a field, by the names of message and field, as a real Caffe knows them."""
+
+OF_CAFFE = frozenset(
+    """
+    AbsVal Accuracy ArgMax BatchNorm BatchReindex Bias BNLL Clip Concat ContrastiveLoss Convolution
+    Crop Data Deconvolution Dropout DummyData ELU Eltwise Embed EuclideanLoss Exp Filter Flatten
+    HDF5Data HDF5Output HingeLoss Im2col ImageData InfogainLoss InnerProduct Input Log LRN LSTM
+    LSTMUnit MemoryData MultinomialLogisticLoss MVN Parameter Pooling Power PReLU Python Reduction
+    ReLU Reshape RNN Scale Sigmoid SigmoidCrossEntropyLoss Silence Slice Softmax SoftmaxWithLoss
+    Split SPP Swish TanH Threshold Tile WindowData
+    """.split()
+)
+"""The types of layers that Caffe itself has (caffe.berkeleyvision.org, Layer Catalogue)."""
+
+TAKEN_ON = {
+    "DetectionOutput": "detection_output_param",
+    "Interp": "interp_param",
+    "Normalize": "norm_param",
+    "Permute": "permute_param",
+    "PriorBox": "prior_box_param",
+    "PSROIPooling": "psroi_pooling_param",
+    "ROIPooling": "roi_pooling_param",
+    "SmoothL1Loss": "smooth_l1_loss_param",
+}
+"""Types of forks that firecaffe means to read all the same, and the message of each."""
+
+IMAGE = (3, 224, 224)
+"""Of samples whose shape nothing says: their files are not here."""
+MOST_TOLD = 5
+OF_A_NET = {"layer", "layers"}
+OF_A_SOLVER = {"base_lr", "lr_policy", "max_iter", "net", "train_net"}
+TEMPLATE = re.compile(r"\$\{|\{\{|\{%|<%")
+
+
+def kind_of(path: Path) -> tuple[str, Message | None, str]:
+    """net, solver, other, template or broken; the message, if it is one; and what is wrong."""
+    try:
+        message = text.read(path)
+    except CaffeError as error:
+        content = path.read_bytes().decode(errors="replace")
+        is_template = TEMPLATE.search(content) is not None
+        return "template" if is_template else "broken", None, str(error)
+    names = {each.name for each in message.fields}
+    if "template" in str(path).lower():
+        return "template", None, "its path says so"
+    if names & OF_A_NET:
+        return "net", message, ""
+    return ("solver" if len(names & OF_A_SOLVER) > 1 else "other"), message, ""
+
+
+def whose(message: Message, schema: Schema) -> dict[str, list[str]]:
+    """What a net has that Caffe has not: Python layers, types of forks, fields of forks."""
+    net, _ = current(message)
+    layers = net.messages("layer")
+    types = {each.text("type") for each in layers}
+    params = [each.message("python_param") for each in layers if each.text("type") == "Python"]
+    python = {f"{each.text('module')}.{each.text('layer')}" for each in params}
+    own = OF_CAFFE | TAKEN_ON.keys()
+    fields = set(_unknown(message, "NetParameter", "", schema)) if schema else set()
+    return {
+        "python": sorted(python),
+        "types_of_forks": sorted(types - own),
+        "taken_on": sorted(types & TAKEN_ON.keys()),
+        "fields_of_forks": sorted(fields),
+    }
+
+
+def _unknown(message: Message, kind: str, path: str, schema: Schema) -> Iterator[str]:
+    known = schema[kind]
+    for each in message.fields:
+        name = f"{path}.{each.name}" if path else each.name
+        inner = known.get(each.name)
+        if each.name not in known:
+            if each.name not in TAKEN_ON.values():
+                yield name
+        elif inner is not None and isinstance(each.value, Message):
+            yield from _unknown(each.value, inner, name, schema)
+
+
+def shapes(path: Path, phase: str, inputs: Mapping[str, list[int]]) -> dict[str, Any]:
+    """Of every blob by its name, and of every parameter by its layer's, in Caffe's order; and the
+    count of numbers in them, with shared ones counted once. Of tops that the file does not name
+    there is nothing.
+
+    Raises: CaffeError.
+    """
+    with torch.device("meta"):
+        net = Net(path, phase=phase, inputs={n: tuple(s) for n, s in inputs.items()})
+    params, count = {}, {}
+    for call in net._calls:
+        blobs = blobs_of(call.step.kind, net.get_submodule(call.module))
+        if blobs:
+            params[call.step.layer.text("name")] = [list(each.shape) for each in blobs.values()]
+        count |= {id(each): each.numel() for each in blobs.values()}
+    named = {top for layer in net._net.messages("layer") for top in layer.texts("top")}
+    found = {name: list(shape) for name, shape in net.shapes.items() if name in named}
+    return {"blobs": found, "params": params, "count": sum(count.values())}
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Of what `shapes` gives and what a real Caffe says; empty if they are equal."""
+    found = []
+    for what in ("blobs", "params"):
+        for name in dict.fromkeys([*theirs[what], *ours[what]]):
+            own, other = ours[what].get(name), theirs[what].get(name)
+            if own != other:
+                found.append(f"{what} {name}: {own}; Caffe has {other}")
+    if ours["count"] != theirs["count"]:
+        found.append(f"count {ours['count']}; Caffe has {theirs['count']}")
+    return found
+
+
+def look(
+    folder: Path, path: Path, answers: Mapping[str, Mapping[str, Any]], schema: Schema
+) -> dict[str, Any]:
+    """What a file is and what came of it, as a row.
+
+    answers: what a real Caffe makes of it, by phase; empty where it was not asked.
+    """
+    kind, message, wrong = kind_of(path)
+    row: dict[str, Any] = {"path": str(path.relative_to(folder)), "what": kind}
+    if message is None or kind == "other":
+        return row | {"wrong": _placeless(wrong, folder)}
+    if kind == "net":
+        row |= _of_net(folder, path, message, answers, schema)
+    else:
+        row |= {"fields_of_forks": sorted(set(_unknown(message, "SolverParameter", "", schema)))}
+        row |= {"words": _words(path, folder)}
+    return row | _import(path, folder)
+
+
+def _of_net(
+    folder: Path,
+    path: Path,
+    message: Message,
+    answers: Mapping[str, Mapping[str, Any]],
+    schema: Schema,
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"refused": {}, "equal": {}}
+    try:
+        row |= whose(message, schema)
+    except CaffeError:
+        row |= {"python": [], "types_of_forks": [], "taken_on": [], "fields_of_forks": []}
+    for phase, answer in answers.items():
+        if "error" in answer:
+            row["refused"][phase] = answer["error"]
+        elif answer:
+            try:
+                inputs = {name: answer["blobs"][name] for name in answer["inputs"]}
+                found = differences(shapes(path, phase, inputs), answer)
+            except CaffeError as error:
+                found = [_placeless(str(error), folder)]
+            row["equal"][phase] = found[:MOST_TOLD]
+    return row
+
+
+def _import(path: Path, folder: Path) -> dict[str, Any]:
+    """What `firecaffe import` leaves out, or why it does not take the file."""
+    shape: tuple[int, ...] = ()
+    while True:
+        try:
+            found = read(path, Asked(folder="imported", input_shape=shape))
+        except FirecaffeError as error:
+            if not shape and "--input-shape" in str(error):
+                shape = IMAGE
+                continue
+            return {"error": _placeless(str(error), folder), "shape_given": bool(shape)}
+        left = [note.what for note in found.report.left_out]
+        return {"left_out": left, "shape_given": bool(shape)}
+
+
+def _words(path: Path, folder: Path) -> list[str]:
+    """What is left out of a solver's own words, without its net."""
+    message, report = text.read(path), Report()
+    try:
+        read_update(message, read_training(message, report).iter_size, report)
+    except CaffeError as error:
+        return [_placeless(str(error), folder)]
+    message.ignore(*TO_TRAIN, *TO_TEST, "weights")
+    unread = [name for name, _ in message.unread()]
+    return [note.what for note in report.left_out] + [f"{each} is not understood" for each in unread]
+
+
+def _placeless(line: str, folder: Path) -> str:
+    """Without the file and the line that it begins with."""
+    return re.sub(rf"^{re.escape(str(folder))}.*?(:\d+)?: ", "", line)

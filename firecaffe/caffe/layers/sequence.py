@@ -1,0 +1,193 @@
+"""Layers over sequences: RNN, LSTM, LSTMUnit, ContinuationIndicator. Time is the first axis.
+
+`cont` says for each step and stream whether it continues a sequence: 1, or 0 where one begins.
+
+Every forward starts from a state of 0, or from the bottoms that expose_hidden gives. Caffe's starts
+from the last state of the batch before, which is the same where each batch begins with cont 0; a
+state that outlives a batch would make the result depend on the number of workers.
+
+Source: Caffe's API documentation (caffe.berkeleyvision.org/doxygen), RNNLayer, LSTMLayer and
+LSTMUnitLayer; the gates stand in the order input, forget, output, candidate. Donahue et al. 2014
+(arXiv 1411.4389). What a state that is exposed passes back is nothing, as there.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from firecaffe.caffe.fillers import filler
+from firecaffe.caffe.layers.axis import check_bottoms
+from firecaffe.caffe.layers.checks import positive, want_axes, want_tops
+from firecaffe.caffe.layers.spec import Kind, Spec
+
+
+def unit(cell: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
+    """One step: (…, D), (…, 4 · D) and (…, 1) to the cell and the output."""
+    into, forget, out, candidate = gates.chunk(4, -1)
+    cell = cont * forget.sigmoid() * cell + into.sigmoid() * candidate.tanh()
+    return cell, out.sigmoid() * cell.tanh()
+
+
+class LSTM(nn.Module):
+    """forward(x, cont[, static][, h_0, c_0]): (T, N, …), (T, N), (N, …) and two of (1, N, D) to
+    (T, N, D), and with exposed states the last ones too.
+    """
+
+    def __init__(self, inputs: int, static: int, num_output: int, expose: bool) -> None:
+        """inputs, static: how many values a step and a sequence have; static 0: none."""
+        super().__init__()
+        gates = 4 * num_output
+        self.input_weight = nn.Parameter(torch.zeros(gates, inputs))
+        self.bias = nn.Parameter(torch.zeros(gates))
+        if static:
+            self.static_weight = nn.Parameter(torch.zeros(gates, static))
+        self.hidden_weight = nn.Parameter(torch.zeros(gates, num_output))
+        self.has_static, self.expose = static > 0, expose
+
+    def forward(self, values: Tensor, cont: Tensor, *more: Tensor) -> Tensor | tuple[Tensor, ...]:
+        into = functional.linear(values.flatten(2), self.input_weight, self.bias)
+        if self.has_static:
+            into = into + functional.linear(more[0].flatten(1), self.static_weight)
+        hidden = into.new_zeros(values.shape[1], self.hidden_weight.shape[1])
+        cell = hidden
+        if self.expose:
+            hidden, cell = (state.detach()[0] for state in more[-2:])
+        outputs = []
+        for step, goes_on in zip(into.unbind(0), cont.unsqueeze(-1).unbind(0), strict=True):
+            gates = step + functional.linear(hidden * goes_on, self.hidden_weight)
+            cell, hidden = unit(cell, gates, goes_on)
+            outputs.append(hidden)
+        output = torch.stack(outputs)
+        if not self.expose:
+            return output
+        return output, hidden.detach()[None], cell.detach()[None]
+
+
+class RNN(nn.Module):
+    """h = tanh(hidden_weight · cont · h + input_weight · x [+ static_weight · static] + bias), and
+    tanh(output_weight · h + output_bias) is the top; shapes as of LSTM, with one state.
+    """
+
+    def __init__(self, inputs: int, static: int, num_output: int, expose: bool) -> None:
+        super().__init__()
+        self.input_weight = nn.Parameter(torch.zeros(num_output, inputs))
+        self.bias = nn.Parameter(torch.zeros(num_output))
+        if static:
+            self.static_weight = nn.Parameter(torch.zeros(num_output, static))
+        self.hidden_weight = nn.Parameter(torch.zeros(num_output, num_output))
+        self.output_weight = nn.Parameter(torch.zeros(num_output, num_output))
+        self.output_bias = nn.Parameter(torch.zeros(num_output))
+        self.has_static, self.expose = static > 0, expose
+
+    def forward(self, values: Tensor, cont: Tensor, *more: Tensor) -> Tensor | tuple[Tensor, ...]:
+        into = functional.linear(values.flatten(2), self.input_weight, self.bias)
+        if self.has_static:
+            into = into + functional.linear(more[0].flatten(1), self.static_weight)
+        hidden = into.new_zeros(values.shape[1], len(self.bias))
+        if self.expose:
+            hidden = more[-1].detach()[0]
+        states = []
+        for step, goes_on in zip(into.unbind(0), cont.unsqueeze(-1).unbind(0), strict=True):
+            hidden = (step + functional.linear(hidden * goes_on, self.hidden_weight)).tanh()
+            states.append(hidden)
+        output = functional.linear(torch.stack(states), self.output_weight, self.output_bias).tanh()
+        return (output, hidden.detach()[None]) if self.expose else output
+
+
+class LSTMUnit(nn.Module):
+    """forward(c, gates, cont): (1, N, D), (1, N, 4 · D) and (1, N) to the next c and h."""
+
+    def forward(self, cell: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
+        return unit(cell, gates, cont.unsqueeze(-1))
+
+
+class ContinuationIndicator(nn.Module):
+    """(T, N) of 1, but of 0 at the first step: each batch begins its sequences."""
+
+    def __init__(self, steps: int, streams: int) -> None:
+        super().__init__()
+        self.register_buffer("cont", torch.ones(steps, streams), persistent=False)
+        self.cont: Tensor
+        self.cont[0] = 0
+
+    def forward(self) -> Tensor:
+        return self.cont
+
+
+def recurrent(spec: Spec, kind: type[LSTM] | type[RNN], states: int) -> LSTM | RNN:
+    """states: how many a step hands to the next."""
+    param = spec.param
+    expose = param.flag("expose_hidden")
+    param.ignore("debug_info")
+    exposed = states if expose else 0
+    check_bottoms(spec, 2 + exposed, 3 + exposed)
+    want_tops(spec, 1 + exposed)
+    values, cont = tuple(spec.bottoms[0]), tuple(spec.bottoms[1])
+    num_output = positive(spec, "num_output")
+    if len(values) < 2 or cont != values[:2]:
+        raise spec.layer.error(
+            f"{spec.type} {spec.name!r} has the bottoms {values} and {cont}; expected "
+            "(steps, streams, …) and (steps, streams)"
+        )
+    for bottom in spec.bottoms[len(spec.bottoms) - exposed :]:
+        if tuple(bottom) != (1, values[1], num_output):
+            raise spec.layer.error(
+                f"{spec.type} {spec.name!r} starts from the state {tuple(bottom)}; expected "
+                f"{(1, values[1], num_output)}"
+            )
+    static = 0
+    if len(spec.bottoms) > 2 + exposed:
+        static = math.prod(spec.bottoms[2][1:])
+        if spec.bottoms[2][0] != values[1]:
+            raise spec.layer.error(
+                f"{spec.type} {spec.name!r} has static values for {spec.bottoms[2][0]} "
+                f"streams; expected {values[1]}"
+            )
+    module = kind(math.prod(values[2:]), static, num_output, expose)
+    for name, tensor in module.named_parameters():
+        word = "bias_filler" if name.endswith("bias") else "weight_filler"
+        filler(param.message(word))(tensor)
+    return module
+
+
+def lstm(spec: Spec) -> LSTM | RNN:
+    return recurrent(spec, LSTM, 2)
+
+
+def rnn(spec: Spec) -> LSTM | RNN:
+    return recurrent(spec, RNN, 1)
+
+
+def lstm_unit(spec: Spec) -> LSTMUnit:
+    check_bottoms(spec, 3)
+    want_tops(spec, 2)
+    for bottom, axes in enumerate((3, 3, 2)):
+        want_axes(spec, axes, bottom)
+    _, streams, size = spec.bottoms[0]
+    if tuple(spec.bottoms[1]) != (1, streams, 4 * size) or tuple(spec.bottoms[2]) != (1, streams):
+        raise spec.layer.error(
+            f"LSTMUnit {spec.name!r} has the bottoms {tuple(map(tuple, spec.bottoms))}; "
+            "expected (1, N, D), (1, N, 4 · D) and (1, N)"
+        )
+    return LSTMUnit()
+
+
+def continuation_indicator(spec: Spec) -> ContinuationIndicator:
+    check_bottoms(spec, 0)
+    return ContinuationIndicator(positive(spec, "time_step"), positive(spec, "batch_size"))
+
+
+LAYERS = {
+    "ContinuationIndicator": Kind(continuation_indicator, "continuation_indicator_param", ()),
+    "LSTM": Kind(
+        lstm, "recurrent_param", ("input_weight", "bias", "static_weight", "hidden_weight")
+    ),
+    "LSTMUnit": Kind(lstm_unit, "", ()),
+    "RNN": Kind(
+        rnn,
+        "recurrent_param",
+        ("input_weight", "bias", "static_weight", "hidden_weight", "output_weight", "output_bias"),
+    ),
+}

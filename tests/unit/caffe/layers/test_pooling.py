@@ -1,0 +1,128 @@
+"""Pooling, against the loops of Caffe's own rule, over kernels, strides and paddings."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from firecaffe.caffe.layers.pooling import AverageWindows, MaxWindows
+from firecaffe.caffe.message import CaffeError
+from tests.unit.caffe.layers.alone import layer_of, net_of, random
+
+
+def by_loops(x: Tensor, method: str, kernel: int, stride: int, pad: int, up: bool) -> Tensor | None:
+    """pooling_layer.cpp in words of its own; None where a window holds nothing."""
+    starts = []
+    for size in x.shape[2:]:
+        left = (size + 2 * pad - kernel) / stride
+        count = int(math.ceil(left) if up else math.floor(left)) + 1
+        if pad and (count - 1) * stride >= size + pad:
+            count -= 1
+        starts.append([n * stride - pad for n in range(count)])
+        if starts[-1] and starts[-1][-1] >= size:
+            return None
+    rows, columns = x.shape[2:]
+    y = x.new_empty(*x.shape[:2], *map(len, starts))
+    for (i, top), (j, left_) in product(*(enumerate(each) for each in starts)):
+        bottom, right = min(top + kernel, rows + pad), min(left_ + kernel, columns + pad)
+        window = x[:, :, max(top, 0) : min(bottom, rows), max(left_, 0) : min(right, columns)]
+        area = (bottom - top) * (right - left_)
+        y[:, :, i, j] = window.amax((2, 3)) if method == "MAX" else window.sum((2, 3)) / area
+    return y
+
+
+@pytest.mark.parametrize("method", ["MAX", "AVE"])
+def test_every_kernel_stride_and_padding(method: str) -> None:
+    kinds = set()
+    for kernel, stride, pad, up in product((1, 2, 3, 5), (1, 2, 3), range(5), (True, False)):
+        if pad >= kernel:
+            continue
+        for rows, columns in ((5, 6), (7, 9), (8, 10)):
+            mode = "CEIL" if up else "FLOOR"
+            words = f"kernel_size: {kernel} stride: {stride} pad: {pad} round_mode: {mode}"
+            words = f"pooling_param {{ pool: {method} {words} }}"
+            x = random(2, 3, rows, columns).double().requires_grad_()
+            expected = by_loops(x, method, kernel, stride, pad, up)
+            if expected is None:
+                with pytest.raises(CaffeError, match="holds nothing"):
+                    layer_of("Pooling", words, tuple(x.shape))
+                continue
+            layer = layer_of("Pooling", words, tuple(x.shape))
+            kinds.add(type(layer))
+            found = layer(x)
+            torch.testing.assert_close(found, expected)
+            pull = random(*expected.shape).double()
+            gradients = [torch.autograd.grad(each, x, pull)[0] for each in (found, expected)]
+            torch.testing.assert_close(*gradients)
+    own = MaxWindows if method == "MAX" else AverageWindows
+    assert kinds == {own, nn.MaxPool2d if method == "MAX" else nn.AvgPool2d}
+
+
+def test_kernels_that_are_no_squares() -> None:
+    words = "kernel_h: 2 kernel_w: 5 stride_h: 1 stride_w: 2 pad_h: 1 pad_w: 4"
+    x = random(1, 1, 4, 6)
+    for method in ("MAX", "AVE"):
+        found = layer_of("Pooling", f"pooling_param {{ pool: {method} {words} }}", (1, 1, 4, 6))(x)
+        assert found.shape == (1, 1, 5, 5)
+    assert found[0, 0, 0, 0] == pytest.approx((x[0, 0, 0, 0] / 10).item())
+
+
+def test_global() -> None:
+    x = random(2, 3, 4, 5)
+    for method, expected in (("MAX", x.amax((2, 3))), ("AVE", x.mean((2, 3)))):
+        words = f"pooling_param {{ pool: {method} global_pooling: true }}"
+        layer = layer_of("Pooling", words, (2, 3, 7, 7))
+        torch.testing.assert_close(layer(x).flatten(1), expected)
+
+
+def test_places_of_the_largest() -> None:
+    net = net_of("Pooling", "pooling_param { kernel_size: 2 stride: 2 }", (1, 2, 3, 4), tops=2)
+    x = random(1, 2, 3, 4)
+    largest, places = net(x).values()
+    assert places.dtype == x.dtype
+    torch.testing.assert_close(x.flatten(2).gather(2, places.flatten(2).long()), largest.flatten(2))
+
+
+class TestStochastic:
+    words = "pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 }"
+
+    def test_in_training_it_draws_in_proportion(self) -> None:
+        torch.manual_seed(0)
+        layer = layer_of("Pooling", self.words, (1, 1, 2, 2)).train()
+        x = torch.tensor([0.1, 0.2, 0.3, 0.4]).view(1, 1, 2, 2).expand(20_000, 1, 2, 2)
+        shares = [(layer(x) == value).double().mean().item() for value in (0.1, 0.2, 0.3, 0.4)]
+        assert shares == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.02)
+
+    def test_the_gradient_goes_to_the_drawn_one(self) -> None:
+        torch.manual_seed(0)
+        x = random(2, 3, 5, 5).abs().requires_grad_()
+        y = layer_of("Pooling", self.words, (2, 3, 5, 5)).train()(x)
+        assert y.shape == (2, 3, 3, 3)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        assert gradient.sum() == y.numel()
+        torch.testing.assert_close((gradient * x).sum(), y.sum())
+
+    def test_else_it_is_the_weighted_mean(self) -> None:
+        x = random(1, 1, 3, 2).abs()
+        y = layer_of("Pooling", self.words, (1, 1, 3, 2)).eval()(x)
+        expected = [each.square().sum() / each.sum() for each in (x[..., :2, :], x[..., 2:, :])]
+        torch.testing.assert_close(y.flatten(), torch.stack(expected))
+        assert not layer_of("Pooling", self.words, (1, 1, 3, 2)).eval()(x * 0).any()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("global_pooling: true kernel_size: 3", "no kernel_size"),
+        ("global_pooling: true pad: 1", "no pad"),
+        ("kernel_size: 2 pad: 2", "padding below"),
+        ("pool: STOCHASTIC kernel_size: 3 pad: 1", "no padding"),
+        ("kernel_size: 9", "fits 5 x 6"),
+        ("pool: MEDIAN kernel_size: 2", "expected one of MAX, AVE, STOCHASTIC"),
+    ],
+)
+def test_refused(words: str, said: str) -> None:
+    with pytest.raises(CaffeError, match=said):
+        layer_of("Pooling", f"pooling_param {{ {words} }}", (1, 1, 5, 6))
