@@ -74,13 +74,14 @@ class Trained(nn.Module):
         super().__init__()
         net, _ = current(where if isinstance(where, Message) else text.read(Path(where)))
         graphs = {phase: read_graph(layers_of(net, phase), LAYERS) for phase in PHASES}
+        for phase, graph in graphs.items():
+            if not graph.sources:
+                raise net.error(f"no layer reads samples in {phase}; expected one, as Input", 0)
         parts = {phase: judged(graph) for phase, graph in graphs.items()}
         self._blobs, self._main = _wanted(net, parts)
         self._inputs: dict[str, str] = {}
         made: dict[str, Assembled] = {}
         for phase, graph in graphs.items():
-            if not graph.sources:
-                raise net.error(f"no layer reads samples in {phase}; expected one, as Input", 0)
             _check_not_overwritten(graph, parts[phase])
             sample, shape = graph.sources[0], {}
             if input_CHW is not None:
@@ -128,15 +129,20 @@ def _wanted(net: Message, parts: dict[str, Judged]) -> tuple[dict[str, tuple[str
             taken = {blob for step in steps for blob in step.bottoms}
             last = [top for step in steps for top in step.tops if top not in taken]
             wanted[phase] = tuple(dict.fromkeys(last))
-    loss = train.main_loss or test.main_loss
-    main = loss.bottoms[0] if loss is not None else next(iter(wanted["TEST"]), "")
+    main = _main(train) or _main(test) or next(iter(wanted["TEST"]), "")
     for phase, blobs in wanted.items():
         if main not in blobs:
-            made = any(main in step.tops for step in parts[phase].network)
-            if not made:
+            if not any(main in step.tops for step in parts[phase].network):
                 raise net.error(f"{phase} does not make {main!r}, which the main loss takes", 0)
             wanted[phase] = (*blobs, main)
     return wanted, main
+
+
+def _main(parts: Judged) -> str:
+    """The first blob of the network that the main loss takes; empty if there is none."""
+    made = {top for step in parts.network for top in step.tops}
+    taken = parts.main_loss.bottoms if parts.main_loss is not None else ()
+    return next((blob for blob in taken if blob in made), "")
 
 
 def _leading_to(steps: Sequence[Step], blobs: Iterable[str]) -> tuple[Step, ...]:
