@@ -111,7 +111,7 @@ class Trained(nn.Module):
             self._inputs[phase] = sample.blob
         train, test = made["TRAIN"], made["TEST"]
         self._shape = test.shapes[self._inputs["TEST"]]
-        loss = parts["TRAIN"].main_loss or parts["TEST"].main_loss
+        loss = parts["TEST"].main_loss or parts["TRAIN"].main_loss
         self._loss = loss.type if loss is not None else ""
         modules = train.modules | test.modules
         for name, module in modules.items():
