@@ -80,7 +80,9 @@ def distinct(folder: Path) -> Iterator[tuple[Path, str]]:
             yield path, sha
 
 
-def ask(python: str, files: Mapping[Path, str], kept: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def ask(
+    python: str, files: Mapping[Path, str], kept: Path
+) -> dict[tuple[str, str], dict[str, Any]]:
     """A real Caffe's answers, by sha256 and phase; only what it has not said before is asked."""
     known = {(each["sha"], each["phase"]) for each in raw_lines.read(kept, "answer")}
     requests = [

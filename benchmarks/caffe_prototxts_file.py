@@ -200,7 +200,9 @@ def _words(path: Path, folder: Path) -> list[str]:
         return [_placeless(str(error), folder)]
     message.ignore(*TO_TRAIN, *TO_TEST, "weights")
     unread = [name for name, _ in message.unread()]
-    return [note.what for note in report.left_out] + [f"{each} is not understood" for each in unread]
+    return [note.what for note in report.left_out] + [
+        f"{each} is not understood" for each in unread
+    ]
 
 
 def _placeless(line: str, folder: Path) -> str:
