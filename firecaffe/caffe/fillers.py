@@ -103,6 +103,7 @@ def filler(message: Message, default: float = 0.0) -> Fill:
         raise message.error(
             f'there is no filler "{kind:.40}"; known: {", ".join(FILLERS)}', message.line_of("type")
         )
+    message.ignore(*WORDS)  # each reads some; Caffe leaves the others of them unread
     if not message.fields:
         return constant(default)
     return FILLERS[kind](message)
@@ -113,14 +114,12 @@ def _uniform_of(message: Message) -> Fill:
 
 
 def _gaussian_of(message: Message) -> Fill:
-    message.ignore("variance_norm", "value")
     return gaussian(
         message.number("std", 1.0), message.number("mean", 0.0), message.integer("sparse", -1)
     )
 
 
 def _by_fan(fill: Callable[[Tensor, str], None], message: Message) -> Fill:
-    message.ignore("std", "value", "mean")  # of another filler; Caffe reads none of them here
     norm = message.choice("variance_norm", VARIANCE_NORMS, "FAN_IN")
     return lambda weight: fill(weight, norm)
 
@@ -135,6 +134,9 @@ def _bilinear_of(message: Message) -> Fill:
 
     return fill
 
+
+WORDS = ("value", "min", "max", "mean", "std", "sparse", "variance_norm")
+"""What Caffe's fillers read."""
 
 FILLERS: dict[str, Callable[[Message], Fill]] = {
     "constant": lambda message: constant(message.number("value", 0.0)),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from firecaffe.caffe.layers.data import SOURCES, shapes_of
 from firecaffe.caffe.layers.spec import Kind, Shape
 from firecaffe.caffe.message import CaffeError, Message
+from firecaffe.caffe.phase import PHASES, layers_of
 
 MOST_NAMED = 12
 """Lines named in an error about layers of one type."""
@@ -128,6 +129,25 @@ def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
         for blob in tops:
             writers[blob], readers[blob] = kind_name, 0
     return Graph(tuple(sources), tuple(steps))
+
+
+def read_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, Graph]:
+    """The graphs of TRAIN and of TEST. Raises: CaffeError."""
+    return {phase: read_graph(each, kinds) for phase, each in both_phases(net, kinds).items()}
+
+
+def both_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, list[Message]]:
+    """The layers of TRAIN and of TEST. A phase in which no layer reads samples has the other's: the
+    file is for trainings alone, or for tests alone.
+
+    Raises: CaffeError.
+    """
+    layers = {phase: layers_of(net, phase) for phase in PHASES}
+    there = {
+        phase: own for phase, own in layers.items() if any(_is_source(each, kinds) for each in own)
+    }
+    first = next(iter(there.values()), layers["TRAIN"])
+    return {phase: there.get(phase, first) for phase in PHASES}
 
 
 def _is_source(layer: Message, kinds: Mapping[str, Kind]) -> bool:

@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from firecaffe.caffe import text
-from firecaffe.caffe.graph import Step, read_graph
+from firecaffe.caffe.graph import Step, read_phases
 from firecaffe.caffe.judged import Judged, judged
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.accuracy import Accuracy
 from firecaffe.caffe.layers.normalization import BATCH_SIZE, VALID, normalization_of
 from firecaffe.caffe.layers.spec import Spec
 from firecaffe.caffe.message import Message
-from firecaffe.caffe.phase import layers_of, phase_of
+from firecaffe.caffe.phase import phase_of
 from firecaffe.caffe.upgrade import current
 
 Blobs = Mapping[str, Tensor]
@@ -139,8 +139,7 @@ def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
     Raises: CaffeError if the file is no net, or has no loss.
     """
     net, _ = current(where if isinstance(where, Message) else text.read(where))
-    parts = [judged(read_graph(layers_of(net, each), LAYERS)) for each in ("TRAIN", "TEST")]
-    train, test = parts
+    train, test = map(judged, read_phases(net, LAYERS).values())
     if not train.losses:
         raise net.error("no loss layer in TRAIN; expected one, as SoftmaxWithLoss", 0)
     test = _with(test, train, lambda step: step.is_loss)

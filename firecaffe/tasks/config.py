@@ -9,9 +9,9 @@ class TaskConfig:
     """What the network is trained for.
 
     Args:
-        name: classification, multilabel, regression or segmentation (docs/tasks.md); or a function
+        name: classification, multilabel, regression or segmentation (docs/tasks.md); a function
             of your own that returns a firecaffe.Task, as package.module:function or
-            path/file.py:function.
+            path/file.py:function; or the losses of a net of Caffe's, as caffe:PATH/net.prototxt.
         args: What an own task's function is called with, and the words that a task of ours has of
             its own, as { ignore_index = 255 }; docs/tasks.md lists them.
         label_smoothing: Share of the loss that all classes have in common, below 1.

@@ -61,6 +61,13 @@ def test_dummies_stand_for_what_comes(tmp_path: Path) -> None:
     assert "WindowData" in lines(report_of(text, tmp_path).left_out)
 
 
+def test_inputs_keep_the_batches_that_the_net_says(tmp_path: Path) -> None:
+    second = INPUT.replace('"data"', '"other"').replace("dim: 2", "dim: 1", 1)
+    crop = 'layer { name: "crop" type: "Crop" bottom: "data" bottom: "other" top: "crop" %s }'
+    report = report_of(INPUT + second + crop % "crop_param { axis: 0 offset: 0 }", tmp_path)
+    assert report.left_out == []
+
+
 def test_a_phase_without_data_is_not_looked_at(tmp_path: Path) -> None:
     words = 'data_param { source: "x" batch_size: 2 backend: LMDB }'
     report = report_of(data(words, more="include { phase: TEST }") + CONV % "", tmp_path)

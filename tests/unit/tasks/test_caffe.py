@@ -90,6 +90,21 @@ def test_an_accuracy_of_the_main_loss_comes_first(task: Any) -> None:
     assert list(task(text).metrics) == ["b", "a"]
 
 
+def test_of_equal_losses_the_last_is_the_main_one(task: Any) -> None:
+    aux = AUX.replace("include { phase: TRAIN }", "").replace("loss_weight: 0.3", "")
+    hits = (AUX_LOGITS.argmax(1) == LABELS).float().mean()
+    outputs = heads({"fc": LOGITS, "aux": AUX_LOGITS}, "TEST")
+    assert value(task(NET + LOSS + aux), "accuracy", outputs, LABELS) == pytest.approx(float(hits))
+
+
+def test_any_layer_with_a_weight_is_a_loss(task: Any) -> None:
+    text = f"""{NET}{LOSS}
+    layer {{ name: "p" type: "Power" bottom: "fc" top: "p" loss_weight: 0.5
+            power_param {{ power: 2 }} }}"""
+    expected = F.cross_entropy(LOGITS, LABELS) + 0.5 * LOGITS.square().sum()
+    assert task(text).loss(LOGITS, LABELS) == pytest.approx(float(expected))
+
+
 def test_without_an_accuracy_it_has_that_of_its_loss(task: Any) -> None:
     made = task(NET + LOSS.replace("top:", "loss_param { ignore_label: 2 } top:"))
     assert list(made.metrics) == ["accuracy"]
@@ -157,6 +172,27 @@ def test_it_judges_what_the_network_of_the_recipe_gives(tmp_path: Path, text: st
         top = {"top_1": "top/1", "_3_of_all": "3 of all"}.get(name, name)
         hits = prediction_of(outputs).argmax(1) == labels
         assert share == pytest.approx(float(found.get(top, hits.float().mean())))
+
+
+@pytest.mark.parametrize("phase", ["TRAIN", "TEST"])
+@torch.no_grad()
+def test_a_phase_without_samples_is_the_other_one(tmp_path: Path, phase: str) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(NET.replace("type:", f"include {{ phase: {phase} }} type:", 1) + LOSS)
+    made = task_of(TaskConfig(f"caffe:{path}"), None)
+    network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
+    outputs = [network.train(mode)(images) for mode in (True, False)]
+    assert torch.equal(*outputs)
+    assert made.loss(outputs[0], LABELS[:4]) == F.cross_entropy(outputs[0], LABELS[:4])
+
+
+@torch.no_grad()
+def test_a_network_without_a_loss_gives_what_comes_out_of_each_phase(tmp_path: Path) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(NET + PROB.replace("top:", "include { phase: TEST } top:"))
+    network, images = Trained(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
+    scores, shares = (network.train(mode)(images) for mode in (True, False))
+    assert torch.equal(scores.softmax(1), shares)
 
 
 def test_layers_that_take_the_targets_apart_are_run(task: Any) -> None:
