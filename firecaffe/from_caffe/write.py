@@ -41,7 +41,9 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with ExitStack() as stack:
-            for name, content in reversed(list(files.items())):  # the first that is entered is left last
+            for name, content in reversed(
+                list(files.items())
+            ):  # the first that is entered is left last
                 aside = stack.enter_context(written_aside(folder / name))
                 aside.write_bytes(content)
     except BaseException:
