@@ -1,4 +1,4 @@
-"""Public prototxts, each imported as `firecaffe import` does it: how many whole, and why not others.
+"""Public prototxts, each imported as `firecaffe import` does it: how many whole, why not others.
 
     python -m benchmarks.caffe_prototxts FOLDER --out ROWS.jsonl [--caffe PYTHON --answers A.jsonl]
     python -m benchmarks.caffe_prototxts FOLDER --out ROWS.jsonl --page

@@ -27,14 +27,69 @@ Schema = Mapping[str, Mapping[str, str | None]]
 """The message of a field, by the names of message and field, as a real Caffe knows them."""
 
 OF_CAFFE = frozenset(
-    """
-    AbsVal Accuracy ArgMax BatchNorm BatchReindex Bias BNLL Clip Concat ContrastiveLoss Convolution
-    Crop Data Deconvolution Dropout DummyData ELU Eltwise Embed EuclideanLoss Exp Filter Flatten
-    HDF5Data HDF5Output HingeLoss Im2col ImageData InfogainLoss InnerProduct Input Log LRN LSTM
-    LSTMUnit MemoryData MultinomialLogisticLoss MVN Parameter Pooling Power PReLU Python Reduction
-    ReLU Reshape RNN Scale Sigmoid SigmoidCrossEntropyLoss Silence Slice Softmax SoftmaxWithLoss
-    Split SPP Swish TanH Threshold Tile WindowData
-    """.split()
+    [
+        "AbsVal",
+        "Accuracy",
+        "ArgMax",
+        "BatchNorm",
+        "BatchReindex",
+        "Bias",
+        "BNLL",
+        "Clip",
+        "Concat",
+        "ContrastiveLoss",
+        "Convolution",
+        "Crop",
+        "Data",
+        "Deconvolution",
+        "Dropout",
+        "DummyData",
+        "ELU",
+        "Eltwise",
+        "Embed",
+        "EuclideanLoss",
+        "Exp",
+        "Filter",
+        "Flatten",
+        "HDF5Data",
+        "HDF5Output",
+        "HingeLoss",
+        "Im2col",
+        "ImageData",
+        "InfogainLoss",
+        "InnerProduct",
+        "Input",
+        "Log",
+        "LRN",
+        "LSTM",
+        "LSTMUnit",
+        "MemoryData",
+        "MultinomialLogisticLoss",
+        "MVN",
+        "Parameter",
+        "Pooling",
+        "Power",
+        "PReLU",
+        "Python",
+        "Reduction",
+        "ReLU",
+        "Reshape",
+        "RNN",
+        "Scale",
+        "Sigmoid",
+        "SigmoidCrossEntropyLoss",
+        "Silence",
+        "Slice",
+        "Softmax",
+        "SoftmaxWithLoss",
+        "Split",
+        "SPP",
+        "Swish",
+        "TanH",
+        "Threshold",
+        "Tile",
+        "WindowData",
+    ]
 )
 """The types of layers that Caffe itself has (caffe.berkeleyvision.org, Layer Catalogue)."""
 

@@ -3,7 +3,8 @@
     PYTHON benchmarks/caffe_prototxts_oracle.py --schema > SCHEMA.json
     PYTHON benchmarks/caffe_prototxts_oracle.py < REQUESTS > ANSWERS
 
-A request is a line of JSON: path, phase, and image, the shape of one where the net does not say it. An answer is one too: the request with what
+A request is a line of JSON: path, phase, and image, the shape of one where the net does not say it.
+An answer is one too: the request with what
 tests/golden/caffe/shapes.py says of it, or `error`, Caffe's own first line. Each net has a process
 of its own, since Caffe ends it where a net is wrong, with a limit of time and of memory. The schema
 is each message's fields, by the names of both.

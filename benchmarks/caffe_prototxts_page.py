@@ -77,8 +77,8 @@ def _summary(rows: Sequence[Row], nets: Sequence[Row], solvers: Sequence[Row]) -
     repositories = len({_repository(row) for row in [*nets, *solvers]})
     return (
         f"{len(rows):,} different files of {repositories} repositories: {len(nets)} nets, "
-        f"{len(solvers)} solvers; {told}. Of {len(own)} nets without Python layers and without what "
-        f"only a fork has, {whole} are imported with nothing left out: "
+        f"{len(solvers)} solvers; {told}. Of {len(own)} nets without Python layers, and "
+        f"without what only a fork has, {whole} are imported with nothing left out: "
         f"**{100 * whole / max(1, len(own)):.1f} %**."
     )
 
@@ -93,7 +93,7 @@ def _groups(nets: Sequence[Row]) -> str:
     given = sum(bool(row.get("shape_given")) for row in nets if is_whole(row))
     unseen = sum(bool(row.get("unseen")) for row in nets if is_whole(row))
     note = (
-        f"Of those imported whole {given} were told the shape of a sample, since their data are not "
+        f"Of those imported whole {given} were told the shape of a sample, for their data are not "
         f"there; in {unseen} there are layers that could not be looked at without the data."
     )
     return "\n".join(lines) + "\n\n" + note
@@ -104,9 +104,9 @@ def _compared(nets: Sequence[Row]) -> str:
     equal = sum(not told for _, _, told in found)
     which = len({row["path"] for row, _, _ in found})
     text = (
-        f"A real Caffe loads {which} of the nets, {len(found)} with each phase counted; in {equal} of "
-        "these the shape of every blob and of every parameter, and the count of parameters, are the "
-        f"same ({100 * equal / max(1, len(found)):.1f} %)."
+        f"A real Caffe loads {which} of the nets, {len(found)} with each phase counted; in {equal} "
+        "of these the shape of every blob and of every parameter, and the count of parameters, are "
+        f"the same ({100 * equal / max(1, len(found)):.1f} %)."
     )
     others = [f"- `{row['path']}`, {phase}: {told[0]}" for row, phase, told in found if told]
     return "\n".join([text, "", *others]) if others else text
@@ -118,8 +118,9 @@ def _solvers(solvers: Sequence[Row]) -> str:
     understood = sum(not row["words"] for row in own)
     there = [row for row in own if MISSING not in row.get("error", "")]
     lines = [
-        f"Solvers: {len(solvers)}; {len(forks)} of them have words of a fork. Of the {len(own)} others "
-        f"{understood} are understood word for word ({100 * understood / max(1, len(own)):.1f} %). "
+        f"Solvers: {len(solvers)}; {len(forks)} of them have words of a fork. Of the others, "
+        f"{len(own)}, {understood} are understood word for word "
+        f"({100 * understood / max(1, len(own)):.1f} %). "
         f"{len(there)} of these lie with their net; {sum(map(is_whole, there))} of those become a "
         "recipe with nothing left out, net and all; the others:",
         "",
@@ -186,11 +187,15 @@ def _repositories(folder: Path, rows: Sequence[Row]) -> str:
         solvers = [row for row in rows if _repository(row) == name and row["what"] == "solver"]
         understood = sum(not row["words"] for row in solvers)
         if nets or solvers:
+            counts = [*_with_whole(nets), *_with_whole(own), len(solvers), understood]
             lines.append(
-                f"| {name} | {commits.get(name, '')[:12]} | {len(nets)} | {sum(map(is_whole, nets))} "
-                f"| {len(own)} | {sum(map(is_whole, own))} | {len(solvers)} | {understood} |"
+                f"| {name} | {commits.get(name, '')[:12]} | {' | '.join(map(str, counts))} |"
             )
     return "\n".join(lines)
+
+
+def _with_whole(rows: Sequence[Row]) -> tuple[int, int]:
+    return len(rows), sum(map(is_whole, rows))
 
 
 def _repository(row: Row) -> str:

@@ -90,7 +90,8 @@ def test_kinds_of_files(tmp_path: Path) -> None:
 def test_the_page_counts_what_was_found(tmp_path: Path) -> None:
     texts = {
         "BVLC+caffe/net.prototxt": 'layer { name: "d" type: "Data" top: "data" top: "label" '
-        'data_param { source: "x" batch_size: 4 backend: LMDB } transform_param { crop_size: 8 } }\n'
+        'data_param { source: "x" batch_size: 4 backend: LMDB } '
+        "transform_param { crop_size: 8 } }\n"
         + (NET % ("", "")).removeprefix(INPUT)
         + SHARED % ("fc", "c", "fc", "inner_product_param { num_output: 4 }")
         + 'layer { type: "SoftmaxWithLoss" name: "l" bottom: "fc" bottom: "label" }',

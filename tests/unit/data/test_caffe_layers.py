@@ -60,7 +60,8 @@ def test_all_words_of_a_data_layer_are_read() -> None:
     net = parse(
         layer(
             "Data",
-            'data_param { source: "x" backend: LMDB batch_size: 9 prefetch: 3 shuffle: 1 cache: 1 } '
+            'data_param { source: "x" backend: LMDB batch_size: 9 prefetch: 3 shuffle: 1 '
+            "cache: 1 } "
             "transform_param { scale: 2 mirror: true crop_size: 3 mean_value: 1 force_gray: 0 }",
         )
         + images("rand_skip: 3 shuffle: true is_color: false new_height: 4 new_width: 5")
