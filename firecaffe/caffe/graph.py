@@ -132,7 +132,12 @@ def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
 
 
 def read_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, Graph]:
-    """The graphs of TRAIN and of TEST. A phase in which no layer reads samples has the other's: the
+    """The graphs of TRAIN and of TEST. Raises: CaffeError."""
+    return {phase: read_graph(each, kinds) for phase, each in both_phases(net, kinds).items()}
+
+
+def both_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, list[Message]]:
+    """The layers of TRAIN and of TEST. A phase in which no layer reads samples has the other's: the
     file is for trainings alone, or for tests alone.
 
     Raises: CaffeError.
@@ -142,7 +147,7 @@ def read_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, Graph]:
         phase: own for phase, own in layers.items() if any(_is_source(each, kinds) for each in own)
     }
     first = next(iter(there.values()), layers["TRAIN"])
-    return {phase: read_graph(there.get(phase, first), kinds) for phase in PHASES}
+    return {phase: there.get(phase, first) for phase in PHASES}
 
 
 def _is_source(layer: Message, kinds: Mapping[str, Kind]) -> bool:

@@ -59,6 +59,23 @@ _pytree.register_pytree_node(
 )
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The part of a network that leads to its prediction, in TEST."""
+
+    name: str
+    """Of the net."""
+    source: str
+    """The blob of samples."""
+    shape: tuple[int, ...]
+    """Theirs, with the file's batch."""
+    calls: tuple[Call, ...]
+    blob: str
+    """The prediction."""
+    loss: str
+    """The type of the layer that is its main loss; empty if there is none."""
+
+
 class Trained(nn.Module):
     """Images (batch, channels, rows, columns), or what else the file's first data layer reads, to
     the blob that losses and accuracies take, or to Heads if they take several.
@@ -74,13 +91,15 @@ class Trained(nn.Module):
         super().__init__()
         net, _ = current(where if isinstance(where, Message) else text.read(Path(where)))
         graphs = read_phases(net, LAYERS)
-        parts = {phase: judged(graph) for phase, graph in graphs.items()}
-        self._blobs, self._mains = _wanted(net, parts)
-        self._inputs: dict[str, str] = {}
-        made: dict[str, Assembled] = {}
         for phase, graph in graphs.items():
             if not graph.sources:
                 raise net.error(f"no layer reads samples in {phase}; expected one, as Input", 0)
+        parts = {phase: judged(graph) for phase, graph in graphs.items()}
+        self._blobs, self._mains = _wanted(net, parts)
+        self._name = net.text("name")
+        self._inputs: dict[str, str] = {}
+        made: dict[str, Assembled] = {}
+        for phase, graph in graphs.items():
             _check_not_overwritten(graph, parts[phase])
             sample, shape = graph.sources[0], {}
             if input_CHW is not None:
@@ -91,6 +110,9 @@ class Trained(nn.Module):
             made[phase] = assemble(alone, shape, phase, Net, made.get("TRAIN"))
             self._inputs[phase] = sample.blob
         train, test = made["TRAIN"], made["TEST"]
+        self._shape = test.shapes[self._inputs["TEST"]]
+        loss = parts["TEST"].main_loss or parts["TRAIN"].main_loss
+        self._loss = loss.type if loss is not None else ""
         modules = train.modules | test.modules
         for name, module in modules.items():
             self.add_module(name, module)
@@ -101,6 +123,15 @@ class Trained(nn.Module):
         self._calls: dict[str, list[Call]] = {
             phase: forgetting(made[phase].calls, self._blobs[phase]) for phase in PHASES
         }
+
+    def answering(self) -> Answer:
+        """What of the net a user of its predictions needs."""
+        calls = self._calls["TEST"]
+        steps = _leading_to([call.step for call in calls], (self._mains["TEST"],))
+        needed = {id(step) for step in steps}
+        kept = tuple(call for call in calls if id(call.step) in needed)
+        source = self._inputs["TEST"]
+        return Answer(self._name, source, self._shape, kept, self._mains["TEST"], self._loss)
 
     def forward(self, samples: Tensor) -> Tensor | Heads:
         phase = "TRAIN" if self.training else "TEST"
@@ -119,27 +150,33 @@ def _wanted(
     takes, or the first where there is none.
     """
     train, test = parts["TRAIN"], parts["TEST"]
-    there = {top for step in test.network for top in step.tops}
+    made = {
+        phase: {top for step in each.network for top in step.tops} for phase, each in parts.items()
+    }
     wanted = {"TRAIN": train.blobs, "TEST": test.blobs}
     if not test.blobs:  # nothing judges there: the same as in training, as far as it has it
-        wanted["TEST"] = tuple(blob for blob in train.blobs if blob in there)
+        wanted["TEST"] = tuple(blob for blob in train.blobs if blob in made["TEST"])
     for phase, blobs in wanted.items():
         if not blobs:  # a net without losses: what comes out of it
-            steps = parts[phase].network
-            taken = {blob for step in steps for blob in step.bottoms}
-            last = [top for step in steps for top in step.tops if top not in taken]
-            wanted[phase] = tuple(dict.fromkeys(last))
-    loss = train.main_loss or test.main_loss
-    if loss is None:
+            wanted[phase] = tuple(
+                blob for blob in Graph((), parts[phase].network).outputs if blob in made[phase]
+            )
+    main = _main(train) or _main(test)
+    if not main:
         return wanted, {phase: next(iter(blobs), "") for phase, blobs in wanted.items()}
-    main = loss.bottoms[0]
     for phase, blobs in wanted.items():
         if main not in blobs:
-            made = any(main in step.tops for step in parts[phase].network)
-            if not made:
+            if main not in made[phase]:
                 raise net.error(f"{phase} does not make {main!r}, which the main loss takes", 0)
             wanted[phase] = (*blobs, main)
     return wanted, dict.fromkeys(PHASES, main)
+
+
+def _main(parts: Judged) -> str:
+    """The first blob of the network that the main loss takes; empty if there is none."""
+    made = {top for step in parts.network for top in step.tops}
+    taken = parts.main_loss.bottoms if parts.main_loss is not None else ()
+    return next((blob for blob in taken if blob in made), "")
 
 
 def _leading_to(steps: Sequence[Step], blobs: Iterable[str]) -> tuple[Step, ...]:

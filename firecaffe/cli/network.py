@@ -1,9 +1,12 @@
 """A network as the command line names it, without a recipe."""
 
+from dataclasses import replace
+
 from jsonargparse import Namespace
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
+from firecaffe.reference import is_caffe
 from firecaffe.words import check_kinds_of
 
 MOST_PIXELS = 65_536
@@ -14,7 +17,10 @@ def network_of(options: Namespace) -> tuple[ModelConfig, tuple[int, int, int] | 
     """The network, and the shape of its images if one is given. Raises: RecipeError."""
     config = ModelConfig(options.model, options.args)
     check_kinds_of("model", config)
-    return config, parse_input(options.input) if options.input else None
+    shape = parse_input(options.input) if options.input else None
+    if shape and is_caffe(config.name):
+        config = replace(config, args={"input_CHW": list(shape), **config.args})
+    return config, shape
 
 
 def parse_input(text: str, word: str = "--input") -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ from firecaffe.caffe.layers.other_types import ignore_other_types
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import Field, Message
 from firecaffe.caffe.net import Net
+from firecaffe.caffe.phase import layers_of
 from firecaffe.caffe.trained import Trained
 from firecaffe.data.caffe_layers import REFUSED
 from firecaffe.from_caffe.patterns import as_patterns, grouped
@@ -59,13 +60,9 @@ def describe(
         if sources_of(layers):
             read_graph(layers, LAYERS)
     with torch.device("meta"):
-        nets = {
-            phase: built(net, phase, layers, samples, report)
-            for phase, layers in phases.items()
-            if _has_samples(phase, layers, net, report)
-        }
+        nets = nets_of(net, phases, samples, report)
         own = dict(Trained(net, samples.shapes[samples.input]).named_parameters())
-    whole = nets.get("TRAIN") or nets["TEST"]
+    whole = next(iter(nets.values()))
     judge = read_judges(net)[0] if whole.losses else None
     _say_unread(net, phases, report)
     multipliers = {name: each for name, each in whole.multipliers.items() if name in own}
@@ -85,29 +82,23 @@ def describe(
     )
 
 
-def _has_samples(phase: str, layers: Sequence[Message], net: Message, report: Report) -> bool:
-    """Whether a phase can be built: nets to test alone have no samples in TRAIN."""
-    if sources_of(layers):
-        return True
-    if layers:
-        where = Message(line=layers[0].line, where=net.where)
-        report.needs(where, "", f"{phase} has no data layer, so it was not looked at")
-        for each in layers:
-            each.ignore(*(field.name for field in each.fields))
-    return False
+def nets_of(net: Message, phases: Phases, samples: Samples, report: Report) -> dict[str, Net]:
+    """The net of each phase that has layers of its own, TRAIN first. Raises: CaffeError."""
+    return {
+        phase: _built(net, phase, layers, samples, report)
+        for phase, layers in phases.items()
+        if layers == layers_of(net, phase)
+    }
 
 
-def built(
+def _built(
     net: Message,
     phase: str,
     layers: Sequence[Message],
     samples: Samples,
     report: Report,
 ) -> Net:
-    """The net of one phase; without layers that take what nobody knows the shape of.
-
-    Raises: CaffeError.
-    """
+    """The net of one phase; without layers that take what nobody knows the shape of."""
     batch = samples.batch_size if phase == "TRAIN" else samples.test_batch_size
     inputs: dict[str, Shape] = {}
     unknown: set[str] = set()

@@ -5,16 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.caffe import text
+from firecaffe.caffe.graph import both_phases
+from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.message import CaffeError, Message
-from firecaffe.caffe.phase import PHASES, layers_of
+from firecaffe.caffe.phase import layers_of
+from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
 from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net, looked_for, read_net
 from firecaffe.from_caffe.network import (
     Described,
-    built,
     describe,
     losses_in_words,
     micro_batch_of,
+    nets_of,
 )
 from firecaffe.from_caffe.report import Note, Report
 from firecaffe.from_caffe.samples import Phases, Samples, read_samples
@@ -75,7 +78,7 @@ def read(path: Path, asked: Asked) -> Imported:
     update = read_update(message, around.iter_size, report)
     file = find_net(message, path, asked.root, around.states, report)
     net = _net(file, asked, "weight_decay" in update, report)
-    sections = _sections(file, asked, net)
+    sections = _sections(file, asked, net, report)
     batch = _batch(net, around.iter_size, file, report)
     sections["train"] = batch | around.words["train"]
     sections["solver"] = update | net.described.solver
@@ -90,17 +93,9 @@ def read(path: Path, asked: Asked) -> Imported:
 def _net_alone(file: NetFile, asked: Asked, report: Report) -> Imported:
     """A net without a solver: a recipe whose other words are the defaults."""
     net = _net(file, asked, False, report)
-    sections = _sections(file, asked, net)
-    if net.samples.are_named and net.described.losses:
+    sections = _sections(file, asked, net, report)
+    if net.samples.batch_size and net.described.losses:
         sections["train"] = _batch(net, 1, file, report)
-    else:
-        report.needed.append(
-            Note(
-                str(file.path),
-                "a net without data or without a loss: to train it, say data.name and task.name in "
-                "the recipe",
-            )
-        )
     sections["solver"] = net.described.solver
     report.changed.append(
         Note(str(file.path), "there is no solver: the rate and the length are a recipe's defaults")
@@ -122,7 +117,12 @@ class _Net:
 
 def _net(file: NetFile, asked: Asked, has_decay: bool, report: Report) -> _Net:
     report.changed += [Note(*_place_of(line)) for line in file.upgrades]
-    phases = {phase: layers_of(file.net, phase) for phase in PHASES}
+    phases = both_phases(file.net, LAYERS)
+    for phase, layers in phases.items():
+        if layers != layers_of(file.net, phase):
+            told = report.needed if phase == "TRAIN" else report.changed
+            what = f"{phase} has no data layer, so the network is the other phase's in both"
+            told.append(Note(str(file.path), what))
     samples = read_samples(str(file.path), phases, asked.root, asked.input_shape, report)
     described = describe(file.net, phases, samples, has_decay, report)
     what = f"{described.num_parameters:,} parameters"
@@ -147,18 +147,27 @@ def _say_multipliers(file: NetFile, described: Described, report: Report) -> Non
         report.understood.append(Note(str(file.path), f"lr_mult 0 is model.freeze: {told}"))
 
 
-def _sections(file: NetFile, asked: Asked, net: _Net) -> Sections:
+def _sections(file: NetFile, asked: Asked, net: _Net, report: Report) -> Sections:
     """[model], [data] and [task]."""
     name, samples, described = f"{CAFFE}{asked.folder}/{NET}", net.samples, net.described
     shape = samples.shapes[samples.input]
     model: dict[str, Any] = {"name": name, "args": {"input_CHW": list(shape)}}
     if described.freeze:
         model["freeze"] = described.freeze
-    found: Sections = {"model": model, "data": {}, "task": {}, "train": {}}
+    found: Sections = {"model": model, "data": {"name": GIVEN}, "task": {}, "train": {}}
     if samples.are_named:
         found["data"] = {"name": name} | ({"path": samples.root} if samples.root else {})
+    else:
+        what = "no data layer that can be read: say --data.name when you train or evaluate"
+        report.needed.append(Note(str(file.path), what))
     if described.losses:
         found["task"] = {"name": name}
+    else:
+        what = (
+            "no loss: task.name is classification, which takes values before a softmax; say "
+            "another one if that is not what comes out"
+        )
+        report.needed.append(Note(str(file.path), what))
     return found
 
 
@@ -217,8 +226,7 @@ def _named_weights(solver: Message, path: Path, root: str) -> str:
 def _weights(net: _Net, file: str, report: Report) -> bytes:
     if not file:
         return b""
-    phase = "TRAIN" if net.phases["TRAIN"] else "TEST"
-    made = built(net.file.net, phase, net.phases[phase], net.samples, Report())
+    made = next(iter(nets_of(net.file.net, net.phases, net.samples, Report()).values()))
     return first_weights(made, Path(file), report)
 
 

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
 from firecaffe.from_caffe.recipe import NET, WEIGHTS, Imported
 from firecaffe.runs.files import written_aside
+from firecaffe.training.about import ABOUT, NOTHING, About
 
 RECIPE, SOLVER, REPORT = "recipe.toml", "solver.prototxt", "report.md"
 
@@ -29,10 +31,17 @@ def files_of(imported: Imported, source: Path) -> dict[str, bytes]:
         NET: imported.net,
         SOLVER: imported.solver,
         WEIGHTS: imported.weights,
+        ABOUT: json.dumps(asdict(_about(imported)), indent=2).encode(),
         REPORT: report.encode(),
         RECIPE: as_toml(imported.sections, comment).encode(),
     }
     return {name: content for name, content in files.items() if content}
+
+
+def _about(imported: Imported) -> About:
+    """What commands about a network are told of it, as by a run's folder."""
+    shape = tuple(imported.sections["model"]["args"]["input_CHW"])
+    return replace(NOTHING, input_shape=shape, input_dtype="float32")
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -106,6 +106,8 @@ def load_run(
             f"{where}: its network, {recipe.model.name.removeprefix(GIVEN_IN_PYTHON)}, was given "
             f'in Python; give it again: firecaffe.load("{where}", model=…)'
         )
+    if run is not None and is_start(where, recipe) and not best:
+        return _from_start(where, recipe, about or NOTHING, model)
     checkpoint, damaged = _checkpoint(where, best)
     if about is None and (model is None or run is not None):
         about = _about_of_data(where, recipe)
@@ -119,6 +121,22 @@ def load_run(
         fill(network, checkpoint),
         [f"{reason}; an older checkpoint is taken" for reason in damaged],
     )
+
+
+def is_start(where: Path, recipe: Recipe) -> bool:
+    """Whether a folder with a recipe is that of an import: it has first weights, and no run has
+    begun in it.
+    """
+    return bool(recipe.model.weights) and not any(
+        (where / name).exists() for name in ("checkpoints", SUMS)
+    )
+
+
+def _from_start(where: Path, recipe: Recipe, about: About, model: Given | None) -> Trained:
+    """A recipe's network with its first weights, all of them from the file."""
+    network = _made(model, recipe, about)
+    _take_all(network, Path(recipe.model.weights))
+    return Trained(network, recipe, about, None, "weights", [])
 
 
 def run_of(where: Path) -> Path | None:

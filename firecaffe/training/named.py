@@ -34,6 +34,7 @@ def check_named(where: Path, recipe: Recipe, needed: Collection[str]) -> None:
     if missing:
         words = " ".join(f"--{section}.name path/file.py:function" for section in missing)
         raise RecipeError(
-            f"{where}: given to the run in Python, and named nowhere: {', '.join(missing.values())}"
+            f"{where}: given in Python, or not at all, and named nowhere: "
+            f"{', '.join(missing.values())}"
             f"; name functions that return the same: {words}"
         )

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
+import firecaffe
+from firecaffe.caffe import weights
 from firecaffe.recipe.of_run import recipe_of
 from firecaffe.runs.folder import read_run_file
 from tests import typed
@@ -97,6 +101,18 @@ def imported(home: Path) -> Path:
     return folder
 
 
+DEPLOY = """
+name: "Small"
+input: "data" input_shape { dim: 1 dim: 1 dim: 8 dim: 8 }
+layer {
+  name: "conv/1" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 4 kernel_size: 3 }
+}
+layer { name: "other" type: "InnerProduct" bottom: "conv" top: "other"
+  inner_product_param { num_output: 3 } }
+"""
+
+
 def test_a_solver_becomes_a_recipe(home: Path, imported: Path) -> None:
     recipe = recipe_of(imported)
     name = f"caffe:{imported}/net.prototxt"
@@ -119,7 +135,7 @@ def test_the_net_is_the_users_file_and_the_report_has_lines(home: Path, imported
     report = (imported / "report.md").read_text()
     assert f"`{home / 'models' / 'solver.prototxt'}:14`: train.steps 6" in report
     assert {each.name for each in imported.iterdir()} == {
-        *("recipe.toml", "net.prototxt", "solver.prototxt", "report.md")
+        *("recipe.toml", "net.prototxt", "solver.prototxt", "report.md", "about.json")
     }
 
 
@@ -142,3 +158,161 @@ def test_the_recipe_trains_to_the_same_bits_on_two_workers(imported: Path, tmp_p
     done = typed.firecaffe("evaluate", tmp_path / "two", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["loss"] == result["test_loss"]
+
+
+def blobs(*shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
+    draw = np.random.default_rng(5)
+    return [draw.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def caffemodel(path: Path, **layers: list[NDArray[np.float32]]) -> Path:
+    weights.write(path, [weights.Layer(name, "", each) for name, each in layers.items()])
+    return path
+
+
+def test_layers_are_filled_by_name_and_a_renamed_one_starts_afresh(
+    home: Path, tmp_path: Path
+) -> None:
+    conv = blobs((4, 1, 3, 3), (4,))
+    file = caffemodel(
+        tmp_path / "x.caffemodel", **{"conv/1": conv, "fc8": blobs((1000, 36), (1000,))}
+    )
+    folder = tmp_path / "tuned"
+    solver = home / "models" / "solver.prototxt"
+    done = typed.firecaffe("import", solver, "--weights", file, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    assert "start as their fillers say: fc" in done.stdout
+    assert "in the file alone: fc8" in done.stdout
+    held = load_file(folder / "weights.safetensors")
+    assert held.keys() == {"conv_1.weight", "conv_1.bias"}
+    assert np.array_equal(held["conv_1.weight"], conv[0])
+    done = typed.firecaffe(
+        *("train", folder / "recipe.toml", "--run.folder", tmp_path / "run"),
+        *("--solver.base_lr", 0, "--train.steps", 1),
+    )
+    assert done.returncode == 0, done.stderr
+    trained = firecaffe.load(tmp_path / "run").state_dict()
+    assert np.array_equal(trained["conv_1.weight"].numpy(), conv[0])
+    assert trained["fc.weight"].abs().max() > 0
+
+
+def test_a_layer_of_that_name_with_another_shape_is_an_error(home: Path, tmp_path: Path) -> None:
+    file = caffemodel(tmp_path / "x.caffemodel", **{"conv/1": blobs((4, 3, 3, 3), (4,))})
+    words = ("import", home / "models" / "solver.prototxt", "--weights", file)
+    done = typed.firecaffe(*words, "--out", tmp_path / "no")
+    assert done.returncode == 2
+    assert "net.prototxt:13: the weights of Convolution 'conv/1' are" in done.stderr
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_net_with_all_its_weights_is_used_as_it_is(tmp_path: Path) -> None:
+    net = tmp_path / "deploy.prototxt"
+    net.write_text(DEPLOY)
+    conv, other = blobs((4, 1, 3, 3), (4,)), blobs((3, 144), (3,))
+    file = caffemodel(tmp_path / "x.caffemodel", **{"conv/1": conv, "other": other})
+    folder = tmp_path / "deploy"
+    done = typed.firecaffe("import", net, "--weights", file, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    network = firecaffe.load(folder)
+    assert np.array_equal(network.state_dict()["other.weight"].numpy(), other[0])
+    done = typed.firecaffe("export", folder, "--to", "safetensors")
+    assert done.returncode == 0, done.stderr
+    assert load_file(folder / "model.safetensors").keys() == network.state_dict().keys()
+    done = typed.firecaffe("evaluate", folder)
+    assert done.returncode == 2
+    assert "--data.name" in done.stderr
+
+
+def test_plan_and_profile_take_it(home: Path, imported: Path) -> None:
+    done = typed.firecaffe("plan", imported / "recipe.toml", "--workers", "1,2", "--json")
+    assert done.returncode == 0, done.stderr
+    done = typed.firecaffe("profile", f"caffe:{imported}/net.prototxt", "--input", "1x8x8")
+    assert done.returncode == 0, done.stderr
+    assert "conv_1" in done.stdout
+
+
+def test_verify_takes_it(imported: Path) -> None:
+    done = typed.firecaffe(
+        *("verify", imported / "recipe.toml", "--steps", 2, "--nproc-per-node", "1,2"),
+        cwd=imported,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "said"),
+    [
+        ("max_iter: 6", "max_iter: 6 snapshot_diff: true", 20, "solver.prototxt:14: gradients"),
+        ("max_iter: 6", "max_iter: 6\nmin_lr: 1", 20, "solver.prototxt:15: min_lr is not under"),
+        ('lr_policy: "step"', 'lr_policy: "plateau"', 2, 'solver.prototxt:10: lr_policy is "plat'),
+        ("stepsize: 4", "stepsize: 0", 2, "solver.prototxt:12: solver.stepsize is 0"),
+        ("models/net.", "models/no.", 2, 'solver.prototxt:2: net "models/no.prototxt" is not'),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_its_place(
+    home: Path, tmp_path: Path, before: str, after: str, code: int, said: str
+) -> None:
+    assert before in SOLVER
+    solver = home / "models" / "wrong" / tmp_path.name / "solver.prototxt"
+    solver.parent.mkdir(parents=True)
+    solver.write_text(SOLVER.replace(before, after))
+    done = typed.firecaffe("import", solver, "--out", tmp_path / "out")
+    assert done.returncode == code
+    (line,) = done.stderr.splitlines()
+    assert said in line
+    assert (tmp_path / "out" / "recipe.toml").exists() == (code == 20)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('bottom: "pool"', 'bottom: "pol"', "net.prototxt:24: InnerProduct 'fc' takes 'pol'"),
+        ('type: "ReLU"', 'type: "Relu6"', '"Relu6" at line 18'),
+        ("kernel_size: 3 weight", "kernel_size: 30 weight", "net.prototxt:13: "),
+    ],
+)
+def test_what_is_wrong_with_a_net_is_one_line_with_its_place(
+    home: Path, tmp_path: Path, before: str, after: str, said: str
+) -> None:
+    assert before in NET
+    net = tmp_path / "net.prototxt"
+    net.write_text(NET.replace(before, after))
+    done = typed.firecaffe("import", net, "--root", home, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert said in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_layer_with_words_that_nobody_knows_is_left_out(home: Path, tmp_path: Path) -> None:
+    net = tmp_path / "net.prototxt"
+    net.write_text(NET.replace("pool: MAX", "pool: MAX magic: 3"))
+    done = typed.firecaffe("import", net, "--root", home, "--out", tmp_path / "out")
+    assert done.returncode == 20
+    assert "net.prototxt:21: pool: pooling_param.magic is not understood" in done.stderr
+    assert "magic" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_files_that_are_there_are_not_written_over(home: Path, imported: Path) -> None:
+    words = ("import", home / "models" / "solver.prototxt", "--out", imported)
+    before = (imported / "recipe.toml").read_bytes()
+    done = typed.firecaffe(*words)
+    assert done.returncode == 8
+    assert "--overwrite" in done.stderr
+    done = typed.firecaffe(*words, "--overwrite")
+    assert done.returncode == 0, done.stderr
+    assert (imported / "recipe.toml").read_bytes() == before
+
+
+def test_without_the_data_the_shape_is_typed(tmp_path: Path) -> None:
+    net = tmp_path / "net.prototxt"
+    net.write_text(NET.replace("crop_size: 8", ""))
+    done = typed.firecaffe("import", net, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "net.prototxt:3: the shape of the samples is not known" in done.stderr
+    done = typed.firecaffe(
+        *("import", net, "--out", tmp_path / "out", "--input-shape", "1x9x9"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "needed" in done.stdout
+    assert recipe_of(tmp_path / "out").model.args == {"input_CHW": [1, 9, 9]}

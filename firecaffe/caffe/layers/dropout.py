@@ -23,7 +23,7 @@ def dropout(spec: Spec) -> nn.Module:
     ratio = spec.param.number("dropout_ratio", 0.5)
     if not 0 <= ratio < 1:
         raise spec.layer.error(
-            f"Dropout {spec.name!r}: dropout_ratio is {ratio:g}; expected 0 or more, and less than 1",
+            f"Dropout {spec.name!r}: dropout_ratio is {ratio:g}; expected 0 to below 1",
             spec.param.line_of("dropout_ratio"),
         )
     is_scaled = spec.param.flag("scale_train", True)

@@ -41,8 +41,9 @@ def reshape(spec: Spec) -> nn.Module:
     count = param.integer("num_axes", -1)
     stop = len(bottom) if count == -1 else start + count
     sizes = param.message("shape").integers("dim")
-    given = [bottom[start + n] if size == 0 else size for n, size in enumerate(sizes)]
-    whole, known = math.prod(bottom[start:stop]), math.prod(s for s in given if s != -1)
+    behind = bottom[start:]
+    given = [behind[n] if size == 0 and n < len(behind) else size for n, size in enumerate(sizes)]
+    whole, known = math.prod(bottom[start:stop]), math.prod(size for size in given if size != -1)
     fits = known > 0 and (whole % known == 0 if -1 in sizes else whole == known)
     if stop > len(bottom) or sizes.count(-1) > 1 or any(s < -1 for s in sizes) or not fits:
         raise spec.layer.error(

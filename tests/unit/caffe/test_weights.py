@@ -65,6 +65,29 @@ def test_hdf5_without_h5py_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         weights.read(FILES / "current.caffemodel.h5")
 
 
+def test_damaged_hdf5_is_one_line(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "x.h5"
+
+    def told(**arrays: Any) -> str:
+        with h5py.File(path, "w") as file:
+            for name, array in arrays.items():
+                file[name.replace("_", "/")] = array
+        return damaged(tmp_path, path)
+
+    assert "has no group /data" in told(other_a_0=[1.0])
+    assert "a has the blobs [1]; a blob that is shared stands" in told(data_a_1=[1.0])
+    assert "/data/a/x is no numbered blob" in told(data_a_x=[1.0])
+    assert "/data/a/0 holds no numbers" in told(data_a_0=b"text")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data/a/0", (1 << 40,), "f4", chunks=(1024,))
+    assert "would have 4,398,046,511,104 bytes, more than the file" in damaged(tmp_path, path)
+    whole = (FILES / "current.caffemodel.h5").read_bytes()
+    for length in (8, 100, len(whole) // 2):
+        path.write_bytes(whole[:length])
+        assert "not a whole HDF5 file" in damaged(tmp_path, path)
+
+
 def test_what_is_written_is_what_caffe_writes(tmp_path: Path) -> None:
     """But for what a weight file has beside the weights: the layers' words, and those without."""
     path = tmp_path / "w.caffemodel"
@@ -85,6 +108,18 @@ def test_what_is_written_has_the_fields_of_the_format(tmp_path: Path) -> None:
     blob = b"\x3a\x04\x0a\x02\x02\x01" + b"\x2a\x08" + numbers
     layer = b"\x0a\x02\xc3\xa9" + b"\x12\x04ReLU" + b"\x3a" + bytes([len(blob)]) + blob
     assert path.read_bytes() == b"\x0a\x01n" + b"\xa2\x06" + bytes([len(layer)]) + layer
+
+
+def test_more_than_protobuf_can_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "w.caffemodel"
+    layers = [Layer("a", "T", [ramp(0, 4)])]
+    weights.write(path, layers)
+    size = path.stat().st_size
+    monkeypatch.setattr(weights, "MOST_MESSAGE_BYTES", size - 1)
+    with pytest.raises(CaffeError, match=f"would have {size} bytes; protobuf reads {size - 1}"):
+        weights.write(path, layers)
 
 
 def test_odd_shapes_come_back(tmp_path: Path) -> None:
@@ -124,6 +159,7 @@ SIX = struct.pack("<6f", *range(6))
         [UNPACKED_DIMS, field(5, SIX[:8]), field(5, b""), field(5, SIX[8:])],
         [shape(2, 3), [b"\x2d" + SIX[at : at + 4] for at in range(0, 24, 4)]],
         [shape(2, 3), field(5, SIX[:4]), [b"\x2d" + SIX[at : at + 4] for at in range(4, 24, 4)]],
+        [[b"\x2d" + SIX[at : at + 4] for at in range(0, 24, 4)], field(FORK, SIX), shape(2, 3)],
         [shape(2, 3), field(8, struct.pack("<6d", *range(6)))],
         [shape(2, 3), [b"\x41" + struct.pack("<d", n) for n in range(6)], field(5, ONE)],
         [field(FORK, b"?"), shape(2, 3), [GROUP], field(6, SIX), field(5, SIX), field(FORK, 5)],
@@ -186,6 +222,10 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
         (b"\xff" * 11, "byte 0: a number of more than 10 bytes"),
         (b"\x0a\x05ab", "byte 0: 5 bytes are said to follow, where 2 are left"),
         (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01ab", "18,446,744,073,709,551,615 bytes"),
+        (
+            b"\xa2\x06\x04\x0a\x05ab" + bytes(50),
+            "byte 3: 5 bytes are said to follow, where 2 are left",
+        ),
         (b"\x0d\x00\x00", "byte 0: a number that does not end"),
         (b"\x0b" * 60, "groups are nested more than 50 deep"),
         (b"\x0b\x0a\x00", "a group that does not end"),

@@ -90,6 +90,21 @@ def test_an_accuracy_of_the_main_loss_comes_first(task: Any) -> None:
     assert list(task(text).metrics) == ["b", "a"]
 
 
+def test_of_equal_losses_the_last_is_the_main_one(task: Any) -> None:
+    aux = AUX.replace("include { phase: TRAIN }", "").replace("loss_weight: 0.3", "")
+    hits = (AUX_LOGITS.argmax(1) == LABELS).float().mean()
+    outputs = heads({"fc": LOGITS, "aux": AUX_LOGITS}, "TEST")
+    assert value(task(NET + LOSS + aux), "accuracy", outputs, LABELS) == pytest.approx(float(hits))
+
+
+def test_any_layer_with_a_weight_is_a_loss(task: Any) -> None:
+    text = f"""{NET}{LOSS}
+    layer {{ name: "p" type: "Power" bottom: "fc" top: "p" loss_weight: 0.5
+            power_param {{ power: 2 }} }}"""
+    expected = F.cross_entropy(LOGITS, LABELS) + 0.5 * LOGITS.square().sum()
+    assert task(text).loss(LOGITS, LABELS) == pytest.approx(float(expected))
+
+
 def test_without_an_accuracy_it_has_that_of_its_loss(task: Any) -> None:
     made = task(NET + LOSS.replace("top:", "loss_param { ignore_label: 2 } top:"))
     assert list(made.metrics) == ["accuracy"]

@@ -43,7 +43,8 @@ CASES: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
 @pytest.mark.parametrize(("type_", "words", "formula"), CASES)
 def test_formula(type_: str, words: str, formula: Callable[[Tensor], Tensor]) -> None:
     x = random(*SHAPE)
-    x = (x.abs() + 0.1 if type_ in ("Log", "Power") else x * 3).requires_grad_()
+    x = x.abs() + 0.1 if type_ in ("Log", "Power") else x if type_ == "Exp" else x * 3
+    x.requires_grad_()
     found, expected = layer_of(type_, words, SHAPE)(x), formula(x)
     torch.testing.assert_close(found, expected.to(x.dtype))
     if type_ != "Threshold" and found.requires_grad:

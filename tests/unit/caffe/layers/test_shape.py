@@ -22,7 +22,8 @@ def test_flatten(words: str, expected: tuple[int, ...]) -> None:
     ("words", "expected"),
     [
         ("shape { dim: 0 dim: -1 }", (2, 72)),
-        ("shape { dim: 0 dim: 3 dim: 2 dim: 0 dim: -1 }", None),  # there is no fifth axis
+        ("shape { dim: 0 dim: 3 dim: 2 dim: 0 dim: -1 }", (2, 3, 2, 4, 3)),
+        ("shape { dim: 0 dim: 0 dim: 0 dim: 0 dim: 0 }", None),  # there is no fifth axis
         ("shape { dim: 0 dim: 3 dim: -1 dim: 0 }", (2, 3, 6, 4)),
         ("shape { dim: 3 dim: 2 } axis: 1 num_axes: 1", (2, 3, 2, 3, 4)),
         ("shape { dim: 1 } axis: -1 num_axes: 0", (2, 6, 3, 4, 1)),
@@ -79,5 +80,5 @@ class TestDropout:
         assert (layer.eval()(torch.ones(2, 2)) == 0.25).all()
 
     def test_refused(self) -> None:
-        with pytest.raises(CaffeError, match="between 0 and 1"):
+        with pytest.raises(CaffeError, match="expected 0 to below 1"):
             layer_of("Dropout", "dropout_param { dropout_ratio: 1 }", (2, 2))
