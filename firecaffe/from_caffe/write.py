@@ -50,11 +50,9 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with ExitStack() as stack:
-            for name, content in reversed(
-                list(files.items())
-            ):  # the first that is entered is left last
+            for name in reversed(list(files)):  # the first that is entered is left last
                 aside = stack.enter_context(written_aside(folder / name))
-                aside.write_bytes(content)
+                aside.write_bytes(files[name])
     except BaseException:
         if is_new and not any(folder.iterdir()):
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""The folder of an import: whole if it has a recipe; a recipe that reads to the same words."""
+"""The folder of an import is whole if it has a recipe, whose file reads to the same words."""
 
 import tomllib
 from pathlib import Path
