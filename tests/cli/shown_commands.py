@@ -41,6 +41,9 @@ NOT_RUN = {
     "python -m firecaffe train RECIPE.toml --nproc-per-node 3 --max-restarts": "needs a launcher "
     "that restarts: tests/faults/test_injected_faults.py",
     "firecaffe data get": "downloads: tests/unit/data",
+    "firecaffe import": "needs files of Caffe's: tests/cli/test_import_caffe.py",
+    "firecaffe train lenet_solver/": "what was imported: tests/cli/test_import_caffe.py",
+    "firecaffe export caffenet": "what was imported: tests/cli/test_import_caffe.py",
     ".venv/bin/python -m pytest": "the rest of this suite",
 }
 """How a command begins -> why it is not run."""
