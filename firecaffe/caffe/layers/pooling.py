@@ -106,13 +106,8 @@ class AveragePool(nn.AvgPool2d):
             windows.fit(size, axis) for axis, size in enumerate(x.shape[2:])
         ):
             return F.avg_pool2d(x, kernel, stride, pad)
-<<<<<<< HEAD
-        averages: Tensor = windows(x)
-        return averages
-=======
         weighted: Tensor = windows(x)
         return weighted
->>>>>>> c-net
 
 
 class StochasticPool(_Windows):
