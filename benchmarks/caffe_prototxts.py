@@ -1,4 +1,4 @@
-"""Public prototxts, each imported as `firecaffe import` does it: how many whole, and why not others.
+"""Public prototxts, each imported as `firecaffe import` does it: how many whole, why not others.
 
     python -m benchmarks.caffe_prototxts FOLDER --out ROWS.jsonl [--caffe PYTHON --answers A.jsonl]
     python -m benchmarks.caffe_prototxts FOLDER --out ROWS.jsonl --page
@@ -25,13 +25,11 @@ from typing import Any
 import torch
 
 from benchmarks import caffe_prototxts_page, raw_lines
-from benchmarks.caffe_prototxts_file import Schema, kind_of, look
+from benchmarks.caffe_prototxts_file import UNKNOWN, Schema, image_of, kind_of, look
 
 FIRST = "BVLC+caffe"
 """What others have copied is counted as its own."""
 PHASES = ("TRAIN", "TEST")
-IMAGE = "3,224,224"
-"""Of data layers whose files are not there and that do not say it."""
 SECONDS, BYTES = 120, 12 << 30
 """Limits of one file."""
 TEXT = (".prototxt", ".pt")
@@ -55,8 +53,7 @@ def main() -> None:
         answers: dict[tuple[str, str], dict[str, Any]] = {}
         if given.caffe:
             schema = json.loads(real_caffe(given.caffe, ["--schema"], ""))
-            nets = {path: sha for path, sha in files.items() if kind_of(path)[0] == "net"}
-            answers = ask(given.caffe, nets, given.answers)
+            answers = ask(given.caffe, nets(files), given.answers)
         given.out.unlink(missing_ok=True)
         raw_lines.begin(given.out)
         tasks = [
@@ -80,11 +77,31 @@ def distinct(folder: Path) -> Iterator[tuple[Path, str]]:
             yield path, sha
 
 
-def ask(python: str, files: Mapping[Path, str], kept: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def nets(files: Mapping[Path, str]) -> dict[Path, str]:
+    """Those that a real Caffe can be asked about: without layers in Python."""
+    return {
+        path: sha
+        for path, sha in files.items()
+        if b"layer" in (content := path.read_bytes())
+        and b'"Python"' not in content
+        and b"'Python'" not in content
+        and kind_of(path)[0] == "net"
+    }
+
+
+def ask(
+    python: str, files: Mapping[Path, str], kept: Path
+) -> dict[tuple[str, str], dict[str, Any]]:
     """A real Caffe's answers, by sha256 and phase; only what it has not said before is asked."""
     known = {(each["sha"], each["phase"]) for each in raw_lines.read(kept, "answer")}
     requests = [
-        {"kind": "answer", "sha": sha, "path": str(path.absolute()), "phase": phase}
+        {
+            "kind": "answer",
+            "sha": sha,
+            "path": str(path.absolute()),
+            "phase": phase,
+            "image": ",".join(map(str, image_of(path))),
+        }
         for path, sha in files.items()
         for phase in PHASES
         if (sha, phase) not in known
@@ -92,7 +109,7 @@ def ask(python: str, files: Mapping[Path, str], kept: Path) -> dict[tuple[str, s
     if requests:
         lines = "".join(f"{json.dumps(each)}\n" for each in requests)
         with kept.open("a") as file:
-            file.write(real_caffe(python, ["--image", IMAGE], lines))
+            file.write(real_caffe(python, [], lines))
     return {(each["sha"], each["phase"]): each for each in raw_lines.read(kept, "answer")}
 
 
@@ -127,8 +144,8 @@ def apart(tasks: Sequence[Sequence[Any]], jobs: int) -> Iterator[dict[str, Any]]
                 yield end.recv()
             except EOFError:
                 process.join()
-                where = str(task[1].relative_to(task[0]))
-                yield {"path": where, "what": "net", "broke": f"ended with {process.exitcode}"}
+                row = {"path": str(task[1].relative_to(task[0])), "what": "net", **UNKNOWN}
+                yield {**row, "refused": {}, "equal": {}, "broke": f"ended with {process.exitcode}"}
             process.join()
 
 

@@ -2,20 +2,24 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from firecaffe.caffe import text
+from firecaffe.caffe.fillers import FILLERS
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.parameters import blobs_of
+from firecaffe.caffe.phase import layers_of
 from firecaffe.caffe.upgrade import current
 from firecaffe.errors import FirecaffeError
 from firecaffe.from_caffe.nets import TO_TEST, TO_TRAIN
 from firecaffe.from_caffe.recipe import Asked, read
 from firecaffe.from_caffe.report import Report
+from firecaffe.from_caffe.samples import sources_of
 from firecaffe.from_caffe.solver import read_update
 from firecaffe.from_caffe.training import read_training
 
@@ -23,14 +27,69 @@ Schema = Mapping[str, Mapping[str, str | None]]
 """The message of a field, by the names of message and field, as a real Caffe knows them."""
 
 OF_CAFFE = frozenset(
-    """
-    AbsVal Accuracy ArgMax BatchNorm BatchReindex Bias BNLL Clip Concat ContrastiveLoss Convolution
-    Crop Data Deconvolution Dropout DummyData ELU Eltwise Embed EuclideanLoss Exp Filter Flatten
-    HDF5Data HDF5Output HingeLoss Im2col ImageData InfogainLoss InnerProduct Input Log LRN LSTM
-    LSTMUnit MemoryData MultinomialLogisticLoss MVN Parameter Pooling Power PReLU Python Reduction
-    ReLU Reshape RNN Scale Sigmoid SigmoidCrossEntropyLoss Silence Slice Softmax SoftmaxWithLoss
-    Split SPP Swish TanH Threshold Tile WindowData
-    """.split()
+    [
+        "AbsVal",
+        "Accuracy",
+        "ArgMax",
+        "BatchNorm",
+        "BatchReindex",
+        "Bias",
+        "BNLL",
+        "Clip",
+        "Concat",
+        "ContrastiveLoss",
+        "Convolution",
+        "Crop",
+        "Data",
+        "Deconvolution",
+        "Dropout",
+        "DummyData",
+        "ELU",
+        "Eltwise",
+        "Embed",
+        "EuclideanLoss",
+        "Exp",
+        "Filter",
+        "Flatten",
+        "HDF5Data",
+        "HDF5Output",
+        "HingeLoss",
+        "Im2col",
+        "ImageData",
+        "InfogainLoss",
+        "InnerProduct",
+        "Input",
+        "Log",
+        "LRN",
+        "LSTM",
+        "LSTMUnit",
+        "MemoryData",
+        "MultinomialLogisticLoss",
+        "MVN",
+        "Parameter",
+        "Pooling",
+        "Power",
+        "PReLU",
+        "Python",
+        "Reduction",
+        "ReLU",
+        "Reshape",
+        "RNN",
+        "Scale",
+        "Sigmoid",
+        "SigmoidCrossEntropyLoss",
+        "Silence",
+        "Slice",
+        "Softmax",
+        "SoftmaxWithLoss",
+        "Split",
+        "SPP",
+        "Swish",
+        "TanH",
+        "Threshold",
+        "Tile",
+        "WindowData",
+    ]
 )
 """The types of layers that Caffe itself has (caffe.berkeleyvision.org, Layer Catalogue)."""
 
@@ -46,12 +105,27 @@ TAKEN_ON = {
 }
 """Types of forks that firecaffe means to read all the same, and the message of each."""
 
-IMAGE = (3, 224, 224)
-"""Of samples whose shape nothing says: their files are not here."""
+IMAGES = {"siamese": (2, 28, 28), "mnist": (1, 28, 28), "cifar": (3, 32, 32), "": (3, 224, 224)}
+"""The shape of samples whose files are not here, where the net does not say it either: by what the
+path has in it.
+"""
 MOST_TOLD = 5
+UNKNOWN: dict[str, list[str]] = {
+    "python": [],
+    "types_of_forks": [],
+    "taken_on": [],
+    "fields_of_forks": [],
+    "phases": [],
+}
+"""Of a net that was not looked at."""
 OF_A_NET = {"layer", "layers"}
 OF_A_SOLVER = {"base_lr", "lr_policy", "max_iter", "net", "train_net"}
 TEMPLATE = re.compile(r"\$\{|\{\{|\{%|<%")
+
+
+def image_of(path: Path) -> tuple[int, int, int]:
+    """The shape to take where nothing says it."""
+    return next(shape for word, shape in IMAGES.items() if word in str(path).lower())
 
 
 def kind_of(path: Path) -> tuple[str, Message | None, str]:
@@ -78,13 +152,22 @@ def whose(message: Message, schema: Schema) -> dict[str, list[str]]:
     params = [each.message("python_param") for each in layers if each.text("type") == "Python"]
     python = {f"{each.text('module')}.{each.text('layer')}" for each in params}
     own = OF_CAFFE | TAKEN_ON.keys()
+    kinds = {each.text("type", "constant") for each in _fillers(net)}
     fields = set(_unknown(message, "NetParameter", "", schema)) if schema else set()
     return {
         "python": sorted(python),
         "types_of_forks": sorted(types - own),
         "taken_on": sorted(types & TAKEN_ON.keys()),
-        "fields_of_forks": sorted(fields),
+        "fields_of_forks": sorted(fields | {f"filler {each}" for each in kinds - FILLERS.keys()}),
     }
+
+
+def _fillers(message: Message) -> Iterator[Message]:
+    for each in message.fields:
+        if isinstance(each.value, Message):
+            if each.name.endswith("filler"):
+                yield each.value
+            yield from _fillers(each.value)
 
 
 def _unknown(message: Message, kind: str, path: str, schema: Schema) -> Iterator[str]:
@@ -146,8 +229,8 @@ def look(
     if kind == "net":
         row |= _of_net(folder, path, message, answers, schema)
     else:
-        row |= {"fields_of_forks": sorted(set(_unknown(message, "SolverParameter", "", schema)))}
-        row |= {"words": _words(path, folder)}
+        fields = set(_unknown(message, "SolverParameter", "", schema)) if schema else set()
+        row |= {"fields_of_forks": sorted(fields), "words": _words(path, folder)}
     return row | _import(path, folder)
 
 
@@ -158,11 +241,11 @@ def _of_net(
     answers: Mapping[str, Mapping[str, Any]],
     schema: Schema,
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"refused": {}, "equal": {}}
-    try:
+    row: dict[str, Any] = {**UNKNOWN, "refused": {}, "equal": {}, "phases": list(answers)}
+    with suppress(CaffeError):  # then the import says it
         row |= whose(message, schema)
-    except CaffeError:
-        row |= {"python": [], "types_of_forks": [], "taken_on": [], "fields_of_forks": []}
+        net, _ = current(message)
+        row["phases"] = [phase for phase in answers if sources_of(layers_of(net, phase))]
     for phase, answer in answers.items():
         if "error" in answer:
             row["refused"][phase] = answer["error"]
@@ -184,11 +267,12 @@ def _import(path: Path, folder: Path) -> dict[str, Any]:
             found = read(path, Asked(folder="imported", input_shape=shape))
         except FirecaffeError as error:
             if not shape and "--input-shape" in str(error):
-                shape = IMAGE
+                shape = image_of(path)
                 continue
             return {"error": _placeless(str(error), folder), "shape_given": bool(shape)}
         left = [note.what for note in found.report.left_out]
-        return {"left_out": left, "shape_given": bool(shape)}
+        unseen = sum("not looked at" in note.what for note in found.report.needed)
+        return {"left_out": left, "unseen": unseen, "shape_given": bool(shape)}
 
 
 def _words(path: Path, folder: Path) -> list[str]:
@@ -200,7 +284,9 @@ def _words(path: Path, folder: Path) -> list[str]:
         return [_placeless(str(error), folder)]
     message.ignore(*TO_TRAIN, *TO_TEST, "weights")
     unread = [name for name, _ in message.unread()]
-    return [note.what for note in report.left_out] + [f"{each} is not understood" for each in unread]
+    return [note.what for note in report.left_out] + [
+        f"{each} is not understood" for each in unread
+    ]
 
 
 def _placeless(line: str, folder: Path) -> str:

@@ -1,9 +1,10 @@
 """What a real Caffe makes of many nets. It runs under that Caffe's Python, which has no firecaffe.
 
     PYTHON benchmarks/caffe_prototxts_oracle.py --schema > SCHEMA.json
-    PYTHON benchmarks/caffe_prototxts_oracle.py --image 3,224,224 < REQUESTS > ANSWERS
+    PYTHON benchmarks/caffe_prototxts_oracle.py < REQUESTS > ANSWERS
 
-A request is a line of JSON: path and phase. An answer is one too: the request with what
+A request is a line of JSON: path, phase, and image, the shape of one where the net does not say it.
+An answer is one too: the request with what
 tests/golden/caffe/shapes.py says of it, or `error`, Caffe's own first line. Each net has a process
 of its own, since Caffe ends it where a net is wrong, with a limit of time and of memory. The schema
 is each message's fields, by the names of both.
@@ -28,7 +29,6 @@ SECONDS, BYTES = 120, 12 << 30
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--schema", action="store_true")
-    parser.add_argument("--image", help="of data layers that do not say it")
     given = parser.parse_args()
     os.environ.setdefault("GLOG_minloglevel", "2")  # only what ends a process
     if given.schema:
@@ -38,7 +38,7 @@ def main() -> None:
 
     for line in sys.stdin:
         request = json.loads(line)
-        print(json.dumps({**request, **answer(request, given.image)}), flush=True)
+        print(json.dumps({**request, **answer(request)}), flush=True)
 
 
 def schema() -> dict[str, dict[str, Any]]:
@@ -57,12 +57,12 @@ def schema() -> dict[str, dict[str, Any]]:
     return found
 
 
-def answer(request: dict[str, Any], image: str) -> dict[str, Any]:
+def answer(request: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result, said = os.path.join(folder, "result"), os.path.join(folder, "said")
         child = os.fork()
         if not child:
-            apart(request, image, result, said)
+            apart(request, result, said)
         _, status = os.waitpid(child, 0)
         if status == 0:
             with open(result) as file:
@@ -73,7 +73,7 @@ def answer(request: dict[str, Any], image: str) -> dict[str, Any]:
     return {"error": (fatal or lines[-1:] or [f"ended with {status}"])[0]}
 
 
-def apart(request: dict[str, Any], image: str, result: str, said: str) -> None:
+def apart(request: dict[str, Any], result: str, said: str) -> None:
     """In the process of one net, which ends here."""
     import shapes
 
@@ -81,7 +81,8 @@ def apart(request: dict[str, Any], image: str, result: str, said: str) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     options = {"stage": [], "level": 0, "input": [], "batch": None}
-    options.update(net=request["path"], phase=request["phase"], image=image, inside=result)
+    options.update(net=request["path"], phase=request["phase"])
+    options.update(image=request["image"], inside=result)
     try:
         shapes.inside(argparse.Namespace(**options))
     except BaseException as error:

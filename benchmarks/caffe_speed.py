@@ -45,8 +45,14 @@ def _of_alexnet(name: str) -> str:
 
 def _of_googlenet(name: str) -> str:
     first = {"conv1_7x7_s2": "conv1", "conv2_3x3_reduce": "conv2", "conv2_3x3": "conv3"}
-    branches = {"1x1": "branch1", "3x3_reduce": "branch2.0", "3x3": "branch2.1",
-                "5x5_reduce": "branch3.0", "5x5": "branch3.1", "pool_proj": "branch4.1"}  # fmt: skip
+    branches = {
+        "1x1": "branch1",
+        "3x3_reduce": "branch2.0",
+        "3x3": "branch2.1",
+        "5x5_reduce": "branch3.0",
+        "5x5": "branch3.1",
+        "pool_proj": "branch4.1",
+    }
     if name in first:
         return f"{first[name]}.conv"
     if name == "loss3_classifier":
@@ -174,7 +180,8 @@ def seconds(network: nn.Module, images: Tensor) -> float:
     network.zero_grad(set_to_none=True)
     _wait(images)
     start = time.perf_counter()
-    torch.stack([each.mean() for each in outputs_of(network(images))]).sum().backward()
+    losses = [each.mean() for each in outputs_of(network(images))]
+    torch.autograd.backward(losses)
     _wait(images)
     return time.perf_counter() - start
 

@@ -12,7 +12,7 @@ from firecaffe.caffe.graph import Step, read_phases
 from firecaffe.caffe.judged import Judged, judged
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.accuracy import Accuracy
-from firecaffe.caffe.layers.normalization import BATCH_SIZE, VALID, normalization_of
+from firecaffe.caffe.layers.normalization import DEFAULTS, VALID, normalization_of
 from firecaffe.caffe.layers.spec import Spec
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.phase import phase_of
@@ -20,9 +20,6 @@ from firecaffe.caffe.upgrade import current
 
 Blobs = Mapping[str, Tensor]
 Values = dict[str, Tensor]
-
-DEFAULTS = {"InfogainLoss": VALID, "SigmoidCrossEntropyLoss": BATCH_SIZE, "SoftmaxWithLoss": VALID}
-"""The normalization of losses that have one, if none is named."""
 
 
 class Judge:
@@ -160,7 +157,7 @@ def no_means(judge: Judge) -> list[str]:
     found = []
     for step in judge.parts.losses:
         if step.type in DEFAULTS:
-            normalization = normalization_of(step.layer, DEFAULTS[step.type])
+            normalization = normalization_of(step.layer)
             if not normalization.is_mean:
                 by = "the labels that count" if normalization.how == VALID else "nothing"
                 found.append(

@@ -59,6 +59,23 @@ _pytree.register_pytree_node(
 )
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The part of a network that leads to its prediction, in TEST."""
+
+    name: str
+    """Of the net."""
+    source: str
+    """The blob of samples."""
+    shape: tuple[int, ...]
+    """Theirs, with the file's batch."""
+    calls: tuple[Call, ...]
+    blob: str
+    """The prediction."""
+    loss: str
+    """The type of the layer that is its main loss; empty if there is none."""
+
+
 class Trained(nn.Module):
     """Images (batch, channels, rows, columns), or what else the file's first data layer reads, to
     the blob that losses and accuracies take, or to Heads if they take several.
@@ -79,6 +96,7 @@ class Trained(nn.Module):
                 raise net.error(f"no layer reads samples in {phase}; expected one, as Input", 0)
         parts = {phase: judged(graph) for phase, graph in graphs.items()}
         self._blobs, self._mains = _wanted(net, parts)
+        self._name = net.text("name")
         self._inputs: dict[str, str] = {}
         made: dict[str, Assembled] = {}
         for phase, graph in graphs.items():
@@ -92,6 +110,9 @@ class Trained(nn.Module):
             made[phase] = assemble(alone, shape, phase, Net, made.get("TRAIN"))
             self._inputs[phase] = sample.blob
         train, test = made["TRAIN"], made["TEST"]
+        self._shape = test.shapes[self._inputs["TEST"]]
+        loss = parts["TEST"].main_loss or parts["TRAIN"].main_loss
+        self._loss = loss.type if loss is not None else ""
         modules = train.modules | test.modules
         for name, module in modules.items():
             self.add_module(name, module)
@@ -102,6 +123,15 @@ class Trained(nn.Module):
         self._calls: dict[str, list[Call]] = {
             phase: forgetting(made[phase].calls, self._blobs[phase]) for phase in PHASES
         }
+
+    def answering(self) -> Answer:
+        """What of the net a user of its predictions needs."""
+        calls = self._calls["TEST"]
+        steps = _leading_to([call.step for call in calls], (self._mains["TEST"],))
+        needed = {id(step) for step in steps}
+        kept = tuple(call for call in calls if id(call.step) in needed)
+        source = self._inputs["TEST"]
+        return Answer(self._name, source, self._shape, kept, self._mains["TEST"], self._loss)
 
     def forward(self, samples: Tensor) -> Tensor | Heads:
         phase = "TRAIN" if self.training else "TEST"

@@ -31,8 +31,9 @@ OF_A_PROGRAM = ("DummyData", "Input", "MemoryData")
 """Those among them that stand for whatever comes: the net loses nothing without them."""
 
 CONVERT = (
-    "backend is LEVELDB, which is not read; convert it to an LMDB: make it anew by convert_imageset "
-    "--backend=lmdb, or copy every key and value, which are the same, and say backend: LMDB"
+    "backend is LEVELDB, which is not read; convert it to an LMDB: make it anew by "
+    "convert_imageset --backend=lmdb, or copy every key and value, which are the same, and say "
+    "backend: LMDB"
 )
 
 INSTEAD = (

@@ -1,5 +1,5 @@
-"""Where the files lie that a net names: as Caffe takes them, from the current folder; else from the
-prototxt's, or one above it; or wherever `data.path` says that they are now.
+"""Where the files lie that a net names: in `data.path`, if that is said; as Caffe takes them, from
+the current folder; else from the prototxt's, or one above it.
 """
 
 import os
@@ -12,19 +12,21 @@ from firecaffe.errors import DataError
 
 @dataclass(frozen=True)
 class Places:
-    """net: the prototxt. home: `data.path`."""
+    """net: the prototxt. home: `data.path`; may be empty."""
 
     net: str
-    home: str = ""
+    home: str
 
     def of(self, name: str) -> list[str]:
         """Where a name may lead to, the first choice first."""
         name = os.path.expanduser(name)
-        if not self.home:
-            return _joined(self._folders(), name)
-        home = os.path.expanduser(self.home)
-        inside = [] if os.path.isabs(name) else [os.path.join(home, name)]
-        return [*inside, os.path.join(home, os.path.basename(name.rstrip("/"))), name]
+        return list(dict.fromkeys([*self._at_home(name), *_joined(self._folders(), name)]))
+
+    def _at_home(self, name: str) -> list[str]:
+        """As it is written, and its last part alone."""
+        last = os.path.basename(name.rstrip("/"))
+        names = [last] if os.path.isabs(name) else [name, last]
+        return _joined([self.home], *names) if self.home else []
 
     def find(self, what: str, name: str) -> Path:
         """Raises: DataError that says where was looked, if it is in none of the places."""
@@ -45,24 +47,25 @@ class Places:
         raise self._missing(what, root_folder + file, [root + file for root in roots])
 
     def _roots(self, root_folder: str) -> list[str]:
-        if not root_folder and not self.home:
-            return ["", *_joined(self._folders(), "")]  # the paths may be whole
-        if not self.home:
-            return _joined(self._folders(), root_folder)
-        home = os.path.expanduser(self.home)
-        inside = [] if os.path.isabs(root_folder) else [os.path.join(home, root_folder)]
-        return [*inside, os.path.join(home, ""), root_folder]
+        whole = [] if root_folder else [""]  # the paths may be whole
+        names = [""] if os.path.isabs(root_folder) else [root_folder, ""]
+        at_home = _joined([self.home], *names) if self.home else []
+        return [*at_home, *whole, *_joined(self._folders(), root_folder)]
 
-    def _folders(self) -> list[Path]:
+    def _folders(self) -> list[str]:
         folder = Path(os.path.abspath(self.net)).parent
-        return [Path.cwd(), folder, *folder.parents[:-1]]  # not the root of all
+        above = folder.parents[:-1]  # without the root of all
+        return [os.getcwd(), *map(str, (folder, *above))]
 
     def _missing(self, what: str, name: str, places: list[str]) -> DataError:
-        above = "" if self.home or len(places) < 3 else ", nor in a folder above the latter"
-        remedy = "data.path" if self.home else "data.path to the folder that it is in now"
-        looked = ", ".join(places[:2])
-        return DataError(f'{what} "{name}" is not there: looked for {looked}{above}; set {remedy}')
+        others = "nor in a folder above the latter"
+        remedy = "set data.path to the folder that it is in now"
+        if self.home:
+            others, remedy = "nor where it is without data.path", "set data.path"
+        looked, others = ", ".join(places[:2]), f", {others}" if places[2:] else ""
+        return DataError(f'{what} "{name}" is not there: looked for {looked}{others}; {remedy}')
 
 
-def _joined(folders: Iterable[Path], name: str) -> list[str]:
-    return list(dict.fromkeys(os.path.join(each, name) for each in folders))
+def _joined(folders: Iterable[str], *names: str) -> list[str]:
+    """Each name in each folder; a whole path stays as it is, and none is there twice."""
+    return list(dict.fromkeys(os.path.join(each, name) for each in folders for name in names))

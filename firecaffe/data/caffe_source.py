@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from os.path import exists
 from pathlib import Path
 
-from firecaffe.caffe import text
+from firecaffe.caffe import mean, text
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.phase import layers_of, phase_of
 from firecaffe.caffe.upgrade import current
 from firecaffe.data.caffe_hdf5 import Hdf5Tops
 from firecaffe.data.caffe_layers import CONVERT, DataLayer, check_understood, data_layers
-from firecaffe.data.caffe_mean import read_mean
 from firecaffe.data.caffe_paths import Places
 from firecaffe.data.caffe_records import ListedImages, LmdbRecords, Records, read_lines
 from firecaffe.data.caffe_set import CaffeSet
@@ -81,11 +80,6 @@ def _opened(config: DataConfig) -> tuple[Message, list[DataLayer], list[DataLaye
                 f"data.{word} is {getattr(config, word)!r}, but data.name is {config.name!r}: its "
                 "transform_param decides; leave the word out"
             )
-    if config.args:
-        raise RecipeError(
-            f"data.args is {config.args}, but data.name {config.name!r} takes none: all is in the "
-            "prototxt"
-        )
     net, _ = current(text.read(caffe_file("data.name", config.name)))
     layers = [data_layers(layers_of(net, phase)) for phase in (TRAIN, TEST)]
     for each in (*layers[0], *layers[1]):
@@ -125,7 +119,7 @@ def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
         return Hdf5Tops([places.find(f"{source}: file", each) for each in names], layer.tops)
     mean_CHW = None
     if layer.transform.mean_file:
-        mean_CHW = read_mean(places.find(f"{at}: mean_file", layer.transform.mean_file))
+        mean_CHW = mean.read(places.find(f"{at}: mean_file", layer.transform.mean_file))
     is_cut_at_random = phase_of(layer.layer, phase) == TRAIN
     transformer = Transformer(layer.transform, is_cut_at_random, mean_CHW)
     records = _records(layer, source, places)

@@ -9,10 +9,12 @@ class DataConfig:
     """The data set and what is done to its samples.
 
     Args:
-        name: Data set: fashion-mnist, mnist, cifar10, folder, packed or generated; or a function of
-            yours that returns one, package.module:function or path/file.py:function.
+        name: Data set: fashion-mnist, mnist, cifar10, folder, packed or generated; a function of
+            yours that returns one, package.module:function or path/file.py:function; or what the
+            data layers of a net of Caffe's name, caffe:PATH.prototxt.
         path: Folder that holds its files; of packed data an address too, as s3://bucket/folder.
-            Empty: the folder of that name in $FIRECAFFE_DATA or ~/.cache/firecaffe.
+            Empty: the folder of that name in $FIRECAFFE_DATA or ~/.cache/firecaffe; for a net of
+            Caffe's, the current folder, the net's or one above it.
         args: Arguments of that function, as `args = { root = "photos" }`.
         resize: Side in pixels to which encoded images are resized (folder and packed photos).
         decode_threads: Threads of each rank that read and decode images. 0: the host's cores,

@@ -32,7 +32,7 @@ from firecaffe.data.source import (
     open_test_shards,
 )
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.reference import CAFFE, is_reference, without_folder
+from firecaffe.reference import CAFFE, is_caffe, is_reference, without_folder
 
 DATASETS: dict[str, Callable[[DataConfig], DataParts]] = {
     "fashion-mnist": open_fashion_mnist,
@@ -57,7 +57,7 @@ def open_data(config: DataConfig) -> Data:
             its images.
         DataError: its files are missing, damaged or not what they should be.
     """
-    if config.name.startswith(CAFFE):
+    if is_caffe(config.name):
         check_words(config)
         return divide(open_caffe(config), config)
     if is_reference(config.name):
@@ -72,7 +72,7 @@ def open_data(config: DataConfig) -> Data:
         close = get_close_matches(config.name, DATASETS, n=1)
         raise RecipeError(
             f"data.name is {config.name!r}, expected one of {', '.join(DATASETS)}, or "
-            "package.module:function or file.py:function"
+            "package.module:function, file.py:function or caffe:PATH.prototxt"
             + (f"; did you mean {close[0]!r}?" if close else "")
         )
     check_words(config)
@@ -93,7 +93,7 @@ def open_test(config: DataConfig) -> Data:
     Raises: RecipeError, DataError: as `open_data`.
     """
     check_words(config)
-    kind = CAFFE if config.name.startswith(CAFFE) else config.name
+    kind = CAFFE if is_caffe(config.name) else config.name
     part = TEST_ALONE[kind](config) if kind in TEST_ALONE else None
     if part is None:
         return open_data(replace(config, hold_out=0.0))

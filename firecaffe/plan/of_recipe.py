@@ -40,7 +40,7 @@ from firecaffe.plan.workload import IMAGENET_CHW, Workload, images_of, input_of,
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.recipe.update_at import needs_norms
-from firecaffe.reference import is_reference
+from firecaffe.reference import is_caffe, is_reference
 from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import FORECAST
 from firecaffe.synchrony.config import EVERY_STEP, MEASURED
@@ -179,7 +179,7 @@ def _samples(recipe: Recipe) -> tuple[Samples, Layout]:
     try:
         data = open_data(config)
     except DataError:
-        if is_reference(config.name):
+        if is_reference(config.name) or is_caffe(config.name):
             raise
         side = config.resize
         place = config.path or "data.path"

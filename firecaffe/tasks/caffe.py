@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.caffe.graph import Step
-from firecaffe.caffe.judge import Blobs, Judge, no_means, read_judges
+from firecaffe.caffe.judge import Blobs, Judge, read_judges
 from firecaffe.errors import RecipeError
 from firecaffe.reference import caffe_file
 from firecaffe.tasks.config import TaskConfig
@@ -83,15 +83,6 @@ def meaning_of(name: str) -> str:
     found = MEANINGS.get(main.type, "") if main is not None else ""
     is_map = main is not None and main.bottoms[1] in train.parts.maps
     return "segmentation" if is_map and found == "classification" else found
-
-
-def notes_of(name: str) -> list[str]:
-    """A line about each loss layer of caffe:PATH of which the number of samples in a micro-batch
-    changes the mean: the least that gives Caffe's own is its batch_size.
-
-    Raises: RecipeError if the file is no net with a loss.
-    """
-    return no_means(read_judges(caffe_file("task.name", name))[0])
 
 
 def _blobs(judge: Judge, outputs: Any) -> Blobs:

@@ -15,6 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from firecaffe.caffe import weights as caffemodel
+from firecaffe.caffe.as_text import as_text
+from firecaffe.caffe.deploy import deployed
+from firecaffe.caffe.net import Net
+from firecaffe.caffe.trained import Trained
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.runs.files import written_aside
 from firecaffe.tasks.outputs import prediction_of
@@ -127,6 +132,36 @@ def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> Exp
     return Exported(path, most)
 
 
+def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> Exported:
+    """Writes a network that was imported from Caffe for Caffe: its weights, and beside them the
+    prototxt that answers, of the same name. Both are read again and run.
+
+    Raises: RecipeError if it was not imported; NotIdenticalError if the files come to other bits.
+    """
+    if not isinstance(network, Trained):
+        raise RecipeError(
+            f"--to caffemodel: the network is {type(network).__name__}, and Caffe has no layers "
+            "for it; networks that were imported go back (model.name = caffe:NET.prototxt)"
+        )
+    found = deployed(network)
+    text = path.with_suffix(".prototxt")
+    with written_aside(text) as aside_text, written_aside(path) as aside:
+        aside_text.write_text(as_text(found.net))
+        caffemodel.write(aside, found.layers, found.net.text("name"))
+        again = Net(aside_text, aside)
+        samples = torch.rand(again.shapes[again.inputs[0]])
+        was_training = network.training
+        with torch.no_grad():
+            expected = prediction_of(network.eval()(samples))
+            if found.is_softmax:
+                expected = expected.softmax(1)
+            answer = again(samples)[found.output]
+        network.train(was_training)
+        if not torch.equal(answer, expected):
+            raise NotIdenticalError(f"{path}: what was written comes to other outputs; no file")
+    return Exported(path, f"with {text}, read again and run: the same bits")
+
+
 @dataclass(frozen=True)
 class Format:
     """A row of FORMATS."""
@@ -140,6 +175,7 @@ FORMATS: Mapping[str, Format] = {
     "safetensors": Format(export_safetensors, ".safetensors", takes_inputs=False),
     "onnx": Format(export_onnx, ".onnx", takes_inputs=True),
     "torch_export": Format(export_program, ".pt2", takes_inputs=True),
+    "caffemodel": Format(export_caffemodel, ".caffemodel", takes_inputs=False),
 }
 """What a network may be exported to."""
 

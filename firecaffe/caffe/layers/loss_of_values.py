@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from firecaffe.caffe.layers.axis import check_bottoms
 from firecaffe.caffe.layers.normalization import (
-    BATCH_SIZE,
     normalization_of,
     with_gradient_of,
     without_normalization,
@@ -52,7 +51,7 @@ class SigmoidCrossEntropyLoss(nn.Module):
         check_bottoms(spec, 2)
         spec.layer.message("sigmoid_param").ignore("engine")
         self.spec = spec
-        self.normalization = normalization_of(spec.layer, BATCH_SIZE)
+        self.normalization = normalization_of(spec.layer)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         aims = alike(self.spec, logits, targets).detach().flatten(1)

@@ -10,6 +10,9 @@ from firecaffe.caffe.message import Message
 FULL, VALID, BATCH_SIZE, NONE = NORMALIZATIONS = ("FULL", "VALID", "BATCH_SIZE", "NONE")
 """Caffe's, in the order of its enum."""
 
+DEFAULTS = {"InfogainLoss": VALID, "SigmoidCrossEntropyLoss": BATCH_SIZE, "SoftmaxWithLoss": VALID}
+"""Of the losses that have one, if none is named."""
+
 NO_LABEL = -(2**63)
 """The label that is ignored where none is; no file can hold it."""
 
@@ -46,12 +49,13 @@ class Normalization:
         return each.sum() / (by or outer * inner)
 
 
-def normalization_of(layer: Message, default: str = VALID) -> Normalization:
-    """A layer's own. default: of the layer's type. Raises: CaffeError."""
+def normalization_of(layer: Message) -> Normalization:
+    """That of a layer whose type is in DEFAULTS. Raises: CaffeError."""
     param = layer.message("loss_param")
     how = param.choice("normalization", NORMALIZATIONS, "")
     old = param.flag("normalize", True)  # before 2015; a normalization beside it is what counts
     if not how:
+        default = DEFAULTS[layer.text("type")]
         how = (VALID if old else BATCH_SIZE) if param.has("normalize") else default
     return Normalization(how, ignored_label(param))
 

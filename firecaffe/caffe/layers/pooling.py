@@ -60,6 +60,10 @@ class _Windows(nn.Module):
         count = (-(-left // stride) if self.rounds_up else left // stride) + 1
         return count - (any(self.pad) and (count - 1) * stride >= size + pad)
 
+    def fit(self, size: int, axis: int) -> bool:
+        """Whether the windows end where the padded image does, so that upward is downward."""
+        return (size + 2 * self.pad[axis] - self.kernel[axis]) % self.stride[axis] == 0
+
     def padded(self, x: Tensor, value: float) -> Tensor:
         """The image with as much around it as its windows need, and no more."""
         around: list[int] = []
@@ -78,8 +82,8 @@ class MaxWindows(_Windows):
 class AverageWindows(_Windows):
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = (self.inside(x, axis) for axis in (0, 1))
-        sums = F.avg_pool2d(self.padded(x, 0.0), self.kernel, self.stride, divisor_override=1)
-        return sums / (rows[:, None] * columns)
+        means = F.avg_pool2d(self.padded(x, 0.0), self.kernel, self.stride)  # ONNX has no sums
+        return means * (math.prod(self.kernel) / (rows[:, None] * columns))
 
     def inside(self, x: Tensor, axis: int) -> Tensor:
         """How many rows, or columns, of each window lie within the padded image."""
@@ -87,6 +91,23 @@ class AverageWindows(_Windows):
         starts = [n * self.stride[axis] - pad for n in range(self.count(size, axis))]
         inside = [min(start + self.kernel[axis], size + pad) - start for start in starts]
         return torch.tensor(inside, dtype=x.dtype, device=x.device)
+
+
+class AveragePool(nn.AvgPool2d):
+    """torch's, whose windows at the lower and right edges are Caffe's if it counts them upward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting():
+            return super().forward(x)
+        # OpenCV divides by the whole window there, so a file says what each is divided by.
+        kernel, stride, pad = (_two(each) for each in (self.kernel_size, self.stride, self.padding))
+        windows = AverageWindows(kernel, stride, pad, self.ceil_mode)
+        if not self.ceil_mode or all(
+            windows.fit(size, axis) for axis, size in enumerate(x.shape[2:])
+        ):
+            return F.avg_pool2d(x, kernel, stride, pad)
+        averages: Tensor = windows(x)
+        return averages
 
 
 class StochasticPool(_Windows):
@@ -97,11 +118,10 @@ class StochasticPool(_Windows):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             padded = self.padded(x, 0.0)
-            sums, squares = (
-                F.avg_pool2d(each, self.kernel, self.stride, divisor_override=1)
-                for each in (padded, padded.square())
+            means, squares = (
+                F.avg_pool2d(each, self.kernel, self.stride) for each in (padded, padded.square())
             )
-            return squares / (sums + torch.finfo(x.dtype).tiny)
+            return squares / (means + torch.finfo(x.dtype).tiny)
         rows, columns = (self.count(x.shape[2 + axis], axis) for axis in (0, 1))
         windows = F.unfold(self.padded(x, 0.0), self.kernel, stride=self.stride)
         windows_BCKN = windows.reshape(*x.shape[:2], -1, rows * columns)
@@ -166,7 +186,7 @@ def pooling(spec: Spec) -> nn.Module:
         words: list[Any] = [_one(each) for each in (kernel, stride, pad)]
         more: dict[str, Any] = {"ceil_mode": up}
         if method == "AVE":
-            return nn.AvgPool2d(*words, **more)
+            return AveragePool(*words, **more)
         return (MaxPoolWithPlaces if places else nn.MaxPool2d)(*words, **more)
     if places:
         raise spec.layer.error(
@@ -176,6 +196,10 @@ def pooling(spec: Spec) -> nn.Module:
     if method == "MAX":
         return MaxWindows(kernel, stride, pad, up)
     return AverageWindows(kernel, stride, pad, up)
+
+
+def _two(size: int | tuple[int, int]) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
 
 
 def _one(size: tuple[int, int]) -> int | tuple[int, int]:

@@ -58,7 +58,7 @@ def positive(random: RandomState, shape: tuple[int, ...]) -> np.ndarray:
 def chances(random: RandomState, shape: tuple[int, ...]) -> np.ndarray:
     """Probabilities along the axis of channels."""
     values = random.uniform(0.1, 1.0, shape)
-    return values / values.sum(axis=1, keepdims=True)
+    return np.asarray(values / values.sum(axis=1, keepdims=True))
 
 
 def binary(random: RandomState, shape: tuple[int, ...]) -> np.ndarray:

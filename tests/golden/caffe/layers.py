@@ -371,15 +371,9 @@ STEPS, MARKS, STATE = (4, 2, 5), (4, 2), (1, 2, 3)
 def recurrent(
     name: str, kind: str, words: str = OWN, tops: str = "y", **more: tuple[int, ...]
 ) -> Case:
-    return single(
-        name,
-        kind,
-        words,
-        tops=tops,
-        draws=CONT,
-        skipped=("cont", "h0", "c0"),
-        **{"x": STEPS, "cont": MARKS, **more},
-    )
+    shapes = {"x": STEPS, "cont": MARKS, **more}
+    net = inputs(**shapes) + layer(kind, " ".join(shapes), tops, words, "layer")
+    return Case(name, net, draws=CONT, skipped=("cont", "h0", "c0"))
 
 
 RECURRENT = [

@@ -158,7 +158,7 @@ for top_k in (1, 2, 3):
 
 def by_caffe(text: str, bottoms: Arrays, grads: str, tops: Sequence[str]) -> Arrays:
     """The tops, and the gradient of bottoms: through a Scale of 1, as inputs have none."""
-    import caffe  # type: ignore[import-not-found]
+    import caffe
 
     net = ""
     for name, array in bottoms.items():

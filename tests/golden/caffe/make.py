@@ -56,7 +56,8 @@ def main() -> None:
                 print(f"{family} {case.name}", flush=True)  # a check that fails ends the process
                 for name, value in passed(case).items():
                     arrays[f"{case.name}:{name}"] = np.array(value, np.float32)
-        np.savez_compressed(options.out / f"{family}.npz", **arrays)
+        file = options.out / f"{family}.npz"
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def passed(case: Case) -> Arrays:

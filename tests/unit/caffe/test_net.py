@@ -28,8 +28,8 @@ def layer(type_: str, bottoms: str, top: str = "", more: str = "", name: str = "
     return f'layer {{ name: "{name or type_.lower()}" type: "{type_}" {taken} {given} {more} }}\n'
 
 
-def net_of(text: str, phase: str = "TEST", **more: bool) -> Net:
-    return Net(parse(text), phase=phase, **more)
+def net_of(text: str, phase: str = "TEST", keep_blobs: bool = True) -> Net:
+    return Net(parse(text), phase=phase, keep_blobs=keep_blobs)
 
 
 def samples() -> Tensor:
@@ -63,7 +63,7 @@ class TestGraph:
         ]  # fmt: skip
         for net in (alone, read, behind, of_data):
             x = samples().requires_grad_()
-            sum(each.sum() for each in net(x).values()).backward()  # type: ignore[union-attr]
+            sum(each.sum() for each in net(x).values()).backward()
             assert x.grad is not None
 
     def test_outputs_are_what_no_layer_takes_and_losses(self) -> None:
@@ -240,4 +240,4 @@ class TestLoad:
         weights.write(file, layers)
         found = Net(parse(self.TEXT), file)
         assert (found.get_parameter("b_c.weight") == 1).all()
-        assert net.get_parameter("b_c.weight").unique().numel() > 1
+        assert net.get_parameter("b_c.weight").std() > 0

@@ -31,7 +31,7 @@ def net(folder: Path, words: str = "", tops: str = 'top: "data" top: "label"') -
 def two_files(folder: Path) -> dict[str, NDArray[Any]]:
     """Three and four samples; what the two files hold together."""
     random = np.random.default_rng(1)
-    tops = {
+    tops: dict[str, NDArray[Any]] = {
         "data": random.standard_normal((7, 2, 3)),
         "label": np.arange(7),
         "more": random.standard_normal((7, 1)).astype(np.float32),

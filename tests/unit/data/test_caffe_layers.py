@@ -1,14 +1,11 @@
-"""Which data layers are read, which are refused, and what is said of them before a training."""
-
-from pathlib import Path
+"""Which data layers are read, and which are refused."""
 
 import pytest
 
-from firecaffe.caffe.message import CaffeError, Message
+from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.text import parse
-from firecaffe.data.caffe_describe import describe
 from firecaffe.data.caffe_layers import DataLayer, data_layers
-from tests.golden.caffe.data_cases import data, images, write_all
+from tests.golden.caffe.data_cases import data, images
 
 
 def layers_of(text: str) -> list[DataLayer]:
@@ -60,7 +57,7 @@ def test_all_words_of_a_data_layer_are_read() -> None:
     net = parse(
         layer(
             "Data",
-            'data_param { source: "x" backend: LMDB batch_size: 9 prefetch: 3 shuffle: 1 cache: 1 } '
+            'data_param { source: "x" backend: LMDB batch_size: 9 prefetch: 3 shuffle: 1 cache: 1 }'
             "transform_param { scale: 2 mirror: true crop_size: 3 mean_value: 1 force_gray: 0 }",
         )
         + images("rand_skip: 3 shuffle: true is_color: false new_height: 4 new_width: 5")
@@ -69,41 +66,3 @@ def test_all_words_of_a_data_layer_are_read() -> None:
     assert {name.partition(".")[0] for name, _ in net.messages("layer")[0].unread()} <= {"name"}
     assert (first.batch_size, first.words) == (9, "crop 3, mirror, mean 1, scale 2")
     assert (second.words, second.is_in_order) == ("no transform, gray, resized to (4, 5)", False)
-
-
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_all(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def net(text: str, folder: Path) -> Message:
-    return parse(text, str(folder / "net.prototxt"))
-
-
-def test_shapes_are_those_of_the_first_sample(files: Path) -> None:
-    text = data("color", "crop_size: 4", "TRAIN") + data("gray", "", "TEST") + images()
-    train, listed = describe(net(text, files), "TRAIN")
-    assert (train.shape, train.batch_size, train.problem) == ((3, 4, 4), 3, "")
-    assert (listed.type, listed.shape) == ("ImageData", (3, 11, 16))
-    assert describe(net(text, files), "TEST")[0].shape == (1, 9, 12)
-
-
-@pytest.mark.parametrize(
-    ("text", "shape"),
-    [
-        (data("none", "crop_size: 227"), None),
-        (data("none", "crop_size: 227 mean_value: 1 mean_value: 2 mean_value: 3"), (3, 227, 227)),
-        (data("none", "crop_size: 227 force_gray: true"), (1, 227, 227)),
-        (data("none", "force_gray: true"), None),
-        (images("new_height: 4 new_width: 5").replace("list", "none"), (3, 4, 5)),
-        (images("new_height: 4 new_width: 5", "crop_size: 2").replace("list", "none"), (3, 2, 2)),
-    ],
-)
-def test_shapes_without_the_data_are_what_the_net_says(
-    text: str, shape: tuple[int, ...] | None, files: Path
-) -> None:
-    (found,) = describe(net(text, files), "TRAIN")
-    assert found.shape == shape
-    assert "is not there" in found.problem

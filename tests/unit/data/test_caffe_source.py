@@ -1,5 +1,6 @@
 """`data.name = "caffe:PATH/net.prototxt"`: what it opens, and each way to be wrong in one line."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from firecaffe.data import DataConfig, check_data, open_data, open_test
+from firecaffe.data.dataset import ask
 from firecaffe.errors import FirecaffeError
 from firecaffe.training.facts import describe
 from tests.golden.caffe.data_cases import (
@@ -201,3 +203,48 @@ def test_words_that_the_transform_stands_for(words: dict[str, object], files: Pa
     line = error_of(replace(net(files, data("color")), **words))  # type: ignore[arg-type]
     assert line.startswith(f"data.{next(iter(words))} is ")
     assert "its transform_param decides" in line
+
+
+def test_arguments_are_of_functions_alone(files: Path) -> None:
+    assert "data.args is" in error_of(replace(net(files, data("color")), args={"a": 1}))
+
+
+def test_threads_that_decode_change_nothing(files: Path) -> None:
+    write_lmdb(
+        files / "many",
+        [datum(data=png(5, 6, each), label=each, encoded=True) for each in range(20)],
+    )
+    config = net(files, data("many", "crop_size: 4 mirror: true"))
+    samples_B = torch.arange(20).flip(0)
+    one, four = (
+        ask(open_data(replace(config, decode_threads=threads)).train, samples_B, 5, 2)
+        for threads in (1, 4)
+    )
+    assert torch.equal(one[0], four[0])
+    assert one[1].tolist() == four[1].tolist() == samples_B.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_database_that_is_open_is_opened_again_and_read_by_a_child(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB itself lets a process open one once, and a child inherits what its parent has open."""
+    monkeypatch.setattr("firecaffe.data.caffe_tops.HELD_BYTES", 0)
+    config = net(files, data("gray"))
+    first, again = open_data(config).train, open_data(config).train
+    wanted = first.batch(torch.arange(COUNT))[0].sum().item()
+    assert again.batch(torch.arange(COUNT))[0].sum().item() == wanted
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            found = open_data(config).train.batch(torch.arange(COUNT))[0].sum().item()
+            os.write(
+                writing, repr((found, first.batch(torch.arange(COUNT))[0].sum().item())).encode()
+            )
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 100).decode() == repr((wanted, wanted))
+    os.close(reading)
+    os.close(writing)

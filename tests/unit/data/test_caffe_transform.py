@@ -8,6 +8,7 @@ import torch
 
 from firecaffe.data import DataConfig, open_data
 from firecaffe.data.augment import random_crop_mirror
+from firecaffe.data.dataset import ask
 from firecaffe.data.hold_out import hold_out
 from tests.golden.caffe.data_cases import (
     CASES,
@@ -51,7 +52,7 @@ def test_training_draws_a_crop_and_a_mirror_by_seed_epoch_and_sample(files: Path
     given = [pixels((3, 9, 12), int(each)).astype(np.float32) for each in samples_B]
     cases = set()
     for epoch in range(20):
-        images_BChw, _ = train.keyed_batch(samples_B, 3, epoch)
+        images_BChw, _ = ask(train, samples_B, 3, epoch)
         wanted_BCHW = torch.from_numpy((np.stack(given) - mean_image()) * np.float32(0.3))
         wanted_BChw = random_crop_mirror(
             wanted_BCHW, samples_B, seed=3, epoch=epoch, crop=5, mirror=True
@@ -64,9 +65,9 @@ def test_training_draws_a_crop_and_a_mirror_by_seed_epoch_and_sample(files: Path
 
 def test_a_sample_is_the_same_in_any_batch(files: Path) -> None:
     train = open_data(net(files, data("color", "crop_size: 5 mirror: true"))).train
-    together, _ = train.keyed_batch(torch.tensor([0, 1, 2]), 7, 1)
+    together, _ = ask(train, torch.tensor([0, 1, 2]), 7, 1)
     for sample in range(COUNT):
-        alone, _ = train.keyed_batch(torch.tensor([sample]), 7, 1)
+        alone, _ = ask(train, torch.tensor([sample]), 7, 1)
         assert torch.equal(alone[0], together[sample])
 
 
@@ -103,7 +104,5 @@ def test_many_images_are_read_when_they_are_asked_for(
     monkeypatch.setattr("firecaffe.data.caffe_tops.HELD_BYTES", 0)
     read = open_data(net(files, data("color", words))).train
     samples_B = torch.tensor([1, 1, 0, 2])
-    for one, other in zip(
-        held.keyed_batch(samples_B, 1, 2), read.keyed_batch(samples_B, 1, 2), strict=True
-    ):
+    for one, other in zip(ask(held, samples_B, 1, 2), ask(read, samples_B, 1, 2), strict=True):
         assert torch.equal(one, other)

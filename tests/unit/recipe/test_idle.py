@@ -122,3 +122,13 @@ def test_words_that_a_command_sets_itself(
         RecipeError, match=f"--{word} has no effect on {parser.command}: .*{reason}"
     ):
         parse_recipe(parser, [str(path), f"--{word}", value])
+
+
+def test_words_of_files_count_beside_a_net_of_caffes(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    text = '[data]\nname = "caffe:net.prototxt"\npath = "x"\ndecode_threads = 2\nresize = 9\n'
+    path.write_text(text)
+    said = idle_words(read_recipe(path))
+    assert set(said) == {"data.resize"}
+    path.write_text(text.replace("caffe:net.prototxt", "generated"))
+    assert "caffe:PATH" in idle_words(read_recipe(path))["data.path"]

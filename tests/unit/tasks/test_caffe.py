@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from firecaffe.caffe.judge import no_means, read_judges
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.trained import Heads, Trained
 from firecaffe.errors import RecipeError
 from firecaffe.tasks import Task, TaskConfig, task_of
-from firecaffe.tasks.caffe import meaning_of, notes_of
+from firecaffe.tasks.caffe import meaning_of
 from firecaffe.tasks.outputs import prediction_of
 
 DATA = """
@@ -366,7 +367,7 @@ def test_it_is_said_which_losses_are_no_means(
     )
     path = tmp_path / "net.prototxt"
     path.write_text(text)
-    notes = notes_of(f"caffe:{path}")
+    notes = no_means(read_judges(path)[0])
     assert len(notes) == (not is_mean)
     loss = task_of(TaskConfig(f"caffe:{path}"), None).loss
     targets = LABELS if type == "SoftmaxWithLoss" else 2.0 * (LABELS[:, None] > torch.arange(5))

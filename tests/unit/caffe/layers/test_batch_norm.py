@@ -78,7 +78,7 @@ def test_other_numbers_of_axes() -> None:
 def test_a_step_adds_the_mean_of_its_micro_batches() -> None:
     """So that it does not matter who has computed which."""
     x = random(8, 3, 5, 6)
-    parts = x.split(2)
+    parts = torch.split(x, 2)
     layer = made().train()
     before = nn.Sequential(layer)
     layer(random(*SHAPE))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.pooling import AverageWindows, MaxWindows
+from firecaffe.caffe.layers.pooling import AveragePool, AverageWindows, MaxWindows
 from firecaffe.caffe.message import CaffeError
 from tests.unit.caffe.layers.alone import layer_of, net_of, random
 
@@ -57,7 +57,7 @@ def test_every_kernel_stride_and_padding(method: str) -> None:
             gradients = [torch.autograd.grad(each, x, pull)[0] for each in (found, expected)]
             torch.testing.assert_close(*gradients)
     own = MaxWindows if method == "MAX" else AverageWindows
-    assert kinds == {own, nn.MaxPool2d if method == "MAX" else nn.AvgPool2d}
+    assert kinds == {own, nn.MaxPool2d if method == "MAX" else AveragePool}
 
 
 def test_kernels_that_are_no_squares() -> None:

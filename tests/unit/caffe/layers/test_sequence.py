@@ -66,6 +66,7 @@ def test_what_cannot_be_is_one_line(kind: str) -> None:
         (PLAIN, 1, [(4, 2, 5), (4, 3)], "(steps, streams)"),
         (PLAIN, 1, [(4, 2, 5), (4, 2), (3, 6)], "3 streams"),
         (EXPOSED, 1 + count, [(4, 2, 5), (4, 2), *state[1:], (1, 2, 4)], "starts from"),
+        (EXPOSED, 1 + count, [(4, 2, 5), (4, 2)], "2 bottoms"),
         ("recurrent_param { }", 1, [(4, 2, 5), (4, 2)], "no num_output"),
     ):
         line = refusal(layer(kind, words, tops), *shapes)

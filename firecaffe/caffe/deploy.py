@@ -1,0 +1,76 @@
+"""A trained network as Caffe takes it back: a prototxt that answers, and its weights by layer.
+
+What Caffe's users call a deploy prototxt: an Input layer instead of those that read samples, the
+layers of TEST that lead to the prediction, and a Softmax if the loss had one.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from firecaffe.caffe.message import CaffeError, Field, Message
+from firecaffe.caffe.parameters import blobs_of
+from firecaffe.caffe.trained import Trained
+from firecaffe.caffe.weights import Layer
+
+SOFTMAX_LOSS = "SoftmaxWithLoss"
+PROBABILITIES = "prob"
+"""What the Softmax and its top are called, as in Caffe's own examples."""
+
+OF_TRAINING = ("include", "exclude", "phase", "loss_weight", "propagate_down")
+
+
+class Deployed(NamedTuple):
+    """What the two files say."""
+
+    net: Message
+    layers: list[Layer]
+    output: str
+    """The blob that is the answer."""
+    is_softmax: bool
+    """Whether it is the softmax of the network's prediction."""
+
+
+def deployed(network: Trained) -> Deployed:
+    """Raises: CaffeError if a layer is not the one that the prototxt has."""
+    answer = network.answering()
+    fields = [Field("name", answer.name, 0)] if answer.name else []
+    fields.append(_layer(answer.source, "Input", [], [answer.source], answer.shape))
+    layers = []
+    for call in answer.calls:
+        kept = [each for each in call.step.layer.fields if each.name not in OF_TRAINING]
+        fields.append(Field("layer", Message(kept), 0))
+        module = network.get_submodule(call.module)
+        blobs = blobs_of(call.step.kind, module)
+        _check_whole(call.step.name, module, bool(blobs))
+        if blobs:
+            arrays = [each.detach().cpu().float().numpy() for each in blobs.values()]
+            layers.append(Layer(call.step.layer.text("name"), call.step.type, arrays))
+    output, is_softmax = answer.blob, answer.loss == SOFTMAX_LOSS
+    if is_softmax:
+        output = PROBABILITIES
+        while any(output in (each.step.name, *each.step.tops) for each in answer.calls):
+            output += "_"
+        fields.append(_layer(output, "Softmax", [answer.blob], [output]))
+    return Deployed(Message(fields), layers, output, is_softmax)
+
+
+def _layer(
+    name: str, kind: str, bottoms: list[str], tops: list[str], shape: Sequence[int] = ()
+) -> Field:
+    words = [Field("name", name, 0), Field("type", kind, 0)]
+    words += [Field("bottom", each, 0) for each in bottoms]
+    words += [Field("top", each, 0) for each in tops]
+    if shape:
+        dims = Message([Field("dim", each, 0) for each in shape])
+        words.append(Field("input_param", Message([Field("shape", dims, 0)]), 0))
+    return Field("layer", Message(words), 0)
+
+
+def _check_whole(name: str, module: nn.Module, has_blobs: bool) -> None:
+    if not has_blobs and next(module.parameters(), None) is not None:
+        raise CaffeError(
+            f"layer {name!r} is no longer as its prototxt says (model.low_rank makes two of it); "
+            "Caffe has no such layer"
+        )
