@@ -18,7 +18,7 @@ from PIL import Image
 from firecaffe.data import DataConfig, Dataset, open_data
 
 TRAIN, TEST = 2000, 400
-SCALE = 0.00390625
+MEAN, SCALE = 128, 0.00390625
 """Of transform_param, in the net."""
 
 
@@ -45,7 +45,7 @@ def correct_in_onnx(file: str, data: Dataset, count: int) -> float:
     """The share of the first images whose class onnxruntime finds."""
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     images, labels = data.batch(torch.arange(count))
-    (outputs,) = session.run(["outputs"], {"inputs": (images * SCALE).numpy()})
+    (outputs,) = session.run(["outputs"], {"inputs": ((images.float() - MEAN) * SCALE).numpy()})
     return float((outputs.argmax(1) == labels.numpy()).mean())
 
 
