@@ -10,7 +10,6 @@ held against it, and its words tell which fields are a fork's; its answers are k
 """
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import resource
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks import caffe_prototxts_page, raw_lines
-from benchmarks.caffe_prototxts_file import UNKNOWN, Schema, image_of, kind_of, look
+from benchmarks.caffe_prototxts_file import UNKNOWN, Schema, image_of, kind_of, look, sha_of
 
 FIRST = "BVLC+caffe"
 """What others have copied is counted as its own."""
@@ -71,7 +70,7 @@ def distinct(folder: Path) -> Iterator[tuple[Path, str]]:
     seen = set()
     found = [each for each in folder.glob("*+*/**/*") if each.suffix in TEXT and each.is_file()]
     for path in sorted(found, key=lambda each: (not each.is_relative_to(folder / FIRST), each)):
-        sha = hashlib.sha256(path.read_bytes()).hexdigest()
+        sha = sha_of(path)
         if sha not in seen:
             seen.add(sha)
             yield path, sha

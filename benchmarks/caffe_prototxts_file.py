@@ -1,5 +1,6 @@
 """One prototxt: what it is, whose layers it has, and the shapes that our net of it has."""
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ from firecaffe.caffe.parameters import blobs_of
 from firecaffe.caffe.phase import layers_of
 from firecaffe.caffe.upgrade import current
 from firecaffe.errors import FirecaffeError
-from firecaffe.from_caffe.nets import TO_TEST, TO_TRAIN
+from firecaffe.from_caffe.nets import TO_TEST, TO_TRAIN, find_file
 from firecaffe.from_caffe.recipe import Asked, read
 from firecaffe.from_caffe.report import Report
 from firecaffe.from_caffe.samples import sources_of
@@ -110,6 +111,8 @@ IMAGES = {"siamese": (2, 28, 28), "mnist": (1, 28, 28), "cifar": (3, 32, 32), ""
 path has in it.
 """
 MOST_TOLD = 5
+FILLER = "filler "
+"""Before its type, where that is a word of a fork."""
 UNKNOWN: dict[str, list[str]] = {
     "python": [],
     "types_of_forks": [],
@@ -158,7 +161,7 @@ def whose(message: Message, schema: Schema) -> dict[str, list[str]]:
         "python": sorted(python),
         "types_of_forks": sorted(types - own),
         "taken_on": sorted(types & TAKEN_ON.keys()),
-        "fields_of_forks": sorted(fields | {f"filler {each}" for each in kinds - FILLERS.keys()}),
+        "fields_of_forks": sorted(fields | {f"{FILLER}{each}" for each in kinds - FILLERS.keys()}),
     }
 
 
@@ -224,7 +227,7 @@ def look(
     answers: what a real Caffe makes of it, by phase; empty where it was not asked.
     """
     kind, message, wrong = kind_of(path)
-    row: dict[str, Any] = {"path": str(path.relative_to(folder)), "what": kind}
+    row: dict[str, Any] = {"path": str(path.relative_to(folder)), "what": kind, "sha": sha_of(path)}
     if message is None or kind == "other":
         return row | {"wrong": _placeless(wrong, folder)}
     if kind == "net":
@@ -232,7 +235,21 @@ def look(
     else:
         fields = set(_unknown(message, "SolverParameter", "", schema)) if schema else set()
         row |= {"fields_of_forks": sorted(fields), "words": _words(path, folder)}
+        row["net"] = _net_of(message, path)
     return row | _import(path, folder)
+
+
+def sha_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _net_of(solver: Message, path: Path) -> str:
+    """The sha256 of the net to train; empty if it is not there, or is no file."""
+    for name in ("net", "train_net"):
+        for each in solver.texts(name):
+            found, _ = find_file(each, str(path), "")
+            return "" if found is None else sha_of(Path(found))
+    return ""
 
 
 def _of_net(
@@ -247,8 +264,12 @@ def _of_net(
         row |= whose(message, schema)
         net, _ = current(message)
         row["phases"] = [phase for phase in answers if sources_of(layers_of(net, phase))]
+    # Fillers are taken away before a real Caffe is asked, and it refuses one that it has not.
+    fillers = [each for each in row["fields_of_forks"] if each.startswith(FILLER)]
     for phase, answer in answers.items():
-        if "error" in answer:
+        if answer and fillers:
+            row["refused"][phase] = f"Unknown {fillers[0]}"
+        elif "error" in answer:
             row["refused"][phase] = answer["error"]
         elif answer:
             try:
@@ -291,5 +312,5 @@ def _words(path: Path, folder: Path) -> list[str]:
 
 
 def _placeless(line: str, folder: Path) -> str:
-    """Without the file and the line that it begins with."""
-    return re.sub(rf"^{re.escape(str(folder))}.*?(:\d+)?: ", "", line)
+    """Without the file and the line that it begins with, which may be another file's."""
+    return re.sub(r"^.*?\.(prototxt|pt)(:\d+)?: ", "", line).replace(f"{folder}/", "")

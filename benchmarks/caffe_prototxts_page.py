@@ -17,8 +17,8 @@ GROUPS = {
     "own": "the others: Caffe's own",
 }
 """A net is in the first that it fits."""
-MOST_NAMED = 12
-MISSING = "is not there"
+MOST_NAMED = {"python": 2, "types": 2}
+"""Files named for a reason, in groups in which there are many; else all."""
 
 
 def page(folder: Path, out: Path) -> str:
@@ -29,7 +29,7 @@ def page(folder: Path, out: Path) -> str:
         _summary(rows, nets, solvers),
         _groups(nets),
         _compared(nets),
-        _solvers(solvers),
+        _solvers(solvers, nets),
         "### Nets that were not imported whole",
         *(_why(group, nets) for group in ("own", "refused", "fields", "types", "python")),
         "### Repositories",
@@ -63,6 +63,7 @@ def reasons(row: Row) -> list[str]:
 
 
 def _general(reason: str) -> str:
+    reason = re.sub(r"^.*?\.(prototxt|pt)(:\d+)?: ", "", reason)
     reason = re.sub(r"^[^ :]+: (?=\S+ is not understood)", "", reason)
     reason = re.sub(r"at lines? [\d, …]+\d…?", "", reason)
     reason = re.sub(r"'[^']*'", "…", reason)
@@ -92,9 +93,15 @@ def _groups(nets: Sequence[Row]) -> str:
     lines.append(f"| all | {len(nets)} | {whole.total()} |")
     given = sum(bool(row.get("shape_given")) for row in nets if is_whole(row))
     unseen = sum(bool(row.get("unseen")) for row in nets if is_whole(row))
+    told = []
+    for groups in (["own", "refused"], ["own", "refused", "fields"]):
+        own = [row for row in nets if group_of(row) in groups]
+        count = sum(map(is_whole, own))
+        told.append(f"{count} of {len(own)} ({100 * count / max(1, len(own)):.1f} %)")
     note = (
-        f"Of those imported whole {given} were told the shape of a sample, for their data are not "
-        f"there; in {unseen} there are layers that could not be looked at without the data."
+        f"With those that a real Caffe refuses it is {told[0]}, and with words of forks, too, "
+        f"{told[1]}. Of those imported whole {given} were told the shape of a sample, for their "
+        f"data are not there; in {unseen} there are layers that could not be looked at without the data."
     )
     return "\n".join(lines) + "\n\n" + note
 
@@ -112,21 +119,32 @@ def _compared(nets: Sequence[Row]) -> str:
     return "\n".join([text, "", *others]) if others else text
 
 
-def _solvers(solvers: Sequence[Row]) -> str:
+def _solvers(solvers: Sequence[Row], nets: Sequence[Row]) -> str:
     forks = [row for row in solvers if row["fields_of_forks"]]
     own = [row for row in solvers if not row["fields_of_forks"]]
     understood = sum(not row["words"] for row in own)
-    there = [row for row in own if MISSING not in row.get("error", "")]
+    groups = {row["sha"]: group_of(row) for row in nets if "sha" in row}
+    by_group: dict[str, list[Row]] = defaultdict(list)
+    for row in own:
+        by_group[groups.get(row["net"], "") if row["net"] else ""].append(row)
     lines = [
         f"Solvers: {len(solvers)}; {len(forks)} of them have words of a fork. Of the others, "
         f"{len(own)}, {understood} are understood word for word "
-        f"({100 * understood / max(1, len(own)):.1f} %). "
-        f"{len(there)} of these lie with their net; {sum(map(is_whole, there))} of those become a "
-        "recipe with nothing left out, net and all; the others:",
+        f"({100 * understood / max(1, len(own)):.1f} %). By their net to train:",
         "",
-        *_counted(there, lambda row: not is_whole(row), reasons),
+        "| solvers of nets | all | imported whole, with the net |",
+        "|---|---|---|",
+    ]
+    for group, words in {**GROUPS, "": "that do not lie beside them, or stand in them"}.items():
+        found = _with_whole(by_group[group])
+        lines.append(f"| {words} | {found[0]} | {found[1]} |")
+    lines += [
         "",
-        "Words that are not understood, or refused, of solvers without words of forks:",
+        "Of the solvers of Caffe's own nets that are not imported whole, by reason:",
+        "",
+        *_counted(by_group["own"], lambda row: not is_whole(row), reasons),
+        "",
+        "Words that are not understood, or refused:",
         "",
         *_counted(own, lambda row: bool(row["words"]), lambda row: map(_general, row["words"])),
     ]
@@ -144,7 +162,7 @@ def _why(group: str, nets: Sequence[Row]) -> str:
         "refused": lambda row: {_refusal(each) for each in row["refused"].values()},
         "own": reasons,
     }
-    lines = _counted(own, lambda row: True, of_group[group], MOST_NAMED * 5)
+    lines = _counted(own, lambda row: True, of_group[group], MOST_NAMED.get(group))
     return "\n".join([f"Nets {GROUPS[group]}, {len(own)}; nets by reason:", "", *lines])
 
 
@@ -157,9 +175,9 @@ def _counted(
     rows: Iterable[Row],
     counts: Callable[[Row], bool],
     of: Callable[[Row], Iterable[str]],
-    most_named: int = MOST_NAMED,
+    most_named: int | None = None,
 ) -> list[str]:
-    """A line for each reason, with the files."""
+    """A line for each reason, with the files, or the first ones of them."""
     found: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if counts(row):
@@ -168,7 +186,8 @@ def _counted(
     lines = []
     for reason, paths in sorted(found.items(), key=lambda each: (-len(each[1]), each[0])):
         named = ", ".join(f"`{each}`" for each in paths[:most_named])
-        more = f" and {len(paths) - most_named} more" if len(paths) > most_named else ""
+        left = len(paths) - len(paths[:most_named])
+        more = f" and {left} more" if left else ""
         lines.append(f"- {len(paths)}: {reason}: {named}{more}")
     return lines or ["- none"]
 

@@ -60,6 +60,14 @@ def test_what_a_real_caffe_refuses_counts_where_there_are_samples(tmp_path: Path
     assert group_of(row_of(tmp_path, "net.prototxt", text, TRAIN=wrong)) == "refused"
 
 
+def test_a_net_with_the_filler_of_a_fork_is_refused(tmp_path: Path) -> None:
+    loaded = {"inputs": {}, "blobs": {}, "params": {}, "count": 0}  # without fillers
+    text = NET % ('weight_filler { type: "gabor" }', "")
+    row = row_of(tmp_path, "net.prototxt", text, TEST=loaded)
+    assert row["refused"] == {"TEST": "Unknown filler gabor"}
+    assert row["equal"] == {}
+
+
 def test_shapes_are_held_against_a_real_caffes(tmp_path: Path) -> None:
     inner = "inner_product_param { num_output: 192 bias_term: false }"
     text = INPUT + SHARED % ("x", "data", "x", inner) + SHARED % ("y", "x", "y", inner)
@@ -115,5 +123,6 @@ def test_the_page_counts_what_was_found(tmp_path: Path) -> None:
     told = page(tmp_path, out)
     assert "3 different files of 2 repositories: 2 nets, 1 solvers" in told
     assert "1 are imported with nothing left out: **50.0 %**" in told
-    assert "1 of those become a recipe with nothing left out" in told
+    assert "| the others: Caffe's own | 1 | 1 |" in told
     assert "`a+b/other.prototxt`" in told
+    assert "tmp" not in told  # no place of this machine
