@@ -120,3 +120,16 @@ def test_weights_that_are_not_there() -> None:
         low_rank_weights(network().state_dict(), {"fc": 3})
     with pytest.raises(RecipeError, match="of 2 is 8; it must be 1 to 7"):
         low_rank_weights(network().state_dict(), {"2": 8})
+
+
+def test_alexnet_in_a_fifth_of_its_bytes() -> None:
+    ranks = {"classifier.*": 370}
+    sizes = []
+    for config in (ModelConfig("alexnet"), ModelConfig("alexnet", low_rank=ranks)):
+        with torch.device("meta"):
+            sizes.append(sum(each.nbytes for each in make_network(config, 1000, 3).parameters()))
+    assert sizes[0] == 4 * 60_965_224
+    # fc6, fc7 and fc8: rank times inputs and outputs, instead of one times the other.
+    inner = [(9216, 4096), (4096, 4096), (4096, 1000)]
+    assert sizes[0] - sizes[1] == 4 * sum(i * o - 370 * (i + o) for i, o in inner)
+    assert sizes[0] / sizes[1] == pytest.approx(5.0, abs=0.01)
