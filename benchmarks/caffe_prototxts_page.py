@@ -101,7 +101,8 @@ def _groups(nets: Sequence[Row]) -> str:
     note = (
         f"With those that a real Caffe refuses it is {told[0]}, and with words of forks, too, "
         f"{told[1]}. Of those imported whole {given} were told the shape of a sample, for their "
-        f"data are not there; in {unseen} there are layers that could not be looked at without the data."
+        f"data are not there; in {unseen} there are layers that could not be looked at without the "
+        "data."
     )
     return "\n".join(lines) + "\n\n" + note
 
