@@ -124,7 +124,8 @@ def apart(tasks: Sequence[Sequence[Any]], jobs: int) -> Iterator[dict[str, Any]]
     """What `look` gives for each, as it comes; `broke` is how a process has ended early."""
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")  # torch is there already
-    left, running = list(reversed(tasks)), {}
+    left = list(reversed(tasks))
+    running: dict[Any, Any] = {}
     while left or running:
         while left and len(running) < jobs:
             task = left.pop()

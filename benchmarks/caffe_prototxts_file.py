@@ -194,7 +194,8 @@ def shapes(path: Path, phase: str, inputs: Mapping[str, list[int]]) -> dict[str,
     """
     with torch.device("meta"):
         net = Net(path, phase=phase, inputs={n: tuple(s) for n, s in inputs.items()})
-    params, count = {}, {}
+    params: dict[str, Any] = {}
+    count: dict[int, int] = {}
     for call in net._calls:
         blobs = blobs_of(call.step.kind, net.get_submodule(call.module))
         if blobs:

@@ -66,7 +66,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         _, status = os.waitpid(child, 0)
         if status == 0:
             with open(result) as file:
-                return json.load(file)
+                found: dict[str, Any] = json.load(file)
+            return found
         with open(said, errors="replace") as file:
             lines = file.read().splitlines()
     fatal = [each for each in lines if each[:1] == "F" and each[1:5].isdigit()]
@@ -75,7 +76,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def apart(request: dict[str, Any], result: str, said: str) -> None:
     """In the process of one net, which ends here."""
-    import shapes
+    import shapes  # type: ignore[import-not-found]
 
     os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY), 2)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))

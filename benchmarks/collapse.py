@@ -35,11 +35,12 @@ from firecaffe import (
     SynchronyConfig,
     TrainConfig,
 )
+from firecaffe.caffe import fillers
 from firecaffe.data import TensorDataset
 from firecaffe.data.dataset import Dataset
 from firecaffe.data.datasets import open_data
 from firecaffe.errors import DivergedError, NotFiniteError
-from firecaffe.models import build_model, fillers
+from firecaffe.models import build_model
 from firecaffe.runs.folder import read_run_file
 
 SIDE, SAMPLES, LEAVES, IMAGES = 16, 16, 4, 1000

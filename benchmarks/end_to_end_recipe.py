@@ -8,10 +8,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from firecaffe.caffe import fillers
 from firecaffe.data import DataConfig, TensorDataset
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig
-from firecaffe.models import build_model, fillers
+from firecaffe.models import build_model
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.folder import RunConfig

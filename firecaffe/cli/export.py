@@ -12,6 +12,7 @@ from firecaffe.cli.written import check_target
 from firecaffe.data import eval_batches, open_test
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError
+from firecaffe.reference import caffe_file, is_caffe
 from firecaffe.training.about import About
 from firecaffe.training.coded import is_coded
 from firecaffe.training.export import FORMATS, check_installed
@@ -33,6 +34,10 @@ def main(argv: list[str]) -> int:
     check_installed(options.to)
     path = Path(options.out) if options.out else _beside(typed.where, form.suffix)
     check_target("--out", str(path), options.overwrite, (form.suffix,))
+    if form.beside:
+        beside = path.with_suffix(form.beside)
+        _check_not_its_net(beside, typed.recipe.model.name)
+        check_target("--out", str(beside), options.overwrite)
     check_named(typed.where, typed.recipe, ("model",))
     trained = load_run(typed.where, best=options.best, recipe=typed.recipe)
     for note in trained.notes:
@@ -53,6 +58,15 @@ def _beside(where: Path, suffix: str) -> Path:
     if is_coded(where):
         return where.with_suffix(suffix)
     return (run_of(where) or where) / f"model{suffix}"
+
+
+def _check_not_its_net(path: Path, name: str) -> None:
+    """name: the network's. Raises: RecipeError if the file would take the place of its prototxt."""
+    if is_caffe(name) and path.exists() and path.samefile(caffe_file("model.name", name)):
+        raise RecipeError(
+            f"--to caffemodel writes {path} too, and that is the network's own prototxt; give the "
+            "files another name by --out"
+        )
 
 
 def _inputs(typed: OfRun, about: About) -> Tensor:

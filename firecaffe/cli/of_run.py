@@ -13,7 +13,7 @@ from firecaffe.errors import RecipeError, RunError
 from firecaffe.recipe.identity import flatten, to_toml
 from firecaffe.recipe.of_run import RECIPE
 from firecaffe.recipe.sections import Recipe
-from firecaffe.training.coded import check_own_code, described, is_coded
+from firecaffe.training.coded import check_own_code, described, is_coded, with_nets
 from firecaffe.training.load import run_of
 
 USED = ("data.", "task.", "model.name", "model.args", "train.device", "train.eval_batch_size")
@@ -66,6 +66,6 @@ def _of_file(
     check_own_code(file, own, words)
     with TemporaryDirectory() as folder:
         path = Path(folder, RECIPE)
-        path.write_text(to_toml(own), encoding="utf-8")
+        path.write_text(to_toml(with_nets(file, own, words)), encoding="utf-8")
         recipe, found = parse_recipe(parser, [str(path), *options])
     return OfRun(file, recipe, found, others, words)

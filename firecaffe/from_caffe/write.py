@@ -1,4 +1,4 @@
-"""The folder of an import: recipe, net, solver, weights and report, all of them or none."""
+"""The folder of an import: recipe, net, solver, weights and report. With a recipe it is whole."""
 
 import json
 from collections.abc import Mapping
@@ -45,16 +45,14 @@ def _about(imported: Imported) -> About:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes all files by name, the last one last."""
+    """Writes files by name: all aside, and then each gets its name, the last one last."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with ExitStack() as stack:
-            for name, content in reversed(
-                list(files.items())
-            ):  # the first that is entered is left last
+            for name in reversed(list(files)):  # the first that is entered is left last
                 aside = stack.enter_context(written_aside(folder / name))
-                aside.write_bytes(content)
+                aside.write_bytes(files[name])
     except BaseException:
         if is_new and not any(folder.iterdir()):
             folder.rmdir()

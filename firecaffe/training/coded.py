@@ -3,11 +3,12 @@
 A file names its network and what it was trained on; it holds no code. A name may be that of code of
 someone's own, `package.module:function`, and whoever writes a file could name any function of
 this machine. So a file alone calls nothing but firecaffe's own networks; others are named again by
-whoever loads the file.
+whoever loads the file. A net of Caffe's is no code: the file has its name and its digest, and the
+prototxt lies beside the file.
 """
 
-import dataclasses
 from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,15 @@ from firecaffe.models.weights import FCZ, outline_of
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.of_run import recipe_from
 from firecaffe.recipe.sections import Recipe, check_recipe
-from firecaffe.reference import is_reference, shown
+from firecaffe.reference import (
+    CAFFE,
+    caffe_file,
+    file_digest,
+    is_caffe,
+    is_reference,
+    shown,
+    without_folder,
+)
 from firecaffe.training.about import NOTHING, About
 
 SECTIONS = ("model", "data", "task")
@@ -58,6 +67,9 @@ KINDS: dict[str, type] = {
 
 LISTS = ("class_names", "sample_CHW", "input_shape")
 
+NETS = "nets"
+"""Where a file has the sha256 of the nets of Caffe's that it names, by section."""
+
 
 def is_coded(where: Path) -> bool:
     """Whether it is a .fcz file, by its name."""
@@ -67,6 +79,8 @@ def is_coded(where: Path) -> bool:
 def describe(recipe: Recipe, about: About) -> dict[str, Any]:
     """The network of a file for `fcz.write`: what differs from the defaults, since a small file's
     bytes count.
+
+    Raises: RecipeError if it names a net of Caffe's that is not there.
     """
     default = flatten(Recipe())
     network: dict[str, Any] = {}
@@ -75,6 +89,12 @@ def describe(recipe: Recipe, about: About) -> dict[str, Any]:
         is_needed = word == "model.name" or value != default[word]
         if section in SECTIONS and word not in LEFT_OUT and is_needed:
             network.setdefault(section, {})[name] = value
+    for section in SECTIONS:
+        name = getattr(recipe, section).name
+        if is_caffe(name):
+            network[section]["name"] = without_folder(name)
+            digest = file_digest(caffe_file(f"{section}.name", name))
+            network.setdefault(NETS, {})[section] = digest
     for fact in KINDS:
         value = getattr(about, fact)
         if value != getattr(NOTHING, fact):
@@ -141,6 +161,42 @@ def check_own_code(file: Path, own: Recipe, named: Container[str]) -> None:
             )
 
 
+def with_nets(file: Path, own: Recipe, named: Container[str]) -> Recipe:
+    """A file's words with the paths of the nets of Caffe's that they name, which lie beside the
+    file or in the current folder. own, named: as for `check_own_code`.
+
+    Raises: RecipeError if a net is in neither, or is not the file's.
+    """
+    with fcz.read(file) as opened:
+        digests = opened.network.get(NETS)
+    for section in SECTIONS:
+        word, config = f"{section}.name", getattr(own, section)
+        if is_caffe(config.name) and word not in named:
+            digest = digests.get(section) if isinstance(digests, dict) else None
+            path = _net_of(file, word, config.name, digest)
+            own = replace(own, **{section: replace(config, name=f"{CAFFE}{path}")})
+    return own
+
+
+def _net_of(file: Path, word: str, name: str, digest: str | None) -> Path:
+    """The prototxt of that digest. A file alone names none in other folders."""
+    base = without_folder(name).removeprefix(CAFFE)
+    folders = dict.fromkeys((file.absolute().parent, Path.cwd()))
+    there = [folder / base for folder in folders if (folder / base).is_file()]
+    for path in there:
+        if digest is None or file_digest(path) == digest:
+            return path
+    found = (
+        f"{there[0]} is another net than its own"
+        if there
+        else f"there is no {base} in {' or '.join(map(str, folders))}"
+    )
+    raise RecipeError(
+        f"{file}: {word} is {name!r}, and {found}; put its net beside it, or say where one is: "
+        f"--{word} {CAFFE}PATH"
+    )
+
+
 def check_outline(file: Path, config: ModelConfig, about: About) -> None:
     """Raises: CheckpointError if the network has not the file's tensors; RecipeError; OwnCodeError
     for what a user's code raises.
@@ -167,4 +223,4 @@ def _about(facts: dict[str, Any]) -> About:
             raise ValueError(f"{fact} is {shown(value)}")
         if fact in LISTS:
             facts[fact] = tuple(value)
-    return dataclasses.replace(NOTHING, **facts)
+    return replace(NOTHING, **facts)

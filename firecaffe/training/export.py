@@ -169,13 +169,15 @@ class Format:
     write: Callable[[nn.Module, Tensor | None, Path], Exported]
     suffix: str
     takes_inputs: bool
+    beside: str = ""
+    """The suffix of a second file, which is called as the first."""
 
 
 FORMATS: Mapping[str, Format] = {
     "safetensors": Format(export_safetensors, ".safetensors", takes_inputs=False),
     "onnx": Format(export_onnx, ".onnx", takes_inputs=True),
     "torch_export": Format(export_program, ".pt2", takes_inputs=True),
-    "caffemodel": Format(export_caffemodel, ".caffemodel", takes_inputs=False),
+    "caffemodel": Format(export_caffemodel, ".caffemodel", takes_inputs=False, beside=".prototxt"),
 }
 """What a network may be exported to."""
 

@@ -18,7 +18,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
 from firecaffe.training.about import NOTHING, About, about_of, read_about
 from firecaffe.training.checkpoint import BEST, POINTERS, SUMS, Checkpoint, load_newest
-from firecaffe.training.coded import check_outline, check_own_code, described, is_coded
+from firecaffe.training.coded import check_outline, check_own_code, described, is_coded, with_nets
 from firecaffe.training.forward import lay_out
 from firecaffe.training.norms import NORMS
 from firecaffe.training.parts import Parts
@@ -215,8 +215,8 @@ def _from_coded(file: Path, model: Given | None, best: bool, recipe: Recipe | No
     named = USED_LATER if model is None else ("model.name", *USED_LATER)
     own, about = described(file, named if recipe is None else ("model.name",))
     if recipe is None:
-        recipe = own
         check_own_code(file, own, named)
+        recipe = with_nets(file, own, named)
     if model is None:
         check_outline(file, recipe.model, about)
     network = _made(model, recipe, about)

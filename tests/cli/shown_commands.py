@@ -44,6 +44,10 @@ NOT_RUN = {
     "firecaffe import": "needs files of Caffe's: tests/cli/test_import_caffe.py",
     "firecaffe train lenet_solver/": "what was imported: tests/cli/test_import_caffe.py",
     "firecaffe export caffenet": "what was imported: tests/cli/test_import_caffe.py",
+    **{
+        f"firecaffe {command} road/": "what was imported: tests/cli/test_examples.py"
+        for command in ("train", "compress", "evaluate", "export")
+    },
     ".venv/bin/python -m pytest": "the rest of this suite",
 }
 """How a command begins -> why it is not run."""

@@ -98,6 +98,16 @@ def test_a_gru_over_sequences_of_several_lengths(here: Path) -> None:
     assert numbers(r"top-1 ([\d.]+)%", said_by(here, "examples/gru.py"))[0] > 70
 
 
+def test_from_a_prototxt_to_onnx(here: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    said = said_by(here, "examples/caffe_to_onnx.py")
+    (of_file,), (in_onnx,) = (
+        numbers(rf"([\d.]+)% {place}", said) for place in ("of the file", "in onnxruntime")
+    )
+    assert of_file == in_onnx
+    assert of_file > 40
+
+
 def test_the_cells_of_the_notebook(here: Path) -> None:
     """One after the other, as a script; in a real kernel: test_launch_function.py."""
     cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]

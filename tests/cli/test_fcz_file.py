@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from safetensors.torch import load_file
 
 import firecaffe
 from firecaffe.cli import main
+from firecaffe.cli.options.export import make_parser
 from firecaffe.compression import fcz
 from firecaffe.compression.fcz.header import MAGIC, VERSION
 from firecaffe.compression.fcz.varint import varint
 from firecaffe.errors import CheckpointError
+from firecaffe.models.network import make_network
 from firecaffe.training.about import NOTHING
 from firecaffe.training.coded import describe, described, tensors_of
+from firecaffe.training.export import FORMATS
 from firecaffe.training.load import load_run
 from tests.cli.test_use_a_run import NETWORK, shown
 from tests.ranks.networks import Everything
@@ -112,6 +116,67 @@ def test_code_of_others_has_to_be_named(tmp_path: Path, capsys: pytest.CaptureFi
     error = capsys.readouterr().err
     assert "networks.py:Everything', code that is not firecaffe's" in error
     assert f"--model.name {NETWORK}" in error
+
+
+PROTOTXT = """
+layer { name: "in" type: "Input" top: "in" input_param { shape { dim: 1 dim: 1 dim: 28 dim: 28 } } }
+layer {
+  name: "ip" type: "InnerProduct" bottom: "in" top: "ip"
+  inner_product_param { num_output: 10 weight_filler { type: "xavier" } }
+}
+"""
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Path:
+    """The file of a net of Caffe's on firecaffe's own data, beside its prototxt."""
+    net = tmp_path / "net.prototxt"
+    net.write_text(PROTOTXT)
+    recipe = firecaffe.Recipe(
+        model=firecaffe.ModelConfig(f"caffe:{net}"), data=firecaffe.DataConfig("generated")
+    )
+    path = tmp_path / "net.fcz"
+    about = replace(NOTHING, input_shape=(1, 28, 28), sample_CHW=(1, 28, 28), input_dtype="float32")
+    fcz.write(path, tensors_of(make_network(recipe.model)), describe(recipe, about))
+    return path
+
+
+def test_a_net_of_caffes_is_used_from_its_file(
+    imported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated = json.loads(shown(capsys, "evaluate", imported, "--json"))
+    table = shown(capsys, "predict", imported, "--csv", "-").splitlines()
+    column = table[0].split(",").index("class_1")
+    found = [int(line.split(",")[column]) for line in table[1:]]
+    right = [label == number % 10 for number, label in enumerate(found)]
+    assert evaluated["top1"] == pytest.approx(sum(right) / len(right))
+    assert json.loads(shown(capsys, "profile", imported, "--json"))["parameters"] == 7_850
+    imported.with_name("net.prototxt").unlink()
+    for command in ("evaluate", "predict", "profile"):
+        assert main([command, str(imported)]) == 2
+        error = capsys.readouterr().err
+        assert "there is no net.prototxt in" in error
+        assert error.count("\n") == 1
+
+
+def test_files_for_caffe_do_not_take_the_place_of_the_net(
+    imported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, words = imported.with_name("net.prototxt"), ("export", str(imported), "--to", "caffemodel")
+    assert main([*words, "--overwrite"]) == 2
+    assert "the network's own prototxt" in capsys.readouterr().err
+    assert net.read_text() == PROTOTXT
+    out = imported.with_name("back.caffemodel")
+    shown(capsys, *words, "--out", out)
+    out.unlink()
+    assert main([*words, "--out", str(out)]) == 8  # back.prototxt is there
+    assert "back.prototxt: exists already" in capsys.readouterr().err
+
+
+def test_every_format_can_be_typed() -> None:
+    (typed,) = (each.choices for each in make_parser()._actions if "--to" in each.option_strings)
+    assert typed is not None
+    assert set(typed) == set(FORMATS)
 
 
 def test_a_tensor_that_safetensors_cannot_have(

@@ -316,3 +316,10 @@ def test_without_the_data_the_shape_is_typed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "needed" in done.stdout
     assert recipe_of(tmp_path / "out").model.args == {"input_CHW": [1, 9, 9]}
+
+
+@pytest.mark.slow
+def test_the_digests_of_any_number_of_workers(imported: Path, tmp_path: Path) -> None:
+    recipe = imported / "recipe.toml"
+    digests = {digest(recipe, tmp_path / str(workers), workers) for workers in (1, 2, 3, 4)}
+    assert len(digests) == 1

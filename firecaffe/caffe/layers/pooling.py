@@ -106,7 +106,8 @@ class AveragePool(nn.AvgPool2d):
             windows.fit(size, axis) for axis, size in enumerate(x.shape[2:])
         ):
             return F.avg_pool2d(x, kernel, stride, pad)
-        return windows(x)
+        weighted: Tensor = windows(x)
+        return weighted
 
 
 class StochasticPool(_Windows):

@@ -6,7 +6,7 @@ from firecaffe.cli.parser import Parser
 def make_parser() -> Parser:
     parser = Parser(
         "export",
-        "RUN --to safetensors|onnx|torch_export [--best] [--out FILE] [--overwrite]",
+        "RUN --to safetensors|onnx|torch_export|caffemodel [--best] [--out FILE] [--overwrite]",
         "A run's network as a file for other programs, compared with the network before it has "
         "its name.",
         takes_recipe=True,
@@ -14,9 +14,9 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add(
         "--to",
-        choices=["safetensors", "onnx", "torch_export"],
+        choices=["safetensors", "onnx", "torch_export", "caffemodel"],
         default=None,
-        help="weights alone, or the whole network",
+        help="weights alone, the whole network, or files for Caffe",
     )
     parser.add_best()
     add("--out", type=str, default="", metavar="FILE", help="else model.SUFFIX in the run's folder")

@@ -17,7 +17,7 @@ NET = (
     + "convolution_param { num_output: 4 kernel_size: 3 %s } %s }\n"
 )
 SHARED = 'layer { name: "%s" type: "InnerProduct" bottom: "%s" top: "%s" param { name: "w" } %s }\n'
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "NetParameter": {"name": None, "input": None, "input_shape": None, "layer": "Layer"},
     "Layer": dict.fromkeys(("name", "type", "bottom", "top", "include"), None)
     | {"convolution_param": "C"},

@@ -1,12 +1,10 @@
 """Nets of Caffe's as ONNX, which onnxruntime and OpenCV run, and as files for Caffe."""
 
-import importlib.util
 import os
 import subprocess
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -94,13 +92,9 @@ def test_onnxruntime_and_opencv_come_to_the_same(name: str, tmp_path: Path) -> N
     path = tmp_path / "net.onnx"
     export_onnx(network, samples, path)
     expected = logits(network, samples)
-    session = onnxruntime.InferenceSession(str(path))
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
     assert far(torch.from_numpy(session.run(None, {"inputs": samples.numpy()})[0]), expected) < 1e-5
-    if importlib.util.find_spec("cv2") is None:
-        pytest.skip("needs opencv-python-headless")
-    import cv2
-
-    net = cv2.dnn.readNetFromONNX(str(path))
+    net = pytest.importorskip("cv2").dnn.readNetFromONNX(str(path))
     for sample, own in zip(samples, expected, strict=True):
         net.setInput(sample[None].numpy())
         assert far(torch.from_numpy(net.forward()), own[None]) < 1e-5

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,12 @@ import torch
 from torch import Tensor
 
 from firecaffe.caffe import text
-from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.net import Net
-from firecaffe.caffe.parameters import blobs_of
-from tests.golden.caffe import layers, losses, nets
+from tests.golden.caffe import layers
 from tests.golden.caffe.cases import Case
+from tests.golden.caffe.passes import FAMILIES, filled, parameters, passed
 from tests.golden.caffe.record import FOLDER, Record
 
-FAMILIES = {**layers.FAMILIES, **losses.FAMILIES, **nets.FAMILIES}
 TOLERANCE = 1e-4
 CANCELED = 1e-5
 """What may be left where Caffe's sums come to nothing."""
@@ -43,34 +40,11 @@ def one_thread() -> None:
 def test_blobs_and_gradients_are_those_of_caffe(family: str, case: Case) -> None:
     record = Record(family, case.name)
     net = filled(case, record)
-    blobs = record.kind("blob")
-    values = [torch.tensor(blobs[name]) for name in net.inputs]
-    for value in values:
-        value.requires_grad_(case.passes == "force")
-    outputs = net(*values)
-    for name, expected in blobs.items():
-        close(net.blobs[name], expected, f"blob {name}")
-    weights = record.kind("weight")
-    for name, weight in weights.items():
+    assert net.unread() == []
+    for name, weight in record.kind("weight").items():
         assert net.losses[name] == pytest.approx(float(weight)), name
-    if case.passes == "forward":
-        return
-
-    written = Counter(top for call in net._calls for top in call.step.tops)
-    kept = {name: net.blobs[name] for name in blobs if written[name] < 2}
-    for blob in kept.values():
-        if blob.requires_grad:
-            blob.retain_grad()
-    heads = record.kind("head")
-    torch.autograd.backward(total(net, outputs, heads))
-    for name, expected in record.kind("diff").items():
-        is_given = name in heads or (case.passes == "backward" and name in net.inputs)
-        if name in kept and not is_given:
-            close(gradient(kept[name]), expected, f"diff {name}")
-    for name, tensor in parameters(net).items():
-        if name in record.kind("grad"):
-            expected = record.kind("grad")[name]
-            close(gradient(tensor).reshape(expected.shape), expected, f"grad {name}")
+    for pair in passed(net, case, record):
+        close(pair.ours, pair.caffes, pair.what)
 
 
 @pytest.mark.parametrize("name", ["batch", "batch_words", "batch_own_in_test"])
@@ -102,45 +76,6 @@ def test_records_are_what_a_real_caffe_makes_today(tmp_path: Path) -> None:
             assert kept.files == made.files
             for array in kept.files:
                 np.testing.assert_allclose(made[array], kept[array], 1e-4, 1e-6, err_msg=array)
-
-
-def filled(case: Case, record: Record) -> Net:
-    """The net with the record's parameters."""
-    net = Net(text.parse(case.net), phase=case.phase, stages=case.stages)
-    held: dict[str, list[Tensor]] = {}
-    for name, values in record.kind("param").items():
-        held.setdefault(name.rpartition("/")[0], []).append(torch.tensor(values))
-    loaded = net.load(held)
-    assert not loaded.unused
-    assert net.unread() == []
-    return net
-
-
-def parameters(net: Net) -> dict[str, Tensor]:
-    """The blobs of the layers, by layer and place."""
-    found = {}
-    for call in net._calls:
-        module = net.layers[call.step.name]
-        for place, tensor in enumerate(blobs_of(LAYERS[call.step.type], module).values()):
-            found[f"{call.step.name}/{place}"] = tensor
-    return found
-
-
-def total(net: Net, outputs: dict[str, Tensor], heads: dict[str, np.ndarray]) -> Tensor:
-    """What the record's gradients are the gradients of."""
-    parts = [
-        (outputs[name] * torch.tensor(head)).sum()
-        for name, head in heads.items()
-        if outputs[name].requires_grad
-    ]
-    parts += [
-        outputs[name].sum() * weight for name, weight in net.losses.items() if name not in heads
-    ]
-    return torch.stack([torch.zeros((), requires_grad=True), *parts]).sum()
-
-
-def gradient(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
 def close(found: Tensor, expected: np.ndarray, what: str) -> None:

@@ -1,5 +1,6 @@
 """What an import says of a net: understood, needed, left out. Nothing but the net is there."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def report_of(text: str, folder: Path) -> Report:
     return read(path, Asked(folder=str(folder / "out"))).report
 
 
-def lines(notes: list[tuple[str, str]]) -> str:
+def lines(notes: Sequence[tuple[str, str]]) -> str:
     return "\n".join(": ".join(each) for each in notes)
 
 

@@ -146,7 +146,8 @@ def test_the_page_shows_what_the_command_does() -> None:
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg16", "googlenet"])
 def test_totals_on_the_page(name: str) -> None:
-    volumes = volumes_of(ModelConfig(name), images_of(input_of(name)), 128, 8)
+    model = ModelConfig(name)
+    volumes = volumes_of(model, images_of(input_of(model)), 128, 8)
     for total in (volumes.bytes_by_data, volumes.bytes_by_model, volumes.bytes_by_layer):
         assert re.search(rf" {total / 1e6:,.1f}\b", PAGE), total
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,6 +16,7 @@ from firecaffe.compression import fcz
 from firecaffe.errors import FirecaffeError
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
+from firecaffe.reference import file_digest
 from firecaffe.training.about import About
 from firecaffe.training.coded import describe, described, tensors_of
 from firecaffe.training.unpack import unpack
@@ -115,6 +117,77 @@ def test_a_file_alone_runs_no_code(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         assert equal(firecaffe.load(path, model=nn.Linear(2, 2)), network)
     assert not CALLED
+
+
+PROTOTXT = """
+layer { name: "in" type: "Input" top: "in" input_param { shape { dim: 1 dim: 4 } } }
+layer {
+  name: "ip" type: "InnerProduct" bottom: "in" top: "ip"
+  inner_product_param { num_output: 2 weight_filler { type: "xavier" } }
+}
+"""
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Path:
+    """The file of a net of Caffe's, with its prototxt beside it."""
+    net = tmp_path / "here" / "net.prototxt"
+    net.parent.mkdir()
+    net.write_text(PROTOTXT)
+    name = f"caffe:{net}"
+    recipe = firecaffe.Recipe(
+        model=firecaffe.ModelConfig(name), data=firecaffe.DataConfig("generated")
+    )
+    path = net.with_name("net.fcz")
+    network = describe(recipe, ABOUT)
+    assert network["model"]["name"] == "caffe:net.prototxt"
+    assert network["nets"] == {"model": file_digest(net)}
+    fcz.write(path, tensors_of(make_network(recipe.model)), network)
+    return path
+
+
+def test_a_net_of_caffes_lies_beside_its_file_or_in_the_current_folder(
+    imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = firecaffe.load(imported)
+    with fcz.read(imported) as opened:
+        tensors = dict(opened.tensors())
+    assert {name: each.shape for name, each in tensors.items()} == {
+        "ip.weight": (2, 4),
+        "ip.bias": (2,),
+    }
+    assert all(np.array_equal(beside.state_dict()[name], each) for name, each in tensors.items())
+    alone = imported.rename(tmp_path / "alone.fcz")
+    with pytest.raises(FirecaffeError, match=r"there is no net\.prototxt in ") as caught:
+        firecaffe.load(alone)
+    assert "\n" not in str(caught.value)
+    monkeypatch.chdir(imported.parent)
+    assert equal(firecaffe.load(alone), beside)
+
+
+def test_another_net_of_caffes_is_not_taken(
+    imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = imported.with_name("net.prototxt").rename(tmp_path / "net.prototxt")
+    wrong = imported.with_name("net.prototxt")
+    wrong.write_text(PROTOTXT + "# of the same shapes\n")
+    with pytest.raises(FirecaffeError, match=f"{wrong} is another net") as caught:
+        firecaffe.load(imported)
+    assert "\n" not in str(caught.value)
+    monkeypatch.chdir(right.parent)
+    firecaffe.load(imported)
+
+
+def test_a_file_alone_reads_no_net_in_other_folders(imported: Path, tmp_path: Path) -> None:
+    net = imported.with_name("net.prototxt")
+    elsewhere = tmp_path / "elsewhere.fcz"
+    with fcz.read(imported) as opened:
+        tensors = dict(opened.tensors())
+    fcz.write(elsewhere, tensors, {"model": {"name": f"caffe:{net}"}})
+    with pytest.raises(FirecaffeError, match=r"there is no net\.prototxt in "):
+        firecaffe.load(elsewhere)
+    net.rename(tmp_path / "net.prototxt")
+    firecaffe.load(elsewhere)  # which says no digest
 
 
 @pytest.mark.parametrize(

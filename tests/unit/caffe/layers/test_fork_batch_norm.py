@@ -64,7 +64,7 @@ def test_blobs_start_as_the_file_says() -> None:
     starts = {name: float(blob[0, 0, 0, 0]) for name, blob in module.named_buffers()}
     assert starts == {"weight": 2, "bias": 0.5, "mean": 0, "variance": 1}
     module = module_of(layer("BN", "bn_param { shift_filler { value: 0.25 } }"), SHAPE)
-    starts = {name: float(blob[0, 2, 0, 0]) for name, blob in module.named_parameters()}
+    starts = {name: float(blob.detach()[0, 2, 0, 0]) for name, blob in module.named_parameters()}
     assert starts == {"weight": 0, "bias": 0.25}
 
 

@@ -28,13 +28,14 @@ def test_it_is_a_plain_linear_layer_where_that_will_do() -> None:
     assert type(layer_of("InnerProduct", words(""), SHAPE)) is nn.Linear
 
 
-def test_transposed() -> None:
+@pytest.mark.parametrize(("axis", "inputs"), [(1, 60), (2, 20)])
+def test_transposed(axis: int, inputs: int) -> None:
     x = random(*SHAPE)
-    net = net_of("InnerProduct", words("transpose: true bias_term: false"), SHAPE)
+    net = net_of("InnerProduct", words(f"axis: {axis} transpose: true bias_term: false"), SHAPE)
     weight = net.get_parameter("l.weight")
-    assert weight.shape == (60, 7)
+    assert weight.shape == (inputs, 7)
     assert [*dict(net.named_parameters())] == ["l.weight"]
-    torch.testing.assert_close(net(x)["y0"], x.flatten(1) @ weight)
+    torch.testing.assert_close(net(x)["y0"], x.flatten(axis) @ weight)
 
 
 def test_refused() -> None:
