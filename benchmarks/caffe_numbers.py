@@ -5,6 +5,7 @@
 writes benchmarks/results/caffe_numbers.md from the records in tests/golden/caffe.
 """
 
+import argparse
 import tempfile
 from contextlib import redirect_stdout
 from io import StringIO
@@ -46,6 +47,7 @@ SMALL = 1e-3
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     lines = [HEAD.format(torch=torch.__version__)]
     for family, cases in FAMILIES.items():

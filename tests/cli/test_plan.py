@@ -342,5 +342,6 @@ def test_a_ddp_script_with_two_more_lines(tmp_path: Path) -> None:
     ranks = json.loads(done.stdout)["ranks"]
     assert [(each["rank"], each["steps"]) for each in ranks] == [(0, 6), (1, 6)]
     for each in ranks:
-        assert sum(each["parts_s"].values()) == pytest.approx(each["step_s"], rel=0.5)
+        # Medians of each: on a busy machine they need not add up to the step's.
+        assert 0 < sum(each["parts_s"].values()) <= 1.5 * each["step_s"]
         assert min(each["parts_s"].values()) >= 0
