@@ -45,7 +45,8 @@ def test_a_slow_link_is_named_and_the_others_rate_is_written(tmp_path: Path) -> 
 @pytest.mark.usefixtures("can_emulate")
 def test_like_links_are_measured_alike(tmp_path: Path) -> None:
     found = check(3, RATE, tmp_path)
-    assert not [line for line in found["findings"] if "link" in line]
+    # That a latency varied says something of the machine beside, and nothing of the links.
+    assert not [line for line in found["findings"] if line.startswith("slow link")]
     (link,) = load_cluster(str(tmp_path / "found.toml")).links
     assert link.bandwidth_bytes_per_s == pytest.approx(RATE / 8 * PAYLOAD, rel=0.1)
     assert "ring" in link.efficiency
