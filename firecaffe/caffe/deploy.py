@@ -4,7 +4,6 @@ What Caffe's users call a deploy prototxt: an Input layer instead of those that 
 layers of TEST that lead to the prediction, and a Softmax if the loss had one.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -28,15 +27,17 @@ class Deployed(NamedTuple):
     layers: list[Layer]
     output: str
     """The blob that is the answer."""
-    is_softmax: bool
-    """Whether it is the softmax of the network's prediction."""
+    softmax_axis: int | None
+    """The axis of the softmax that it is of the network's prediction; None if it is none."""
 
 
 def deployed(network: Trained) -> Deployed:
     """Raises: CaffeError if a layer is not the one that the prototxt has."""
     answer = network.answering()
     fields = [Field("name", answer.name, 0)] if answer.name else []
-    fields.append(_layer(answer.source, "Input", [], [answer.source], answer.shape))
+    shape = Message([Field("dim", each, 0) for each in answer.shape])
+    param = Field("input_param", Message([Field("shape", shape, 0)]), 0)
+    fields.append(_layer(answer.source, "Input", [], [answer.source], param))
     layers = []
     for call in answer.calls:
         kept = [each for each in call.step.layer.fields if each.name not in OF_TRAINING]
@@ -47,25 +48,22 @@ def deployed(network: Trained) -> Deployed:
         if blobs:
             arrays = [each.detach().cpu().float().numpy() for each in blobs.values()]
             layers.append(Layer(call.step.layer.text("name"), call.step.type, arrays))
-    output, is_softmax = answer.blob, answer.loss == SOFTMAX_LOSS
-    if is_softmax:
+    output, axis = answer.blob, None
+    if answer.loss is not None and answer.loss.type == SOFTMAX_LOSS:
+        axis = answer.loss.layer.message("softmax_param").integer("axis", 1)
         output = PROBABILITIES
         while any(output in (each.step.name, *each.step.tops) for each in answer.calls):
             output += "_"
-        fields.append(_layer(output, "Softmax", [answer.blob], [output]))
-    return Deployed(Message(fields), layers, output, is_softmax)
+        param = Field("softmax_param", Message([Field("axis", axis, 0)]), 0)
+        fields.append(_layer(output, "Softmax", [answer.blob], [output], param))
+    return Deployed(Message(fields), layers, output, axis)
 
 
-def _layer(
-    name: str, kind: str, bottoms: list[str], tops: list[str], shape: Sequence[int] = ()
-) -> Field:
+def _layer(name: str, kind: str, bottoms: list[str], tops: list[str], param: Field) -> Field:
     words = [Field("name", name, 0), Field("type", kind, 0)]
     words += [Field("bottom", each, 0) for each in bottoms]
     words += [Field("top", each, 0) for each in tops]
-    if shape:
-        dims = Message([Field("dim", each, 0) for each in shape])
-        words.append(Field("input_param", Message([Field("shape", dims, 0)]), 0))
-    return Field("layer", Message(words), 0)
+    return Field("layer", Message([*words, param]), 0)
 
 
 def _check_whole(name: str, module: nn.Module, has_blobs: bool) -> None:

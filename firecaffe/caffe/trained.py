@@ -72,8 +72,8 @@ class Answer:
     calls: tuple[Call, ...]
     blob: str
     """The prediction."""
-    loss: str
-    """The type of the layer that is its main loss; empty if there is none."""
+    loss: Step | None
+    """The layer that is its main loss, if there is one."""
 
 
 class Trained(nn.Module):
@@ -111,8 +111,7 @@ class Trained(nn.Module):
             self._inputs[phase] = sample.blob
         train, test = made["TRAIN"], made["TEST"]
         self._shape = test.shapes[self._inputs["TEST"]]
-        loss = parts["TEST"].main_loss or parts["TRAIN"].main_loss
-        self._loss = loss.type if loss is not None else ""
+        self._loss = parts["TEST"].main_loss or parts["TRAIN"].main_loss
         modules = train.modules | test.modules
         for name, module in modules.items():
             self.add_module(name, module)

@@ -138,7 +138,8 @@ def looked_for(name: str, beside: str | Path, root: str) -> str:
         return "expected a file there"
     if root:
         return f"looked in --root {root}"
-    return f"looked in {Path.cwd()}, {own} and each folder above; --root says another"
+    places = ", ".join(map(str, dict.fromkeys((Path.cwd(), own))))
+    return f"looked in {places} and each folder above; --root says another"
 
 
 def _joined(train: NetFile, test: NetFile, states: dict[str, State]) -> NetFile:

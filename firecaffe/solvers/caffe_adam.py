@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firecaffe.solvers.grouped import GroupedOptimizer, Groups
+from firecaffe.solvers.grouped import GroupedOptimizer, Groups, counted, moments
 
 
 class CaffeAdam(GroupedOptimizer):
@@ -37,24 +37,10 @@ class CaffeAdam(GroupedOptimizer):
         if group["weight_decay"]:
             added = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
             gradients = list(added)
-        states = [self._state(each) for each in weights]
-        means = [each["mean"] for each in states]
-        squares = [each["square"] for each in states]
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        states = [self.state[each] for each in weights]
+        means, squares = moments(states, gradients, group["betas"])
+        steps = [counted(each) for each in states]
         moved = list(torch._foreach_sqrt(squares))
         torch._foreach_add_(moved, group["delta"])
-        rates = [
-            -group["lr"] * math.sqrt(1 - beta2 ** each["step"]) / (1 - beta1 ** each["step"])
-            for each in states
-        ]
+        rates = [-group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step) for step in steps]
         torch._foreach_addcdiv_(weights, means, moved, rates)
-
-    def _state(self, weight: Tensor) -> dict[str, Any]:
-        """What is kept of a weight, with this update counted."""
-        state: dict[str, Any] = self.state[weight]
-        if not state:
-            state.update(step=0, mean=torch.zeros_like(weight), square=torch.zeros_like(weight))
-        state["step"] += 1
-        return state

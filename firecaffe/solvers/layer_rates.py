@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from firecaffe.solvers.grouped import Groups
+from firecaffe.solvers.grouped import Groups, counted, kept, moments
 from firecaffe.solvers.norms import Norms, own_norms
 
 
@@ -92,7 +92,7 @@ class Lars(LayerRates):
             for weight, (own, theirs) in zip(weights, lengths, strict=True)
         ]
         torch._foreach_mul_(moved, rates)
-        velocities = [_kept(self.state[each], "velocity", each) for each in weights]
+        velocities = [kept(self.state[each], "velocity", each) for each in weights]
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, moved)
         torch._foreach_sub_(weights, velocities)
@@ -116,12 +116,9 @@ class Lamb(LayerRates):
         self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
     ) -> list[Tensor]:
         beta1, beta2 = group["betas"]
-        means = [_kept(self.state[each], "mean", each) for each in weights]
-        squares = [_kept(self.state[each], "square", each) for each in weights]
-        steps = [self._count(each) for each in weights]
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        states = [self.state[each] for each in weights]
+        means, squares = moments(states, gradients, group["betas"])
+        steps = [counted(each) for each in states]
         roots = torch._foreach_div(squares, [1 - beta2**step for step in steps])
         torch._foreach_sqrt_(roots)
         torch._foreach_add_(roots, group["delta"])
@@ -144,20 +141,8 @@ class Lamb(LayerRates):
         torch._foreach_mul_(directions, rates)
         torch._foreach_sub_(weights, directions)
 
-    def _count(self, weight: Tensor) -> int:
-        state = self.state[weight]
-        state["step"] = state.get("step", 0) + 1
-        return int(state["step"])
-
 
 def _ratio(own: Tensor, theirs: Tensor, dimensions: int) -> Tensor:
     if dimensions < 2:
         return torch.ones_like(own)
     return torch.where((own > 0) & (theirs > 0), own / theirs, torch.ones_like(own))
-
-
-def _kept(state: dict[str, Any], name: str, like: Tensor) -> Tensor:
-    if name not in state:
-        state[name] = torch.zeros_like(like)
-    value: Tensor = state[name]
-    return value

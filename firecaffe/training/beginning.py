@@ -12,6 +12,7 @@ from firecaffe.recipe.idle import idle_words
 from firecaffe.recipe.paths import with_absolute_paths
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.environment import NAME as ENVIRONMENT
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.files import write_atomically, write_json
 from firecaffe.runs.folder import continue_run_folder, create_run_folder
@@ -41,7 +42,7 @@ def make_folder(
         write_atomically(folder / "recipe.toml", to_toml(with_absolute_paths(run.recipe)))
         hosts = [world.host] if world.watch is None else list(dict.fromkeys(world.watch.hosts))
         environment = {**describe_environment(), "hosts": hosts, "own_code": own_code}
-        write_json(folder / "environment.json", environment)
+        write_json(folder / ENVIRONMENT, environment)
         write_about(folder, about)
         remember_folder(world, start, folder.resolve())
     return Path(text_of_first(world, str(folder.resolve())))

@@ -149,12 +149,13 @@ def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> 
         aside_text.write_text(as_text(found.net))
         caffemodel.write(aside, found.layers, found.net.text("name"))
         again = Net(aside_text, aside)
-        samples = torch.rand(again.shapes[again.inputs[0]])
+        seeded = torch.Generator().manual_seed(0)
+        samples = torch.rand(again.shapes[again.inputs[0]], generator=seeded)
         was_training = network.training
         with torch.no_grad():
             expected = prediction_of(network.eval()(samples))
-            if found.is_softmax:
-                expected = expected.softmax(1)
+            if found.softmax_axis is not None:
+                expected = expected.softmax(found.softmax_axis)
             answer = again(samples)[found.output]
         network.train(was_training)
         if not torch.equal(answer, expected):

@@ -16,6 +16,7 @@ from firecaffe.models.weights import load_weights
 from firecaffe.recipe.of_run import RECIPE, recipe_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import shown
+from firecaffe.runs.environment import NAME as ENVIRONMENT
 from firecaffe.training.about import NOTHING, About, about_of, read_about
 from firecaffe.training.checkpoint import BEST, POINTERS, SUMS, Checkpoint, load_newest
 from firecaffe.training.coded import check_outline, check_own_code, described, is_coded, with_nets
@@ -125,11 +126,10 @@ def load_run(
 
 def is_start(where: Path, recipe: Recipe) -> bool:
     """Whether a folder with a recipe is that of an import: it has first weights, and no run has
-    begun in it.
+    begun in it, which writes its environment as it begins.
     """
-    return bool(recipe.model.weights) and not any(
-        (where / name).exists() for name in ("checkpoints", SUMS)
-    )
+    begun = any((where / name).exists() for name in ("checkpoints", SUMS, ENVIRONMENT))
+    return bool(recipe.model.weights) and not begun
 
 
 def _from_start(where: Path, recipe: Recipe, about: About, model: Given | None) -> Trained:

@@ -221,6 +221,11 @@ def test_a_net_with_all_its_weights_is_used_as_it_is(tmp_path: Path) -> None:
     done = typed.firecaffe("evaluate", folder)
     assert done.returncode == 2
     assert "--data.name" in done.stderr
+    # A run that began there and has saved nothing is no trained network.
+    (folder / "environment.json").write_text("{}")
+    done = typed.firecaffe("export", folder, "--to", "safetensors", "--overwrite")
+    assert done.returncode == 4
+    assert "checkpoint" in done.stderr
 
 
 def test_plan_and_profile_take_it(home: Path, imported: Path) -> None:

@@ -16,28 +16,26 @@ EPSILON = 1e-4
 """What is added to a distance that is divided by, in the gradient of ContrastiveLoss."""
 
 
-class EuclideanLoss(nn.Module):
-    """Half the squared distance, the mean of the samples."""
+class _OfSamples(nn.Module):
+    """Of values and targets; the mean of the samples, which no word changes."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         check_bottoms(spec, 2)
         without_normalization(spec)
         self.spec = spec
+
+
+class EuclideanLoss(_OfSamples):
+    """Half the squared distance, the mean of the samples."""
 
     def forward(self, values: Tensor, targets: Tensor) -> Tensor:
         other = alike(self.spec, values, targets)
         return (values - other).square().sum() / len(values) / 2
 
 
-class L1Loss(nn.Module):
+class L1Loss(_OfSamples):
     """The sum of the differences, the mean of the samples: of NVIDIA's fork, for DetectNet."""
-
-    def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        check_bottoms(spec, 2)
-        without_normalization(spec)
-        self.spec = spec
 
     def forward(self, values: Tensor, targets: Tensor) -> Tensor:
         return (values - alike(self.spec, values, targets)).abs().sum() / len(values)

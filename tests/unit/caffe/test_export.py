@@ -139,6 +139,13 @@ def test_a_real_caffe_comes_to_the_same(name: str, tmp_path: Path) -> None:
     assert far(found, logits(network, samples).softmax(1)) < 1e-5
 
 
+def test_the_softmax_is_along_the_axis_of_the_loss(tmp_path: Path) -> None:
+    loss = LOSS.replace('top: "loss"', 'top: "loss" softmax_param { axis: -1 }')
+    network = Trained(parse(INPUT + NETS["pooling"] + OUT + loss, "axis"))
+    export_caffemodel(network, None, tmp_path / "net.caffemodel")
+    assert "axis: -1" in (tmp_path / "net.prototxt").read_text()
+
+
 def test_a_network_that_was_not_imported_does_not_go_to_caffe(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="imported"):
         export_caffemodel(nn.Linear(2, 2), None, tmp_path / "net.caffemodel")

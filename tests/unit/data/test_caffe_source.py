@@ -20,22 +20,9 @@ from tests.golden.caffe.data_cases import (
     pixels,
     png,
     raw,
-    write_all,
     write_lmdb,
 )
-
-
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder has the cases' files."""
-    write_all(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def net(folder: Path, text: str) -> DataConfig:
-    (folder / "net.prototxt").write_text(text)
-    return DataConfig(name="caffe:net.prototxt")
+from tests.unit.data.caffe_net import net
 
 
 def error_of(config: DataConfig) -> str:

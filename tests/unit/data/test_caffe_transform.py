@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from firecaffe.data import DataConfig, open_data
+from firecaffe.data import open_data
 from firecaffe.data.augment import random_crop_mirror
 from firecaffe.data.dataset import ask
 from firecaffe.data.hold_out import hold_out
@@ -18,22 +18,9 @@ from tests.golden.caffe.data_cases import (
     mean_image,
     pixels,
     raw,
-    write_all,
     write_lmdb,
 )
-
-
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder has the cases' files."""
-    write_all(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def net(folder: Path, text: str) -> DataConfig:
-    (folder / "net.prototxt").write_text(text)
-    return DataConfig(name="caffe:net.prototxt")
+from tests.unit.data.caffe_net import net
 
 
 @pytest.mark.parametrize("case", CASES)
