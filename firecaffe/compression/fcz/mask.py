@@ -44,6 +44,9 @@ TRIED = 1 << 18
 SCREENED = 1 << 16
 """The same of its matrices."""
 
+DIGITS = 9
+"""Of a cost: the last ones are the machine's, and would choose between views that are alike."""
+
 LEAST_SHARED = 0.003
 """Neighbors are not tried if they share less, of the bits that distances take: rows that look at
 them go one by one, and each takes time.
@@ -115,8 +118,10 @@ def cheapest_view(
         return of_part(view, min(most, len(kept)))
 
     def may_tell(view: View) -> bool:
-        shared = shared_bits(view.matrix(kept, shape), view.distance)
-        return not view.distance or shared > LEAST_SHARED * enough
+        """Whether rows say enough of those behind them, if it looks at them at all."""
+        if not view.distance:
+            return True
+        return shared_bits(view.matrix(kept, shape), view.distance) > LEAST_SHARED * enough
 
     views = [view for view in _views(shape, inverted) if fits(view) and may_tell(view)]
     screened = {view: cost(view, SCREENED) for view in views}
@@ -132,7 +137,9 @@ def cheapest_view(
 
 
 def _with_strength(view: View, cost: Callable[[View], float]) -> View:
-    """The view with the strength that takes the fewest bits: downhill, for there is one valley."""
+    """The view with a strength that takes fewer bits than the next ones: downhill, so that few are
+    tried; a deeper valley behind may be missed.
+    """
     found = cost(view)
     for step in (2, -2):
         while 0 <= view.strength + step < STRENGTHS:
@@ -150,7 +157,7 @@ def shared_bits(matrix: Bools, distance: int) -> float:
     """
     matrix = matrix[: max(distance + 1, SCREENED // matrix.shape[1])]
     before, after = matrix[:-distance], matrix[distance:]
-    if not distance or not before.size:
+    if not before.size:
         return 0.0
     both, first, second = (float(each.mean()) for each in (before & after, before, after))
     joint = np.array([[1 - first - second + both, second - both], [first - both, both]])
@@ -222,7 +229,7 @@ def _cost(view: View, kept: Bools, shape: Shape, most: int) -> float:
     bits = Adaptive(len(FACTORS)).bits(np.bincount(rows.classes, minlength=len(FACTORS)))
     for ones, chances in rows:
         bits -= float(np.log2(np.where(ones, chances, 1 - chances)).sum())
-    return bits / rows.matrix.size
+    return round(bits / rows.matrix.size, DIGITS)
 
 
 class _Rows:
