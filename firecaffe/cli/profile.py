@@ -22,7 +22,7 @@ from firecaffe.models.profile import Profile
 from firecaffe.models.weights import FCZ
 from firecaffe.plan.parallel import volumes_of
 from firecaffe.plan.workload import images_of, input_of, profile_of
-from firecaffe.training.coded import check_own_code, described, with_nets
+from firecaffe.training.coded import check_outline, check_own_code, described, with_nets
 
 Shape = tuple[int, int, int]
 """Channels, rows and columns."""
@@ -76,6 +76,7 @@ def _in_file(path: Path, typed: Shape | None) -> tuple[ModelConfig, Shape, int |
     recipe, about = described(path, ())
     check_own_code(path, recipe, ())
     recipe = with_nets(path, recipe, ())
+    check_outline(path, recipe.model, about)
     if typed:
         return recipe.model, typed, about.num_classes
     if len(about.input_shape) != 3:

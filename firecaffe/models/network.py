@@ -89,7 +89,7 @@ def with_outline(
     use: Callable[[nn.Module], T],
 ) -> T:
     """What `use` finds out of the network on the meta device, where it takes no memory. If someone
-    else's code needs numbers, of a network in memory.
+    else's code needs numbers, of a network in memory; networks of ours never do.
 
     Raises: RecipeError; OwnCodeError, which `use` has to raise too of a user's code.
     """
@@ -99,7 +99,9 @@ def with_outline(
         if all(each.is_meta for each in (*network.parameters(), *network.buffers())):
             return use(network)
     except OwnCodeError:
-        pass  # it may be for the numbers alone, and is raised again if it is not
+        if config.name in MODELS:
+            raise
+        # it may be for the numbers alone, and is raised again if it is not
     with torch.random.fork_rng(devices=[]):
         return use(make_network(config, num_classes, in_channels))
 

@@ -9,17 +9,19 @@ prototxt lies beside the file.
 
 from collections.abc import Container
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from firecaffe.compression import fcz
-from firecaffe.errors import CheckpointError, RecipeError
+from firecaffe.errors import CheckpointError, OwnCodeError, RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.network import with_outline
-from firecaffe.models.weights import FCZ, outline_of
+from firecaffe.models.network import make_network, with_outline
+from firecaffe.models.weights import FCZ, Outline, outline_of
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.of_run import recipe_from
 from firecaffe.recipe.sections import Recipe, check_recipe
@@ -65,7 +67,11 @@ KINDS: dict[str, type] = {
 }
 """What is kept of `About`, and what each is, or each of its elements."""
 
-LISTS = ("class_names", "sample_CHW", "input_shape")
+SHAPES = ("sample_CHW", "input_shape")
+LISTS = ("class_names", *SHAPES)
+
+MOST_SAMPLE = 1 << 24
+"""Numbers of a sample that a file speaks of, for one is made up where a network is exported."""
 
 NETS = "nets"
 """Where a file has the sha256 of the nets of Caffe's that it names, by section."""
@@ -198,10 +204,15 @@ def _net_of(file: Path, word: str, name: str, digest: str | None) -> Path:
 
 
 def check_outline(file: Path, config: ModelConfig, about: About) -> None:
-    """Raises: CheckpointError if the network has not the file's tensors; RecipeError; OwnCodeError
-    for what a user's code raises.
+    """Raises: CheckpointError if the network has not the file's tensors, or is none; RecipeError;
+    OwnCodeError for what a user's code raises.
     """
-    outline = with_outline(config, about.num_classes, about.in_channels, outline_of)
+    try:
+        outline = _outline(config, about)
+    except OwnCodeError as error:
+        if is_reference(config.name):
+            raise
+        raise CheckpointError(f"{file}: cannot be a network: {error}") from error
     with fcz.read(file) as opened:
         held = {each.name: each.shape for each in opened.outlines}
     for names, shape in outline.values():
@@ -214,6 +225,17 @@ def check_outline(file: Path, config: ModelConfig, about: About) -> None:
             )
 
 
+def _outline(config: ModelConfig, about: About) -> Outline:
+    """Takes memory for numbers only if code that the user has named needs them: how many there are
+    is what the file says.
+    """
+    counts = about.num_classes, about.in_channels
+    if is_reference(config.name):
+        return with_outline(config, *counts, outline_of)
+    with torch.device("meta"):
+        return outline_of(make_network(config, *counts))
+
+
 def _about(facts: dict[str, Any]) -> About:
     """Raises: ValueError if a fact is of another kind."""
     for fact, value in facts.items():
@@ -221,6 +243,8 @@ def _about(facts: dict[str, Any]) -> About:
         whole = value if isinstance(value, list) else [value]
         if isinstance(value, list) != (fact in LISTS) or any(type(x) is not kind for x in whole):
             raise ValueError(f"{fact} is {shown(value)}")
+        if fact in SHAPES and (min(value, default=1) < 1 or prod(value) > MOST_SAMPLE):
+            raise ValueError(f"{fact} is {shown(value)}; at most {MOST_SAMPLE:,} numbers a sample")
         if fact in LISTS:
             facts[fact] = tuple(value)
     return replace(NOTHING, **facts)

@@ -43,6 +43,14 @@ MOST_NAME = 1 << 12
 MOST_SPAN = 1 << 62
 """Bytes of a tensor, one of its dimensions that is 0 counted as 1: no array may span more."""
 
+MOST_DECODED = 1 << 32
+FEW_DECODED = 1 << 24
+MOST_RATIO = 1 << 10
+"""What all tensors of a file may need together: so many bytes at most; and so few of any file, or
+so many for each byte of it. Zeros take next to nothing, so that a file of a few bytes could ask for
+any memory. Trained networks are written in a hundredth at best.
+"""
+
 DICTIONARY = (
     b"layer1.layer2.layer3.layer4.0.downsample.running_meanrunning_varnum_batches_tracked"
     b"features.classifier.expand1x1expand3x3squeezeinceptionconv1.conv2.conv3.ip1.ip2.ip3.fc1.fc2."
@@ -77,6 +85,11 @@ class Header:
     tensors: Sequence[Outline]
     body_bytes: int
     """What follows the header."""
+
+
+def allowed_bytes(file_bytes: int) -> int:
+    """What all tensors of a file of this size may need together, decoded."""
+    return min(MOST_DECODED, max(FEW_DECODED, MOST_RATIO * file_bytes))
 
 
 def header_bytes(network: Mapping[str, Any], tensors: Sequence[Outline], body_bytes: int) -> bytes:

@@ -2,7 +2,7 @@
 
 A file may be a stranger's. It is looked over before memory is taken for it: the header's length is
 capped, its checksum holds before anything of it is used, and what all tensors need together must be
-allowed. Nothing in a file is run.
+allowed, and be no more than a file of its size may stand for. Nothing in a file is run.
 """
 
 import os
@@ -17,14 +17,11 @@ from numpy.typing import NDArray
 from firecaffe.compression.fcz.blocks import BlockReader
 from firecaffe.compression.fcz.damaged import DamagedError
 from firecaffe.compression.fcz.gaps import read_gaps
-from firecaffe.compression.fcz.header import Outline, read_header
+from firecaffe.compression.fcz.header import Outline, allowed_bytes, read_header
 from firecaffe.compression.fcz.mask import read_mask
 from firecaffe.compression.fcz.patterns import GAPS, Patterns, unsigned
 from firecaffe.compression.fcz.values import read_values
 from firecaffe.errors import CheckpointError
-
-MOST_BYTES = 1 << 32
-"""What all tensors of a file may need together, unless `read` is told otherwise."""
 
 SCANNED = 1 << 13
 """Elements that are looked at together for those that are kept."""
@@ -33,7 +30,7 @@ SCANNED = 1 << 13
 class Opened:
     """A file that is open: a context, which closes it."""
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
+    def __init__(self, path: Path, most_bytes: int | None) -> None:
         """Raises: CheckpointError."""
         self._path = path
         try:
@@ -41,14 +38,19 @@ class Opened:
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from error
         try:
-            header = read_header(self._file, os.fstat(self._file.fileno()).st_size)
+            file_bytes = os.fstat(self._file.fileno()).st_size
+            header = read_header(self._file, file_bytes)
             self.network: dict[str, Any] = header.network
             """What was given to `write`."""
             self.outlines: Sequence[Outline] = header.tensors
             """Name, type and shape of each tensor, in the order of the file."""
             needed = sum(each.num_bytes for each in header.tensors)
+            most_bytes = allowed_bytes(file_bytes) if most_bytes is None else most_bytes
             if needed > most_bytes:
-                raise DamagedError(f"its tensors need {needed:,} bytes; allowed are {most_bytes:,}")
+                raise DamagedError(
+                    f"its tensors need {needed:,} bytes; allowed are {most_bytes:,} of a file of "
+                    f"{file_bytes:,}"
+                )
         except (DamagedError, OSError) as error:
             self._file.close()
             raise CheckpointError(f"{path}: no .fcz file, or damaged: {error}") from error
@@ -89,12 +91,13 @@ class Opened:
         self._file.close()
 
 
-def read(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Opened:
+def read(path: str | Path, *, most_bytes: int | None = None) -> Opened:
     """Opens a file: `with read(path) as file: for name, array in file.tensors(): …`.
 
     Args:
         path: Of the file.
-        most_bytes: What its tensors may need together, decoded.
+        most_bytes: What its tensors may need together, decoded; None for what a file of its size
+            may stand for (`allowed_bytes`).
 
     Raises: CheckpointError if it is no .fcz file, is damaged, of another version, or too large.
     """

@@ -17,6 +17,7 @@ from firecaffe.compression.fcz.header import (
     MOST_NAME,
     MOST_TENSORS,
     Outline,
+    allowed_bytes,
     header_bytes,
 )
 from firecaffe.compression.fcz.mask import TRIED, View, cheapest_view, write_mask
@@ -52,7 +53,8 @@ def write(
         code: "huffman" codes distances and values as Deep Compression does; "range" by a range
             coder alone; "best" by what is smallest in each section.
 
-    Raises: RecipeError if a tensor's type cannot be written, or the network is no JSON; OSError.
+    Raises: RecipeError if a tensor's type cannot be written, the network is no JSON, or `read`
+    would refuse the file for what its tensors need; OSError.
     """
     if code not in CODES:
         raise RecipeError(f"code is {code!r}; expected one of {', '.join(CODES)}")
@@ -72,6 +74,16 @@ def write(
             header = header_bytes(network, outlines, body_bytes)
         except (TypeError, ValueError) as error:
             raise RecipeError(f"the network of a .fcz file has to be JSON: {error}") from error
+        needed, allowed = (
+            sum(each.num_bytes for each in outlines),
+            allowed_bytes(len(header) + body_bytes),
+        )
+        if needed > allowed:
+            raise RecipeError(
+                f"{path}: tensors of {needed:,} bytes would be a file of "
+                f"{len(header) + body_bytes:,}, of which a reader allows {allowed:,}; expected a "
+                "network with weights of its own"
+            )
         body.seek(0)
         with _whole(path) as file:
             file.write(header)

@@ -13,7 +13,7 @@ from torch import nn
 
 import firecaffe
 from firecaffe.compression import fcz
-from firecaffe.errors import FirecaffeError
+from firecaffe.errors import CheckpointError, FirecaffeError
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
 from firecaffe.reference import file_digest
@@ -202,6 +202,8 @@ def test_a_file_alone_reads_no_net_in_other_folders(imported: Path, tmp_path: Pa
         ({"model": {"name": "lenet"}, "num_classes": 8, "in_channels": 1}, "of shape (7, 500)"),
         ({"model": {"name": "lenet"}, "num_classes": 10**9, "in_channels": 1}, "(1000000000, 500)"),
         ({"model": {"name": "vgg16"}}, "features.0.weight is missing"),
+        ({"model": {"name": "lenet"}, "input_shape": [3, 10**5, 10**5]}, "numbers a sample"),
+        ({"model": {"name": "lenet"}, "input_shape": [3, -1]}, "numbers a sample"),
         ({}, "does not say which network it is"),
     ],
 )
@@ -214,6 +216,31 @@ def test_a_file_that_is_not_its_network_is_refused(
         firecaffe.load(path)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["vgg16", "caffe"])
+def test_a_file_whose_network_cannot_be_takes_no_memory_for_one(
+    imported: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    devices = []
+    for init in (nn.Linear, nn.Conv2d, nn.Module):
+        made = init.__init__
+
+        def watched(self: nn.Module, *args: Any, made: Any = made, **words: Any) -> None:
+            devices.append(str(torch.get_default_device()))
+            made(self, *args, **words)
+
+        monkeypatch.setattr(init, "__init__", watched)
+    network: dict[str, Any] = {"model": {"name": "vgg16"}, "num_classes": 10**18}
+    if name == "caffe":
+        net = imported.with_name("net.prototxt")
+        net.write_text(PROTOTXT.replace("num_output: 2", f"num_output: {2**31 - 1}"))
+        net.write_text(net.read_text().replace("dim: 4", f"dim: {2**31 - 1} dim: {2**31 - 1}"))
+        network = {"model": {"name": "caffe:net.prototxt"}}
+    fcz.write(imported, {}, network)
+    with pytest.raises(CheckpointError, match="cannot be a network"):
+        firecaffe.load(imported)
+    assert set(devices) == {"meta"}
 
 
 def test_what_else_is_asked_of_a_file_is_one_line(file: Path, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from firecaffe.compression.fcz import CODES, mask, read, values, write
 from firecaffe.compression.fcz.blocks import BlockReader, BlockWriter
 from firecaffe.compression.fcz.damaged import DamagedError
-from firecaffe.compression.fcz.header import MAGIC, Outline, header_bytes
+from firecaffe.compression.fcz.header import FEW_DECODED, MAGIC, Outline, header_bytes
 from firecaffe.compression.fcz.sequence import How
 from firecaffe.compression.fcz.varint import read_varint, varint
-from firecaffe.errors import CheckpointError
+from firecaffe.errors import CheckpointError, RecipeError
 from tests.unit.compression.fcz.made import (
     body_start,
     bytes_of,
@@ -123,6 +123,20 @@ def test_tensors_too_large_are_refused_before_memory_is_taken(tmp_path: Path) ->
     needed = sum(each.nbytes for each in small().values())
     with pytest.raises(CheckpointError, match=rf"need {needed:,} bytes; allowed are 1,000"):
         decoded(bytes_of(small()), most_bytes=1000)
+
+
+def test_few_bytes_do_not_stand_for_much_memory(tmp_path: Path) -> None:
+    few = header_bytes({}, [Outline("w", "uint8", (FEW_DECODED,))], 0)
+    more = header_bytes({}, [Outline("w", "uint8", (FEW_DECODED + 1,))], 0)
+    (tmp_path / "few.fcz").write_bytes(few)
+    (tmp_path / "more.fcz").write_bytes(more)
+    with read(tmp_path / "few.fcz"), read(tmp_path / "more.fcz", most_bytes=FEW_DECODED + 1):
+        pass
+    with pytest.raises(CheckpointError, match=rf"16,777,216 of a file of {len(more)}$"):
+        read(tmp_path / "more.fcz")
+    with pytest.raises(RecipeError, match="of which a reader allows"):
+        write(tmp_path / "zeros.fcz", {"w": np.zeros(FEW_DECODED + 1, np.uint8)}, {})
+    assert not list(tmp_path.glob("*zeros*"))
 
 
 def test_no_elements_in_dimensions_that_no_array_has() -> None:
