@@ -137,6 +137,8 @@ layer { name: "ip" type: "InnerProduct" bottom: "conv" top: "ip" inner_product_p
 layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" }
 """
 
+FROZEN = "param { lr_mult: 0 } param { lr_mult: 0 }"
+
 
 def inner(bottom: str, top: str, words: str = "") -> str:
     return layer("InnerProduct", bottom, top, f"{INNER} {words}")
@@ -158,6 +160,27 @@ PHASES = (
     + own("level", "include { min_level: 1 }")
     + layer("SoftmaxWithLoss", "ip label", "loss")
 )
+GATED = (
+    inputs(x=(2, 6, 1, 1), label=(2,))
+    + inner("x", "left")
+    + inner("x", "right")
+    + layer("Slice", "left", "a1 a2 a3", name="cut_left")
+    + layer("Slice", "right", "b1 b2 b3", name="cut_right")
+    + layer("Eltwise", "a1 a2", "a", "eltwise_param { operation: MAX }")
+    + layer("Eltwise", "b1 b2", "b", "eltwise_param { operation: MAX }")
+    + layer("Concat", "a b", "both")
+    + layer("Softmax", "both", "shares")
+    + layer("Slice", "shares", "p q", name="cut_shares")
+    + inner("p", "gate_left", FROZEN)
+    + inner("q", "gate_right", FROZEN)
+    + layer("Eltwise", "left gate_left", "y", "eltwise_param { operation: PROD }")
+    + layer("Eltwise", "right gate_right", "z", "eltwise_param { operation: PROD }")
+    + layer("Eltwise", "y z", "sum")
+    + layer("SoftmaxWithLoss", "sum label", "loss")
+)
+"""Two layers, each times its share, which comes of both: a3 and b3 are taken by nobody, and layers
+that learn nothing stand between.
+"""
 SIAMESE = (
     inputs(a=(3, 4), b=(3, 4), similar=(3,))
     + inner("a", "ya", 'param { name: "w" } param { name: "b" }')
@@ -178,6 +201,8 @@ NETS = [
     Case("phase_train", PHASES, draws=CLASSES),
     Case("phase_test", PHASES, phase="TEST", draws=CLASSES),
     Case("stage", PHASES, phase="TEST", draws=CLASSES, stages=("extra",)),
+    Case("gated", GATED, draws=CLASSES),
+    Case("gated_as_the_loss_asks", GATED, draws=CLASSES, passes="backward"),
     Case("shared", SIAMESE, draws={"similar": these(1, 0, 1)}),
     # In place, Caffe's ReLU and Power have right gradients only where no layer behind them needs
     # what stood there.

@@ -38,7 +38,7 @@ def filled(case: Case, record: Record) -> Net:
 
 def passed(net: Net, case: Case, record: Record) -> Iterator[Pair]:
     """Every blob after a forward pass; then its gradient, and that of every parameter, unless
-    Caffe does not give it.
+    Caffe does not give it: of one with lr_mult 0 it is left at 0, if none is forced.
     """
     blobs = record.kind("blob")
     values = [torch.tensor(blobs[name]) for name in net.inputs]
@@ -62,8 +62,11 @@ def passed(net: Net, case: Case, record: Record) -> Iterator[Pair]:
         if name in kept and not is_given:
             yield Pair(f"diff {name}", _gradient(kept[name]), expected)
     grads = record.kind("grad")
+    still = set() if case.passes == "force" else _still(net)
     for name, tensor in parameters(net).items():
-        if name in grads:
+        if id(tensor) in still:
+            assert not grads[name].any()
+        elif name in grads:
             yield Pair(f"grad {name}", _gradient(tensor).reshape(grads[name].shape), grads[name])
 
 
@@ -75,6 +78,12 @@ def parameters(net: Net) -> dict[str, Tensor]:
         for place, tensor in enumerate(blobs_of(LAYERS[call.step.type], module).values()):
             found[f"{call.step.name}/{place}"] = tensor
     return found
+
+
+def _still(net: Net) -> set[int]:
+    """The parameters with lr_mult 0, by id."""
+    held = dict(net.named_parameters())
+    return {id(held[name]) for name, each in net.multipliers.items() if not each.lr}
 
 
 def _total(net: Net, outputs: dict[str, Tensor], heads: dict[str, np.ndarray]) -> Tensor:

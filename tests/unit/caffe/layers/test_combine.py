@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from firecaffe.caffe import text
 from firecaffe.caffe.message import CaffeError
+from firecaffe.caffe.net import Net
+from tests.golden.caffe.cases import inputs, layer
 from tests.unit.caffe.layers.alone import net_of, random
 
 SHAPE = (2, 6, 3, 4)
@@ -30,6 +33,26 @@ class TestEltwise:
             [[1, 1]],
             [[0, 0]],
         ]
+
+    @pytest.mark.parametrize("operation", ["PROD", "SUM", "MAX"])
+    def test_in_place_is_as_with_a_top_of_its_own(self, operation: str) -> None:
+        """In a real Caffe it is not: of PROD the gradients, of SUM and MAX the values are wrong."""
+        found = []
+        for top in ("a", "c"):
+            net = Net(
+                text.parse(
+                    inputs(x=(2, 4), z=(2, 4))
+                    + layer("Power", "x", "a")
+                    + layer("Power", "z", "b")
+                    + layer("Eltwise", "a b", top, f"eltwise_param {{ operation: {operation} }}")
+                )
+            )
+            torch.manual_seed(3)
+            values = [torch.randn(2, 4).requires_grad_() for _ in range(2)]
+            y = net(*values)[top]
+            found.append([y, *torch.autograd.grad(y.square().sum(), values)])
+        for own, other in zip(*found, strict=True):
+            assert torch.equal(own, other)
 
     @pytest.mark.parametrize(
         ("words", "shapes", "said"),
