@@ -1,16 +1,16 @@
 """The ranks of one host: memory that they share, and a barrier that notices who is gone.
 
 Memory is anonymous (memfd), passed from process to process over sockets: it has no name, so a
-rank that is killed leaves nothing behind. Each pair of ranks has one such socket; a barrier is one
-byte to and from everybody, and the end of a process closes its sockets, which wakes whoever waits.
+rank that is killed leaves nothing behind. Each pair of ranks has one such socket; a barrier is a
+number to and from everybody, and the end of a process closes its sockets, which wakes whoever
+waits.
 """
 
 import os
 import select
 import socket
 import sys
-import uuid
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.errors import PeerLostError
+from firecaffe.transport.local_sockets import NUMBER, connect_local
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class LocalRanks:
         for local_rank, peer in enumerate(self.sockets):
             if peer is not None:
                 try:
-                    socket.send_fds(peer, [bytes([self.own])], descriptors)
+                    socket.send_fds(peer, [NUMBER.pack(self.own)], descriptors)
                 except OSError as error:
                     raise self._lost(local_rank, error) from error
 
@@ -121,15 +122,18 @@ class LocalRanks:
         """Receives the descriptors that come with a peer's message. The message is the peer's own
         number, or that of a rank which it has lost.
         """
+        received: list[int] = []
         try:
-            message, received, _, _ = socket.recv_fds(peer, 1, descriptors)
+            # What comes beyond that is closed by the kernel.
+            message, received, _, _ = socket.recv_fds(peer, NUMBER.size, descriptors)
+            number = NUMBER.unpack(message)[0] if message else None
+            if number == local_rank and len(received) == descriptors:
+                return received
         except OSError as error:
             raise self._lost(local_rank, error) from error
-        if not message:
-            raise self._lost(local_rank, None)
-        if message[0] != local_rank:
-            raise self._lost(local_rank, None, message[0])
-        return received
+        for each in received:
+            os.close(each)
+        raise self._lost(local_rank, None, None if number == local_rank else number)
 
     def _lost(
         self, local_rank: int, error: OSError | None, last_word: int | None = None
@@ -144,7 +148,7 @@ class LocalRanks:
             if peer is not None:
                 peer.setblocking(False)
                 with suppress(OSError):
-                    peer.send(bytes([last_word]))
+                    peer.send(NUMBER.pack(last_word))
         rank = self.world.in_world(self.first_rank + last_word)
         if last_word != local_rank:
             by = self.world.in_world(self.first_rank + local_rank)
@@ -160,8 +164,8 @@ class LocalRanks:
         assert peer is not None
         peer.setblocking(False)
         with suppress(OSError):
-            while message := peer.recv(1):
-                last = message[0]
+            while message := peer.recv(NUMBER.size):
+                [last] = NUMBER.unpack(message)
         return last
 
 
@@ -201,35 +205,5 @@ def meet_local_ranks(world: Group, timeout_s: float) -> LocalRanks | None:
     if size < 2 or not sys.platform.startswith("linux"):
         return None
     first = world.rank - world.local_rank
-    with ExitStack() as opened, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        # A leading zero: a name that is in no file system and goes with its socket.
-        name = f"\0firecaffe-{uuid.uuid4().hex}"
-        listener.bind(name)
-        listener.listen(size)
-        listener.settimeout(timeout_s)
-        names = gather_text(world, name)[first : first + size]
-        sockets: list[socket.socket | None] = [None] * size
-        failure = ""
-        try:
-            for local_rank in range(world.local_rank):
-                peer = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                peer.settimeout(timeout_s)
-                sockets[local_rank] = peer
-                peer.connect(names[local_rank])
-                peer.sendall(bytes([world.local_rank]))
-        except OSError as error:
-            failure = str(error)
-        # Nobody waits for a connection that another could not make.
-        if any(gather_text(world, failure)):
-            return None
-        with peers_may_be_lost(world):
-            try:
-                for _ in range(world.local_rank + 1, size):
-                    peer, _ = listener.accept()
-                    opened.enter_context(peer)
-                    peer.settimeout(timeout_s)
-                    sockets[peer.recv(1)[0]] = peer
-            except (OSError, IndexError) as error:
-                raise PeerLostError(f"another rank of this host went away: {error}") from error
-        opened.pop_all()  # from here on they are closed with what holds them
-        return LocalRanks(first, tuple(sockets), world)
+    sockets = connect_local(world, first, size, timeout_s)
+    return None if sockets is None else LocalRanks(first, sockets, world)
