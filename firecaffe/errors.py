@@ -120,6 +120,13 @@ class RunError(FirecaffeError):
     exit_code = 8
 
 
+class OutputLostError(RunError):
+    """What a command prints, which is all that it is for, cannot be written."""
+
+    has_left = False
+    """Whether its reader, as `head`, has left: it has seen enough, and nothing is to be said."""
+
+
 class PeerLostError(FirecaffeError, RuntimeError):
     """Another rank is gone, frozen, cut off or behind; or told that it has failed. A RuntimeError,
     as `backward()` raises it of a process group.

@@ -104,10 +104,10 @@ class Typed:
         self._errors.close()
 
     def communicate(self) -> tuple[str, str]:
-        """What is left of stdout, and all of stderr."""
+        """What is left of stdout, if it was not closed, and all of stderr."""
         watch = threading.Timer(TIMEOUT_S, self._process.kill)
         watch.start()
-        said = self.stdout.read()
+        said = "" if self.stdout.closed else self.stdout.read()
         watch.cancel()
         self.wait()
         self._errors.seek(0)

@@ -9,8 +9,15 @@ from importlib import import_module
 from firecaffe.cli.plain_text import print_plainly
 from firecaffe.cli.suggest import did_you_mean
 from firecaffe.cluster.last_word import leave_report
-from firecaffe.errors import FirecaffeError, RecipeError, RunError, own_traceback
+from firecaffe.errors import (
+    FirecaffeError,
+    OutputLostError,
+    RecipeError,
+    RunError,
+    own_traceback,
+)
 from firecaffe.faults import Fault
+from firecaffe.output import outputs_kept
 
 COMMANDS = {
     "plan": "forecast a training on a cluster: time, memory, cost, and what to change",
@@ -38,6 +45,12 @@ COMMANDS = {
 MODULES = {"import": "import_caffe"}
 """Of commands that are called as no module can be."""
 
+GO_ON = {
+    *("train", "replay", "verify", "tune", "compress", "demo"),
+    *("bench", "check", "data", "pack"),
+}
+"""Commands that have more to do than to print: to their end, whoever reads what they print."""
+
 INTERRUPTED = 130
 
 
@@ -45,17 +58,23 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code. docs/usage.md lists the codes."""
     argv = sys.argv[1:] if argv is None else argv
     print_plainly()
+    with outputs_kept("RANK" in os.environ or not GO_ON.isdisjoint(argv[:1])):
+        return _ended(argv)
+
+
+def _ended(argv: list[str]) -> int:
+    """The exit code of a command, after what is to be said of its end."""
     try:
-        return _run(argv)
+        exit_code = _run(argv)
+        sys.stdout.flush()
+        return exit_code
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
+    except OutputLostError as error:
+        return error.exit_code if error.has_left else _fail(str(error), error.exit_code)
     except FirecaffeError as error:
         return _fail(error.last_word, error.exit_code, error.fault, error.traceback)
     except OSError as error:  # a full disk, a folder without permission
-        if isinstance(error, BrokenPipeError) and "RANK" not in os.environ:
-            # Whoever read our output has seen enough. A rank's broken pipe may be a lost peer.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return RunError.exit_code
         if getattr(error, "fault", None) is not None:
             return _fail_with_traceback(error)
         place = f"{error.filename}: " if error.filename else ""

@@ -2,7 +2,6 @@
 
 import re
 import socket
-import sys
 import time
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from firecaffe.cluster.addresses import (
     split_place,
 )
 from firecaffe.errors import LaunchError, RecipeError
+from firecaffe.output import kept_stderr
 
 RANK_BYTES = 200_000_000
 """Bytes of memory that a rank takes before it has a network (torch 2.13, CPU: 203 MB)."""
@@ -151,4 +151,4 @@ def wait_for_endpoint(hosts: Hosts) -> bool:
 
 def say(line: str) -> None:
     """Prints a line for the user at once."""
-    print(f"firecaffe: {line}", file=sys.stderr, flush=True)
+    print(f"firecaffe: {line}", file=kept_stderr(), flush=True)

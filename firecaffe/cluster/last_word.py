@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import Fault
+from firecaffe.output import kept_stderr
 
 LAUNCHED = "FIRECAFFE_LAUNCHED"
 """An environment variable of ranks that firecaffe's own launcher started: its process number."""
@@ -39,7 +40,7 @@ def leave_report(message: str, fault: Fault | None = None, traceback: str = "") 
     # A launcher of ours that is gone, or finds no report, says nothing.
     if not report or os.environ.get(LAUNCHED) != str(os.getppid()):
         rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-        print(f"firecaffe: {rank}{line}\n{traceback}", end="", file=sys.stderr)
+        print(f"firecaffe: {rank}{line}\n{traceback}", end="", file=kept_stderr())
 
 
 def tell_uncaught() -> None:

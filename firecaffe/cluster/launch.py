@@ -44,6 +44,7 @@ from firecaffe.errors import (
     PreemptedError,
 )
 from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, Fault
+from firecaffe.output import share_with_ranks
 
 ENDED = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
 """Exit codes of ranks that had stopped already when a signal ended them."""
@@ -90,6 +91,7 @@ def launch(
     """
     check_hosts_words(hosts)
     check_memory(hosts.nproc_per_node)
+    share_with_ranks()
     # The agent reports in its own many-line form what we report in one line; its loggers set
     # levels of their own.
     logged = logging.root.manager.disable

@@ -21,6 +21,7 @@ from firecaffe.cluster.launch import RankFailedError
 from firecaffe.cluster.launch import launch as launch_ranks
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
+from firecaffe.output import kept_stdout
 from firecaffe.reference import shown
 from firecaffe.runs.fault import settle_fault
 from firecaffe.script.call import CALL, CALLER, RETURNED, Caller, packed
@@ -65,7 +66,7 @@ def launch(
                 "in the function what cannot be copied, as a lock"
             ) from error
         (folder / CALL).write_bytes(call)
-        sys.stdout.flush()
+        kept_stdout().flush()
         try:
             folders = launch_ranks(
                 [place],

@@ -10,6 +10,7 @@ from typing import Any
 from firecaffe.cluster.last_word import end_process, leave_report
 from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError
 from firecaffe.faults import Fault
+from firecaffe.output import outputs_kept
 from firecaffe.reference import failed, shown
 from firecaffe.script.call import CALL, CALLER, RETURNED, Caller, packed
 
@@ -20,6 +21,12 @@ def main(folder: Path) -> int:
     """Calls the function as this rank. Returns the exit code."""
     caller: Caller = pickle.loads((folder / CALLER).read_bytes())
     sys.path[:], sys.argv[:] = caller.path, caller.argv
+    with outputs_kept(goes_on=True):
+        return _ended(folder, caller)
+
+
+def _ended(folder: Path, caller: Caller) -> int:
+    """The exit code of the call, after what is to be said of its end."""
     try:
         value = _call(folder, caller.function)
         if os.environ["RANK"] == "0":

@@ -6,6 +6,7 @@ from typing import Any
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Data
+from firecaffe.output import LOST
 from firecaffe.parallel.pipeline import idle_share
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.run import Run
@@ -49,6 +50,7 @@ def record_of(
         "parallel": learner.split and {**learner.split.row, **_idle(run, learner)},
         "tuned": tuned_by(recipe),
         "resumed_from": start.resumed_from,
+        "lost_output": dict(LOST),
         "cost_of_determinism": learner.cost_of_determinism,
     }
 

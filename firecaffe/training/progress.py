@@ -1,6 +1,5 @@
 """A run's progress for a person: a live line in a terminal, plain lines elsewhere."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -8,6 +7,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from firecaffe.output import kept_stdout
 from firecaffe.runs.measure import Measure
 from firecaffe.training.evaluate import Evaluation
 from firecaffe.training.outcome import StepResult
@@ -18,7 +18,7 @@ LINES = 10
 
 def say(line: str) -> None:
     """Prints a plain line, after the live one has ended."""
-    Console(file=sys.stdout, soft_wrap=True).print(line, markup=False, highlight=False)
+    Console(file=kept_stdout(), soft_wrap=True).print(line, markup=False, highlight=False)
 
 
 def in_words(metrics: Mapping[str, float], shares: Sequence[str]) -> str:
@@ -31,7 +31,7 @@ class RunProgress:
     """Shows steps, loss, learning rate, samples/s and the time left. Silent on other ranks."""
 
     def __init__(self, title: str, first_step: int, steps: int, shown: bool) -> None:
-        self._console = Console(file=sys.stdout, quiet=not shown, soft_wrap=True)
+        self._console = Console(file=kept_stdout(), quiet=not shown, soft_wrap=True)
         self._title, self._first_step, self._steps = title, first_step, steps
         self._stride = max(1, (steps - first_step) // LINES)
         # Of the steps themselves: those of a local round are told together, at its end.

@@ -237,3 +237,16 @@ def test_example_of_an_own_model(tmp_path: Path) -> None:
         lines.append(done.stdout.splitlines()[-1])
     assert lines[0] == lines[1]
     assert lines[0].startswith("top-1 9") or lines[0].startswith("top-1 100")
+
+
+def test_a_reader_that_leaves_ends_nothing(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = "-m", "firecaffe", "train", recipe, "--nproc-per-node", "2", "--run.folder", run
+    with Typed(*command) as typed:
+        typed.stdout.close()
+        _, errors = typed.communicate()
+        assert typed.wait() == 0, errors
+    (line,) = errors.splitlines()
+    assert "stdout" in line
+    assert "Broken pipe" in line
+    assert result_of(run)["lost_output"] == {"stdout": "Broken pipe"}
