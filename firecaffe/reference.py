@@ -3,6 +3,8 @@
 `package.module:function` is imported, from the current folder too; `path/file.py:function` is
 imported as Python runs a script, so that its neighbours can be imported by it. A class will do for
 a function, and `module:object.member` for what lies deeper.
+
+A name that a run's folder or a file brings with it is `Untrusted`: nothing is imported for it.
 """
 
 import hashlib
@@ -15,7 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 from firecaffe.errors import OwnCodeError, RecipeError
 
@@ -28,6 +30,34 @@ MOST_SHOWN = 80
 
 CAFFE = "caffe:"
 """What stands before the path of a prototxt. It says a network, its data or its losses."""
+
+
+class Untrusted(str):
+    """A name that was found in a folder or a file. That is data, which whoever has made it may have
+    sent: it names no code that runs, unless the user names it again or trusts it by a word.
+    """
+
+    where: str
+    """The folder or the file."""
+
+    def __new__(cls, name: str, where: str) -> Self:
+        made = super().__new__(cls, name)
+        made.where = where
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        """For pickles and copies."""
+        return str(self), self.where
+
+
+def check_trusted(word: str, name: str) -> None:
+    """Raises: RecipeError for a name of code that comes from a folder or a file alone."""
+    if isinstance(name, Untrusted):
+        raise RecipeError(
+            f"{name.where}: {word} is {str(name)!r}, code that is not firecaffe's, and no folder "
+            f"or file alone may run code; if you trust it, name it again: --{word} {name}, or say "
+            "--trust-code (in Python model=…, or trust_code=True)"
+        )
 
 
 def is_reference(name: str) -> bool:
@@ -57,7 +87,10 @@ def with_file(name: str, change: Callable[[str], str]) -> str:
     if is_caffe(name):
         return CAFFE + change(name.removeprefix(CAFFE))
     place, colon, member = name.partition(":")
-    return f"{change(place)}:{member}" if colon and place.endswith(".py") else name
+    if not colon or not place.endswith(".py"):
+        return name
+    changed = f"{change(place)}:{member}"
+    return Untrusted(changed, name.where) if isinstance(name, Untrusted) else changed
 
 
 def without_folder(name: str) -> str:
@@ -77,8 +110,10 @@ def wherever(word: str, value: Any) -> Any:
 def find(word: str, name: str) -> Callable[..., Any]:
     """What a recipe's `word` names.
 
-    Raises: RecipeError if it is not there or cannot be called; OwnCodeError if its module fails.
+    Raises: RecipeError if it is not trusted, is not there or cannot be called; OwnCodeError if its
+    module fails.
     """
+    check_trusted(word, name)
     place, _, member = name.partition(":")
     if not place or not member:
         raise RecipeError(

@@ -70,7 +70,8 @@ def main(argv: list[str]) -> int:
         said = [*(local_lines(folder, timings) if in_rounds else []), *lines(explained)]
     else:
         said = show_served(console, explained)
-    said += _advice(folder, explained, shares_of(timings) if in_rounds else None)
+    shares = shares_of(timings) if in_rounds else None
+    said += _advice(folder, explained, shares, options.trust_code)
     if isinstance(scored, Score):
         console.print(_parts(scored))
     _say(console, [*said, *(scored.lines if scored is not None else []), *_fault(folder)])
@@ -82,9 +83,14 @@ MOST_IDLE = 0.2
 
 
 def _advice(
-    folder: Path, explained: Explanation | ServedExplanation, shares: RankShares | None
+    folder: Path,
+    explained: Explanation | ServedExplanation,
+    shares: RankShares | None,
+    trust_code: bool,
 ) -> list[str]:
-    """What another mode would bring, where a rank is slow or many idle. shares: of a local run."""
+    """What another mode would bring, where a rank is slow or many idle. shares: of a local run.
+    trust_code: whether code that the run names may run.
+    """
     is_worth_it = any(slow.cause == "computes" for slow in explained.slow)
     seconds = shares.seconds if shares is not None else []
     if isinstance(explained, ServedExplanation):
@@ -95,7 +101,7 @@ def _advice(
         return []
     from firecaffe.cli.explain_advice import advice  # which loads torch
 
-    return advice(folder, seconds)
+    return advice(folder, seconds, trust_code)
 
 
 def _say(console: Console, lines: Sequence[str]) -> None:

@@ -20,8 +20,9 @@ LEAST_GAIN = 1.05
 """Times the rate: a gain that is smaller is not told."""
 
 
-def advice(folder: Path, seconds: Sequence[float]) -> list[str]:
+def advice(folder: Path, seconds: Sequence[float], trust_code: bool) -> list[str]:
     """What of the rate another mode would make. seconds: what each rank takes for a micro-batch.
+    trust_code: whether code that the run names may run.
 
     Says nothing of a run without a forecast, whose cluster nobody knows, nor of a split network,
     which has no other mode.
@@ -29,13 +30,14 @@ def advice(folder: Path, seconds: Sequence[float]) -> list[str]:
     if not (folder / FORECAST).is_file() or "parallel" in read_run_file(folder, FORECAST):
         return []
     try:
-        return [_line(folder, seconds)]
+        return [_line(folder, seconds, trust_code)]
     except (FirecaffeError, ValueError) as error:
         return [f"what another mode would bring is not known: {error}"]
 
 
-def _line(folder: Path, seconds: Sequence[float]) -> str:
-    recipe, kept = recipe_of(folder), read_run_file(folder, FORECAST)
+def _line(folder: Path, seconds: Sequence[float], trust_code: bool) -> str:
+    recipe = recipe_of(folder, trust_code=trust_code)
+    kept = read_run_file(folder, FORECAST)
     if len(seconds) != kept.get("workers"):
         raise RunError(f"{len(seconds)} of {kept.get('workers')} ranks are in the timings")
     cluster = load_cluster(str(kept.get("cluster_file") or kept.get("cluster")))

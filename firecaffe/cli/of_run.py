@@ -11,9 +11,9 @@ from firecaffe.cli.parse import parse_recipe
 from firecaffe.cli.parser import Parser
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.recipe.identity import flatten, to_toml
-from firecaffe.recipe.of_run import RECIPE
+from firecaffe.recipe.of_run import RECIPE, untrusted
 from firecaffe.recipe.sections import Recipe
-from firecaffe.training.coded import check_own_code, described, is_coded, with_nets
+from firecaffe.training.coded import described, is_coded, with_nets
 from firecaffe.training.load import run_of
 
 USED = ("data.", "task.", "model.name", "model.args", "train.device", "train.eval_batch_size")
@@ -37,7 +37,8 @@ class OfRun:
 
 
 def parse_run(parser: Parser, argv: list[str], takes_files: bool = False) -> OfRun:
-    """Reads `RUN|NET.fcz [FILE…] [--section.word value …]`.
+    """Reads `RUN|NET.fcz [FILE…] [--trust-code] [--section.word value …]`. Code that the run or the
+    file names is not trusted, unless a word of the line says so.
 
     Raises: RecipeError for what is typed wrongly; RunError if there is no such run;
     CheckpointError if the .fcz file is damaged.
@@ -55,6 +56,8 @@ def parse_run(parser: Parser, argv: list[str], takes_files: bool = False) -> OfR
         what = f"no {RECIPE}; this is no run folder" if Path(where).exists() else "there is no run"
         raise RunError(f"{where}: {what}")
     recipe, options = parse_recipe(parser, [str(folder / RECIPE), *line.options])
+    if not options.trust_code:
+        recipe = untrusted(recipe, folder, line.words)
     return OfRun(Path(where), recipe, options, others, line.words)
 
 
@@ -63,9 +66,10 @@ def _of_file(
 ) -> OfRun:
     """A command line about a .fcz file, whose words stand in for a run's recipe."""
     own, _ = described(file, words)
-    check_own_code(file, own, words)
     with TemporaryDirectory() as folder:
         path = Path(folder, RECIPE)
         path.write_text(to_toml(with_nets(file, own, words)), encoding="utf-8")
         recipe, found = parse_recipe(parser, [str(path), *options])
+    if not found.trust_code:
+        recipe = untrusted(recipe, file, words)
     return OfRun(file, recipe, found, others, words)

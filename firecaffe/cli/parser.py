@@ -69,6 +69,12 @@ class Parser(ArgumentParser):
         """Adds --best, for a command about a run's network."""
         self.add_argument("--best", action="store_true", help="the best checkpoint, not the newest")
 
+    def add_trust(self) -> None:
+        """Adds --trust-code, for a command that reads a run's folder and may build its network."""
+        self.add_argument(
+            "--trust-code", action="store_true", help="run the code that a run or .fcz file names"
+        )
+
     def add_overwrite(self) -> None:
         """Adds --overwrite, for a command that writes a file to a path that it is told."""
         self.add_argument("--overwrite", action="store_true", help="a file that is there already")

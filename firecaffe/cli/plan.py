@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     clusters = [load_cluster(name) for name in options.cluster.split(",")]
     learned: list[str] = []
     if options.runs or options.write:
-        clusters[0], learned = _learn(clusters, options.runs, options.write)
+        clusters[0], learned = _learn(clusters, options)
     # Not at the comma of hierarchical(INNER,OUTER).
     names = re.split(r",(?![^(]*\))", options.exchanges)
     exchanges = None if names == ["all"] else names
@@ -149,15 +149,14 @@ def _works(options: Namespace) -> dict[str, Work]:
     return {model: (replace(work, assumption=said), SynchronyConfig(), network, None)}
 
 
-def _learn(
-    clusters: Sequence[Cluster], folders: Sequence[str], written: str
-) -> tuple[Cluster, list[str]]:
+def _learn(clusters: Sequence[Cluster], options: Namespace) -> tuple[Cluster, list[str]]:
+    folders, written = options.runs, options.write
     if len(clusters) > 1 or not folders:
         what = f"{len(clusters)} clusters" if folders else "--write without --runs"
         raise RecipeError(f"--runs corrects one cluster and --write keeps it; found {what}")
     from firecaffe.plan.from_runs import learn
 
-    cluster, said = learn(clusters[0], [Path(folder) for folder in folders], read_recipe)
+    cluster, said = learn(clusters[0], [*map(Path, folders)], trust_code=options.trust_code)
     said = [f"learned from {len(folders)} run{'s' * (len(folders) > 1)}:", *said]
     if written:
         write_cluster(Path(written), replace(cluster, name=Path(written).stem))

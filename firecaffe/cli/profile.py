@@ -22,7 +22,7 @@ from firecaffe.models.profile import Profile
 from firecaffe.models.weights import FCZ
 from firecaffe.plan.parallel import volumes_of
 from firecaffe.plan.workload import images_of, input_of, profile_of
-from firecaffe.training.coded import check_outline, check_own_code, described, with_nets
+from firecaffe.training.coded import check_outline, described, with_nets
 
 Shape = tuple[int, int, int]
 """Channels, rows and columns."""
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     config, shape = network_of(options)
     if path.suffix == FCZ:
         transfer = transfer_of(path)
-        config, shape, num_classes = _in_file(path, shape)
+        config, shape, num_classes = _in_file(path, shape, options.trust_code)
     input_CHW = shape or input_of(config)
     if options.parallel:
         volumes = volumes_of(config, images_of(input_CHW), options.batch_size, workers)
@@ -67,14 +67,17 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _in_file(path: Path, typed: Shape | None) -> tuple[ModelConfig, Shape, int | None]:
+def _in_file(
+    path: Path, typed: Shape | None, trust_code: bool
+) -> tuple[ModelConfig, Shape, int | None]:
     """The network of a .fcz file, the shape of its images and the number of its classes.
 
-    typed: the shape, if the user says it. Raises: CheckpointError; RecipeError if the file names
-    someone's own code, or does not say what the network takes.
+    typed: the shape, if the user says it. trust_code: whether code that the file names may
+    run.
+
+    Raises: CheckpointError; RecipeError if the file does not say what the network takes.
     """
-    recipe, about = described(path, ())
-    check_own_code(path, recipe, ())
+    recipe, about = described(path, (), trust_code=trust_code)
     recipe = with_nets(path, recipe, ())
     check_outline(path, recipe.model, about)
     if typed:

@@ -21,6 +21,7 @@ from firecaffe.reference import (
     CAFFE,
     caffe_file,
     call,
+    check_trusted,
     file_digest,
     find,
     is_reference,
@@ -108,6 +109,7 @@ def with_outline(
 
 def maker_of(name: str) -> Maker:
     """Raises: RecipeError if there is none; OwnCodeError if its module fails."""
+    check_trusted(WORD, name)  # a library's networks, too, may be told to load a pickle
     library, _, member = name.partition(":")
     if library in LIBRARIES and member:
         return LIBRARIES[library](member)

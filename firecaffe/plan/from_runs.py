@@ -8,7 +8,7 @@ Nor does a fit to which the link's rate makes no difference: then the link stays
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
@@ -23,7 +23,7 @@ from firecaffe.plan.network import Network
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import Workload
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.of_run import recipe_of
 from firecaffe.runs.explain import read_rows
 from firecaffe.runs.folder import FORECAST, read_run_file
 from firecaffe.runs.score import measured_parts
@@ -56,15 +56,15 @@ class FinishedRun:
 
 
 def learn(
-    cluster: Cluster, folders: Sequence[Path], read_recipe: Callable[[Path], Recipe]
+    cluster: Cluster, folders: Sequence[Path], *, trust_code: bool = False
 ) -> tuple[Cluster, list[str]]:
     """The corrected cluster, and what was learned, one thing a line.
 
-    folders: of runs. read_recipe: from the recipe's file that each of them holds.
+    folders: of runs. trust_code: whether code that they name may run.
 
     Raises: RunError if a folder holds no run with steps and a forecast.
     """
-    runs = [_read(folder, read_recipe) for folder in folders]
+    runs = [_read(folder, trust_code) for folder in folders]
     rows = _rows(runs, cluster)
     new = {(row.model, row.autocast, row.micro_batch_size) for row in rows}
     kept = [
@@ -101,10 +101,10 @@ def learn(
     return learned, said
 
 
-def _read(folder: Path, read_recipe: Callable[[Path], Recipe]) -> FinishedRun:
+def _read(folder: Path, trust_code: bool) -> FinishedRun:
     if not (folder / FORECAST).is_file():
         raise RunError(f"{folder}: has no {FORECAST}; only a run that was forecast teaches a plan")
-    recipe = read_recipe(folder / "recipe.toml")
+    recipe = recipe_of(folder, trust_code=trust_code)
     timings = read_rows(folder, "rank-*.jsonl")
     if not timings:
         raise RunError(f"{folder}: no timings there; this is no run, or it did no step")

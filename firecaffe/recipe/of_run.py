@@ -2,18 +2,21 @@
 
 import dataclasses
 import tomllib
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.reference import REFERENCES, Untrusted, is_reference
 from firecaffe.runs.folder import parse_run_file
 
 RECIPE = "recipe.toml"
 
 
-def recipe_of(folder: Path) -> Recipe:
+def recipe_of(folder: Path, *, trust_code: bool = False) -> Recipe:
     """Reads the recipe of a run's folder; words that are younger than the run have their defaults.
+    trust_code: whether code that it names may run.
 
     Raises: RunError if it is no run's folder, or the recipe is damaged or a later program's.
     """
@@ -23,6 +26,20 @@ def recipe_of(folder: Path) -> Recipe:
         check_recipe(recipe)
     except RecipeError as error:
         raise RunError(f"{folder / RECIPE}: {error}") from error
+    return recipe if trust_code else untrusted(recipe, folder)
+
+
+def untrusted(recipe: Recipe, where: Path, named: Container[str] = ()) -> Recipe:
+    """The recipe of a folder or a file, whose names of code are not trusted. named: words that the
+    user has given.
+    """
+    for word in REFERENCES:
+        section, _, field = word.partition(".")
+        config = getattr(recipe, section)
+        name = getattr(config, field)
+        if is_reference(name) and word not in named:
+            config = dataclasses.replace(config, **{field: Untrusted(name, str(where))})
+            recipe = dataclasses.replace(recipe, **{section: config})
     return recipe
 
 

@@ -1,10 +1,8 @@
 """What a .fcz file says of its network, as words of a recipe and facts about the run.
 
-A file names its network and what it was trained on; it holds no code. A name may be that of code of
-someone's own, `package.module:function`, and whoever writes a file could name any function of
-this machine. So a file alone calls nothing but firecaffe's own networks; others are named again by
-whoever loads the file. A net of Caffe's is no code: the file has its name and its digest, and the
-prototxt lies beside the file.
+A file names its network and what it was trained on; it holds no code, and code that it names is not
+trusted. A net of Caffe's is no code: the file has its name and its digest, and the prototxt lies
+beside the file.
 """
 
 from collections.abc import Container
@@ -23,14 +21,13 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import FCZ, Outline, outline_of
 from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.of_run import recipe_from
+from firecaffe.recipe.of_run import recipe_from, untrusted
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.reference import (
     CAFFE,
     caffe_file,
     file_digest,
     is_caffe,
-    is_reference,
     shown,
     without_folder,
 )
@@ -126,8 +123,11 @@ def tensors_of(network: nn.Module) -> dict[str, NDArray[Any]]:
     return found
 
 
-def described(file: Path, named: Container[str]) -> tuple[Recipe, About]:
-    """What a file says of its network. named: words that the user gives.
+def described(
+    file: Path, named: Container[str], *, trust_code: bool = False
+) -> tuple[Recipe, About]:
+    """What a file says of its network. named: words that the user gives. trust_code: whether code
+    that the file names may run.
 
     Raises: RecipeError if nobody names the network; CheckpointError if what the file says is
     nothing we know.
@@ -146,30 +146,15 @@ def described(file: Path, named: Container[str]) -> tuple[Recipe, About]:
             raise ValueError(f"{found} is no word of a file, but of a machine or of a training")
         recipe = recipe_from(sections)
         check_recipe(recipe)
-        return recipe, _about(
-            {fact: network[fact] for fact in KINDS if network.get(fact) is not None}
-        )
+        facts = {fact: network[fact] for fact in KINDS if network.get(fact) is not None}
+        return recipe if trust_code else untrusted(recipe, file), _about(facts)
     except (RecipeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: does not say what its network is: {error}") from error
 
 
-def check_own_code(file: Path, own: Recipe, named: Container[str]) -> None:
-    """own: the file's words. named: words that the user gives.
-
-    Raises: RecipeError if the file alone names code that is not firecaffe's.
-    """
-    for section in SECTIONS:
-        word, name = f"{section}.name", getattr(own, section).name
-        if is_reference(name) and word not in named:
-            raise RecipeError(
-                f"{file}: {word} is {name!r}, code that is not firecaffe's, and no file alone may "
-                f"run code; if you trust it, name it: --{word} {name}"
-            )
-
-
 def with_nets(file: Path, own: Recipe, named: Container[str]) -> Recipe:
     """A file's words with the paths of the nets of Caffe's that they name, which lie beside the
-    file or in the current folder. own, named: as for `check_own_code`.
+    file or in the current folder. own: the file's words. named: words that the user gives.
 
     Raises: RecipeError if a net is in neither, or is not the file's.
     """

@@ -19,7 +19,7 @@ from firecaffe.reference import shown
 from firecaffe.runs.environment import NAME as ENVIRONMENT
 from firecaffe.training.about import NOTHING, About, about_of, read_about
 from firecaffe.training.checkpoint import BEST, POINTERS, SUMS, Checkpoint, load_newest
-from firecaffe.training.coded import check_outline, check_own_code, described, is_coded, with_nets
+from firecaffe.training.coded import check_outline, described, is_coded, with_nets
 from firecaffe.training.forward import lay_out
 from firecaffe.training.norms import NORMS
 from firecaffe.training.parts import Parts
@@ -48,7 +48,13 @@ class Trained:
     """Lines about newer checkpoints that are damaged."""
 
 
-def load(run_or_file: str | Path, model: Given | None = None, *, best: bool = False) -> nn.Module:
+def load(
+    run_or_file: str | Path,
+    model: Given | None = None,
+    *,
+    best: bool = False,
+    trust_code: bool = False,
+) -> nn.Module:
     """Returns a trained network in evaluation mode, on the CPU.
 
     If the run's evaluations take a moving average of the weights, it has that.
@@ -60,6 +66,8 @@ def load(run_or_file: str | Path, model: Given | None = None, *, best: bool = Fa
         model: The network, or a function that makes it: for a file of weights, and for a run or a
             .fcz file whose network is someone's own code.
         best: Of a run, the best checkpoint instead of the newest.
+        trust_code: Run the code that the folder or the file names, too. It is whoever's who made
+            the folder: without this word firecaffe's own networks alone are built.
 
     Raises: CheckpointError if there is no checkpoint that verifies, or the weights do not fit;
     RecipeError if nothing says which network it is; RunError if the run cannot be read; DataError
@@ -73,25 +81,30 @@ def load(run_or_file: str | Path, model: Given | None = None, *, best: bool = Fa
         )
     where = Path(run_or_file)
     if where.is_file() and where.name not in POINTERS:
-        return _from_file(where, model, best)
-    trained = load_run(where, model, best=best)
+        return _from_file(where, model, best, trust_code)
+    trained = load_run(where, model, best=best, trust_code=trust_code)
     for note in trained.notes:
         warnings.warn(note, stacklevel=2)
     return trained.model
 
 
 def load_run(
-    where: Path, model: Given | None = None, *, best: bool = False, recipe: Recipe | None = None
+    where: Path,
+    model: Given | None = None,
+    *,
+    best: bool = False,
+    recipe: Recipe | None = None,
+    trust_code: bool = False,
 ) -> Trained:
     """Loads the network of a run's folder, of a checkpoint in it, or of a .fcz file. recipe:
-    instead of the run's or the file's.
+    instead of the run's or the file's. trust_code: of the code that these name.
 
     Raises: as `load`.
     """
     if not where.exists():
         raise CheckpointError(f"{where}: there is no such run folder, checkpoint or file")
     if is_coded(where):
-        return _from_coded(where, model, best, recipe)
+        return _from_coded(where, model, best, recipe, trust_code)
     run = run_of(where)
     if run is None:
         if model is None:
@@ -101,7 +114,8 @@ def load_run(
             )
         recipe, about = Recipe() if recipe is None else recipe, None
     else:
-        recipe, about = recipe_of(run) if recipe is None else recipe, read_about(run)
+        about = read_about(run)
+        recipe = recipe_of(run, trust_code=trust_code) if recipe is None else recipe
     if model is None and recipe.model.name.startswith(GIVEN_IN_PYTHON):
         raise RecipeError(
             f"{where}: its network, {recipe.model.name.removeprefix(GIVEN_IN_PYTHON)}, was given "
@@ -206,16 +220,18 @@ def _about_of_data(where: Path, recipe: Recipe) -> About:
     return about_of(Parts(), open_data(recipe.data))
 
 
-def _from_coded(file: Path, model: Given | None, best: bool, recipe: Recipe | None) -> Trained:
+def _from_coded(
+    file: Path, model: Given | None, best: bool, recipe: Recipe | None, trust_code: bool
+) -> Trained:
     """The network of a .fcz file. What it says of tensors has to be the network's before any memory
     is taken for that.
     """
     if best:
         raise RecipeError(f"{file}: is a file; best is asked of a run's folder")
     named = USED_LATER if model is None else ("model.name", *USED_LATER)
-    own, about = described(file, named if recipe is None else ("model.name",))
+    given = named if recipe is None else ("model.name",)
+    own, about = described(file, given, trust_code=trust_code)
     if recipe is None:
-        check_own_code(file, own, named)
         recipe = with_nets(file, own, named)
     if model is None:
         check_outline(file, recipe.model, about)
@@ -224,9 +240,9 @@ def _from_coded(file: Path, model: Given | None, best: bool, recipe: Recipe | No
     return Trained(network, recipe, about, None, "weights", [])
 
 
-def _from_file(file: Path, model: Given | None, best: bool) -> nn.Module:
+def _from_file(file: Path, model: Given | None, best: bool, trust_code: bool) -> nn.Module:
     if is_coded(file):
-        return _from_coded(file, model, best, None).model
+        return _from_coded(file, model, best, None, trust_code).model
     if best:
         raise RecipeError(f"{file}: is a file; best is asked of a run's folder")
     if model is None:

@@ -114,7 +114,7 @@ class Result:
         """
         live: nn.Module | None = self.__dict__.get(LIVE)
         if live is None:
-            return load(self.folder, self.__dict__.get(MAKE))
+            return load(self.folder, self.__dict__.get(MAKE), trust_code=True)
         return live
 
     @property

@@ -32,6 +32,7 @@ def make_parser() -> Parser:
         help="40x, 27KB or 0.1points: search what each layer keeps, by held-out samples",
     )
     parser.add_best()
+    parser.add_trust()
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks of each training")
     add(
         "--out",

@@ -12,6 +12,7 @@ def make_parser() -> Parser:
     )
     add = parser.add_argument
     parser.add_best()
+    parser.add_trust()
     add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
     add("--json", action="store_true", help="print one JSON object instead")
     return parser

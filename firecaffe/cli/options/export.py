@@ -19,6 +19,7 @@ def make_parser() -> Parser:
         help="weights alone, the whole network, or files for Caffe",
     )
     parser.add_best()
+    parser.add_trust()
     add("--out", type=str, default="", metavar="FILE", help="else model.SUFFIX in the run's folder")
     parser.add_overwrite()
     return parser

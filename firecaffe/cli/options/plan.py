@@ -72,6 +72,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
         metavar="RUN",
         help="finished runs by which the cluster is corrected",
     )
+    parser.add_trust()
     add(
         "--write",
         type=str,

@@ -12,6 +12,7 @@ def make_parser() -> Parser:
     )
     add = parser.add_argument
     parser.add_best()
+    parser.add_trust()
     add("--top", type=int, default=5, metavar="K", help="classes of each image")
     add("--csv", type=str, default="", metavar="FILE", help="a table of all; -: printed")
     add("--out", type=str, default="", metavar="FOLDER", help="for masks of a segmentation")

@@ -21,5 +21,6 @@ def make_parser() -> Parser:
         help="what each worker sends by data, and with layers split; B is of all workers",
     )
     add("--workers", type=int, default=None, metavar="N", help="with --parallel; else 8")
+    parser.add_trust()
     add("--json", action="store_true", help="print JSON")
     return parser

@@ -14,4 +14,5 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--to", type=str, default="", metavar="FOLDER", help="keep what comes out, as a checkpoint"
     )
+    parser.add_trust()
     return parser

@@ -38,4 +38,5 @@ def make_parser() -> Parser:
         metavar="N",
         help="steps of each training; of a run, its first ones",
     )
+    parser.add_trust()
     return parser

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.cli.parse import read_recipe
 from firecaffe.errors import RunError
 from firecaffe.plan.cluster import Cluster, load_cluster
 from firecaffe.plan.forecast import forecast
@@ -60,7 +59,7 @@ def test_a_link_is_found_from_its_runs(tmp_path: Path) -> None:
     true = slow_cluster(25e6, 400e-6)
     cases = [(2, "tree"), (4, "ring"), (8, "halving_doubling"), (8, "parameter_server")]
     folders = [a_run(tmp_path / f"{p}-{name}", true, p, name) for p, name in cases]
-    told, lines = learn(slow_cluster(110e6, 50e-6), folders, read_recipe)
+    told, lines = learn(slow_cluster(110e6, 50e-6), folders)
     assert told.links[-1].bandwidth_bytes_per_s == pytest.approx(25e6, rel=0.02)
     assert told.links[-1].latency_s == pytest.approx(400e-6, rel=0.2)
     assert "from 4 runs; held out 0." in lines[-1]
@@ -72,9 +71,7 @@ def test_a_link_is_found_from_its_runs(tmp_path: Path) -> None:
 
 def test_one_run_bears_a_bandwidth_alone_and_keeps_the_links_error(tmp_path: Path) -> None:
     start = slow_cluster(110e6, 50e-6)
-    told, _ = learn(
-        start, [a_run(tmp_path / "a", slow_cluster(25e6, 50e-6), 4, "tree")], read_recipe
-    )
+    told, _ = learn(start, [a_run(tmp_path / "a", slow_cluster(25e6, 50e-6), 4, "tree")])
     assert told.links[-1].bandwidth_bytes_per_s == pytest.approx(25e6, rel=0.05)
     assert told.links[-1].latency_s == start.links[-1].latency_s
     assert told.links[-1].error == start.links[-1].error
@@ -88,14 +85,14 @@ def test_runs_that_add_in_memory_bear_the_rate_of_memory(tmp_path: Path) -> None
         return replace(cluster, links=(replace(link, memory_bytes_per_s=rate),))
 
     run = a_run(tmp_path / "a", of_rate(2e6), 2, "tree")
-    told, _ = learn(of_rate(8e6), [run], read_recipe)
+    told, _ = learn(of_rate(8e6), [run])
     assert told.links[0].memory_bytes_per_s == pytest.approx(2e6, rel=0.05)
     assert told.links[0].bandwidth_bytes_per_s == link.bandwidth_bytes_per_s
 
 
 def test_what_is_hidden_says_nothing_of_the_link(tmp_path: Path) -> None:
     fast = slow_cluster(1e12, 1e-9)
-    told, lines = learn(fast, [a_run(tmp_path / "a", fast, 2, "ring")], read_recipe)
+    told, lines = learn(fast, [a_run(tmp_path / "a", fast, 2, "ring")])
     assert told.links[-1] == fast.links[-1]
     assert lines[-1].endswith("stays as it was; its exchanges are hidden in these runs")
 
@@ -104,7 +101,7 @@ def test_runs_that_waited_less_than_the_latency_say_nothing_of_the_link(tmp_path
     """A check on a busy machine had found a latency of 1.4 ms; the fit made the rate endless."""
     told = slow_cluster(120e6, 1400e-6)
     run = a_run(tmp_path / "a", slow_cluster(120e6, 40e-6), 2, "tree")
-    learned, lines = learn(told, [run], read_recipe)
+    learned, lines = learn(told, [run])
     assert learned.links[-1] == told.links[-1]
     assert "stays as it was; these runs waited less" in lines[-1]
 
@@ -112,14 +109,14 @@ def test_runs_that_waited_less_than_the_latency_say_nothing_of_the_link(tmp_path
 def test_compute_is_replaced_and_runs_that_differ_widen_its_band(tmp_path: Path) -> None:
     true = load_cluster("cpu-host")
     twice = replace(true, device=replace(true.device, efficiency=true.device.efficiency / 2))
-    told, _ = learn(true, [a_run(tmp_path / "a", twice, 1, "tree", noise=0.1)], read_recipe)
+    told, _ = learn(true, [a_run(tmp_path / "a", twice, 1, "tree", noise=0.1)])
     (row,) = told.device.measured
     expected = forecast(workload_of(Recipe()), twice, 1, "tree").compute_s
     assert forecast(workload_of(Recipe()), told, 1, "tree").compute_s == pytest.approx(
         expected, rel=0.11
     )
     assert row.error == pytest.approx(0.1, rel=0.2)
-    told, _ = learn(true, [tmp_path / "a", a_run(tmp_path / "b", true, 1, "tree")], read_recipe)
+    told, _ = learn(true, [tmp_path / "a", a_run(tmp_path / "b", true, 1, "tree")])
     assert told.device.measured[0].error > 0.2
 
 
@@ -132,7 +129,7 @@ def test_what_runs_computed_beside_their_exchange_is_not_slowed_down_again(tmp_p
     work = workload_of(recipe)
     expected_s = forecast(work, slowed, 4, "ring").compute_s
     assert expected_s > 1.05 * forecast(work, plain, 4, "ring").compute_s
-    told, _ = learn(slowed, [run], read_recipe)
+    told, _ = learn(slowed, [run])
     assert forecast(work, told, 4, "ring").compute_s == pytest.approx(expected_s, rel=0.01)
 
 
@@ -141,11 +138,11 @@ def test_a_folder_that_teaches_nothing_is_named(tmp_path: Path, missing: str) ->
     folder = a_run(tmp_path / "a", load_cluster("cpu-host"), 1, "tree")
     (folder / missing).rename(folder / "gone")
     with pytest.raises(RunError, match=str(folder)):
-        learn(load_cluster("cpu-host"), [folder], read_recipe)
+        learn(load_cluster("cpu-host"), [folder])
 
 
 def test_a_run_of_another_mode_teaches_nothing_yet(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "a", load_cluster("cpu-host"), 1, "tree")
     (folder / "forecast.json").write_text('{"mode": "stale"}')
     with pytest.raises(RunError, match=r"is of synchrony\.mode stale; a plan learns from runs of"):
-        learn(load_cluster("cpu-host"), [folder], read_recipe)
+        learn(load_cluster("cpu-host"), [folder])

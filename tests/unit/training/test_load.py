@@ -100,18 +100,23 @@ def test_a_run_and_its_checkpoints_are_loaded(result: firecaffe.Result) -> None:
     before = torch.random.get_rng_state()
     checkpoints = result.folder / "checkpoints"
     for where in (str(result.folder), checkpoints, checkpoints / "step-00000003"):
-        loaded = firecaffe.load(where)
+        loaded = firecaffe.load(where, trust_code=True)
         assert sha256(loaded) == result.weights_sha256
         assert not any(module.training for module in loaded.modules())
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert sha256(firecaffe.load(checkpoints / "step-00000002")) != result.weights_sha256
+    assert (
+        sha256(firecaffe.load(checkpoints / "step-00000002", trust_code=True))
+        != result.weights_sha256
+    )
 
 
 def test_the_best_checkpoint_is_loaded_if_asked(result: firecaffe.Result) -> None:
     assert result.best is not None
-    best = firecaffe.load(result.best["checkpoint"])
-    assert sha256(firecaffe.load(result.folder, best=True)) == sha256(best)
-    assert sha256(firecaffe.load(result.folder / "checkpoints" / "best")) == sha256(best)
+    best = firecaffe.load(result.best["checkpoint"], trust_code=True)
+    assert sha256(firecaffe.load(result.folder, best=True, trust_code=True)) == sha256(best)
+    assert sha256(
+        firecaffe.load(result.folder / "checkpoints" / "best", trust_code=True)
+    ) == sha256(best)
 
 
 def test_first_weights_may_be_said_as_what_is_loaded(
@@ -133,8 +138,8 @@ def test_first_weights_may_be_said_as_what_is_loaded(
         run=RunConfig(str(tmp_path / "run"), tensorboard=False),
     )
     tuned = firecaffe.train(recipe, train_set=small_data(60, 0), test_set=small_data(20, 1))
-    assert sha256(firecaffe.load(tuned.folder)) == tuned.weights_sha256
-    loaded = dict(firecaffe.load(best).named_parameters())
+    assert sha256(firecaffe.load(tuned.folder, trust_code=True)) == tuned.weights_sha256
+    loaded = dict(firecaffe.load(best, trust_code=True).named_parameters())
     frozen = [(n, p) for n, p in tuned.model.named_parameters() if not p.requires_grad]
     assert frozen
     assert all(torch.equal(each, loaded[name]) for name, each in frozen)
@@ -152,7 +157,7 @@ def test_the_network_of_a_moving_average_is_the_average(folder: Path) -> None:
     result = fit(folder / "ema", ema={"ema_decay": 0.5})
     assert result.evaluated == "ema"
     assert sha256(result.model) != result.weights_sha256
-    loaded = firecaffe.load(result.folder)
+    loaded = firecaffe.load(result.folder, trust_code=True)
     assert sha256(loaded) == sha256(result.model)
     images, labels = small_data(20, 1).batch(torch.arange(20))
     with torch.no_grad():
@@ -165,10 +170,10 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(folder: Path) -> None:
     state = result.folder / "checkpoints" / "step-00000003" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="step-00000003"):
-        loaded = firecaffe.load(result.folder)
+        loaded = firecaffe.load(result.folder, trust_code=True)
     file, damaged = find_weights(str(result.folder))
     assert ("step-00000002" in file, "step-00000003" in damaged[0]) == (True, True)
-    older = firecaffe.load(result.folder / "checkpoints" / "step-00000002")
+    older = firecaffe.load(result.folder / "checkpoints" / "step-00000002", trust_code=True)
     assert sha256(loaded) == sha256(older)
 
 
