@@ -2,6 +2,12 @@
 
 import os
 import sys
+
+if __name__ == "__main__" and sys.path[0] == os.getcwd():
+    # `python -m` puts the current folder first, so that a random.py in it would be imported for the
+    # library's. Code of one's own is found there all the same (`reference`).
+    del sys.path[0]
+
 from typing import NoReturn
 
 from firecaffe.cli import main

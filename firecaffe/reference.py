@@ -1,6 +1,7 @@
 """A user's own code, by the name that a recipe has for it.
 
-`package.module:function` is imported, from the current folder too; `path/file.py:function` is
+`package.module:function` is imported, from the current folder too if it is installed nowhere;
+`path/file.py:function` is
 imported as Python runs a script, so that its neighbours can be imported by it. A class will do for
 a function, and `module:object.member` for what lies deeper.
 
@@ -167,6 +168,14 @@ def file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def look_here() -> None:
+    """Lets modules that a user names be in the current folder. It comes last: a random.py there is
+    not taken for the library's.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
 def source_digest(function: Callable[..., Any]) -> str:
     """The sha256 of the file that a function is from; empty if it has none."""
     try:
@@ -184,7 +193,7 @@ def shown(value: Any) -> str:
 
 def _named(word: str, name: str) -> ModuleType:
     module = name.partition(":")[0]
-    _look_in(os.getcwd())
+    look_here()
     try:
         is_there = module in sys.modules or find_spec(module) is not None
     except (ImportError, ValueError):  # a parent that is not there, or is no package
@@ -207,7 +216,8 @@ def _from_file(word: str, name: str, path: Path) -> ModuleType:
         raise RecipeError(
             f"{word} is {name!r}; a file that is imported has letters, digits and _ in its name"
         )
-    _look_in(str(path.parent))
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
     module = _import(word, name, path.stem)
     found = getattr(module, "__file__", None)
     if found is None or not path.samefile(found):
@@ -223,11 +233,6 @@ def _import(word: str, name: str, module: str) -> ModuleType:
         return import_module(module)
     except Exception as error:
         raise failed(f"{word} {name!r}: importing {module}", error) from error
-
-
-def _look_in(folder: str) -> None:
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
 
 
 def _list(names: list[str]) -> str:

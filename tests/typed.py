@@ -255,4 +255,4 @@ def _be_forked(
         os.setsid()
     if preexec is not None:
         preexec()
-    _run([word for word in words if word != "-u"])
+    _run([word for word in words if word not in ("-u", "-P")])

@@ -164,7 +164,8 @@ class _Launch:
             role="rank",
             local_world_size=hosts.nproc_per_node,
             entrypoint=sys.executable,
-            args=("-u", *command),
+            # -P: no file of the current folder is imported for a library of that name.
+            args=("-u", "-P", *command),
             rdzv_handler=self.handler,
             max_restarts=max_restarts,
             monitor_interval=0.1,

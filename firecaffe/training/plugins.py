@@ -2,9 +2,9 @@
 
     FIRECAFFE_PLUGINS=package.module,… firecaffe train RECIPE.toml
 
-names modules that are imported as Python finds them. Each has a function `plugin()`, which gives a
-`Plugin`. The launcher asks for it before any rank is started, and each rank by itself. Without the
-variable nothing of this file runs in a training.
+names modules that are imported as Python finds them, or from the current folder. Each has a
+function `plugin()`, which gives a `Plugin`. The launcher asks for it before any rank is started,
+and each rank by itself. Without the variable nothing of this file runs in a training.
 """
 
 import os
@@ -13,6 +13,7 @@ from importlib import import_module
 
 from firecaffe.cluster.world import World
 from firecaffe.errors import FirecaffeError, RecipeError
+from firecaffe.reference import look_here
 from firecaffe.training.saver import Write
 from firecaffe.training.step import TrainBatches
 
@@ -47,6 +48,7 @@ def load_plugins() -> tuple[Plugin, ...]:
 
 
 def _load(name: str) -> Plugin:
+    look_here()
     try:
         made = import_module(name).plugin()
     except FirecaffeError:

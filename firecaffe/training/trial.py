@@ -212,7 +212,7 @@ def _start(trial: Trial, workers: int, slot: int, lock: int) -> subprocess.Popen
 
 
 def command_of(recipe: Path, workers: int) -> list[str]:
-    command = [sys.executable, "-m", "firecaffe", "train", str(recipe)]
+    command = [sys.executable, "-P", "-m", "firecaffe", "train", str(recipe)]
     return [*command, "--nproc-per-node", str(workers)]
 
 

@@ -180,7 +180,7 @@ def test_layers_in_two_and_normalization_folded(
     scheme = tmp_path / "mine.toml"
     rounds = '[[rounds]]\nlength = 0.1\n[rounds.prune]\nkeep = { "4.*" = 0.5 }\n'
     scheme.write_text(f'normalization = "fold"\n[low_rank]\nrank = {{ 4 = 16 }}\n{rounds}')
-    words = ("--scheme", scheme, "--out", tmp_path / "net.fcz", "--json")
+    words = ("--scheme", scheme, "--out", tmp_path / "net.fcz", "--json", "--trust-code")
     done = typed.firecaffe("compress", tmp_path / "run", *words)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -61,7 +61,7 @@ def fit(
 
 def table(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, str]]:
     capsys.readouterr()
-    assert main(["predict", *map(str, words), "--csv", "-"]) == 0
+    assert main(["predict", *map(str, words), "--csv", "-", "--trust-code"]) == 0
     return list(csv.DictReader(capsys.readouterr().out.splitlines()))
 
 
