@@ -28,6 +28,7 @@ from firecaffe.reference import (
     caffe_file,
     file_digest,
     is_caffe,
+    is_reference,
     shown,
     without_folder,
 )
