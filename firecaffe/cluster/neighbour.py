@@ -1,16 +1,21 @@
 """A rank that this one is linked with: the socket to it, and what has come over it."""
 
+import select
 import socket
 import struct
 import sys
 import threading
-from contextlib import suppress
+import time
 from dataclasses import dataclass, field
 
-from firecaffe.cluster.message import PULSE, Message, Place, Standing, take_messages
+from firecaffe.cluster.message import MOST_BYTES, PULSE, Message, Place, Standing, take_messages
+from firecaffe.cluster.pulse import end_turn, take_turn
 
 TCP_INFO = struct.Struct("=56xI")
 """The place of tcpi_last_ack_recv (ms) in Linux's tcp_info."""
+
+MOST_UNSENT_BYTES = 2 * MOST_BYTES
+"""What is kept for a rank that does not read; what is more it is not told."""
 
 
 @dataclass
@@ -28,12 +33,38 @@ class Neighbour:
     gone_s: float | None = None
     """The time at which its socket closed without a word before."""
     _received: bytearray = field(default_factory=bytearray)
+    _unsent: bytearray = field(default_factory=bytearray)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, message: bytes) -> None:
-        # A few bytes: either the kernel takes them all, or the rank has not read for long.
-        with self._lock, suppress(OSError):
-            self.socket.send(message)
+        """Sends a message; what the kernel does not take goes with the next one."""
+        with self._lock:
+            if len(self._unsent) + len(message) <= MOST_UNSENT_BYTES:
+                self._unsent += message
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what the kernel takes of what is left to send."""
+        with self._lock:
+            if not self._unsent or not take_turn(self.socket.fileno()):
+                return
+            try:
+                del self._unsent[: self.socket.send(self._unsent)]
+            except BlockingIOError:
+                pass
+            except OSError:  # it is gone
+                self._unsent.clear()
+            if not self._unsent:
+                end_turn(self.socket.fileno())
+
+    def flush_until(self, end_s: float) -> None:
+        """Waits until all is sent, if it has to, but not beyond a time by time.monotonic()."""
+        poll = select.poll()
+        if self._unsent:
+            poll.register(self.socket, select.POLLOUT)
+        while self._unsent and (left_s := end_s - time.monotonic()) > 0:
+            poll.poll(left_s * 1000)
+            self.flush()
 
     def receive(self, now: float) -> list[Message] | None:
         """Receives the whole messages that have come; None once the socket is closed. A pulse is

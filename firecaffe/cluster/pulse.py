@@ -5,10 +5,14 @@ for minutes while the rank is well. This process waits for nothing of the rank's
 few bytes over the same sockets for as long as the kernel does not say that the rank is stopped. So
 a rank that falls silent is stopped, or all of its host's processes are.
 
-It is this file, run by itself: it loads nothing but four modules of the standard library.
+Both write to one socket. Who has begun a message has the turn, a lock on the socket, until the
+kernel has taken all of it; else the other's would lie in its middle.
+
+It is this file, run by itself: it loads nothing but a few modules of the standard library.
 """
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -33,18 +37,49 @@ def is_stopped(process: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "T"
 
 
+def take_turn(descriptor: int) -> bool:
+    """Takes the turn to write to a socket, unless another process has it."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (OSError, ValueError):  # closed, as whoever writes to it will see
+        pass
+    return True
+
+
+def end_turn(descriptor: int) -> None:
+    """Lets others write to a socket."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_UN)
+    except (OSError, ValueError):
+        return
+
+
+def write(descriptor: int, left: bytes, message: bytes) -> bytes:
+    """Writes to a socket what is left of a message, else another one. Returns what is left then."""
+    if not take_turn(descriptor):
+        return left
+    unsent = left or message
+    try:
+        unsent = unsent[os.write(descriptor, unsent) :]
+    except OSError:  # it is gone, or has not read for long
+        unsent = left
+    if not unsent:
+        end_turn(descriptor)
+    return unsent
+
+
 def beat(process: int, beat_s: float, message: bytes, sockets: Sequence[int]) -> None:
     """Beats for the process that has started this one, and ends with it."""
     for number in (*ASK_TO_END, *ASK_TO_SAVE):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    left = dict.fromkeys(sockets, b"")
     while os.getppid() == process:
         if not is_stopped(process):
             for each in sockets:
-                try:
-                    os.write(each, message)
-                except OSError:  # it is gone, or has not read for long
-                    continue
+                left[each] = write(each, left[each], message)
         time.sleep(beat_s)
 
 

@@ -50,7 +50,7 @@ LEAVE_S = 60.0
 """Seconds for what a rank still does after the verdict, such as finishing a checkpoint."""
 
 WRITE_S = 2.0
-"""Seconds for which a rank that leaves waits until the verdict is on the disk."""
+"""Seconds for which a rank that leaves waits until the verdict is on the disk, and sent."""
 
 
 Tell = Callable[[Fault, bool], object]
@@ -199,7 +199,9 @@ class Watch:
             self._writer.join(WRITE_S)
         if self._calls is not None:
             self._calls.close(WRITE_S)
+        end_s = time.monotonic() + WRITE_S
         for each in self._neighbours.values():
+            each.flush_until(end_s)
             each.socket.close()
         self._wake.close()
         self._wake_end.close()
@@ -328,7 +330,8 @@ class Watch:
     def _beat(self) -> None:
         for rank, each in self._neighbours.items():
             if rank in self._losses:
-                continue  # what it was told last is to be the last that it reads
+                each.flush()  # what it was told last is to be the last that it reads
+                continue
             is_of_tree = rank in self._in_tree
             behind = self._judge.furthest_behind(without=rank) if is_of_tree else None
             each.send(pack(BEAT, self.place, behind, time.monotonic_ns()))
