@@ -216,7 +216,7 @@ def photo_ways(folder: Path, scratch: Path) -> tuple[dict[str, Way], dict[str, W
 def host_batches(batches: Batches) -> Iterator[Batch]:
     """Ours up to the batch of bytes, as far as the bare loop goes."""
     ahead = BatchesAhead(batches, range(1), 0, batches.order.steps_per_epoch)
-    yield from ahead._made
+    return (batch for batch, _ in ahead._made)
 
 
 def small_ways() -> tuple[dict[str, Way], int]:

@@ -25,7 +25,8 @@ class BatchesAhead:
     doubts: list[str] | None = None
     """Takes what is found by asking for a batch now and then once more; None: that is not done."""
     _next: Iterator[tuple[int, int]] = field(init=False, repr=False)
-    _made: Generator[Batch, None, None] = field(init=False, repr=False)
+    _made: Generator[tuple[Batch, bool], None, None] = field(init=False, repr=False)
+    """Each batch, and whether it was another when it was asked for once more."""
 
     def __post_init__(self) -> None:
         self._begin()
@@ -53,33 +54,33 @@ class BatchesAhead:
             (step, leaf) for step in range(self.first_step, self.last_step) for leaf in self.leaves
         )
 
-    def _calls(self) -> Iterator[Callable[[], Batch]]:
+    def _calls(self) -> Iterator[Callable[[], tuple[Batch, bool]]]:
         return (partial(self._host_batch, *place) for place in self._places())
 
-    def _host_batch(self, step: int, leaf: int) -> Batch:
-        batch = self.batches.host_batch(step, leaf)
+    def _host_batch(self, step: int, leaf: int) -> tuple[Batch, bool]:
+        """In a thread, of which there may be several: what it finds is told by who takes it."""
+        batch, differs = self.batches.host_batch(step, leaf), False
         if self.doubts is not None and leaf == self.leaves[0] and is_asked_again(step):
-            self._ask_again(step, leaf, batch)
+            differs = not same_bits(batch, self.batches.host_batch(step, leaf))
         if torch.device(self.batches.device).type == "cuda":
-            return map_batch(lambda tensor: tensor.pin_memory(), batch)
-        return batch
+            batch = map_batch(lambda tensor: tensor.pin_memory(), batch)
+        return batch, differs
 
-    def _ask_again(self, step: int, leaf: int, first: Batch) -> None:
-        if self.doubts is not None and not same_bits(first, self.batches.host_batch(step, leaf)):
+    def train_batch(self, step: int, leaf: int) -> Batch:
+        """The same as `Batches.train_batch`; its errors, and doubts about it, come when the batch
+        is asked for, not before.
+        """
+        expected = next(self._next)
+        if expected != (step, leaf):
+            raise RuntimeError(f"asked for {(step, leaf)}, expected {expected}")
+        batch, differs = next(self._made)
+        if differs and self.doubts is not None:
             self.doubts.append(
                 f"the training set draws random numbers: asked once more for samples of step "
                 f"{step + 1}, it gave others; batch(indices) must depend on the indices alone"
             )
             self.doubts = None  # said once
-
-    def train_batch(self, step: int, leaf: int) -> Batch:
-        """The same as `Batches.train_batch`; its errors come when the batch is asked for, not
-        before.
-        """
-        expected = next(self._next)
-        if expected != (step, leaf):
-            raise RuntimeError(f"asked for {(step, leaf)}, expected {expected}")
-        return self.batches.on_device(*next(self._made))
+        return self.batches.on_device(*batch)
 
     def close(self) -> None:
         """Ends the threads."""

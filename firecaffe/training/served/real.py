@@ -163,14 +163,17 @@ class RealRanks:
                 raise error
 
     def end(self, result: dict[str, Any]) -> None:
-        """Tells all workers the result, and the weights that the network has now."""
+        """Tells all workers the result, and the weights that the network has now.
+
+        Raises: what this process has met since the last event; PeerLostError.
+        """
         buffers = dict(self._forward.model.named_buffers())
         self._end({"result": result}, {**self._named, **buffers})
 
     def _end(self, told: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
         if self._door is not None:
             self._door.close()
-        self._clock.take_rest()
+        self._take_rest(told)
         for each in self._clock.learners.values():
             each.end(json.dumps(told), weights)
         for each in self._clock.learners.values():
@@ -178,9 +181,17 @@ class RealRanks:
                 self._look()
                 if self._world.watch is not None and each.rank in self._world.watch.losses:
                     each.cut()
-        self._clock.take_rest()
+        self._take_rest(told)
         self._holders.end()
         self._join_holders()
+
+    def _take_rest(self, told: dict[str, Any]) -> None:
+        """Takes what has arrived since the last event. An error of this process is raised, unless
+        an earlier one is being told.
+        """
+        error = self._clock.take_rest()
+        if error is not None and "error" not in told:
+            raise error
 
     @contextmanager
     def _told_errors(self) -> Iterator[None]:

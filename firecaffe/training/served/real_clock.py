@@ -130,16 +130,22 @@ class RealClock:
         left_s = max(self._left_s.get(number, self.time_s) for number in own)
         return max(left_s - min(self._came_s[number] for number in own), 1e-9)
 
-    def take_rest(self) -> None:
-        """Takes the losses since the last event, at the end, and those who have come since."""
+    def take_rest(self) -> BaseException | None:
+        """Takes the losses since the last event, at the end, and those who have come since. Returns
+        the first error that this process has met since.
+        """
+        error: BaseException | None = None
         comers = [each for each in self._due if isinstance(each, Learner)]
         while not self.arrivals.empty():
             arrived = self.arrivals.get()
+            if isinstance(arrived, Failed):
+                error = error or arrived.error
             self._take_loss(arrived)
             comers += arrived.learners if isinstance(arrived, Came) else []
         self._due.clear()
         for each in comers:
             self._welcome(each)
+        return error
 
     def _arrived(self) -> Event | None:
         try:

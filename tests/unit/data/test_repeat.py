@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import Recipe, RunConfig, TensorDataset, TrainConfig
 from firecaffe.cli import main
+from firecaffe.data import train_batches
 from firecaffe.data.batches import Batches
 from firecaffe.data.config import DataConfig
+from firecaffe.data.layout import Batch
 from firecaffe.data.order import SampleOrder
 from firecaffe.data.repeat import is_asked_again, is_repeatable, same_bits
 from firecaffe.data.train_batches import BatchesAhead
@@ -116,6 +119,27 @@ def test_what_it_costs() -> None:
             ahead.train_batch(step, leaf)
     ahead.close()
     assert counted.asked == 256 * 8 + 9
+
+
+def test_two_threads_that_find_it_at_once_say_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps are both asked for twice; the doubt is about the first of them."""
+    together = threading.Barrier(2)
+
+    def both_have_compared(first: Batch, second: Batch) -> bool:
+        found = same_bits(first, second)
+        together.wait(60)
+        return found
+
+    monkeypatch.setattr(train_batches, "same_bits", both_have_compared)
+    drawing, doubts = Drawing(), list[str]()
+    monkeypatch.setattr(drawing, "fetchers", 2, raising=False)
+    batches = Batches(drawing, SampleOrder(0, 16, 16, 1), DataConfig())
+    ahead = BatchesAhead(batches, [0], 0, 2, doubts)
+    for step in range(2):
+        ahead.train_batch(step, 0)
+    ahead.close()
+    assert len(doubts) == 1
+    assert "samples of step 1," in doubts[0]
 
 
 def test_a_doubt_of_one_rank_is_every_rank_s(ranks: Ranks, tmp_path: Path) -> None:

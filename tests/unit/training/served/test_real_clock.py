@@ -183,6 +183,17 @@ def test_an_error_of_this_process_ends_it() -> None:
         clock.next()
 
 
+def test_an_error_after_the_last_event_is_not_lost() -> None:
+    clock, learners = clock_of(1)
+    clock.start(learners)
+    clock.next()
+    first = MemoryError("full")
+    for each in (first, ValueError("after it")):
+        clock.arrivals.put(Failed(each))
+    assert clock.take_rest() is first
+    assert clock.take_rest() is None
+
+
 def test_a_parcel_brings_tensors_of_any_type() -> None:
     tensors = {
         "weight": torch.randn(3, 4, 5, 5).contiguous(memory_format=torch.channels_last),
