@@ -20,6 +20,7 @@ from firecaffe.cli.options.compare import make_parser
 from firecaffe.cli.report import page
 from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
+from firecaffe.files import write_atomically
 from firecaffe.runs.checklist import checklist
 from firecaffe.runs.compare import (
     Row,
@@ -32,7 +33,6 @@ from firecaffe.runs.compare import (
     rows,
     weights_identical,
 )
-from firecaffe.runs.files import write_atomically
 from firecaffe.runs.groups import differing, group_rows, group_runs
 from firecaffe.runs.measure import Measure
 

@@ -12,9 +12,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from firecaffe.files import finite
 from firecaffe.runs.checklist import Item
 from firecaffe.runs.compare import OWN_CODE
-from firecaffe.runs.files import finite
 from firecaffe.runs.groups import GroupRow, letters
 from firecaffe.runs.measure import Measure, in_words
 from firecaffe.runs.statistics import MOST_RUNS, UNDECIDED, Difference, Mean, Ratio

@@ -18,8 +18,8 @@ from firecaffe.cli.picture import SUFFIXES, load_pyplot
 from firecaffe.cli.written import check_target
 from firecaffe.cluster.world import join
 from firecaffe.errors import NotKeptError, RecipeError
+from firecaffe.files import finite, write_json
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.files import finite, write_json
 from firecaffe.runs.measure import Measure
 from firecaffe.shrink.compress import CompressRequest, compress
 from firecaffe.shrink.layers import LayerSensitivity

@@ -13,7 +13,7 @@ from firecaffe.cluster.launch import launch
 from firecaffe.cluster.world import is_launched, join
 from firecaffe.data import open_test
 from firecaffe.errors import RecipeError
-from firecaffe.runs.files import finite
+from firecaffe.files import finite
 from firecaffe.training.evaluate_run import NEEDED, Evaluated, evaluate_run, task_of_run
 from firecaffe.training.load import load_run
 from firecaffe.training.named import check_named

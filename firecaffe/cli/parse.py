@@ -12,9 +12,9 @@ from jsonargparse import Namespace
 from firecaffe.cli.parser import Parser
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.errors import RecipeError
+from firecaffe.files import read_small
 from firecaffe.recipe.idle import idle_words
 from firecaffe.recipe.sections import Recipe, check_recipe
-from firecaffe.runs.files import read_small
 
 
 def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RecipeError
-from firecaffe.runs.files import written_aside
+from firecaffe.files import written_aside
 
 SUFFIXES = (".png", ".html")
 PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">

@@ -16,7 +16,7 @@ from firecaffe.cli.written import check_target
 from firecaffe.cluster.world import join
 from firecaffe.data import open_test
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.runs.files import write_atomically
+from firecaffe.files import write_atomically
 from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.image_files import check_takes_images, list_images
 from firecaffe.training.load import load_run

@@ -15,10 +15,10 @@ from firecaffe.cli.written import check_target
 from firecaffe.data import check_data
 from firecaffe.data.decoded import cores
 from firecaffe.errors import NotEnoughError, NotKeptError, RecipeError
+from firecaffe.files import finite, write_atomically
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import read_run
-from firecaffe.runs.files import finite, write_atomically
 from firecaffe.runs.folder import read_run_file
 from firecaffe.training.given_task import task_for
 from firecaffe.training.trial import Trial

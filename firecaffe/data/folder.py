@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 from firecaffe.errors import DataError
+from firecaffe.files import read_bytes
+
+MOST_BYTES = 2**31
+"""Size of an image's file that is read at most."""
 
 SIZE_SAMPLES = 64
 """Images whose mean size stands for all."""
@@ -110,9 +114,11 @@ class ImageFolder:
     def read(self, sample: int) -> bytes:
         """Raises: DataError if the file is gone or cannot be read."""
         try:
-            return Path(self.name(sample)).read_bytes()
+            return read_bytes(self.name(sample), MOST_BYTES)
         except OSError as error:
             raise DataError(f"{self.name(sample)}: cannot be read, {error.strerror}") from error
+        except ValueError as error:
+            raise DataError(f"{self.name(sample)}: {error}") from error
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
+from firecaffe.files import written_aside
 from firecaffe.from_caffe.recipe import NET, WEIGHTS, Imported
-from firecaffe.runs.files import written_aside
 from firecaffe.training.about import ABOUT, NOTHING, About
 
 RECIPE, SOLVER, REPORT = "recipe.toml", "solver.prototxt", "report.md"

@@ -25,6 +25,7 @@ from firecaffe.data.generated import NUM_TRAIN
 from firecaffe.data.packed import PackedPart
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from firecaffe.exchange.choose import AUTO
+from firecaffe.files import write_json
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
@@ -41,7 +42,6 @@ from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.recipe.update_at import needs_norms
 from firecaffe.reference import is_caffe, is_reference
-from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import FORECAST
 from firecaffe.synchrony.config import EVERY_STEP, MEASURED
 from firecaffe.synchrony.rounds import Rounds

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
+from firecaffe.files import read_small
 from firecaffe.reference import wherever
-from firecaffe.runs.files import read_small
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.learned import failure
 from firecaffe.runs.measure import LOSS, Measure, measure_of, unlike_measures

@@ -25,7 +25,7 @@ from firecaffe.errors import (
     PreemptedError,
 )
 from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, TOGETHER, Fault
-from firecaffe.runs.files import read_small, write_json
+from firecaffe.files import read_small, write_json
 from firecaffe.runs.record import read_json_lines
 
 NAME = "fault.json"

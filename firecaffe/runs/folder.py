@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
-from firecaffe.runs.files import read_small, write_atomically
+from firecaffe.files import read_small, write_atomically
 from firecaffe.runs.record import read_json_lines
 
 FORECAST = "forecast.json"

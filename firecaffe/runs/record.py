@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
-from firecaffe.runs.files import GrowingFile, finite
+from firecaffe.files import GrowingFile, finite
 from firecaffe.runs.loggers import Loggers
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from firecaffe.compression.fcz import FileReport
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
+from firecaffe.files import write_json
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.files import write_json
 from firecaffe.runs.folder import read_run_file
 from firecaffe.shrink.code import write_network
 from firecaffe.shrink.judge import Judge, Worth

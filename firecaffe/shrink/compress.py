@@ -24,11 +24,11 @@ from firecaffe.cluster.world import World
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.data import Data, check_data
 from firecaffe.errors import OwnCodeError, RecipeError, RunError
+from firecaffe.files import read_small, write_json, written_aside
 from firecaffe.models.weights import file_digest
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.run import total_steps
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.files import read_small, write_json, written_aside
 from firecaffe.runs.measure import Measure
 from firecaffe.shrink.attempt import Made, Maker
 from firecaffe.shrink.judge import Judge, Worth, judging

@@ -13,8 +13,8 @@ from typing import Any
 from firecaffe.compression.fcz import CODES
 from firecaffe.compression.layers import BIAS
 from firecaffe.errors import RecipeError
+from firecaffe.files import read_small
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.files import read_small
 
 FOLDER = Path(__file__).parent / "schemes"
 """The schemes that come along."""

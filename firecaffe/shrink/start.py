@@ -9,11 +9,11 @@ from torch import nn
 
 from firecaffe.data import Data
 from firecaffe.errors import RecipeError
+from firecaffe.files import written_aside
 from firecaffe.models.low_rank import chosen_ranks, low_rank_weights, rank_of
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
 from firecaffe.recipe.sections import Recipe
-from firecaffe.runs.files import written_aside
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.parts import counts_of

@@ -9,7 +9,7 @@ from firecaffe.data.dataset import layout_of
 from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.layout import Layout, Leaf
 from firecaffe.errors import RunError
-from firecaffe.runs.files import write_json
+from firecaffe.files import write_json
 from firecaffe.runs.folder import read_run_file
 from firecaffe.training.parts import Parts, counts_of
 

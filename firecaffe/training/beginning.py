@@ -6,6 +6,7 @@ from pathlib import Path
 from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.world import World
 from firecaffe.data import Data
+from firecaffe.files import write_atomically, write_json
 from firecaffe.recipe.constrained import prune_notes
 from firecaffe.recipe.identity import to_toml, tuned_by
 from firecaffe.recipe.idle import idle_words
@@ -14,7 +15,6 @@ from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import NAME as ENVIRONMENT
 from firecaffe.runs.environment import describe_environment
-from firecaffe.runs.files import write_atomically, write_json
 from firecaffe.runs.folder import continue_run_folder, create_run_folder
 from firecaffe.solvers.policy import rate_notes
 from firecaffe.training.about import About, write_about

@@ -17,6 +17,7 @@ from firecaffe.cluster.world import World, join
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RunError
 from firecaffe.exchange.route import HOOK
+from firecaffe.files import write_json
 from firecaffe.gradients.combine import Hook
 from firecaffe.plan.of_recipe import write_forecast
 from firecaffe.recipe.config import check_workers
@@ -25,7 +26,6 @@ from firecaffe.recipe.parallel import check_layout, layout_of
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.recipe.served import check_served_workers
-from firecaffe.runs.files import write_json
 from firecaffe.runs.record import read_json_lines
 from firecaffe.runs.score_mode import score_mode
 from firecaffe.synchrony.config import FIRST, MEASURED

@@ -29,10 +29,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
+from firecaffe.files import read_small, sync_file, sync_folder, write_atomically
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import wherever
-from firecaffe.runs.files import read_small, sync_file, sync_folder, write_atomically
 from firecaffe.synchrony.rounds import Rounds
 from firecaffe.training.stored import InMemory, Stored
 from firecaffe.training.tensor_file import TensorFile

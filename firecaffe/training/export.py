@@ -21,7 +21,7 @@ from firecaffe.caffe.deploy import deployed
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.trained import Trained
 from firecaffe.errors import NotIdenticalError, RecipeError
-from firecaffe.runs.files import written_aside
+from firecaffe.files import written_aside
 from firecaffe.tasks.outputs import prediction_of
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4

@@ -19,10 +19,10 @@ import torch
 
 from firecaffe.cluster.launch import RankFailedError
 from firecaffe.errors import PreemptedError, RunError
+from firecaffe.files import read_small, write_atomically
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.fault import NAME as FAULT
-from firecaffe.runs.files import read_small, write_atomically
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.runs.record import read_json_lines
 

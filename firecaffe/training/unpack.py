@@ -8,7 +8,7 @@ from torch import Tensor
 
 from firecaffe.compression import fcz
 from firecaffe.errors import CheckpointError
-from firecaffe.runs.files import written_aside
+from firecaffe.files import written_aside
 from firecaffe.training.tensor_file import write_tensors
 from firecaffe.transport.collect import Whole
 

@@ -19,12 +19,12 @@ from typing import Any
 
 from firecaffe.data import check_data
 from firecaffe.errors import RecipeError, RunError
+from firecaffe.files import read_small, write_atomically, write_json
 from firecaffe.models.weights import file_digest
 from firecaffe.recipe.identity import identity, search_id, to_toml
 from firecaffe.recipe.run import sample_order, total_steps
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import Run, read_run, samples_seen
-from firecaffe.runs.files import read_small, write_atomically, write_json
 from firecaffe.runs.groups import differing_conditions
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.runs.record import read_json_lines

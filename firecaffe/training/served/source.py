@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from firecaffe.runs.files import GrowingFile, write_atomically
+from firecaffe.files import GrowingFile, write_atomically
 from firecaffe.synchrony.events import Event
 from firecaffe.synchrony.log import EVENTS, Lines, head
 from firecaffe.synchrony.tally import Tally

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
-from firecaffe.runs import files
+from firecaffe import files
 from firecaffe.runs.record import JsonLines, Metrics, read_json_lines
 
 

@@ -12,6 +12,7 @@ import torch
 from firecaffe.cli.parse import read_recipe
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError, RunError
+from firecaffe.files import finite
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import file_digest
@@ -19,7 +20,6 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import Run, read_run
-from firecaffe.runs.files import finite
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial
 from firecaffe.tuning import tune as tune_module

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from firecaffe.runs.files import sync_file, sync_folder, write_atomically, write_json
+from firecaffe.files import sync_file, sync_folder, write_atomically, write_json
 
 
 def refuse(*_: object) -> NoReturn:

@@ -1,15 +1,19 @@
-"""Files that are whole or not there: written aside, synced, then renamed."""
+"""Files that may be anyone's: read if they are regular and no longer than is said; and written
+whole or not at all: aside, synced, then renamed.
+"""
 
 import errno
 import json
 import math
 import os
+import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MOST_BYTES = 16_000_000
 """Size of a recipe, or of one of a run's JSON files, that is read at most."""
@@ -47,7 +51,7 @@ def written_aside(path: Path) -> Iterator[Path]:
     """A path beside, for a file that gets its final name, on the disk, if the block comes to its
     end, and is gone if it does not. It ends as the final one does.
     """
-    aside = path.with_name(f".partial.{path.name}")
+    aside = new_aside(path.with_name(f".partial.{path.name}"))
     try:
         yield aside
         sync_file(aside)
@@ -63,16 +67,72 @@ def write_atomically(path: Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8")
 
 
+def new_aside(path: Path) -> Path:
+    """Makes an empty file to be written and renamed. What lies there under the name, left by a
+    process that was killed, or a link that somebody has put there, is removed and never followed.
+
+    Raises: OSError.
+    """
+    remove_aside(path)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+    return path
+
+
+def remove_aside(path: Path) -> None:
+    """Removes a file, a link or a whole folder, if there is one. Raises: OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def open_regular(path: Path | str) -> BinaryIO:
+    """Opens a file to be read. A pipe or a device might never end, or never begin.
+
+    Raises: OSError if it is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: Path | str, most_bytes: int) -> bytes:
+    """All of a file. Raises: OSError; ValueError if it is longer than that."""
+    with open_regular(path) as file:
+        data = file.read(min(most_bytes, os.fstat(file.fileno()).st_size) + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"longer than {most_bytes} bytes")
+    return data
+
+
 def read_small(path: Path) -> str:
     """A text file of which nobody may want much memory: it may be a stranger's.
 
     Raises: OSError; ValueError if it is too long or no UTF-8.
     """
-    with open(path, "rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"longer than {MOST_BYTES} bytes")
-    return data.decode("utf-8")
+    return read_bytes(path, MOST_BYTES).decode("utf-8")
+
+
+def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[bytes]:
+    """The lines of a file, one in memory at a time, with their ends; a last one may have none.
+
+    Raises: OSError; ValueError if a line is longer than that.
+    """
+    with open_regular(path) as file:
+        number = 0
+        while line := file.readline(most_bytes + 1):
+            number += 1
+            if len(line) > most_bytes:
+                raise ValueError(f"line {number} is longer than {most_bytes} bytes")
+            yield line
 
 
 def write_json(path: Path, row: dict[str, Any]) -> None:

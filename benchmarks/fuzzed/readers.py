@@ -1,0 +1,8 @@
+"""All readers that are fuzzed, by name."""
+
+from collections.abc import Mapping
+
+from benchmarks.fuzzed import data, records, trained
+from benchmarks.fuzzed.reader import Reader
+
+READERS: Mapping[str, Reader] = {**records.READERS, **trained.READERS, **data.READERS}

@@ -1,0 +1,121 @@
+"""JSON and TOML that may be anyone's: one schema for each kind of file, checked as it is read.
+
+A schema is a type that msgspec knows. A `TypedDict` says which words have to be there, and of which
+type; the words beside them stay, and it is a dictionary that comes back. A dataclass is made.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, is_typeddict
+
+import msgspec
+from msgspec import Meta
+
+from firecaffe.errors import FirecaffeError
+from firecaffe.files import MOST_BYTES, read_bytes, read_lines
+
+T = TypeVar("T")
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+"""A whole number that JSON's readers agree on, from 0."""
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
+"""The same from 1."""
+Amount = Annotated[float, Meta(ge=0, le=1e30)]
+"""Seconds, bytes, shares: finite, and not negative, and some may be added up."""
+Real = Annotated[float, Meta(ge=-1e30, le=1e30)]
+"""A number of which some may be added up, and squared."""
+
+
+def parse_json(data: bytes) -> Any:
+    """Raises: ValueError, RecursionError. Infinities and NaN are none of JSON's."""
+    return msgspec.json.decode(data)
+
+
+def parse_toml(data: bytes) -> Any:
+    """Raises: ValueError, RecursionError."""
+    return tomllib.loads(data.decode("utf-8"))
+
+
+def checked(words: Any, kind: type[T]) -> T:
+    """Words as a schema has them. Raises: ValueError naming the word that is wrong."""
+    try:
+        made: T = msgspec.convert(words, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(_said(str(error))) from error
+    return words if is_typeddict(kind) else made
+
+
+def decoded(data: bytes | str, kind: type[T], parse: Callable[[bytes], Any] = parse_json) -> T:
+    """A text as a schema has it. Raises: ValueError in one line."""
+    try:
+        words = parse(data.encode() if isinstance(data, str) else data)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"is no JSON ({error})") from error
+    return checked(words, kind)
+
+
+def read_file(
+    path: Path,
+    kind: type[T],
+    error: type[FirecaffeError],
+    parse: Callable[[bytes], Any] = parse_json,
+    most_bytes: int = MOST_BYTES,
+    absent: str = "there is no such file",
+    where: str = "",
+) -> T:
+    """What a file holds, as a schema has it.
+
+    Args:
+        path: The file.
+        kind: The schema.
+        error: What is raised, in one line with the file and the word, if it cannot be read.
+        parse: `parse_json` or `parse_toml`.
+        most_bytes: Its length at most.
+        absent: What it means if the file is not there.
+        where: What the line calls it. Empty: its path.
+    """
+    where = where or str(path)
+    try:
+        return decoded(read_bytes(path, most_bytes), kind, parse)
+    except FileNotFoundError:
+        raise error(f"{where}: {absent}") from None
+    except (OSError, ValueError) as problem:
+        raise error(f"{where}: {_reason(problem)}") from problem
+
+
+def read_rows(
+    path: Path, kind: type[T], error: type[FirecaffeError], holding: bytes = b""
+) -> Iterator[T]:
+    """The rows of a file of JSON lines, one at a time; a last line cut short by a fault is left
+    out. A file that is not there has none.
+
+    holding: of those alone that have this text in them, which is faster for a few among many.
+
+    Raises: the error, in one line with the file, the line and the word.
+    """
+    number = 0
+    try:
+        for number, line in enumerate(read_lines(path), start=1):  # noqa: B007
+            if line.endswith(b"\n") and holding in line:
+                yield decoded(line, kind)
+    except FileNotFoundError:
+        return
+    except OSError as problem:
+        raise error(f"{path}: {_reason(problem)}") from problem
+    except ValueError as problem:
+        raise error(f"{path} line {number}: {problem}") from problem
+
+
+def _reason(problem: Exception) -> str:
+    return str(getattr(problem, "strerror", None) or problem)
+
+
+def _said(line: str) -> str:
+    """msgspec's words, with the place first: `$.step: expected int, got str`."""
+    said, _, place = line.partition(" - at ")
+    said = re.sub("`", "", said[:1].lower() + said[1:])
+    return f"{place.strip('`') or '$'}: {said}"
