@@ -44,6 +44,7 @@ from firecaffe.cluster.hosts import PATIENCE_S, SAY_EVERY_S
 from firecaffe.cluster.joining import ATTEMPTS
 from firecaffe.cluster.let_go import TOGETHER, LetGo, Seen, fault_in
 from firecaffe.cluster.losses import LossReader
+from firecaffe.cluster.signals import SAME_S
 from firecaffe.cluster.world import LASTING
 from firecaffe.errors import LaunchError, PreemptedError
 from firecaffe.faults import ANOTHER, Fault
@@ -277,25 +278,29 @@ class FaultAgent(LocalElasticAgent):
 
     def _end_ranks(self, number: signal.Signals | None, patience_s: float) -> None:
         """Asks the ranks to end, by a signal (None: they end by themselves). Kills those that
-        cannot or do not end; at a second signal to the agent, all.
+        cannot or do not end; at a second signal to the agent, `SAME_S` seconds later or more, all.
         """
-        running = self._running()
-        until = time.monotonic() + patience_s
+        running, second = self._running(), None
+        begun_s = time.monotonic()
+        until = begun_s + patience_s
         if number is not None:
             of_rank = self._worker_group.workers
             self.ended_by_us |= {of_rank[local].global_rank for local in running}
             _send(running, number)
-        try:
-            while running and time.monotonic() < until:
+        while running and time.monotonic() < until:
+            try:
                 for local_rank, process in running.items():
                     if _status(process) == psutil.STATUS_STOPPED:
                         _send({local_rank: process}, signal.SIGKILL)
                 time.sleep(POLL_S)
                 running = self._running()
-        except SignalException:
-            _send(self._running(), signal.SIGKILL)
-            raise
-        _send(running, signal.SIGKILL)
+            except SignalException as error:
+                second = error
+                if time.monotonic() - begun_s > SAME_S:
+                    break
+        _send(self._running(), signal.SIGKILL)
+        if second is not None:
+            raise second
 
     def _kill(self, rank: int) -> None:
         """Kills a rank of this host."""

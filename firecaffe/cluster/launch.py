@@ -6,10 +6,9 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from firecaffe.cluster.hosts import (
 )
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.let_go import fault_in
+from firecaffe.cluster.signals import handlers_kept, heard
 from firecaffe.cluster.world import FOLDER
 from firecaffe.errors import (
     CheckpointError,
@@ -98,7 +98,7 @@ def launch(
     logging.disable(logging.CRITICAL)
     before = dict(os.environ)
     os.environ[LAUNCHED] = str(os.getpid())  # ranks leave the last word to this process
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(each.name for each in SIGNALS)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(each.name for each in heard(SIGNALS))
     if not hosts.is_one:
         # Its agents' shared store is not told to a host that comes later (torch 2.13).
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -108,7 +108,7 @@ def launch(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
     try:
         with (
-            _handlers_kept(),
+            handlers_kept(SIGNALS),  # the agent sets its own, and leaves them
             tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as log_folder,
             Aside() as aside,
         ):
@@ -121,21 +121,6 @@ def launch(
         logging.disable(logged)
         os.environ.clear()
         os.environ.update(before)
-
-
-@contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Gives signals back to the handlers that they had; the agent sets its own, and leaves them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # no thread but the main one may set a handler
-        return
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            if handler is not None:  # None is one that was not set from Python
-                signal.signal(number, handler)
 
 
 class _Launch:

@@ -34,7 +34,7 @@ PRELOADED = "firecaffe.training.data_workers"
 GONE_S = 5.0
 """How long a process may take to be gone whose pipe is closed."""
 
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Sent to all processes of a job; the rank then finishes its step, for which it needs data."""
 
 

@@ -2,22 +2,20 @@
 
 import os
 import signal
-import threading
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 from firecaffe.cluster.last_word import LAUNCHED
+from firecaffe.cluster.signals import SAME_S, handlers_kept
 from firecaffe.errors import FirecaffeError, LauncherLostError, PreemptedError
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""The signals that schedulers send before they take the machine away, and Ctrl-C. A second one ends
-the process at once."""
-
-SAME_S = 2.0
-"""Seconds within which signals count as one: a scheduler signals the launcher and its ranks, and
-the launcher its ranks too. Ctrl-C without a launcher always counts: a person presses it twice.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+"""The signals that schedulers send before they take the machine away, Ctrl-C, and a terminal's that
+is closed. A second one, `SAME_S` seconds later or more, ends the process at once. Ctrl-C without a
+launcher always counts: a person presses it twice.
 """
 
 CTRL_C = b"\nfirecaffe: stops after this step, with a checkpoint; Ctrl-C again ends it at once\n"
@@ -30,7 +28,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._asked = ""
-        self._before: dict[signal.Signals, Any] = {}
+        self._kept = ExitStack()
         self._heard_s = 0.0
         # Our own launcher says its number; it may be gone already.
         self._parent: int | None = None
@@ -53,16 +51,16 @@ class StopRequest:
         if not self._asked:
             self._asked, self._heard_s = signal.Signals(number).name, now
             if is_person:
-                os.write(2, CTRL_C)  # not by print, which may be at work
+                with suppress(OSError):
+                    os.write(2, CTRL_C)  # not by print, which may be at work
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        for number in self._kept.enter_context(handlers_kept(SIGNALS)):
+            signal.signal(number, self._hear)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._kept.close()
 
 
 def stopped(reason: str, done: int, folder: Path) -> FirecaffeError:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from firecaffe.cluster.launch import RankFailedError
+from firecaffe.cluster.signals import handlers_kept
 from firecaffe.errors import PreemptedError, RunError
 from firecaffe.files import read_small, write_atomically
 from firecaffe.recipe.identity import to_toml
@@ -159,7 +160,7 @@ def run_trials(
     A training that was left midway begins anew. say: told each trial as it ends.
 
     Raises: RankFailedError, with the exit code of the first that failed; PreemptedError after a
-    SIGTERM. No training is left running.
+    SIGTERM or SIGHUP. No training is left running.
     """
     waiting = []
     for trial in trials:
@@ -168,24 +169,25 @@ def run_trials(
         else:
             waiting.append(trial)
     running: dict[int, tuple[Trial, subprocess.Popen[bytes]]] = {}
-    before = signal.signal(signal.SIGTERM, _stop)
     try:
-        while waiting or running:
-            for slot in range(at_once):
-                if waiting and slot not in running:
-                    trial = waiting.pop(0)
-                    running[slot] = (trial, _start(trial, workers, slot, lock))
-            for slot, (trial, process) in list(running.items()):
-                if not trial.ended_early and trial.look() and process.poll() is None:
-                    process.terminate()
-                if process.poll() is not None:
-                    del running[slot]
-                    trial.look()
-                    _check_end(trial, process.returncode)
-                    say(trial)
-            time.sleep(POLL_S)
+        with handlers_kept((signal.SIGTERM, signal.SIGHUP)) as kept:
+            for number in kept:
+                signal.signal(number, _stop)
+            while waiting or running:
+                for slot in range(at_once):
+                    if waiting and slot not in running:
+                        trial = waiting.pop(0)
+                        running[slot] = (trial, _start(trial, workers, slot, lock))
+                for slot, (trial, process) in list(running.items()):
+                    if not trial.ended_early and trial.look() and process.poll() is None:
+                        process.terminate()
+                    if process.poll() is not None:
+                        del running[slot]
+                        trial.look()
+                        _check_end(trial, process.returncode)
+                        say(trial)
+                time.sleep(POLL_S)
     finally:
-        signal.signal(signal.SIGTERM, before)
         for _, process in running.values():
             process.terminate()
         for _, process in running.values():

@@ -250,3 +250,18 @@ def test_a_reader_that_leaves_ends_nothing(recipe: Path, tmp_path: Path) -> None
     assert "stdout" in line
     assert "Broken pipe" in line
     assert result_of(run)["lost_output"] == {"stdout": "Broken pipe"}
+
+
+def test_a_closed_terminal_stops_a_run_with_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = "--run.folder", run, "--train.steps", "1000000", "--nproc-per-node", "2"
+    with Typed("-m", "firecaffe", "train", recipe, *words) as typed:
+        while not (run / "metrics.jsonl").is_file() or not (run / "metrics.jsonl").stat().st_size:
+            assert psutil.Process(typed.pid).status() != psutil.STATUS_ZOMBIE
+        for _ in range(2):  # a shell passes its own on
+            os.kill(typed.pid, signal.SIGHUP)
+        typed.stdout.close()
+        _, errors = typed.communicate()
+        assert typed.wait() == 75, errors
+    assert "SIGHUP" in errors
+    assert (run / "checkpoints" / "latest").is_file()

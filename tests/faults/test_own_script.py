@@ -17,7 +17,7 @@ from firecaffe.faults import Fault
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.stop import StopRequest
 from tests.ranks.networks import Everything, small_data
-from tests.typed import TIMEOUT_S
+from tests.typed import TIMEOUT_S, python
 
 SCRIPT = """
 import sys
@@ -83,6 +83,23 @@ def test_a_second_ctrl_c_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> No
         assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert sent == [(os.getpid(), signal.SIGINT)]
     assert signal.getsignal(signal.SIGINT) == before
+
+
+IGNORES = """
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from tests.faults.test_own_script import train_and_hear
+train_and_hear(sys.argv[1], signal.SIGHUP)
+"""
+
+
+def test_a_closed_terminal_saves_unless_nohup_has_it_ignored(tmp_path: Path) -> None:
+    with pytest.raises(PreemptedError, match="SIGHUP"):
+        train_and_hear(str(tmp_path / "run"), signal.SIGHUP)
+    assert 0 < load_newest(tmp_path / "run")[0].step < 9
+    done = python("-c", IGNORES, tmp_path / "ignored")
+    assert done.returncode == 0, done.stderr
+    assert load_newest(tmp_path / "ignored")[0].step == 9
 
 
 def test_what_nobody_caught_is_told_in_one_line(

@@ -135,16 +135,25 @@ def test_one_that_fails_ends_the_search_and_the_others(parent: Path) -> None:
     assert not [p for p in psutil.Process().children() if str(parent) in " ".join(p.cmdline())]
 
 
-def test_a_search_that_is_asked_to_stop_leaves_no_training(parent: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_search_that_is_asked_to_stop_leaves_no_training(parent: Path, number: int) -> None:
+    before = signal.getsignal(number)
+
+    def here(*_: object) -> None:  # else a fault would end the tests
+        pytest.fail("nobody heard it")
+
+    signal.signal(number, here)
+
     def ask(_: Sequence[TrialScore]) -> bool:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         return False
 
     first = trial(parent, "a", end=ask)
     with pytest.raises(PreemptedError, match="the same command goes on"):
         run([first, trial(parent, "b", "waits")], parent)
     assert not [p for p in psutil.Process().children() if str(parent) in " ".join(p.cmdline())]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(number) is here
+    signal.signal(number, before)
 
 
 def test_two_searches_never_work_in_one_folder(parent: Path) -> None:
