@@ -12,7 +12,6 @@ from firecaffe.cluster.launch import launch
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.identity import to_toml
-from firecaffe.recipe.parallel import check_hosts
 from firecaffe.runs.fault import settle_fault
 from firecaffe.solvers.policy import rate_notes
 from firecaffe.training.build import train
@@ -57,8 +56,8 @@ def main(argv: list[str]) -> int:
         options.master_port,
     )
     check(load_plugins(), options.nproc_per_node * max_nodes)
-    preflight(recipe, options.nproc_per_node * max_nodes, resume, is_new=hosts.is_one)
-    check_hosts(recipe.parallel, recipe.train, options.nproc_per_node, min_nodes, max_nodes)
+    may_be = min_nodes, max_nodes
+    preflight(recipe, options.nproc_per_node, resume, is_new=hosts.is_one, hosts=may_be)
     sys.stdout.flush()
     folders = launch(
         ["train", *argv],

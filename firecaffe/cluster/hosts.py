@@ -57,13 +57,18 @@ class Hosts:
         return str(self.min_nodes) if is_fixed else f"{self.min_nodes} to {self.max_nodes}"
 
 
+MOST_HOSTS = 10_000
+
+
 def parse_nodes(text: str) -> tuple[int, int]:
     """Parses `N` or `MIN:MAX`. Raises: RecipeError."""
     found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     least = int(found[1]) if found else 0
     most = int(found[2] or least) if found else 0
-    if not 1 <= least <= most:
-        raise RecipeError(f"--nnodes is {text!r}; it must be N, or MIN:MAX with 1 <= MIN <= MAX")
+    if not 1 <= least <= most <= MOST_HOSTS:
+        raise RecipeError(
+            f"--nnodes is {text!r}; it must be N, or MIN:MAX with 1 <= MIN <= MAX <= {MOST_HOSTS:,}"
+        )
     return least, most
 
 

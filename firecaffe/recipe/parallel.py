@@ -7,7 +7,7 @@ from typing import TypeVar
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.parallel.config import AT_ONCE, AUTO, ParallelConfig
+from firecaffe.parallel.config import AUTO, ParallelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.reference import is_reference
 from firecaffe.solvers.config import BY_ELEMENT, SolverConfig
@@ -95,14 +95,8 @@ def possible_layouts(
 def check_layout(layout: Layout, words: ParallelConfig, train: TrainConfig, level: int = 0) -> None:
     """level: of the nodes that are shared out whole.
 
-    Raises: RecipeError if the workers cannot share out the micro-batches, or cannot exchange
-    samples so.
+    Raises: RecipeError if the workers cannot share out the micro-batches.
     """
-    if words.exchange != AT_ONCE and layout.model > 1 and train.device == "cuda":
-        raise RecipeError(
-            f"parallel.exchange {words.exchange} with train.device cuda: messages come one by one "
-            "between CPUs alone; take at_once"
-        )
     leaves = train.num_micro_batches
     said = count_of(leaves, "micro-batch", "micro-batches")
     is_apart = not layout.shares_samples and layout.sharers > 1
@@ -123,28 +117,6 @@ def check_layout(layout: Layout, words: ParallelConfig, train: TrainConfig, leve
             f"parallel.head_updates is {updates} with {said} a step on "
             f"{layout.sharers} workers, {each} each; each worker must have a multiple of {updates}"
         )
-
-
-def check_hosts(
-    words: ParallelConfig, train: TrainConfig, per_host: int, least: int, most: int
-) -> None:
-    """Checks the layouts of a run that may go on with fewer hosts, of so many workers each.
-
-    Raises: RecipeError if on some number of hosts, from least to most, there is none.
-    """
-    for hosts in range(most, least - 1, -1):
-        try:
-            check_layout(layout_of(words, hosts * per_host), words, train)
-        except RecipeError as error:
-            would = ""
-            if words.data:
-                would = "leave parallel.data out, or "
-            elif per_host % words.row_size:
-                would = f"let each host have a multiple of {words.row_size} (--nproc-per-node), or "
-            raise RecipeError(
-                f"--nnodes {least}:{most} may come to {hosts} hosts: {error}; {would}give --nnodes "
-                "one number"
-            ) from error
 
 
 def check_beside(

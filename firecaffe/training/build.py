@@ -20,12 +20,10 @@ from firecaffe.exchange.route import HOOK
 from firecaffe.files import write_json
 from firecaffe.gradients.combine import Hook
 from firecaffe.plan.of_recipe import write_forecast
-from firecaffe.recipe.config import check_workers
-from firecaffe.recipe.local import check_local_workers
-from firecaffe.recipe.parallel import check_layout, layout_of
+from firecaffe.recipe.parallel import layout_of
+from firecaffe.recipe.ranks import check_ranks
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
-from firecaffe.recipe.served import check_served_workers
 from firecaffe.runs.record import read_json_lines
 from firecaffe.runs.score_mode import score_mode
 from firecaffe.synchrony.config import FIRST, MEASURED
@@ -35,7 +33,7 @@ from firecaffe.training.arithmetic import set_arithmetic
 from firecaffe.training.balance import Balance
 from firecaffe.training.beginning import make_folder, notes_of, say_where
 from firecaffe.training.checkpoint import save_checkpoint
-from firecaffe.training.checks import check_hosts, check_one_memory, check_rates, check_validation
+from firecaffe.training.checks import check_rates, check_validation
 from firecaffe.training.connect import connect
 from firecaffe.training.data_workers import check_not_in_worker
 from firecaffe.training.ending import record_of
@@ -126,13 +124,8 @@ def train(
         ) as found,  # inside, so that others hear of it before anything is waited for
     ):
         recipe, chosen_layout = choose_layout(recipe, parts, world)
-        layout = layout_of(recipe.parallel, world.world_size)
-        check_layout(layout, recipe.parallel, recipe.train, exchange.level)
-        check_workers(recipe.train, layout.sharers, exchange.level)
-        check_served_workers(synchrony, world.world_size)
-        check_local_workers(synchrony, layout.sharers, exchange.level)
-        check_hosts(recipe, world)
-        check_one_memory(recipe, world)
+        on_gpus = world.device.type != "cpu"
+        layout = check_ranks(recipe, world.world_size, world.local_world_size, on_gpus)
         if world.attempt == 0:  # later there may be fewer
             check(plugins, world.world_size)
         start = find_start(world, resume)

@@ -1,6 +1,5 @@
 """Checks of what a recipe asks of its model, its data and the ranks, before the first step."""
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from firecaffe.cluster.world import World
 from firecaffe.data import (
     Batches,
     Data,
@@ -19,8 +17,6 @@ from firecaffe.data import (
 )
 from firecaffe.data.layout import leaf_of, map_batch, tree_words
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import NATIVE, find_schedule
-from firecaffe.exchange.choose import AUTO
 from firecaffe.models import MODELS
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import failed
@@ -145,32 +141,6 @@ def check_rates(recipe: Recipe, steps: int) -> None:
             raise RecipeError(
                 f"{what} comes to {most:g}; it must be at most {LARGEST:.2g}, the largest float32"
             )
-
-
-def check_hosts(recipe: Recipe, world: World) -> None:
-    """Checks a hierarchical exchange. Raises: RecipeError if it does not fit the hosts' ranks."""
-    if recipe.exchange.algorithm in (NATIVE, AUTO):
-        return
-    try:
-        find_schedule(recipe.exchange.algorithm, world.local_world_size)(world.world_size, 1)
-    except ValueError as error:
-        raise RecipeError(f"exchange.algorithm: {error}") from None
-
-
-def check_one_memory(recipe: Recipe, world: World) -> None:
-    """Raises: RecipeError if workers are to write to the same weights, and cannot."""
-    if not recipe.synchrony.is_lockless:
-        return
-    if world.device.type != "cpu":
-        raise RecipeError(
-            "synchrony.lock none on a GPU: weights are shared in the host's memory; use "
-            "train.device cpu"
-        )
-    if world.local_world_size != world.world_size or not sys.platform.startswith("linux"):
-        raise RecipeError(
-            f"synchrony.lock none with {world.local_world_size} of {world.world_size} ranks on "
-            "this host: all write to the same memory, of one host with Linux; use lock = server"
-        )
 
 
 def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter], has_hook: bool) -> None:

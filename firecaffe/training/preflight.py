@@ -1,36 +1,35 @@
 """Checks that a training can begin, before any rank is started."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from firecaffe.data import Dataset, check_data
+from firecaffe.data import Batches, Dataset, check_data
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.models.network import with_outline
+from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import load_weights
-from firecaffe.parallel.config import AUTO
 from firecaffe.parallel.row_layers import check_called
 from firecaffe.parallel.slide import ROWS
 from firecaffe.parallel.split import check_parts
 from firecaffe.plan.of_recipe import cluster_for
-from firecaffe.recipe.config import check_workers
-from firecaffe.recipe.local import check_local_workers
-from firecaffe.recipe.parallel import check_layout, layout_of, possible_layouts
-from firecaffe.recipe.run import Ranks, resolve
+from firecaffe.recipe.ranks import check_hosts
+from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
-from firecaffe.recipe.served import check_served_workers
+from firecaffe.reference import is_reference
 from firecaffe.runs.loggers import check_libraries
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import LOCAL
 from firecaffe.synchrony.fragments import cut_fragments
 from firecaffe.training.checkpoint import check_identity, check_whole, load_newest
-from firecaffe.training.checks import check_input, check_rates, check_validation
+from firecaffe.training.checks import check_input, check_outputs, check_rates, check_validation
 from firecaffe.training.compiled import check_compiler
 from firecaffe.training.constraint import make_constraints
 from firecaffe.training.facts import describe_training
 from firecaffe.training.first_weights import find_weights
+from firecaffe.training.forward import Forward
 from firecaffe.training.given_task import task_for
 from firecaffe.training.norms import check_layers
 from firecaffe.training.parallel.auto import with_named_split
@@ -41,24 +40,26 @@ from firecaffe.training.parts import counts_of
 
 
 def preflight(
-    recipe: Recipe, world_size: int, resume: Path | None = None, is_new: bool = True
+    recipe: Recipe,
+    per_host: int,
+    resume: Path | None = None,
+    is_new: bool = True,
+    hosts: tuple[int, int] = (1, 1),
 ) -> None:
-    """Checks all that can be known before any rank is started. is_new: whether the run is new; it
-    is not if this host may join a run that goes on already.
+    """Checks all that can be known before any rank is started.
+
+    Args:
+        recipe: What is to be trained.
+        per_host: Ranks of each host.
+        resume: A run or a checkpoint that is to go on.
+        is_new: Whether the run is new; it is not if this host may join a run that goes on already.
+        hosts: The least and the most hosts that the run may have.
 
     Raises: the FirecaffeError that the training would have met.
     """
     check_recipe(recipe)
-    words = recipe.parallel
-    if words.scheme == AUTO:  # any of them will do
-        level = recipe.exchange.level
-        possible = possible_layouts(words, recipe.train.num_micro_batches, world_size, level=level)
-        words = possible[-1]
-    layout = layout_of(words, world_size)
-    check_layout(layout, words, recipe.train, recipe.exchange.level)
-    check_workers(recipe.train, layout.sharers, recipe.exchange.level)
-    check_served_workers(recipe.synchrony, world_size)
-    check_local_workers(recipe.synchrony, layout.sharers, recipe.exchange.level)
+    on_gpus = recipe.train.device != "cpu" and torch.cuda.is_available()
+    layout = check_hosts(recipe, per_host, *hosts, on_gpus=on_gpus)
     data = check_data(recipe.data)
     recipe = with_named_split(recipe, data.train)
     described = "" if resume is None else describe_training(recipe, data)
@@ -67,6 +68,9 @@ def preflight(
     check_rates(recipe, run.steps)
     rounds = run.rounds  # raises if the training is shorter than one
     _check_network(recipe, data.train, is_resumed=resume is not None)
+    # On GPUs the ranks try it: a loss may have tensors there.
+    if is_reference(recipe.task.name) and not on_gpus:
+        _try_task(run, data.train)
     if recipe.train.device == "cuda" and not torch.cuda.is_available():
         raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
     if is_new and recipe.run.folder and Path(recipe.run.folder).exists():
@@ -76,8 +80,7 @@ def preflight(
     cluster_for(recipe)
     check_libraries(recipe.run.loggers)
     if recipe.train.compile:
-        is_cpu = recipe.train.device == "cpu" or not torch.cuda.is_available()
-        check_compiler("cpu" if is_cpu else "cuda")
+        check_compiler("cuda" if on_gpus else "cpu")
     if resume is not None:
         checkpoint = load_newest(resume)[0]
         check_identity(checkpoint, dict(run.deciding), run.steps)
@@ -113,3 +116,18 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
             load_weights(network, find_weights(recipe.model.weights)[0])
 
     with_outline(recipe.model, *counts_of(dataset), check)
+
+
+def _try_task(run: Run, dataset: Dataset) -> None:
+    """Asks a user's own task for the loss and the metrics of one sample, as the ranks do before the
+    first step. It may need values, so the network is in memory for this.
+
+    Raises: RecipeError; OwnCodeError for what a user's code raises.
+    """
+    recipe, device = run.recipe, torch.device("cpu")
+    task, arithmetic = task_for(recipe, None, None, dataset), replace(recipe.train, compile=False)
+    batches = Batches(dataset, run.order, recipe.data, device)
+    with torch.random.fork_rng(devices=[]):
+        network = make_network(recipe.model, *counts_of(dataset))
+        forward = Forward(network, task, arithmetic, device=device)
+        check_outputs(forward, batches, recipe, dataset, is_own=False)

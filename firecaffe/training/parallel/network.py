@@ -162,10 +162,6 @@ def _group(
     # Where memory is shared nothing is on its way that computation could hide.
     if words.exchange == AT_ONCE or row.world_size == 1 or local is not None:
         return OwnSamples(row, words.num_parts, local)
-    if row.device.type != "cpu":
-        raise RecipeError(
-            "parallel.exchange in_turn: messages come one by one between CPUs alone; take at_once"
-        )
     return SamplesInTurn(row, words.num_parts)
 
 

@@ -65,6 +65,12 @@ from tests.cli.mistakes.line import GOOD, INT8, PAIRS, error_of
         (["--max-restarts", "-1"], 2, ["--max-restarts", "-1", "at least 0"]),
         (["--nnodes", "4:2"], 2, ["--nnodes", "'4:2'", "MIN:MAX"]),
         (["--nnodes", "two"], 2, ["--nnodes", "'two'", "MIN:MAX"]),
+        (["--nnodes", "1:9999999999"], 2, ["--nnodes", "MIN:MAX", "10,000"]),
+        (
+            ["--nnodes", "1:3", "--synchrony.mode", "backup", "--synchrony.backup_workers", "2"],
+            2,
+            ["--nnodes 1:3 may come to 2 hosts", "synchrony.backup_workers", "one number"],
+        ),
         (["--nnodes", "2"], 2, ["--rdzv-endpoint", "HOST:PORT"]),
         (["--nnodes", "2", "--rdzv-endpoint", "a:99999"], 2, ["'a:99999'", "HOST:PORT"]),
         (["--nnodes", "2", "--rdzv-endpoint", "a:29500"], 2, ["--rdzv-id is missing"]),

@@ -11,7 +11,6 @@ from firecaffe.parallel.config import check_parallel
 from firecaffe.recipe.identity import identity
 from firecaffe.recipe.parallel import (
     Layout,
-    check_hosts,
     check_layout,
     layout_of,
     possible_layouts,
@@ -93,16 +92,6 @@ def test_one_weird_trick_wants_equally_many_micro_batches() -> None:
     check_layout(layout_of(dataclasses.replace(words, scheme="none"), 4), words, TrainConfig(48, 8))
 
 
-def test_samples_come_in_turn_between_cpus_alone() -> None:
-    words = ParallelConfig(0, 2, HEAD, 2, TRICK, exchange="in_turn")
-    train = TrainConfig(64, 8, device="cuda")
-    check_layout(layout_of(words, 4), words, TrainConfig(64, 8))
-    with pytest.raises(RecipeError, match=r"^parallel\.exchange in_turn with train\.device cuda"):
-        check_layout(layout_of(words, 4), words, train)
-    alone = dataclasses.replace(words, model=1)  # each worker has the whole model
-    check_layout(layout_of(alone, 4), alone, train)
-
-
 def test_each_worker_has_as_many_micro_batches_of_each_update_of_the_head() -> None:
     words = dataclasses.replace(ParallelConfig(1, 4, HEAD, 4, TRICK), head_updates=3)
     check_layout(layout_of(words, 4), words, TrainConfig(96, 8))
@@ -129,37 +118,6 @@ def test_what_cannot_stand_beside_updates_of_the_head(section: str, words: dict[
     config = dataclasses.replace(getattr(recipe, section), **words)
     with pytest.raises(RecipeError, match=rf"^parallel\.head_updates 2 with {section}\."):
         check_recipe(dataclasses.replace(recipe, **{section: config}))
-
-
-@pytest.mark.parametrize(
-    ("words", "per_host", "line"),
-    [
-        (
-            (0, 2, HEAD),
-            1,
-            "may come to 3 hosts: 3 workers with parallel.model 2: there must be a multiple of 2; "
-            "let each host have a multiple of 2 (--nproc-per-node), or give",
-        ),
-        (
-            (2, 2, HEAD),
-            1,
-            "may come to 3 hosts: 3 workers with parallel.data 2 and parallel.model 2: there must "
-            "be 4; leave parallel.data out, or give",
-        ),
-        (
-            (0, 2, HEAD, 2, TRICK),
-            2,
-            "may come to 3 hosts: parallel.scheme one_weird_trick with 8 micro-batches a step on 6 "
-            "workers: they exchange one each at a time, so they must divide them; give",
-        ),
-    ],
-)
-def test_each_number_of_hosts_must_have_a_layout(words: Any, per_host: int, line: str) -> None:
-    with pytest.raises(RecipeError) as told:
-        check_hosts(ParallelConfig(*words), TrainConfig(64, 8), per_host, 2, 4)
-    assert str(told.value) == f"--nnodes 2:4 {line} --nnodes one number"
-    check_hosts(ParallelConfig(0, *words[1:]), TrainConfig(64, 8), per_host, 2, 2)
-    check_hosts(ParallelConfig(*IN_STAGES), TrainConfig(64, 8), 2, 1, 4)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_values_and_labels(
     found = torch.tensor([[float(row[name]) for name in list(row)[1:]] for row in rows])
     assert torch.allclose(found, expected, atol=1e-6)
     # How an image becomes an input is known to the data set alone.
-    assert main(["predict", str(result.folder), str(own.parent)]) == 2
+    assert main(["predict", str(result.folder), str(own.parent), "--trust-code"]) == 2
     assert "data set of one's own" in capsys.readouterr().err
 
 

@@ -22,10 +22,8 @@ from firecaffe import (
     TensorDataset,
     TrainConfig,
 )
-from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
 from firecaffe.synchrony.config import SERVED
-from firecaffe.training.checks import check_one_memory
 from firecaffe.training.join import join_run
 
 MODES: dict[str, dict[str, Any]] = {
@@ -215,16 +213,6 @@ def test_words_that_cannot_be_without_a_lock(
     with pytest.raises(RecipeError, match=line) as caught:
         firecaffe.train(made, network, data(300, 0), data(100, 1))
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_ranks_of_several_hosts_have_no_memory_in_common(tmp_path: Path) -> None:
-    made = recipe(tmp_path / "run", {"mode": "asynchronous", "lock": "none", "clock": "real"})
-    there = World(0, 4, torch.device("cpu"), local_world_size=2)
-    with pytest.raises(RecipeError, match=r"2 of 4 ranks on this host.* use lock = server"):
-        check_one_memory(made, there)
-    with pytest.raises(RecipeError, match="on a GPU"):
-        check_one_memory(made, World(0, 1, torch.device("cuda")))
-    check_one_memory(recipe(tmp_path / "run", {"mode": "asynchronous", "clock": "real"}), there)
 
 
 @pytest.mark.parametrize("words", [{"type": "lars"}, {"type": "lamb"}, {"clip_gradients": 1.0}])
