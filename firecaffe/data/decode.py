@@ -25,7 +25,16 @@ from torch.nn.functional import interpolate
 from firecaffe.data.dataset import BrokenSampleError
 
 MOST_PIXELS = 1 << 28
-"""Pixels of one image, 0.8 GB decoded: larger ones are taken for decompression bombs."""
+"""Pixels of one image, 0.8 GB decoded; cameras have up to 200 million."""
+
+FEW_PIXELS, PIXELS_OF_BYTE = 1 << 24, 256
+"""An image may have so few pixels whatever its file's size, and more if that has a byte for each
+256: others are taken for decompression bombs. Photographs have 2 to 30 pixels for a byte, and
+scanned pages and masks, which take the least, hardly more than 16 million.
+"""
+
+STRIP_PIXELS = 1 << 20
+"""What is turned into RGB at a time, so that an image is not there twice."""
 
 MOST_PROPORTION = 8
 """Ratio of an image's sides: more of it is never looked at, and would fill the memory."""
@@ -66,7 +75,7 @@ def decode(content: bytes) -> Tensor:
     if content[:2] == JPEG:
         try:
             rows, columns, space, _ = simplejpeg.decode_jpeg_header(content)
-            check_size(rows, columns)
+            check_size(rows, columns, len(content))
             if space not in CONVERTED_MODES:
                 return torch.from_numpy(simplejpeg.decode_jpeg(content)).permute(2, 0, 1)
         except ValueError:
@@ -74,12 +83,12 @@ def decode(content: bytes) -> Tensor:
     try:
         with open_image(content) as image:
             columns, rows = image.size
-            check_size(rows, columns)
-            pixels = torch.frombuffer(bytearray(_rgb(image).tobytes()), dtype=torch.uint8)
+            check_size(rows, columns, len(content))
+            pixels = _pixels(image)
     except PILLOW_ERRORS as error:
         reason = str(error).split(" <_io")[0]
         raise BrokenSampleError(f"not a whole image: {reason}") from error
-    return pixels.view(rows, columns, 3).permute(2, 0, 1)
+    return pixels.permute(2, 0, 1)
 
 
 def open_image(content: bytes) -> Image.Image:
@@ -93,6 +102,20 @@ def open_image(content: bytes) -> Image.Image:
     raise UnidentifiedImageError(f"no {', '.join(FORMATS)}")
 
 
+def _pixels(image: Image.Image) -> Tensor:
+    """Rows x columns x 3."""
+    columns, rows = image.size
+    height = max(1, STRIP_PIXELS // columns)
+    if height >= rows:
+        content = bytearray(_rgb(image).tobytes())
+        return torch.frombuffer(content, dtype=torch.uint8).view(rows, columns, 3)
+    pixels = torch.empty(rows, columns, 3, dtype=torch.uint8)
+    for top in range(0, rows, height):
+        bottom = min(rows, top + height)
+        pixels[top:bottom] = _pixels(image.crop((0, top, columns, bottom)))
+    return pixels
+
+
 def _rgb(image: Image.Image) -> Image.Image:
     """Pillow cuts the 16 bits of a gray PNG off at 255; their upper eight are meant."""
     if image.mode in ("I", "I;16", "I;16B"):
@@ -101,11 +124,13 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def check_size(rows: int, columns: int) -> None:
-    if not 0 < rows * columns <= MOST_PIXELS:
+def check_size(rows: int, columns: int, file_bytes: int) -> None:
+    """Raises: BrokenSampleError if a file of so many bytes is not decoded to so many pixels."""
+    most = min(MOST_PIXELS, max(FEW_PIXELS, PIXELS_OF_BYTE * file_bytes))
+    if not 0 < rows * columns <= most:
         raise BrokenSampleError(
-            f"not a whole image: {rows} x {columns} pixels, and more than "
-            f"{MOST_PIXELS / 1e6:.0f} million are not decoded"
+            f"not a whole image: {rows} x {columns} pixels, and more than {most / 1e6:.0f} million "
+            f"are not decoded of {file_bytes:,} bytes"
         )
 
 

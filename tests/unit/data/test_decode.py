@@ -129,3 +129,26 @@ def test_a_bomb_is_refused_by_its_header(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(simplejpeg, "decode_jpeg", None)  # nothing is decoded
     with pytest.raises(DataError, match=r"40 x 50 pixels, and more than .* are not decoded"):
         decode(encoded(picture(40, 50), name))
+
+
+@pytest.mark.parametrize("name", ["PNG", "WEBP"])
+def test_few_bytes_do_not_stand_for_many_pixels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encoded(Image.new("L", (400, 500)), name)
+    monkeypatch.setattr(decode_module, "FEW_PIXELS", 400 * 500)
+    decode(content)
+    monkeypatch.setattr(decode_module, "FEW_PIXELS", 400 * 500 - 1)
+    monkeypatch.setattr(decode_module, "PIXELS_OF_BYTE", 400 * 500 // len(content))
+    with pytest.raises(DataError, match=f"are not decoded of {len(content):,} bytes"):
+        decode(content)
+    decode(content + bytes(len(content)))  # which is more than enough of them
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "I;16"])
+def test_an_image_that_is_decoded_in_strips(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = picture(70, 50)
+    if mode == "I;16":
+        image = Image.fromarray(np.arange(3500, dtype=np.uint16).reshape(70, 50) * 17)
+    content = encoded(image.convert(mode), "PNG")
+    whole = decode(content)
+    monkeypatch.setattr(decode_module, "STRIP_PIXELS", 50 * 9 + 1)
+    assert torch.equal(decode(content), whole)
