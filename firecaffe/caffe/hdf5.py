@@ -3,8 +3,9 @@
 Source: BVLC/caffe, src/caffe/net.cpp (ToHDF5).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ def weights(path: Path) -> dict[str, list[Array]]:
     """
     with _opened(path) as file:
         found = _layers(path, file)
-        most_bytes = path.stat().st_size
+        _check_blobs(path, [blob for blobs in found.values() for blob in blobs.values()])
         return {
-            name: [_array(path, blobs[number], most_bytes) for number in range(len(blobs))]
+            name: [np.asarray(blobs[number][()], np.float32) for number in range(len(blobs))]
             for name, blobs in found.items()
         }
 
@@ -45,13 +46,13 @@ def _layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
     found: dict[str, dict[int, Any]] = {}
     count = 0
 
-    def visit(name: str, item: Any) -> None:
+    def visit(name: str | bytes, item: Any) -> None:
         nonlocal count
         count += 1
         if count > MOST_ITEMS:
             raise CaffeError(f"{path}: more than {MOST_ITEMS:,} layers and blobs")
         if isinstance(item, h5py.Dataset):
-            layer, _, number = name.rpartition("/")
+            layer, _, number = name.rpartition("/") if isinstance(name, str) else ("", "", "")
             if not number.isdecimal():
                 raise CaffeError(f"{path}: {item.name} is no numbered blob of a layer")
             found.setdefault(layer, {})[int(number)] = item
@@ -63,20 +64,20 @@ def _layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
     for layer, blobs in found.items():
         if sorted(blobs) != list(range(len(blobs))):
             raise CaffeError(
-                f"{path}: {layer} has the blobs {sorted(blobs)}; a blob that is shared stands "
-                "with another layer only; expected a .caffemodel"
+                f"{path}: {layer} has the blobs {sorted(blobs)!s:.80}; a blob that is shared "
+                "stands with another layer only; expected a .caffemodel"
             )
     return found
 
 
-def _array(path: Path, item: Any, most_bytes: int) -> Array:
-    if item.dtype.kind not in "fiu":
-        raise CaffeError(f"{path}: {item.name} holds no numbers")
-    if item.nbytes > most_bytes:
-        raise CaffeError(
-            f"{path}: {item.name} would have {item.nbytes:,} bytes, more than the file"
-        )
-    return np.asarray(item[()], np.float32)
+def _check_blobs(path: Path, blobs: Sequence[Any]) -> None:
+    """Caffe writes numbers as they are, so that all together are no more than the file."""
+    for blob in blobs:
+        if blob.dtype.kind not in "fiu" or blob.external or blob.is_virtual:
+            raise CaffeError(f"{path}: {blob.name} holds no numbers of its own")
+    needed = sum(max(blob.nbytes, blob.dtype.itemsize * prod(blob.chunks or ())) for blob in blobs)
+    if needed > path.stat().st_size:
+        raise CaffeError(f"{path}: its blobs would have {needed:,} bytes, more than the file")
 
 
 @contextmanager
@@ -88,5 +89,6 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with h5py.File(path, "r") as file:
             yield file
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise CaffeError(f"{path}: not a whole HDF5 file, {error}") from error
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
+        said = " ".join(str(error).split())
+        raise CaffeError(f"{path}: not a whole HDF5 file, {said}") from error

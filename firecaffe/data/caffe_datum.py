@@ -4,7 +4,10 @@ Source: BVLC/caffe, src/caffe/proto/caffe.proto (message Datum).
 """
 
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+from firecaffe.errors import DataError
 
 FIELDS = (
     ("channels", 1, "INT32"),
@@ -19,10 +22,20 @@ REPEATED = ("FLOAT",)
 """Types of the fields that may be there more than once."""
 
 
-def parse_datum(value: Any) -> Any:
+def check_protobuf(path: Path) -> None:
+    """path: of what needs it. Raises: DataError if it is not installed."""
+    try:
+        import google.protobuf  # noqa: F401
+    except ImportError:
+        raise DataError(
+            f"{path}: Caffe's LMDBs need protobuf; pip install 'firecaffe[lmdb]'"
+        ) from None
+
+
+def parse_datum(value: bytes) -> Any:
     """The message that bytes hold. Raises: google.protobuf's DecodeError."""
     found = message_of("Datum", FIELDS)()
-    found.ParseFromString(bytes(value))
+    found.ParseFromString(value)
     return found
 
 

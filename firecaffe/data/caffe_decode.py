@@ -34,7 +34,8 @@ def decode_bgr(content: bytes, color: str) -> Bytes:
     is_gray = color == GRAY or (color == NATIVE and _is_gray(content, is_jpeg))
     if is_gray and is_jpeg:
         try:
-            check_size(*simplejpeg.decode_jpeg_header(content)[:2], len(content))
+            rows, columns, *_ = simplejpeg.decode_jpeg_header(content)
+            check_size(rows, columns, len(content))
             # The Y of the file: not what one gets from its red, green and blue.
             luma_HW1: Bytes = simplejpeg.decode_jpeg(content, "GRAY")
             return luma_HW1.transpose(2, 0, 1)

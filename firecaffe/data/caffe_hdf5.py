@@ -5,10 +5,12 @@ Source: BVLC/caffe, src/caffe/layers/hdf5_data_layer.cpp and src/caffe/util/hdf5
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from math import prod
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,15 @@ from torch import Tensor
 from firecaffe.data.caffe_tops import Draws, Tops
 from firecaffe.data.packed import HELD_BYTES
 from firecaffe.errors import DataError
+from firecaffe.files import open_regular
+
+DAMAGED = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
+"""What h5py raises of a file that is damaged, wherever it is touched."""
+
+FEW_BYTES, MOST_RATIO = 1 << 24, 1 << 10
+"""The tensors of a file may take so few bytes, or so many for each of its own: deflate packs no
+more, and what was never written takes none.
+"""
 
 
 class Hdf5Tops:
@@ -40,6 +51,7 @@ class Hdf5Tops:
                         f"{file}: {top} is {shape}, and {wanted} in {files[0]}; expected the same "
                         "but for the rows"
                     )
+        self._row_shapes = [shape[1:] for shape in shapes[0]]
         self._ends = list(accumulate(found[0][0] for found in shapes))
         self.num_bytes = 4 * sum(prod(shape) for found in shapes for shape in found)
 
@@ -55,34 +67,23 @@ class Hdf5Tops:
         """Of each file the rows that are asked for, in order, as HDF5 wants it."""
         samples_B = np.array(samples)
         of_file_B = np.array([bisect_right(self._ends, sample) for sample in samples])
-        first = self._file(self.files[int(of_file_B[0])])
-        found = [np.empty((len(samples), *first[top].shape[1:]), np.float32) for top in self.tops]
+        found = [np.empty((len(samples), *shape), np.float32) for shape in self._row_shapes]
         for number in np.unique(of_file_B):
             places = np.flatnonzero(of_file_B == number)
             start = self._ends[number - 1] if number else 0
             rows, back = np.unique(samples_B[places] - start, return_inverse=True)
             file = self.files[number]
             for to, top in zip(found, self.tops, strict=True):
-                try:
+                with _readable(file):
                     stored = self._file(file)[top]
                     taken = stored[:] if len(rows) == len(stored) else stored[rows]
-                except OSError as error:
-                    raise DataError(f"{file}, {top}: cannot be read, {error}") from error
                 to[places] = taken[back]
         return [torch.from_numpy(each) for each in found]
 
     def _shapes(self, file: Path) -> list[tuple[int, ...]]:
-        shapes = []
-        for top in self.tops:
-            stored = self._file(file).get(top)
-            shape = getattr(stored, "shape", ())
-            if not shape or stored.dtype.kind not in "fiu":
-                names = ", ".join(self._file(file)) or "nothing"
-                raise DataError(
-                    f"{file}: holds no numbers named {top}, as the top is called, with a row for "
-                    f"each sample; it has {names:.200}"
-                )
-            shapes.append(tuple(shape))
+        with _readable(file):
+            opened = self._file(file)
+            shapes = [_shape(file, opened, top) for top in self.tops]
         if len({shape[0] for shape in shapes}) > 1:
             counts = ", ".join(f"{s[0]} {top}" for top, s in zip(self.tops, shapes, strict=True))
             raise DataError(f"{file}: holds {counts}; expected as many rows of each")
@@ -100,11 +101,48 @@ class Hdf5Tops:
                 raise DataError(
                     f"{path}: HDF5 files need h5py; pip install 'firecaffe[hdf5]'"
                 ) from None
-            try:
+            with _readable(path):
+                open_regular(path).close()  # HDF5's library would wait for a pipe
                 self._opened[key] = h5py.File(path, "r")
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read as HDF5, {error}") from error
         return self._opened[key]
+
+
+def _shape(path: Path, file: Any, top: str) -> tuple[int, ...]:
+    """Raises: DataError if the file holds no such numbers, or says that they are in other files."""
+    import h5py
+
+    if not isinstance(file.get(top, getlink=True), h5py.HardLink | NoneType):
+        raise DataError(f"{path}: its {top} is a link; expected numbers in the file itself")
+    stored = file.get(top)
+    shape = getattr(stored, "shape", ())
+    if not shape or stored.dtype.kind not in "fiu":
+        names = ", ".join(map(str, file.keys())) or "nothing"
+        raise DataError(
+            f"{path}: holds no numbers named {top}, as the top is called, with a row for each "
+            f"sample; it has {names:.200}"
+        )
+    if stored.external or stored.is_virtual:
+        raise DataError(f"{path}: its {top} is in other files; expected numbers in the file itself")
+    needed = max(4, stored.dtype.itemsize) * max(prod(shape), prod(stored.chunks or ()))
+    most = max(FEW_BYTES, MOST_RATIO * path.stat().st_size)
+    if needed > most:
+        raise DataError(
+            f"{path}: {top} would take {needed:,} bytes; at most {most:,} are read from a file of "
+            f"{path.stat().st_size:,}"
+        )
+    return tuple(shape)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raises: DataError for what h5py raises."""
+    try:
+        yield
+    except DAMAGED as error:
+        said = " ".join(str(error).split())
+        raise DataError(
+            f"{path}: cannot be read as HDF5, {said or type(error).__name__}"
+        ) from error
 
 
 class HeldTensors:

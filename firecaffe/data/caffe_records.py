@@ -1,18 +1,16 @@
 """Images with labels, one by one: the records of an LMDB, and the lines of a list of files."""
 
-import threading
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakValueDictionary
 
 import numpy as np
 
-from firecaffe.data.caffe_datum import parse_datum
+from firecaffe.data.caffe_datum import check_protobuf, parse_datum
 from firecaffe.data.caffe_decode import decode_bgr, resize
 from firecaffe.data.caffe_paths import Places
 from firecaffe.data.caffe_transform import Pixels
 from firecaffe.data.dataset import BrokenSampleError
+from firecaffe.data.lmdb_file import LmdbFile
 from firecaffe.errors import DataError
 
 MOST_LIST_BYTES = 1 << 30
@@ -41,40 +39,25 @@ class Records(Protocol):
 
 
 class LmdbRecords:
-    """The Datums of an LMDB, in the order of their keys. The keys are held, nothing else.
+    """The Datums of an LMDB, in the order of their keys.
 
     Raises: DataError if this is no LMDB, or an empty one.
     """
 
     def __init__(self, path: Path, color: str) -> None:
         """color: a row of `caffe_decode`, for encoded images."""
+        check_protobuf(path)
         self.path, self.color = path, color
-        self._database = _opened(path)
-        keys = self._keys()
-        self._ends = np.array(list(accumulate(map(len, keys))), np.int64)
-        self._keys_in_a_row = b"".join(keys)  # a third of the memory of a list of them
-        if not keys:
+        self._database = LmdbFile(path)
+        if not len(self):
             raise DataError(f"{path}: holds no records")
         self.is_decoded = bool(self._datum(0).encoded)
 
-    def _keys(self) -> list[bytes]:
-        import lmdb
-
-        try:
-            with self._database.begin() as view:
-                return list(view.cursor().iternext(keys=True, values=False))
-        except lmdb.Error as error:
-            raise DataError(f"{self.path}: not a whole LMDB, {error}") from error
-
-    def _key(self, sample: int) -> bytes:
-        start = int(self._ends[sample - 1]) if sample else 0
-        return self._keys_in_a_row[start : int(self._ends[sample])]
-
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._database)
 
     def name(self, sample: int) -> str:
-        return f"{self.path}, key {self._key(sample).decode('ascii', 'backslashreplace')}"
+        return f"{self.path}, key {self._database.key(sample).decode('ascii', 'backslashreplace')}"
 
     def read(self, sample: int) -> Record:
         datum = self._datum(sample)
@@ -85,17 +68,10 @@ class LmdbRecords:
         return Record(image_CHW, datum.label)
 
     def _datum(self, sample: int) -> Any:
-        import lmdb
         from google.protobuf.message import DecodeError
 
         try:
-            with self._database.begin(buffers=True) as view:
-                value = view.get(self._key(sample))
-                if value is None:
-                    raise DataError(f"{self.name(sample)}: is gone since the LMDB was opened")
-                return parse_datum(value)
-        except lmdb.Error as error:
-            raise DataError(f"{self.name(sample)}: cannot be read, {error}") from error
+            return parse_datum(self._database.value(sample))
         except DecodeError as error:
             raise BrokenSampleError(f"{self.name(sample)}: is no Datum, {error}") from error
 
@@ -113,33 +89,6 @@ def _raw(datum: Any) -> Pixels:
         by = " x ".join(map(str, shape))
         raise BrokenSampleError(f"holds {found.size} {what} for {by}; expected {expected}")
     return found.reshape(shape)
-
-
-_databases: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
-"""By path: LMDB lets one process open a database once. A child has its parent's."""
-
-_opening = threading.Lock()
-
-
-def _opened(path: Path) -> Any:
-    try:
-        import google.protobuf  # noqa: F401
-        import lmdb
-    except ImportError:
-        raise DataError(
-            f"{path}: Caffe's LMDBs need lmdb and protobuf; pip install 'firecaffe[lmdb]'"
-        ) from None
-    if not (path / "data.mdb").is_file():
-        raise DataError(f"{path}: is no LMDB; expected a folder with data.mdb in it")
-    with _opening:
-        found = _databases.get(str(path.resolve()))
-        if found is None:
-            try:
-                found = lmdb.open(str(path), readonly=True, lock=False, readahead=False)
-            except lmdb.Error as error:
-                raise DataError(f"{path}: not a whole LMDB, {error}") from error
-            _databases[str(path.resolve())] = found
-        return found
 
 
 class ListedImages:

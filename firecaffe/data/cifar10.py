@@ -8,6 +8,7 @@ Source: https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".
 """
 
 import gzip
+import os
 import tarfile
 import zlib
 from collections.abc import Sequence
@@ -16,12 +17,16 @@ from pathlib import Path, PurePosixPath
 import torch
 
 from firecaffe.data.dataset import TensorDataset
+from firecaffe.data.limited import DAMAGED, limited
 from firecaffe.errors import DataError
+from firecaffe.files import open_regular
 
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILES = ("test_batch.bin",)
 ARCHIVE = "cifar-10-binary.tar.gz"
 RECORDS_PER_FILE = 10_000
+BESIDE_BYTES = 1 << 20
+"""What an archive may have beside the files that are read: the others have a few kB."""
 _RECORD_BYTES = 1 + 3 * 32 * 32
 _NUM_CLASSES = 10
 
@@ -64,8 +69,10 @@ def _read_folder(folder: Path, file_bytes: int) -> dict[str, bytes]:
     for name in TRAIN_FILES + TEST_FILES:
         path = folder / name
         try:
-            _check_size(str(path), path.stat().st_size, file_bytes)
-            contents[name] = path.read_bytes()
+            with open_regular(path) as file:
+                _check_size(str(path), os.fstat(file.fileno()).st_size, file_bytes)
+                contents[name] = file.read(file_bytes)
+                _check_size(str(path), len(contents[name]), file_bytes)
         except OSError as error:
             raise DataError(
                 f"{path}: cannot be read, {error.strerror}; expected the files of {ARCHIVE} "
@@ -76,10 +83,12 @@ def _read_folder(folder: Path, file_bytes: int) -> dict[str, bytes]:
 
 def _read_archive(path: Path, file_bytes: int) -> dict[str, bytes]:
     contents = {}
+    most_bytes = len(TRAIN_FILES + TEST_FILES) * file_bytes + BESIDE_BYTES
     try:
         with (
-            gzip.open(path, "rb") as unzipped,
-            tarfile.open(fileobj=unzipped, mode="r|") as archive,
+            open_regular(path) as zipped,
+            gzip.open(zipped, "rb") as content,
+            tarfile.open(fileobj=(unzipped := limited(content, most_bytes)), mode="r|") as archive,
         ):
             for member in archive:
                 name = PurePosixPath(member.name).name
@@ -92,7 +101,7 @@ def _read_archive(path: Path, file_bytes: int) -> dict[str, bytes]:
             # gzip compares its checksum only when it is read to the end; tar ends before.
             while unzipped.read(1 << 20):
                 pass
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+    except (EOFError, zlib.error, *DAMAGED) as error:
         raise DataError(f"{path}: not a whole .tar.gz file, {error}") from error
     missing = [name for name in TRAIN_FILES + TEST_FILES if name not in contents]
     if missing:

@@ -10,6 +10,8 @@ Source: the format's description on the MNIST page (LeCun, Cortes, Burges).
 import gzip
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -18,15 +20,23 @@ from torch import Tensor
 
 from firecaffe.data.dataset import TensorDataset
 from firecaffe.errors import DataError
+from firecaffe.files import open_regular
+
+FEW_BYTES, MOST_RATIO = 1 << 25, 64
+"""A file may hold so many bytes, or so many for each of its own: a few bytes of gzip stand for any
+number of zeros. MNIST's are packed to a fifth.
+"""
 
 _UNSIGNED_BYTES = 0x800
 _CHUNK_BYTES = 1 << 20
 
 
-def _open(path: Path) -> BinaryIO:
-    with path.open("rb") as file:
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    with open_regular(path) as file:
         zipped = file.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path, "rb")) if zipped else path.open("rb")
+        file.seek(0)
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if zipped else file
 
 
 def _read(file: BinaryIO, num_bytes: int) -> bytearray:
@@ -64,6 +74,12 @@ def read_idx_bytes(path: Path, num_dims: int) -> tuple[bytearray, tuple[int, ...
                     f"0x{_UNSIGNED_BYTES + num_dims:08x} (idx, unsigned bytes, {num_dims} dims)"
                 )
             data_bytes = math.prod(sizes)
+            most = max(FEW_BYTES, MOST_RATIO * path.stat().st_size)
+            if data_bytes > most:
+                raise DataError(
+                    f"{path}: says that it holds {data_bytes:,} bytes; of a file of "
+                    f"{path.stat().st_size:,} at most {most:,} are read"
+                )
             # One byte more than is expected: a longer file shows, and gzip compares its checksum
             # only when it is read to the end.
             content += _read(file, data_bytes + 1)

@@ -8,8 +8,7 @@ import json
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -21,10 +20,13 @@ from firecaffe.data.shard import (
     ShardIndex,
     ShardInfo,
     check_sample,
+    least_bytes,
     read_index,
 )
 from firecaffe.data.shard_files import ShardFiles, read_text
 from firecaffe.errors import DataError
+from firecaffe.reference import shown
+from firecaffe.schema import Positive, decoded
 
 LIST = "dataset.json"
 MOST_LIST_BYTES = 100_000_000
@@ -58,46 +60,46 @@ class PackedSet:
         return sum(info.count for info in self.parts[part])
 
 
+@dataclass(frozen=True)
+class _Listed:
+    """The words of `dataset.json`."""
+
+    format: str
+    version: int
+    kind: str
+    shape: tuple[Positive, ...]
+    classes: tuple[str, ...]
+    parts: dict[str, tuple[ShardInfo, ...]]
+    source: str
+    skipped: tuple[str, ...]
+
+
 def read_list(root: str) -> PackedSet:
     """Raises: DataError if there is no packed data set, or its list is damaged."""
     text = read_text(root, LIST, MOST_LIST_BYTES)
     try:
-        words: dict[str, Any] = json.loads(text)
-        if (words["format"], words["version"]) != ("firecaffe", VERSION):
-            raise DataError(
-                f"{root}/{LIST}: is of {words['format']} version {words['version']}; this reads "
-                f"firecaffe version {VERSION}"
-            )
-        found = PackedSet(
-            kind=str(words["kind"]),
-            shape=tuple(map(int, words["shape"])),
-            classes=tuple(map(str, words["classes"])),
-            parts={
-                str(name): tuple(_info(info) for info in infos)
-                for name, infos in words["parts"].items()
-            },
-            source=str(words["source"]),
-            skipped=tuple(map(str, words["skipped"])),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{root}/{LIST}: is damaged ({type(error).__name__}: {error})") from error
-    is_raw = found.kind == "raw"
-    is_shape = len(found.shape) == (3 if is_raw else 0) and min(found.shape, default=1) > 0
-    if found.kind not in KINDS or not is_shape:
+        found = decoded(text, _Listed)
+    except ValueError as error:
+        raise DataError(f"{root}/{LIST}: is damaged ({error})") from error
+    if (found.format, found.version) != ("firecaffe", VERSION):
         raise DataError(
-            f"{root}/{LIST}: kind {found.kind!r} with shape {list(found.shape)}; expected jpeg "
-            "without a shape, or raw with channels, rows and columns"
+            f"{root}/{LIST}: is of {found.format:.40} version {found.version}; this reads "
+            f"firecaffe version {VERSION}"
         )
-    return found
-
-
-def _info(words: dict[str, Any]) -> ShardInfo:
-    info = ShardInfo(
-        str(words["file"]), int(words["count"]), int(words["num_bytes"]), str(words["sha256"])
+    if found.kind not in KINDS or len(found.shape) != (3 if found.kind == "raw" else 0):
+        raise DataError(
+            f"{root}/{LIST}: kind {shown(found.kind)} with shape {list(found.shape)!s:.40}; "
+            "expected jpeg without a shape, or raw with channels, rows and columns"
+        )
+    for info in chain.from_iterable(found.parts.values()):
+        if info.num_bytes < least_bytes(info.count, found.shape):
+            raise DataError(
+                f"{root}/{LIST}: is damaged ({info.file} of {info.num_bytes:,} bytes cannot hold "
+                f"{info.count:,} samples)"
+            )
+    return PackedSet(
+        found.kind, found.shape, found.classes, found.parts, found.source, found.skipped
     )
-    if "/" in info.file or info.count < 0:
-        raise ValueError(f"shard {info.file!r} of {info.count} samples")
-    return info
 
 
 class PackedPart:

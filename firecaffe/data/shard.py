@@ -16,15 +16,18 @@ import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Self
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.errors import DataError
+from firecaffe.schema import Count, Positive, decoded
 
 MAGIC = b"FIRECAFF"
 VERSION = 1
@@ -44,10 +47,23 @@ Read = Callable[[int, int], bytes]
 class ShardInfo:
     """What a data set's list says of one of its shards."""
 
-    file: str
-    count: int
-    num_bytes: int
-    sha256: str
+    file: Annotated[str, Meta(pattern=r"^[^/\0]*[^/\0.][^/\0]*$")]
+    """A name in the list's folder."""
+    count: Count
+    num_bytes: Count
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a shard's header says."""
+
+    kind: str
+    shape: tuple[Positive, ...]
+    count: Count
+    index_at: Count
+    index_crc32: Count
+    skipped: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -89,32 +105,24 @@ def read_index(read: Read, name: str, num_bytes: int) -> ShardIndex:
     if zlib.crc32(header) != header_crc:
         raise DataError(f"{name}: its header is damaged (CRC-32)")
     try:
-        words: dict[str, Any] = json.loads(header)
-        return _parse(words, read, name, header_at)
-    except (ValueError, KeyError, TypeError) as error:
+        return _read_index(decoded(header, Header), read, name, header_at)
+    except ValueError as error:
         raise DataError(f"{name}: its header lacks what it should say ({error})") from error
 
 
-def _parse(words: dict[str, Any], read: Read, name: str, header_at: int) -> ShardIndex:
-    count, at = int(words["count"]), int(words["index_at"])
-    if count < 0 or at < PROLOGUE.size or at + _index_bytes(count) != header_at:
+def _read_index(header: Header, read: Read, name: str, header_at: int) -> ShardIndex:
+    count, at = header.count, header.index_at
+    if at < PROLOGUE.size or at + _index_bytes(count) != header_at:
         raise DataError(f"{name}: its index is not where its header says")
     index = read(at, _index_bytes(count))
-    if len(index) < _index_bytes(count) or zlib.crc32(index) != words["index_crc32"]:
+    if len(index) < _index_bytes(count) or zlib.crc32(index) != header.index_crc32:
         raise DataError(f"{name}: its index is damaged (CRC-32)")
     offsets = np.frombuffer(index, "<u8", count + 1)
     labels = np.frombuffer(index, "<u4", count, 8 * (count + 1))
     checksums = np.frombuffer(index, "<u4", count, 8 * (count + 1) + _padded(4 * count))
-    if (np.diff(offsets.astype(np.int64)) < 0).any() or offsets[-1] > at:
+    if (offsets[1:] < offsets[:-1]).any() or offsets[-1] > at:
         raise DataError(f"{name}: its samples overlap")
-    return ShardIndex(
-        str(words["kind"]),
-        tuple(map(int, words["shape"])),
-        offsets,
-        labels,
-        checksums,
-        tuple(map(str, words["skipped"])),
-    )
+    return ShardIndex(header.kind, header.shape, offsets, labels, checksums, header.skipped)
 
 
 def _padded(length: int) -> int:
@@ -123,6 +131,11 @@ def _padded(length: int) -> int:
 
 def _index_bytes(count: int) -> int:
     return 8 * (count + 1) + 2 * _padded(4 * count)
+
+
+def least_bytes(count: int, shape: tuple[int, ...]) -> int:
+    """Of a shard with so many samples. shape: of raw ones, else empty."""
+    return PROLOGUE.size + _index_bytes(count) + (count * prod(shape) if shape else 0)
 
 
 def check_sample(content: bytes, checksum: int, length: int, name: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from firecaffe.data.shard import ShardInfo, sha256_of
 from firecaffe.errors import DataError
+from firecaffe.files import open_regular
 
 OPEN_FILES = 256
 """Files that are kept open; more shards are opened as they are read."""
@@ -57,10 +58,10 @@ def read_text(root: str, file: str, most_bytes: int) -> str:
         content = remote.fetch(file, 0, most_bytes)
     else:
         try:
-            with open(Path(root) / file, "rb") as opened:
+            with open_regular(Path(root) / file) as opened:
                 content = opened.read(most_bytes)
         except OSError as error:
-            raise DataError(f"{root}/{file}: cannot be read, {error.strerror}") from error
+            raise DataError(f"{root}/{file}: cannot be read, {error.strerror or error}") from error
     if len(content) == most_bytes:
         raise DataError(f"{root}/{file}: longer than {most_bytes / 1e6:g} MB")
     try:
@@ -73,13 +74,14 @@ class _Opened:
     """A descriptor that is closed when nobody reads from it any more."""
 
     def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = open_regular(path)
+        self.descriptor = self._file.fileno()
         # Samples come in random order: what the system would read ahead is mostly thrown away.
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
+        if hasattr(self, "_file"):
+            self._file.close()
 
 
 class LocalFiles:
@@ -97,19 +99,25 @@ class LocalFiles:
             opened = self._opened(self.name(info))  # held while it is read
             return os.pread(opened.descriptor, length, start)
         except OSError as error:
-            raise DataError(f"{self.name(info)}: cannot be read, {error.strerror}") from error
+            raise DataError(
+                f"{self.name(info)}: cannot be read, {error.strerror or error}"
+            ) from error
 
     def size(self, info: ShardInfo) -> int:
         try:
             return os.stat(self.name(info)).st_size
         except OSError as error:
-            raise DataError(f"{self.name(info)}: cannot be read, {error.strerror}") from error
+            raise DataError(
+                f"{self.name(info)}: cannot be read, {error.strerror or error}"
+            ) from error
 
     def copy(self, info: ShardInfo, to: Path) -> None:
         try:
             shutil.copyfile(self.name(info), to)
         except OSError as error:
-            raise DataError(f"{self.name(info)}: cannot be copied, {error.strerror}") from error
+            raise DataError(
+                f"{self.name(info)}: cannot be copied, {error.strerror or error}"
+            ) from error
 
 
 class RemoteFiles:
@@ -172,7 +180,7 @@ class CachedFiles:
         except FileNotFoundError:
             return self._fetch_and_read(info, copy, start, length)
         except OSError as error:
-            raise DataError(f"{copy}: cannot be read, {error.strerror}") from error
+            raise DataError(f"{copy}: cannot be read, {error.strerror or error}") from error
 
     def size(self, info: ShardInfo) -> int:
         try:
@@ -231,11 +239,8 @@ class CachedFiles:
 
 
 def _pread(path: Path, start: int, length: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(descriptor, length, start)
-    finally:
-        os.close(descriptor)
+    with open_regular(path) as file:
+        return os.pread(file.fileno(), length, start)
 
 
 def _copy_of(info: ShardInfo) -> str:

@@ -22,6 +22,7 @@ from firecaffe.compression.fcz.mask import read_mask
 from firecaffe.compression.fcz.patterns import GAPS, Patterns, unsigned
 from firecaffe.compression.fcz.values import read_values
 from firecaffe.errors import CheckpointError
+from firecaffe.files import open_regular
 
 SCANNED = 1 << 13
 """Elements that are looked at together for those that are kept."""
@@ -34,7 +35,7 @@ class Opened:
         """Raises: CheckpointError."""
         self._path = path
         try:
-            self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
+            self._file: BinaryIO = open_regular(path)
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from error
         try:

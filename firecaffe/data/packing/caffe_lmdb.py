@@ -3,58 +3,56 @@
 Source: BVLC/caffe, tools/convert_imageset.cpp.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from firecaffe.data.caffe_datum import parse_datum
+from firecaffe.data.caffe_datum import check_protobuf, parse_datum
 from firecaffe.data.dataset import BrokenSampleError
+from firecaffe.data.lmdb_file import FILE, LmdbFile
 from firecaffe.data.packing.part import MOST_CLASSES, Part, Source
 from firecaffe.errors import DataError
 
 
 def is_lmdb(path: Path) -> bool:
-    return (path / "data.mdb").is_file()
+    return (path / FILE).is_file()
 
 
 def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
     """Raises: DataError if a database is damaged, or its images are not alike."""
-    try:
-        import lmdb
-        from google.protobuf.message import DecodeError
-    except ImportError:
-        raise DataError(
-            f"{about}: Caffe's LMDBs need lmdb and protobuf; pip install 'firecaffe[lmdb]'"
-        ) from None
+    check_protobuf(about)
+    from google.protobuf.message import DecodeError
+
     kinds: set[tuple[str, tuple[int, ...]]] = set()
     parts = {}
     largest = 0
     for name, path in by_part.items():
-        try:
-            database = lmdb.open(str(path), readonly=True, lock=False, readahead=False)
-            with database.begin(buffers=True) as view:
-                rows = []
-                for key, value in view.cursor():
-                    found = parse_datum(value)
-                    raw = (found.channels, found.height, found.width)
-                    kinds.add(("jpeg", ()) if found.encoded else ("raw", raw))
-                    rows.append((bytes(key), int(found.label), len(found.data)))
-        except (lmdb.Error, DecodeError) as error:
-            raise DataError(f"{path}: not a whole LMDB of Datums, {error}") from error
-        if not rows:
+        database = LmdbFile(path)
+        labels, sizes = [], []
+        for number in range(len(database)):
+            try:
+                found = parse_datum(database.value(number))
+            except DecodeError as error:
+                raise DataError(f"{path}: not a whole LMDB of Datums, {error}") from error
+            raw = (found.channels, found.height, found.width)
+            kinds.add(("jpeg", ()) if found.encoded else ("raw", raw))
+            labels.append(int(found.label))
+            sizes.append(len(found.data))
+        if not labels:
             raise DataError(f"{path}: holds no images")
-        labels = [label for _, label, _ in rows]
         if min(labels) < 0 or max(labels) >= MOST_CLASSES:
             wrong = min(labels) if min(labels) < 0 else max(labels)
             raise DataError(f"{path}: has label {wrong}, expected 0 to {MOST_CLASSES - 1:,}")
         largest = max(largest, *labels)
         parts[name] = Part(
-            [f"{path.name}:{key.decode('ascii', 'replace')}" for key, _, _ in rows],
+            [
+                f"{path.name}:{database.key(number).decode('ascii', 'replace')}"
+                for number in range(len(database))
+            ],
             labels,
-            [size for _, _, size in rows],
-            _reader(database, [key for key, _, _ in rows], bgr),
+            sizes,
+            _reader(database, bgr),
         )
     if len(kinds) > 1:
         shown = ", ".join(f"{kind} {'x'.join(map(str, shape))}" for kind, shape in sorted(kinds))
@@ -65,10 +63,9 @@ def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
     return Source(kind, shape, classes, parts, f"the LMDBs of {about.name}{order}")
 
 
-def _reader(database: Any, keys: list[bytes], bgr: bool) -> Any:
+def _reader(database: LmdbFile, bgr: bool) -> Callable[[int], bytes]:
     def read(number: int) -> bytes:
-        with database.begin(buffers=True) as view:
-            found = parse_datum(view.get(keys[number]))
+        found = parse_datum(database.value(number))
         content = bytes(found.data)
         if found.encoded:
             return content

@@ -12,10 +12,13 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from firecaffe.data.folder import SUFFIXES, kind_of, notes_of
+from firecaffe.data.limited import DAMAGED, limited
 from firecaffe.data.packing.part import MOST_CLASSES, Part, Source
 from firecaffe.errors import DataError
+from firecaffe.files import open_regular
 
 LABEL = ".cls"
+MOST_LABEL_BYTES = 64
 PARTS = {"train": "train", "test": "test", "val": "validation", "validation": "validation"}
 """Folders at the top of a tar that holds all parts."""
 
@@ -85,11 +88,15 @@ def _listed(file: Path, unread: Counter[str]) -> tuple[dict[str, _Member], dict[
     images: dict[str, _Member] = {}
     labels: dict[str, _Member] = {}
     try:
-        with tarfile.open(file, "r:") as archive:
+        with open_regular(file) as opened:
+            file_bytes = os.fstat(opened.fileno()).st_size
+            archive = tarfile.open(fileobj=limited(opened, file_bytes), mode="r:")  # noqa: SIM115
             for entry in archive:
                 path = PurePosixPath(entry.name)
                 if not entry.isfile() or path.name.startswith("."):
                     continue
+                if entry.issparse() or not 0 <= entry.size <= file_bytes - entry.offset_data:
+                    raise DataError(f"{file}: {entry.name} is cut, or is no plain file in the tar")
                 member = _Member(file, entry.name, entry.offset_data, entry.size)
                 key = str(path.with_name(path.name.split(".")[0]))
                 if path.name.lower().endswith(SUFFIXES):
@@ -98,12 +105,16 @@ def _listed(file: Path, unread: Counter[str]) -> tuple[dict[str, _Member], dict[
                     labels[key] = member
                 else:
                     unread[kind_of(path.name)] += 1
-    except (OSError, tarfile.TarError) as error:
+    except DAMAGED as error:
         raise DataError(f"{file}: not a whole tar file, {error}") from error
     return images, labels
 
 
 def _read_label(member: _Member) -> int:
+    if member.length > MOST_LABEL_BYTES:
+        raise DataError(
+            f"{member.file}: {member.name} has {member.length:,} bytes; expected a number"
+        )
     text = _read(member).decode("ascii", "replace").strip()
     if not text.isdecimal() or int(text) >= MOST_CLASSES:
         raise DataError(
@@ -119,11 +130,8 @@ def _read_one(members: Sequence[_Member], number: int) -> bytes:
 
 def _read(member: _Member) -> bytes:
     try:
-        descriptor = os.open(member.file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            content = os.pread(descriptor, member.length, member.start)
-        finally:
-            os.close(descriptor)
+        with open_regular(member.file) as file:
+            content = os.pread(file.fileno(), member.length, member.start)
     except OSError as error:
         raise DataError(f"{member.file}: cannot be read, {error.strerror}") from error
     if len(content) != member.length:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from firecaffe.data import DataConfig, open_data
 from firecaffe.errors import FirecaffeError
 
+MUTATIONS = 100
+
 
 def write(path: Path, **tops: NDArray[Any]) -> None:
     with h5py.File(path, "w") as file:
@@ -89,3 +91,48 @@ def test_what_is_no_file_of_it(tmp_path: Path) -> None:
         open_data(net(tmp_path))
     with pytest.raises(FirecaffeError, match="HDF5Data takes no transform_param"):
         open_data(net(tmp_path, "transform_param { scale: 2 }"))
+
+
+def test_a_file_that_lies_of_its_size_or_place_is_one_line(tmp_path: Path) -> None:
+    two_files(tmp_path)
+
+    def told(data: Any) -> str:
+        name = f"{len(list(tmp_path.iterdir()))}.h5"  # others may still be open
+        (tmp_path / "list.txt").write_text(f"a.h5\n{name}\n")
+        with h5py.File(tmp_path / name, "w") as file:
+            file["label"] = np.zeros(4)
+            if isinstance(data, dict):
+                file.create_dataset("data", dtype="f4", **data)
+            else:
+                file["data"] = data
+        with pytest.raises(FirecaffeError) as raised:
+            open_data(net(tmp_path))
+        return str(raised.value)
+
+    huge = {"shape": (4, 2, 1 << 40), "chunks": (1, 1, 1024), "compression": "gzip"}
+    assert "h5: data would take 35,184,372,088,832 bytes; at most 16,777,216" in told(huge)
+    chunk = {"shape": (4, 2, 3), "maxshape": (None, 2, None), "chunks": (1 << 12, 2, 1 << 12)}
+    assert "data would take 134,217,728 bytes" in told(chunk)
+    for link in (h5py.SoftLink("/label"), h5py.ExternalLink("a.h5", "/data")):
+        assert "its data is a link" in told(link)
+    apart = {"shape": (4, 2, 3), "external": [(str(tmp_path / "a.h5"), 0, h5py.h5f.UNLIMITED)]}
+    assert "its data is in other files" in told(apart)
+
+
+def test_damaged_files_are_one_line_or_other_numbers(tmp_path: Path) -> None:
+    two_files(tmp_path)
+    content = (tmp_path / "b.h5").read_bytes()
+    drawn = np.random.default_rng(0)
+    told = []
+    for _ in range(MUTATIONS):
+        changed = bytearray(content)
+        for place in drawn.integers(len(content), size=16):
+            changed[place] = drawn.integers(256)
+        (tmp_path / "b.h5").write_bytes(changed)
+        try:
+            train = open_data(net(tmp_path)).train
+            train.batch(torch.arange(len(train)))
+        except FirecaffeError as error:
+            told.append(str(error))
+    assert len(told) > MUTATIONS / 2
+    assert not any("\n" in line for line in told)

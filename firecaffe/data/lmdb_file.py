@@ -1,0 +1,209 @@
+"""Reads an LMDB: keys and values in the order of the keys, each by its number.
+
+LMDB's own library maps the file and follows what it says, so that a truncated or damaged one ends
+the process by a signal. Here pages are read, and each number in them is held to what is there.
+
+The file is pages of one size; numbers are little-endian.
+
+    page           its number (8 bytes), 2 unused, flags (2), where its free room begins and ends
+                   (2, 2); then for each node its place in the page (2)
+    overflow page  its number (8), 2 unused, flags (2), pages (4); then a value, over these pages
+    meta page      after 16 bytes: magic (4), version (4), 16 unused, two trees of 48 bytes: free
+                   pages and the data; the last page (8), the transaction (8). The first two pages
+                   are such, and the later transaction holds
+    tree           page size (4, of the first tree), flags (2), depth (2), 24 unused, values (8),
+                   the root's page (8)
+    node           in a branch: page (6), bytes of the key (2), key
+                   in a leaf: bytes of the value (4), flags (2), bytes of the key (2), key, and the
+                   value or the number of its overflow page (8)
+
+Source: LMDB 0.9, libraries/liblmdb/mdb.c (MDB_page, MDB_meta, MDB_db, MDB_node), on 64 bits.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firecaffe.errors import DataError
+from firecaffe.files import open_regular
+
+FILE = "data.mdb"
+MAGIC, VERSION = 0xBEEFC0DE, 1
+
+PAGE_BYTES, NODE_BYTES = 16, 8
+"""Of what begins each."""
+
+META = struct.Struct("<II16xIHH24xQQ IHH24xQQ QQ")
+
+BRANCH, LEAF = 1, 2
+KINDS = 0x6F
+"""The flags that say what a page is."""
+
+OVERFLOW, TREE, SEVERAL = 1, 2, 4
+"""Flags of a leaf's node: the value is elsewhere; it is a database; the key has several values."""
+
+SORTED_DUPLICATES = 4
+"""A flag of a tree whose keys may have several values."""
+
+EMPTY = 2**64 - 1
+"""The root of a tree without values."""
+
+PAGE_SIZES = tuple(1 << bits for bits in range(9, 17))
+MOST_DEPTH = 32
+MOST_KEY = (1 << 16) - 1
+LEAST_NODE = NODE_BYTES + 2
+"""Bytes of a page that a node takes at least, with its place."""
+
+LOOKED_AT = 1 << 20
+"""Bytes of pages that are looked at together."""
+
+Ints = NDArray[np.int64]
+Numbers = NDArray[np.uint64]
+
+
+class LmdbFile:
+    """The values of an LMDB, read when they are asked for, by any thread. Where each one is, 24
+    bytes, is held.
+
+    Raises: DataError if there is none, or it is damaged or truncated.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self._file: BinaryIO = open_regular(folder / FILE)
+        except OSError as error:
+            raise DataError(f"{folder}: is no LMDB, {FILE}: {error.strerror or error}") from error
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._page_size, root, depth, count = self._newest()
+        self._last = self._size // self._page_size
+        found = [np.empty((3, 0), np.int64)]
+        if count:
+            found += map(np.stack, self._nodes(self._leaves(root, depth)))
+        self._nodes_N, self._starts_N, self._sizes_N = np.concatenate(found, axis=1)
+        if len(self) != count:
+            raise self._damaged(f"it holds {len(self):,} values and says {count:,}")
+
+    def __len__(self) -> int:
+        return len(self._nodes_N)
+
+    def key(self, number: int) -> bytes:
+        """Raises: DataError."""
+        node = self._read(int(self._nodes_N[number]), NODE_BYTES + MOST_KEY, or_less=True)
+        return node[NODE_BYTES:][: int.from_bytes(node[NODE_BYTES - 2 : NODE_BYTES], "little")]
+
+    def value(self, number: int) -> bytes:
+        """Raises: DataError."""
+        return self._read(int(self._starts_N[number]), int(self._sizes_N[number]))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def _newest(self) -> tuple[int, int, int, int]:
+        """The page size, and the data's root, depth and count, of the later meta page that is one.
+        Where the second is, the first says.
+        """
+        found = [self._meta(0)]
+        page_size = found[0][0] if found[0] else 0
+        found += [self._meta(size) for size in ((page_size,) if page_size else PAGE_SIZES)]
+        whole = [each for each in found if each is not None]
+        if not whole:
+            raise self._damaged("it begins with no page of LMDB's, of 64 bits, version 1")
+        return max(whole, key=lambda each: each[-1])[:4]
+
+    def _meta(self, place: int) -> tuple[int, int, int, int, int] | None:
+        content = self._read(place, PAGE_BYTES + META.size, or_less=True)
+        if len(content) < PAGE_BYTES + META.size:
+            return None
+        magic, version, page_size, *_, flags, depth, count, root, _, transaction = META.unpack_from(
+            content[PAGE_BYTES:]
+        )
+        if (magic, version) != (MAGIC, VERSION) or page_size not in PAGE_SIZES:
+            return None
+        if flags & SORTED_DUPLICATES:
+            raise self._damaged("its keys have several values; Caffe's have one")
+        return page_size, root, depth, 0 if root == EMPTY else count, transaction
+
+    def _leaves(self, root: int, depth: int) -> Numbers:
+        """The pages of the leaves in the order of their keys, level by level from the root."""
+        if not 0 < depth <= MOST_DEPTH:
+            raise self._damaged(f"its tree is {depth} pages deep; at most {MOST_DEPTH}")
+        pages, pages_left = np.array([root], np.uint64), self._last
+        for _ in range(depth - 1):
+            found = []
+            for _, words, nodes in self._pages(pages, BRANCH):
+                low, middle, high = (words[nodes + each].astype(np.uint64) for each in range(3))
+                found.append(low | middle << np.uint64(16) | high << np.uint64(32))
+            pages = np.concatenate(found)
+            pages_left -= len(pages)
+            if pages_left < 0:
+                raise self._damaged("its pages refer to each other more than once")
+        return pages
+
+    def _nodes(self, leaves: Numbers) -> Iterator[tuple[Ints, Ints, Ints]]:
+        """Where the nodes of some leaves are, where their values are, and how long these are."""
+        for places, words, nodes in self._pages(leaves, LEAF):
+            sizes = words[nodes].astype(np.int64) | words[nodes + 1].astype(np.int64) << 16
+            flags, key_bytes = words[nodes + 2], words[nodes + 3].astype(np.int64)
+            if (flags & (TREE | SEVERAL)).any():
+                raise self._damaged("it holds databases of its own; Caffe's hold values")
+            starts = places + NODE_BYTES + key_bytes
+            is_apart = flags & OVERFLOW > 0
+            ends = starts + np.where(is_apart, 8, sizes)
+            if (ends > (places // self._page_size + 1) * self._page_size).any():
+                raise self._damaged("a node is longer than its page")
+            inside = (2 * nodes + NODE_BYTES + key_bytes)[is_apart]
+            content = words.view(np.uint8)[inside[:, None] + np.arange(8)]
+            pages = np.ascontiguousarray(content).view("<u8")[:, 0]
+            if (pages >= self._last).any():
+                raise self._damaged("a value lies beyond the end; it is truncated")
+            starts[is_apart] = pages.astype(np.int64) * self._page_size + PAGE_BYTES
+            if (starts + sizes > self._size).any():
+                raise self._damaged("a value lies beyond the end; it is truncated")
+            yield places, starts, sizes
+
+    def _pages(
+        self, numbers: Numbers, kind: int
+    ) -> Iterator[tuple[Ints, NDArray[np.uint16], Ints]]:
+        """Some pages at a time, as words of 2 bytes; where in the file their nodes begin, and at
+        which of these words.
+        """
+        if (numbers >= self._last).any():
+            raise self._damaged(f"it has no page {numbers.max()}; it is truncated")
+        size = self._page_size
+        for part in np.split(numbers, range(LOOKED_AT // size, len(numbers), LOOKED_AT // size)):
+            content = b"".join(self._read(number * size, size) for number in part.tolist())
+            words = np.frombuffer(content, "<u2")
+            kinds, lower, upper = words.reshape(len(part), -1)[:, 5:8].astype(np.int64).T
+            own = np.frombuffer(content, "<u8").reshape(len(part), -1)[:, 0]
+            counts = (lower - PAGE_BYTES) // 2
+            fits = (counts >= 0) & (lower <= upper) & (upper <= size)
+            fits &= PAGE_BYTES + counts * LEAST_NODE <= size
+            wrong = (own != part) | (kinds & KINDS != kind) | ~fits
+            if wrong.any():
+                raise self._damaged(f"page {part[wrong][0]} is none of its tree's")
+            rows = np.repeat(np.arange(len(part)), counts)
+            each = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+            places = words[(rows * size + PAGE_BYTES) // 2 + each].astype(np.int64)
+            if ((places < upper[rows]) | (places > size - NODE_BYTES) | (places & 1 > 0)).any():
+                raise self._damaged("a page has a node outside of itself")
+            nodes = (rows * size + places) // 2
+            yield part.astype(np.int64)[rows] * size + places, words, nodes
+
+    def _read(self, start: int, length: int, or_less: bool = False) -> bytes:
+        try:
+            content = os.pread(self._file.fileno(), length, start)
+        except OSError as error:
+            raise DataError(f"{self.folder}: cannot be read, {error.strerror}") from error
+        if len(content) < length and not or_less:
+            raise self._damaged("it was cut since it was opened")
+        return content
+
+    def _damaged(self, why: str) -> DataError:
+        return DataError(f"{self.folder}: not a whole LMDB, {why}")
