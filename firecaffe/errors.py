@@ -4,11 +4,10 @@ A message is one line for the user: what is wrong, what was found, what would be
 the dotted recipe name where there is one. docs/usage.md lists the codes.
 """
 
-from pathlib import Path
-from sysconfig import get_path
 from traceback import FrameSummary, extract_tb, format_exception_only, format_list
 
 from firecaffe.faults import SAVED, Fault
+from firecaffe.whose_code import whose
 
 
 def own_traceback(error: Exception) -> str:
@@ -16,23 +15,15 @@ def own_traceback(error: Exception) -> str:
     time, if it then meets code that is not installed: a user's. Else empty.
     """
     frames = _outside(error)
-    is_own = any(not _is_installed(frame.filename) for frame in frames)
+    is_own = any(whose(frame.filename) == "user" for frame in frames)
     return _formatted(error, frames) if is_own else ""
 
 
 def _outside(error: BaseException) -> list[FrameSummary]:
     """The frames after the last of firecaffe's."""
     frames = extract_tb(error.__traceback__)
-    package = str(Path(__file__).parent)
-    ours = [place for place, frame in enumerate(frames) if frame.filename.startswith(package)]
+    ours = [place for place, frame in enumerate(frames) if whose(frame.filename) == "firecaffe"]
     return frames[ours[-1] + 1 :] if ours else []
-
-
-def _is_installed(path: str) -> bool:
-    """Whether it is Python's own file, or one of a library."""
-    parts = Path(path).parts
-    is_library = "site-packages" in parts or "dist-packages" in parts
-    return is_library or path.startswith(("<", get_path("stdlib")))
 
 
 def _formatted(error: BaseException, frames: list[FrameSummary]) -> str:

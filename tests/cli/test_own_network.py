@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from firecaffe.cli import main
+from tests.tracebacks import owners
 from tests.unit.models.own_nets import PLACE
 
 NET = f"{PLACE}:Net"
@@ -85,4 +86,4 @@ def test_what_own_code_raises_in_a_step_is_below_the_line(
     assert "LookupError: no such sample" in line
     assert rest[0].startswith("Traceback")
     assert rest[-1] == "LookupError: no such sample"
-    assert not any("firecaffe/" in each for each in rest if each.startswith("  File"))
+    assert "firecaffe" not in owners("\n".join(rest))

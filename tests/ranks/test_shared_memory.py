@@ -183,7 +183,7 @@ def what_stays_open(algorithm: str) -> tuple[list[str], bool]:
             exchange.all_reduce(vector)
         exchange.close()
         is_open = any(peer is not None and peer.fileno() != -1 for peer in local.sockets)
-        return [target for target in targets if "firecaffe" in target], is_open
+        return [target for target in targets if target.startswith("/memfd:firecaffe")], is_open
 
 
 @pytest.mark.parametrize("algorithm", ["tree", "ring"])
