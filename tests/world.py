@@ -8,21 +8,40 @@ import gc
 import multiprocessing
 import os
 import pickle
+import time
 import traceback
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from functools import cache
-from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-TIMEOUT_S = 300.0
+from firecaffe.errors import PeerLostError
+
+TIMEOUT_S = 600.0
+
+AFTERWARDS_S = 30.0
+"""How long the others may take to say what they have to say of a rank that has failed."""
 
 
 class RankError(Exception):
-    """A rank's exception, as (rank, its text)."""
+    """What each rank has come to where one has failed: the first cause first."""
+
+
+class Outcome(NamedTuple):
+    """What a rank has come to, and when. Processes of a host have one clock."""
+
+    failed: bool
+    value: Any
+    """What it returned; the traceback of what it raised."""
+    is_left: bool
+    """Whether it has left what it joined."""
+    at_s: float
+    is_consequence: bool = False
+    """Whether it only tells that another is lost."""
 
 
 PRELOADED = (
@@ -67,8 +86,8 @@ class Ranks:
         """`function(*arguments)` with torchrun's environment on new ranks; results by rank.
 
         local_world_size: ranks of each host, as they are told; by default all are on one. lost:
-        ranks from which no result is awaited; theirs is None. Raises: RankError with the traceback
-        of the rank that failed first.
+        ranks from which no result is awaited; theirs is None. Raises: RankError if one fails, with
+        what each has come to.
         """
         world = _World(world_size, once=True)
         try:
@@ -149,19 +168,34 @@ class _World:
             }
             # Plain pickle copies tensors; multiprocessing's would share memory that is gone then.
             pipe.send_bytes(pickle.dumps((environment, function, arguments)))
-        return [
-            None if rank in lost else self._result(rank, pipe)
-            for rank, pipe in enumerate(self._pipes)
-        ]
+        found = self._outcomes([rank for rank in range(world_size) if rank not in lost])
+        if any(each.failed for each in found.values()):
+            raise RankError(told(found))
+        self.is_left = all(each.is_left for each in found.values())
+        return [found[rank].value if rank in found else None for rank in range(world_size)]
 
-    def _result(self, rank: int, pipe: Connection) -> Any:
-        if not pipe.poll(TIMEOUT_S):
-            raise RankError(f"rank {rank}: no answer in {TIMEOUT_S:.0f} s")
-        succeeded, value, is_left = pickle.loads(pipe.recv_bytes())
-        self.is_left &= is_left
-        if not succeeded:
-            raise RankError(f"rank {rank}: {value}")
-        return value
+    def _outcomes(self, ranks: list[int]) -> dict[int, Outcome]:
+        waiting: dict[Any, int] = {self._pipes[rank]: rank for rank in ranks}
+        found: dict[int, Outcome] = {}
+        until_s = time.monotonic() + TIMEOUT_S
+        while waiting and (ready := wait(list(waiting), max(0.0, until_s - time.monotonic()))):
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                found[rank] = outcome = self._outcome(rank)
+                if outcome.failed:
+                    until_s = min(until_s, time.monotonic() + AFTERWARDS_S)
+        for rank in waiting.values():
+            found[rank] = Outcome(True, "no answer", False, time.monotonic(), is_consequence=True)
+        return found
+
+    def _outcome(self, rank: int) -> Outcome:
+        try:
+            outcome: Outcome = pickle.loads(self._pipes[rank].recv_bytes())
+        except (EOFError, ConnectionError):
+            self._processes[rank].join(10)
+            code = self._processes[rank].exitcode
+            return Outcome(True, f"its process ended with {code}", False, time.monotonic())
+        return outcome
 
     def end(self, lost: Container[int] = ()) -> None:
         for pipe in self._pipes:
@@ -169,6 +203,19 @@ class _World:
         for rank, process in enumerate(self._processes):
             process.join(0 if rank in lost else 1)
             process.kill()
+
+
+def told(found: Mapping[int, Outcome]) -> str:
+    """All ranks' outcomes: own failures, the first first; what others say of them; results."""
+
+    def place(rank: int) -> tuple[bool, bool, float]:
+        outcome = found[rank]
+        return not outcome.failed, outcome.is_consequence, outcome.at_s
+
+    return "\n".join(
+        f"rank {rank}: {found[rank].value if found[rank].failed else 'returned'}".rstrip()
+        for rank in sorted(found, key=place)
+    )
 
 
 def _main(pipe: Connection, once: bool) -> None:
@@ -182,11 +229,15 @@ def _main(pipe: Connection, once: bool) -> None:
         os.environ.clear()
         os.environ.update(before | environment)
         torch.set_num_threads(1)  # as torchrun has it
+        failed, is_consequence = False, False
         try:
-            answer = True, function(*arguments)
-        except BaseException:
-            answer = False, traceback.format_exc()
-        pipe.send_bytes(pickle.dumps((*answer, not dist.is_initialized())))
+            value = function(*arguments)
+        except BaseException as error:
+            failed, value = True, traceback.format_exc()
+            is_consequence = isinstance(error, PeerLostError) or "by peer" in str(error)
+        is_left = not dist.is_initialized()
+        outcome = Outcome(failed, value, is_left, time.monotonic(), is_consequence)
+        pipe.send_bytes(pickle.dumps(outcome))
         if once:
             return
         # Process groups that hang in cycles keep threads that wake 100 times a second (Gloo's).
