@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
-from firecaffe.files import written_aside
 from firecaffe.from_caffe.recipe import NET, WEIGHTS, Imported
+from firecaffe.runs.together import written_together
 from firecaffe.training.about import ABOUT, NOTHING, About
 
 RECIPE, SOLVER, REPORT = "recipe.toml", "solver.prototxt", "report.md"
@@ -45,14 +44,13 @@ def _about(imported: Imported) -> About:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files by name: all aside, and then each gets its name, the last one last."""
+    """Writes files by name: all of them, or none. Raises: OSError."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with ExitStack() as stack:
-            for name in reversed(list(files)):  # the first that is entered is left last
-                aside = stack.enter_context(written_aside(folder / name))
-                aside.write_bytes(files[name])
+        with written_together([folder / name for name in files]) as asides:
+            for aside, content in zip(asides, files.values(), strict=True):
+                aside.write_bytes(content)
     except BaseException:
         if is_new and not any(folder.iterdir()):
             folder.rmdir()

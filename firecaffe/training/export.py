@@ -22,6 +22,7 @@ from firecaffe.caffe.net import Net
 from firecaffe.caffe.trained import Trained
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.files import written_aside
+from firecaffe.runs.together import written_together
 from firecaffe.tasks.outputs import prediction_of
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
@@ -136,7 +137,8 @@ def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> 
     """Writes a network that was imported from Caffe for Caffe: its weights, and beside them the
     prototxt that answers, of the same name. Both are read again and run.
 
-    Raises: RecipeError if it was not imported; NotIdenticalError if the files come to other bits.
+    Raises: RecipeError if it was not imported; NotIdenticalError if the files come to other bits;
+    OSError. Neither file is there then, or what was there before.
     """
     if not isinstance(network, Trained):
         raise RecipeError(
@@ -145,7 +147,7 @@ def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> 
         )
     found = deployed(network)
     text = path.with_suffix(".prototxt")
-    with written_aside(text) as aside_text, written_aside(path) as aside:
+    with written_together((text, path)) as (aside_text, aside):
         aside_text.write_text(as_text(found.net))
         caffemodel.write(aside, found.layers, found.net.text("name"))
         again = Net(aside_text, aside)

@@ -121,6 +121,23 @@ def test_files_for_caffe_are_read_again(name: str, tmp_path: Path) -> None:
     assert 'top: "prob"' in text
 
 
+@pytest.mark.parametrize(
+    ("blocked", "other"), [(".caffemodel", ".prototxt"), (".prototxt", ".caffemodel")]
+)
+def test_of_two_files_none_is_there_if_one_cannot_be(
+    blocked: str, other: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "net.caffemodel"
+    path.with_suffix(blocked).mkdir()
+    for before in (None, b"before"):
+        if before:
+            path.with_suffix(other).write_bytes(before)
+        with pytest.raises(IsADirectoryError):
+            export_caffemodel(trained("pooling"), None, path)
+        there = {each.suffix: each.read_bytes() for each in tmp_path.iterdir() if each.is_file()}
+        assert there == ({other: before} if before else {})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_a_real_caffe_comes_to_the_same(name: str, tmp_path: Path) -> None:
