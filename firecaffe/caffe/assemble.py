@@ -5,6 +5,7 @@ it gives, which takes no memory.
 """
 
 import inspect
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,10 @@ from firecaffe.caffe.layers.spec import Shape, Spec
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.phase import phase_of
 from firecaffe.meta_kernels import without_compiler
+
+
+MOST_NUMBERS = 2**31 - 1
+"""In a blob, as in Caffe."""
 
 
 @dataclass(frozen=True)
@@ -152,13 +157,15 @@ def _sources(graph: Graph, given: Mapping[str, Shape]) -> dict[str, Tensor]:
     for source in graph.sources:
         shape = given.get(source.blob, source.shape)
         if shape is not None:
+            _check_size(source.layer, source.blob, shape)
             values[source.blob] = torch.empty(tuple(shape), device="meta")
         elif source.blob in needed:
-            raise _unknown_shape(source)
+            raise unknown_shape(source)
     return values
 
 
-def _unknown_shape(source: Source) -> CaffeError:
+def unknown_shape(source: Source) -> CaffeError:
+    """An error about an input of which nothing says the shape; to be raised."""
     return source.layer.error(
         f"{source.layer.text('type')} does not say the shape of {source.blob!r}; give it, as "
         "inputs of the Net or as input_CHW in a recipe's model.args"
@@ -170,9 +177,29 @@ def _make(step: Step, bottoms: list[Tensor], phase: str) -> nn.Module:
     param = layer.message(kind.param) if kind.param else Message(where=layer.where)
     shapes = [tuple(each.shape) for each in bottoms]
     own_phase = phase_of(layer, phase)
-    made = kind.make(Spec(step.name, step.type, layer, param, shapes, len(step.tops), own_phase))
+    spec = Spec(step.name, step.type, layer, param, shapes, len(step.tops), own_phase)
+    try:
+        with torch.device("meta"):  # its outline first: a file may ask for more than there is
+            made = kind.make(spec)
+    except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        raise layer.error(
+            f"{step.type} {step.name!r} cannot be made: {_first_line(error)}"
+        ) from error
+    for name, tensor in (*made.named_parameters(), *made.named_buffers()):
+        _check_size(layer, name, tensor.shape)
+    if torch.get_default_device().type != "meta":
+        made = kind.make(spec)
     ignore_other_types(layer)
     return made
+
+
+def _check_size(layer: Message, name: str, shape: Shape) -> None:
+    """Raises: CaffeError if Caffe has no blob of that shape."""
+    if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS:
+        raise layer.error(
+            f"{layer.text('type')} {layer.text('name')!r} has {name!r} of {shown(shape)}; expected "
+            f"at most {MOST_NUMBERS:,} numbers, as in Caffe"
+        )
 
 
 def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, Tensor]:
@@ -199,13 +226,20 @@ def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, 
             tops: dict[str, Tensor] = functional_call(Outline(), prefixed, tuple(bottoms))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         taken = ", ".join(shown(each.shape) for each in bottoms) or "nothing"
-        why = (str(error).splitlines() or [type(error).__name__])[0]
         raise step.layer.error(
-            f"{step.type} {step.name!r} cannot take {taken} for {len(step.tops)} tops: {why:.300}"
+            f"{step.type} {step.name!r} cannot take {taken} for {len(step.tops)} tops: "
+            f"{_first_line(error)}"
         ) from error
     finally:
         module.train(was_training)
+    for blob, top in tops.items():
+        _check_size(step.layer, blob, top.shape)
     return tops
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0][:300]
 
 
 def _module_name(name: str, reserved: type[nn.Module], taken: Mapping[str, nn.Module]) -> str:

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from firecaffe.caffe import parameters, text
-from firecaffe.caffe.assemble import Assembled, Call, assemble, forgetting, run, write_over
+from firecaffe.caffe.assemble import (
+    Assembled,
+    Call,
+    assemble,
+    forgetting,
+    run,
+    unknown_shape,
+    write_over,
+)
 from firecaffe.caffe.graph import Graph, Step, read_phases
 from firecaffe.caffe.judged import Judged, judged
 from firecaffe.caffe.layers import LAYERS
@@ -109,6 +117,8 @@ class Trained(nn.Module):
             alone = Graph((sample,), steps)
             made[phase] = assemble(alone, shape, phase, Net, made.get("TRAIN"))
             self._inputs[phase] = sample.blob
+            if sample.blob not in made[phase].shapes:
+                raise unknown_shape(sample)
         train, test = made["TRAIN"], made["TEST"]
         self._shape = test.shapes[self._inputs["TEST"]]
         self._loss = parts["TEST"].main_loss or parts["TRAIN"].main_loss

@@ -19,11 +19,17 @@ from firecaffe.from_caffe.training import State
 OF_A_NET = ("layer", "layers", "input")
 """Fields that a net has, and no solver."""
 
+OF_A_SOLVER = ("base_lr", "lr_policy", "max_iter", "solver_type", "type", "solver_mode")
+"""Fields that a solver has, beside those that name its nets; hardly any is without."""
+
 TO_TRAIN = ("net", "net_param", "train_net", "train_net_param")
 """What may say the net to train: exactly one of them."""
 
 TO_TEST = ("test_net", "test_net_param")
 """What may say nets to test, beside `net`."""
+
+MOST_NAMED = 4
+"""Fields named of a file that is neither."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,18 @@ class NetFile:
 
 
 def is_net(message: Message) -> bool:
-    """Whether a file is a net, and not a solver."""
-    return any(message.has(name) for name in OF_A_NET)
+    """Whether a file is a net, and not a solver. Raises: CaffeError if it is neither."""
+    if any(message.has(name) for name in OF_A_NET):
+        return True
+    if not any(message.has(name) for name in (*OF_A_SOLVER, *TO_TRAIN, *TO_TEST)):
+        names = [*dict.fromkeys(each.name for each in message.fields)]
+        found = f"says {', '.join(names[:MOST_NAMED])}" if names else "says nothing"
+        raise message.error(
+            f"the file {found}{' …' if len(names) > MOST_NAMED else ''}; expected a solver, which "
+            "has base_lr and lr_policy, or a net, which has layer { … }",
+            0,
+        )
+    return False
 
 
 def read_net(path: Path) -> NetFile:
@@ -115,9 +131,9 @@ def find_file(name: str, beside: str | Path, root: str) -> tuple[Path | None, st
     folder is looked for above the prototxt, too.
     """
     for folder in folders(beside, root):
-        path = Path(os.path.expanduser(os.path.join(folder, name)))
-        if path.exists():
-            return path, folder
+        path = os.path.expanduser(os.path.join(folder, name))
+        if os.path.exists(path):  # also asked of what can be no path
+            return Path(path), folder
     return None, ""
 
 

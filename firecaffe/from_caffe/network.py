@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 import torch
@@ -171,7 +172,9 @@ def micro_batch_of(batch: int, mixing: str) -> int:
     """
     if mixing:
         return batch
-    return max(each for each in range(1, max(1, batch // 4) + 1) if batch % each == 0)
+    most = max(1, batch // 4)
+    small = [each for each in range(1, isqrt(batch) + 1) if batch % each == 0]
+    return max(each for each in (*small, *(batch // each for each in small)) if each <= most)
 
 
 def losses_in_words(losses: Mapping[str, float]) -> str:

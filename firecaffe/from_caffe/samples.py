@@ -14,7 +14,7 @@ from firecaffe.data import open_data
 from firecaffe.data.caffe_layers import CONVERT, OF_A_PROGRAM, data_layers
 from firecaffe.data.config import DataConfig
 from firecaffe.data.layout import Layout
-from firecaffe.errors import DataError
+from firecaffe.errors import DataError, RecipeError
 from firecaffe.from_caffe.nets import find_file, looked_for
 from firecaffe.from_caffe.report import Report
 from firecaffe.reference import CAFFE
@@ -61,18 +61,24 @@ def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Rep
     blob = first[0].texts("top")[0]
     can_be_read = {phase: _can_read(layers, report) for phase, layers in sources.items()}
     are_named = can_be_read["TRAIN"]
-    found, are_there = _find_files(path, sources, root, report)
+    found, missing = _find_files(path, sources, root, report)
     shapes = _guessed(sources)
-    if are_named and are_there:
-        shapes |= _of_data(path, found, sources["TRAIN"], report)
+    if are_named and not missing:
+        try:
+            shapes |= _of_data(path, found, sources["TRAIN"])
+        except CaffeError:
+            raise
+        except (DataError, RecipeError) as error:
+            missing = [f"the data cannot be read: {error}"]
+            report.needs(sources["TRAIN"][0], "type", missing[0])
     elif first[0].text("type") != "Input" and not given:
         _say_guess(first[0], shapes, report)
     if given:
         shapes[blob] = given
     if blob not in shapes:
+        why = missing[0] if missing else "nothing says it"
         raise first[0].error(
-            "the shape of the samples is not known, for the data are not there; say it, as "
-            "--input-shape 1x28x28"
+            f"the shape of the samples is not known: {why}; --input-shape 1x28x28 says it, too"
         )
     train, test = (_batch_size(sources[phase]) for phase in ("TRAIN", "TEST"))
     return Samples(train, test or train, blob, shapes, found, are_named)
@@ -106,10 +112,10 @@ def _can_read(sources: Sequence[Message], report: Report) -> bool:
     return bool(layers)
 
 
-def _find_files(path: str, sources: Phases, root: str, report: Report) -> tuple[str, bool]:
-    """The folder that the files of the data are from, and whether all are there."""
+def _find_files(path: str, sources: Phases, root: str, report: Report) -> tuple[str, list[str]]:
+    """The folder that the files of the data are from, and a line about each that is not there."""
     folders: dict[str, None] = {}
-    are_there = True
+    missing = []
     for phase, layers in sources.items():
         for param, name in _naming(layers):
             value = param.text(name)
@@ -119,14 +125,11 @@ def _find_files(path: str, sources: Phases, root: str, report: Report) -> tuple[
                 if not os.path.isabs(value):
                     folders.setdefault(folder)
                 continue
-            are_there = False
-            where = looked_for(value, path, root)
-            report.needs(
-                param,
-                name,
-                f'{phase} {name} "{value}" is not there; {where}, or --data.path when you train',
+            missing.append(
+                f'{phase} {name} "{value}" is not there; {looked_for(value, path, root)}'
             )
-    return next(iter(folders), root), are_there
+            report.needs(param, name, f"{missing[-1]}, or --data.path when you train")
+    return next(iter(folders), root), missing
 
 
 def _naming(layers: Sequence[Message]) -> list[tuple[Message, str]]:
@@ -152,13 +155,9 @@ def _guessed(sources: Phases) -> dict[str, Shape]:
     }
 
 
-def _of_data(path: str, root: str, sources: Sequence[Message], report: Report) -> dict[str, Shape]:
-    """The shapes of the samples that are there."""
-    try:
-        data = open_data(DataConfig(name=f"{CAFFE}{path}", path=root))
-    except DataError as error:
-        report.needs(sources[0], "type", f"the data cannot be read: {error}")
-        return {}
+def _of_data(path: str, root: str, sources: Sequence[Message]) -> dict[str, Shape]:
+    """The shapes of the samples that are there. Raises: DataError, RecipeError."""
+    data = open_data(DataConfig(name=f"{CAFFE}{path}", path=root))
     layout = data.layout or Layout.of(data.train.batch(torch.tensor([0])))
     tops = [top for layer in sources for top in layer.texts("top")]
     leaves = tree_leaves((layout.inputs, layout.targets))

@@ -22,6 +22,9 @@ from firecaffe.caffe.layers.axis import check_bottoms
 from firecaffe.caffe.layers.checks import positive, want_axes, want_tops
 from firecaffe.caffe.layers.spec import Kind, Spec
 
+MOST_STEPS = 10_000
+"""Of a sequence: each is computed by itself, and so is its shape. Caffe makes layers of each."""
+
 
 def unit(cell: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
     """One step: (…, D), (…, 4 · D) and (…, 1) to the cell and the output."""
@@ -130,6 +133,10 @@ def recurrent(spec: Spec, kind: type[LSTM] | type[RNN], states: int) -> LSTM | R
         raise spec.layer.error(
             f"{spec.type} {spec.name!r} has the bottoms {values} and {cont}; expected "
             "(steps, streams, …) and (steps, streams)"
+        )
+    if not 1 <= values[0] <= MOST_STEPS:
+        raise spec.layer.error(
+            f"{spec.type} {spec.name!r} has {values[0]} steps; expected 1 to {MOST_STEPS:,}"
         )
     for bottom in spec.bottoms[len(spec.bottoms) - exposed :]:
         if tuple(bottom) != (1, values[1], num_output):

@@ -14,6 +14,10 @@ def write(paths: list[Path], content: bytes) -> None:
             aside.write_bytes(content)
 
 
+def refuses(*_: Path) -> None:
+    raise PermissionError("no links here")
+
+
 @pytest.mark.parametrize("has_links", [True, False])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_all_or_none(
@@ -21,7 +25,7 @@ def test_all_or_none(
 ) -> None:
     """place: of a file that cannot get its name."""
     if not has_links:
-        monkeypatch.setattr(together.os, "link", lambda *_: open("/no/such"))
+        monkeypatch.setattr(together.os, "link", refuses)
     paths = [tmp_path / name for name in ("a", "b", "c")]
     write(paths[1:2], b"before")
     blocked = paths[place]
