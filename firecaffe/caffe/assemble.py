@@ -22,7 +22,6 @@ from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.phase import phase_of
 from firecaffe.meta_kernels import without_compiler
 
-
 MOST_NUMBERS = 2**31 - 1
 """In a blob, as in Caffe."""
 
