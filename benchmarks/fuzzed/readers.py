@@ -2,7 +2,12 @@
 
 from collections.abc import Mapping
 
-from benchmarks.fuzzed import data, records, trained
+from benchmarks.fuzzed import caffe, data, records, trained
 from benchmarks.fuzzed.reader import Reader
 
-READERS: Mapping[str, Reader] = {**records.READERS, **trained.READERS, **data.READERS}
+READERS: Mapping[str, Reader] = {
+    **records.READERS,
+    **trained.READERS,
+    **data.READERS,
+    **caffe.READERS,
+}

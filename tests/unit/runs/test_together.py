@@ -1,10 +1,10 @@
 """Files that belong together are all new or all as before."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from firecaffe.runs import together
 from firecaffe.runs.together import written_together
 
 
@@ -25,7 +25,7 @@ def test_all_or_none(
 ) -> None:
     """place: of a file that cannot get its name."""
     if not has_links:
-        monkeypatch.setattr(together.os, "link", refuses)
+        monkeypatch.setattr(os, "link", refuses)
     paths = [tmp_path / name for name in ("a", "b", "c")]
     write(paths[1:2], b"before")
     blocked = paths[place]

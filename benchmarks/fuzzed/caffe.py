@@ -1,0 +1,130 @@
+"""Readers of Caffe's files."""
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.fuzzed.reader import Reader
+from firecaffe.caffe import mean, solverstate, weights
+from firecaffe.caffe.judge import read_judges
+from firecaffe.caffe.net import Net
+from firecaffe.caffe.phase import PHASES
+from firecaffe.caffe.trained import Trained
+from firecaffe.errors import FirecaffeError
+from firecaffe.from_caffe.recipe import Asked, read
+from firecaffe.from_caffe.write import files_of
+from tests.golden.caffe.nets import WHOLE
+from tests.golden.caffe.passes import FAMILIES
+from tests.golden.caffe.solvers import TRAININGS
+
+MADE = Path(__file__).parents[2] / "tests" / "golden" / "caffe" / "files"
+
+LAYERS = {
+    f"{family}-{case.name}.prototxt": case.net.encode()
+    for family, cases in FAMILIES.items()
+    for case in cases
+}
+"""A small net of each kind of layer."""
+
+IMAGES = """
+layer { name: "data" type: "ImageData" top: "data" top: "label"
+  transform_param { mirror: true crop_size: 10 mean_file: "mean.binaryproto" scale: 0.5 }
+  image_data_param { source: "list.txt" batch_size: 4 new_height: 12 new_width: 12 } }
+"""
+
+SOLVER = 'net: "net.prototxt" max_iter: 40 test_iter: 2 test_interval: 5 snapshot: 20\n'
+
+
+def make_layers(folder: Path) -> None:
+    for name, net in LAYERS.items():
+        (folder / name).write_bytes(net)
+
+
+def read_layers(folder: Path) -> None:
+    """Those that are not as they were made; all if all are."""
+    changed = [name for name, net in LAYERS.items() if not _holds(folder / name, net)]
+    for name in changed or LAYERS:
+        read_net(folder / name)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return not path.is_symlink() and path.is_file() and path.read_bytes() == content
+
+
+def read_net(path: Path) -> None:
+    """All that takes a prototxt, each after the other: what one refuses, another may try."""
+    refused: FirecaffeError | None = None
+    for each in (import_from, *_NETS, read_judges):
+        try:
+            each(path)
+        except FirecaffeError as error:
+            refused = error
+    if refused is not None and path.name not in LAYERS:
+        raise refused
+
+
+def import_from(path: Path) -> None:
+    imported = read(path, Asked(str(path.parent / "out"), root=str(path.parent)))
+    files_of(imported, path)
+    list(imported.report.lines())
+
+
+def _on_meta(make: Callable[[Path], Any]) -> Callable[[Path], None]:
+    """A net of the size that the file asks for: what it would take is the file's own."""
+
+    def read(path: Path) -> None:
+        with torch.device("meta"):
+            make(path)
+
+    return read
+
+
+_NETS = (*(_on_meta(lambda path, phase=phase: Net(path, phase=phase)) for phase in PHASES),)
+_NETS += (_on_meta(Trained),)
+
+
+def make_net(folder: Path) -> None:
+    (folder / "net.prototxt").write_text(WHOLE.replace("DATA", IMAGES))
+    mean.write(folder / "mean.binaryproto", np.full((3, 12, 12), 7, np.float32))
+    Image.new("RGB", (14, 13), (200, 30, 90)).save(folder / "a.png")
+    (folder / "list.txt").write_text("a.png 0\n" * 8)
+
+
+def make_solver(folder: Path) -> None:
+    make_net(folder)
+    words = " ".join(each.solver for each in TRAININGS if each.name in ("clip", "multistep"))
+    (folder / "solver.prototxt").write_text(SOLVER + words)
+
+
+def copied(name: str) -> Callable[[Path], object]:
+    return lambda folder: [shutil.copy(path, folder) for path in MADE.glob(name)]
+
+
+def each_of(name: str, read: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Reads every file; raises what the last refused one says."""
+
+    def all_of(folder: Path) -> None:
+        with contextlib.ExitStack() as stack:
+            for path in MADE.glob(name):
+                stack.callback(read, folder / path.name)
+
+    return all_of
+
+
+READERS = {
+    "prototxt, layers": Reader(make_layers, read_layers),
+    "prototxt, a net": Reader(make_net, lambda folder: read_net(folder / "net.prototxt")),
+    "prototxt, a solver": Reader(
+        make_solver, lambda folder: import_from(folder / "solver.prototxt"), damaged="*.prototxt"
+    ),
+    "caffemodel": Reader(copied("*.caffemodel"), each_of("*.caffemodel", weights.read)),
+    "caffemodel, HDF5": Reader(copied("*.h5"), each_of("*.h5", weights.read)),
+    "binaryproto": Reader(copied("*.binaryproto"), each_of("*.binaryproto", mean.read)),
+    "solverstate": Reader(copied("*.solverstate"), each_of("*.solverstate", solverstate.read)),
+}
