@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +59,16 @@ def _holds(path: Path, content: bytes) -> bool:
 
 
 def read_net(path: Path) -> None:
-    """All that takes a prototxt, each after the other: what one refuses, another may try."""
-    refused: FirecaffeError | None = None
-    for each in (import_from, *_NETS, read_judges):
+    """All that takes a prototxt, each after the other. Raises what the last says if all refuse."""
+    readers = (import_from, *_NETS, read_judges)
+    refused: list[FirecaffeError] = []
+    for each in readers:
         try:
             each(path)
         except FirecaffeError as error:
-            refused = error
-    if refused is not None and path.name not in LAYERS:
-        raise refused
+            refused.append(error)
+    if len(refused) == len(readers):
+        raise refused[-1]
 
 
 def import_from(path: Path) -> None:
@@ -85,8 +87,10 @@ def _on_meta(make: Callable[[Path], Any]) -> Callable[[Path], None]:
     return read
 
 
-_NETS = (*(_on_meta(lambda path, phase=phase: Net(path, phase=phase)) for phase in PHASES),)
-_NETS += (_on_meta(Trained),)
+_NETS = (
+    *(_on_meta(partial(Net, phase=phase)) for phase in PHASES),
+    _on_meta(Trained),
+)
 
 
 def make_net(folder: Path) -> None:

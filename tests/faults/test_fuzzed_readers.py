@@ -14,9 +14,9 @@ from firecaffe.errors import FirecaffeError
 from firecaffe.training import checkpoint as checkpoints
 
 MUTATIONS = 100
-DEAR = {"replay": 5, "load": 20, "recipe": 20, "compare": 40} | dict.fromkeys(
-    ("explain", "explain, with a server", "explain, a trace"), 40
-)
+DEAR = {"replay": 5, "load": 20, "recipe": 20, "compare": 40, "prototxt, layers": 40}
+DEAR |= dict.fromkeys(("prototxt, a net", "prototxt, a solver"), 20)
+DEAR |= dict.fromkeys(("explain", "explain, with a server", "explain, a trace"), 40)
 """Readers that take long, and their mutations."""
 MOST_BYTES = 64_000_000
 """Above what the files hold."""
