@@ -51,7 +51,7 @@ KIND_OF = {
 }
 
 
-def kind_of(error: Exception) -> str:
+def kind_of(error: BaseException) -> str:
     """The kind of fault that an exception of this rank is."""
     for kind, word in KIND_OF.items():
         if isinstance(error, kind):
@@ -60,7 +60,7 @@ def kind_of(error: Exception) -> str:
     return "out_of_memory" if "can't allocate memory" in str(error) else "exception"
 
 
-def fault_of(error: Exception, rank: int, host: str, step: int) -> Fault | None:
+def fault_of(error: BaseException, rank: int, host: str, step: int) -> Fault | None:
     """What is to be told of an exception that ends this rank; None if nobody knows of whom."""
     if isinstance(error, PeerLostError):
         return error.fault

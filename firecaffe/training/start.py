@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import gather_text, text_of_first
 from firecaffe.cluster.world import FOLDER, World
 from firecaffe.errors import CheckpointError, FirecaffeError, MemoryFullError
 from firecaffe.faults import ANOTHER, GOES_ON, TOGETHER, Fault
@@ -50,7 +50,8 @@ def find_start(world: World, resume: str | Path | None) -> Start:
 
     Raises: CheckpointError if `resume` holds none.
     """
-    key = f"{FOLDER}/{next(_calls)}"
+    # Rank 0's number: another rank may have failed in an earlier training before it came here.
+    key = text_of_first(world, f"{FOLDER}/{next(_calls)}")
     folder = _earlier_folder(world, key)
     if folder is not None and any((folder / "checkpoints").glob("step-*")):
         checkpoint, damaged = _load_together(world, folder)
@@ -147,7 +148,8 @@ def tell_faults(world: World) -> Iterator[FaultTeller]:
     teller = FaultTeller(world)
     try:
         yield teller
-    except Exception as error:
+    # Also what a script may catch of those that end a process: others would wait for this rank.
+    except BaseException as error:
         fault = fault_of(error, world.rank, world.host, world.place.step)
         watch = world.watch
         # All stop together if they were asked to; and what another has told is told.

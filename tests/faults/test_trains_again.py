@@ -2,17 +2,19 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import firecaffe
 from firecaffe import ExchangeConfig, ParallelConfig, RunConfig
 from tests.ranks.networks import small_data
 from tests.ranks.test_layouts import HEAD, RECIPE, Net
+from tests.unit.cluster.watches import until
 from tests.world import Ranks
 
 LAYOUTS = {
@@ -21,47 +23,134 @@ LAYOUTS = {
     "stages": ParallelConfig(1, stages=["classifier"]),
 }
 WAIT_S = 100.0
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def is_to_fail(calls: int) -> bool:
+    """On rank 1, with its last micro-batch of the second step at the earliest."""
+    return calls >= 12 and os.environ.get("RANK") == "1"
 
 
 class Failing:
-    """A loss that fails on rank 1 in the second step or so."""
+    """A loss that fails."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         self.calls += 1
-        if self.calls > 20 and os.environ.get("RANK") == "1":
+        if is_to_fail(self.calls):
             raise ArithmeticError("no luck")
         return F.cross_entropy(outputs, labels)
 
 
-def fit(parallel: ParallelConfig, folder: str, fails: bool) -> str:
+class FailingBackward:
+    """Gradients that fail when those of the last layers are on their way, and on rank 0 a loss that
+    fails then, so that nobody answers them.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.calls, self.told = 0, Path(folder) / "fault.json"
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 12 and os.environ.get("RANK") == "0":
+            until(self.told.exists)
+            raise ArithmeticError("no luck either")
+        return F.cross_entropy(outputs, labels)
+
+    def watch(self, net: nn.Module) -> None:
+        def fail(_: Tensor) -> None:
+            if is_to_fail(self.calls):
+                raise ArithmeticError("no luck")
+
+        next(net.parameters()).register_hook(fail)  # type: ignore[no-untyped-call]
+
+
+class FailingData:
+    """A training set that fails, with a given error."""
+
+    sample_CHW, num_classes = (1, 6, 6), 4
+
+    def __init__(self, error: BaseException) -> None:
+        self.data, self.calls, self.error = small_data(100), 0, error
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        if is_to_fail(self.calls):
+            raise self.error
+        return self.data.batch(indices_B)
+
+
+def fit(parallel: ParallelConfig, folder: str, fails: str = "") -> str:
     run = RunConfig(folder=folder, tensorboard=False)
-    exchange = ExchangeConfig(timeout_s=WAIT_S, shared_memory=False)
+    # Some buckets, which go through the process group: there a thread may wait for another rank.
+    exchange = ExchangeConfig(timeout_s=WAIT_S, bucket_bytes=1000, shared_memory=fails == "data")
     recipe = dataclasses.replace(RECIPE, parallel=parallel, run=run, exchange=exchange)
-    loss = Failing() if fails else F.cross_entropy
-    data = small_data(100), small_data(30, 1)
-    return firecaffe.train(recipe, Net, *data, loss=loss).weights_sha256
+    losses: dict[str, Loss] = {"loss": Failing(), "backward": FailingBackward(folder)}
+    loss = losses.get(fails, F.cross_entropy)
+
+    def network() -> nn.Module:
+        net = Net()
+        if isinstance(loss, FailingBackward):
+            loss.watch(net)
+        return net
+
+    errors = {"data": ArithmeticError("no luck"), "exit": SystemExit("no luck")}
+    train_set = FailingData(errors[fails]) if fails in errors else small_data(100)
+    result = firecaffe.train(recipe, network, train_set, small_data(30, 1), loss=loss)
+    return result.weights_sha256
 
 
-def fit_twice(parallel: ParallelConfig, folder: str) -> tuple[str, bool, str]:
+def fit_twice(
+    parallel: ParallelConfig, folder: str, fails: str, own_world: bool
+) -> tuple[str, bool, str]:
     """The error of the first training, whether its world is still there, and what the second one
     comes to.
     """
+    if own_world:
+        dist.init_process_group("gloo")
     told = ""
     try:
-        fit(parallel, f"{folder}/first", fails=True)
-    except Exception as error:
+        fit(parallel, f"{folder}/first", fails)
+    except BaseException as error:
         told = type(error).__name__
-    is_left = not dist.is_initialized()
-    return told, is_left, fit(parallel, f"{folder}/second", fails=False)
+    is_left = dist.is_initialized() == own_world
+    found = told, is_left, fit(parallel, f"{folder}/second")
+    if own_world:
+        dist.destroy_process_group()
+    return found
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_what_one_rank_told_ends_one_training(ranks: Ranks, name: str, tmp_path: Path) -> None:
-    words = LAYOUTS[name]
+TOLD = {
+    "loss": ("PeerLostError", "ArithmeticError"),
+    "data": ("PeerLostError", "OwnCodeError"),
+    "exit": ("PeerLostError", "SystemExit"),
+    "backward": ("ArithmeticError", "ArithmeticError"),
+}
+"""What each rank's script catches."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "fails", "own_world"),
+    [
+        ("data", "loss", False),
+        ("data", "data", True),
+        ("data", "exit", False),
+        ("data", "backward", False),
+        ("split", "loss", False),
+        ("split", "data", True),
+        ("stages", "loss", False),
+    ],
+)
+def test_what_one_rank_told_ends_one_training(
+    ranks: Ranks, layout: str, fails: str, own_world: bool, tmp_path: Path
+) -> None:
+    words = LAYOUTS[layout]
     alone = words.over(1, 1) if words.split else ParallelConfig()
-    [expected] = ranks.shared(1, fit, alone, str(tmp_path / "alone"), False)
-    found = ranks.run(2, fit_twice, words, str(tmp_path / "run"))
-    assert found == [("PeerLostError", True, expected), ("ArithmeticError", True, expected)]
+    [expected] = ranks.shared(1, fit, alone, str(tmp_path / "alone"))
+    found = ranks.run(2, fit_twice, words, str(tmp_path / "run"), fails, own_world)
+    assert found == [(told, True, expected) for told in TOLD[fails]]
