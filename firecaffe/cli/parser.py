@@ -4,7 +4,7 @@ import json
 import re
 import tomllib
 from argparse import SUPPRESS, Action
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
@@ -62,7 +62,7 @@ class Parser(ArgumentParser):
 
     def read(self, argv: list[str]) -> TypedWords:
         """Raises: RecipeError for an option that is not there."""
-        words = _recipe_words() if self.takes_recipe else []
+        words = _recipe_words() if self.takes_recipe else ()
         return read_line(f"firecaffe {self.command}", argv, self._option_string_actions, words)
 
     def add_best(self) -> None:
@@ -83,7 +83,9 @@ class Parser(ArgumentParser):
         line = self.read(list(args))
         if line.words and "--train.steps" not in self._option_string_actions:
             raise RecipeError(f"--{line.words[0]} is a word of a recipe, and no recipe is given")
-        return super().parse_args([_with_json(each) for each in line.arguments], **more)
+        defaults = _recipe_words() if self.takes_recipe else {}
+        lists = {f"--{word}" for word, value in defaults.items() if isinstance(value, list)}
+        return super().parse_args([_with_json(each, lists) for each in line.arguments], **more)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         named = {
@@ -94,25 +96,32 @@ class Parser(ArgumentParser):
         raise RecipeError(one_line(message, named)) from ex
 
 
-def _recipe_words() -> list[str]:
-    """All words of a recipe, by dotted name."""
+def _recipe_words() -> dict[str, Any]:
+    """All words of a recipe, by dotted name, with their defaults."""
     from firecaffe.recipe.identity import flatten
     from firecaffe.recipe.sections import Recipe
 
-    return list(flatten(Recipe()))
+    return flatten(Recipe())
 
 
-def _with_json(argument: str) -> str:
-    """An option whose value is one of TOML's tables, with the same table in JSON, which is what is
-    read. Others stay.
+BARE = re.compile(r"\[\s*([^\s\[\]{}\"',=]+(?:\s*,\s*[^\s\[\]{}\"',=]+)*)\s*\]")
+"""A list of names without quotes, which a shell may have taken."""
+
+
+def _with_json(argument: str, lists: Collection[str]) -> str:
+    """An option whose value is one of TOML's tables, or a list for one of `lists`, with the same in
+    JSON, which is what is read: `[features.6]` alone would be the head of a table. Others stay.
     """
     option, _, value = argument.partition("=")
-    if not value.startswith("{"):
+    is_list = option in lists and value.startswith("[")
+    if not value.startswith("{") and not is_list:
         return argument
     try:
         return f"{option}={json.dumps(tomllib.loads(f'value = {value}')['value'])}"
-    except (ValueError, TypeError):  # JSON already, or no table at all
-        return argument
+    except (ValueError, TypeError):  # JSON already, or none of both
+        bare = BARE.fullmatch(value) if is_list else None
+        names = re.split(r"\s*,\s*", bare[1]) if bare else []
+        return f"{option}={json.dumps(names)}" if bare else argument
 
 
 def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:

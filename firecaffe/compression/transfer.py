@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from firecaffe.compression import fcz
-
 LINKS: Mapping[str, float] = {"10 Mbit/s": 10e6, "100 Mbit/s": 100e6, "1 Gbit/s": 1e9}
 """Links that people have in mind, in bits per second."""
 
@@ -55,6 +53,8 @@ class Transfer:
 
 def transfer_of(path: Path) -> Transfer:
     """By the header alone; nothing is decoded. Raises: CheckpointError if it is no .fcz file."""
+    from firecaffe.compression import fcz  # whose coder is for those who have such a file
+
     with fcz.read(path) as opened:
         weights = sum(each.size for each in opened.outlines)
     return Transfer(str(path), path.stat().st_size, BYTES_PER_WEIGHT * weights)

@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from firecaffe.compression import fcz
 from firecaffe.errors import CheckpointError, RecipeError
 
 HELD_UNDER = ("state_dict", "model_state_dict", "model")
@@ -186,6 +185,8 @@ def _read(file: str) -> tuple[dict[str, Tensor], list[str]]:
 
 def _decoded(path: Path) -> dict[str, Tensor]:
     """Raises: CheckpointError if it is no .fcz file, or is damaged."""
+    from firecaffe.compression import fcz  # whose coder is for those who have such a file
+
     with fcz.read(path) as file:
         return {name: torch.from_numpy(array) for name, array in file.tensors()}
 

@@ -6,16 +6,16 @@ beside the file.
 """
 
 from collections.abc import Container
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from firecaffe.compression import fcz
 from firecaffe.errors import CheckpointError, OwnCodeError, RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import make_network, with_outline
@@ -33,6 +33,9 @@ from firecaffe.reference import (
     without_folder,
 )
 from firecaffe.training.about import NOTHING, About
+
+if TYPE_CHECKING:
+    from firecaffe.compression.fcz import Opened
 
 SECTIONS = ("model", "data", "task")
 """The sections of a recipe that say which network it is, and what it is used on."""
@@ -78,6 +81,13 @@ NETS = "nets"
 def is_coded(where: Path) -> bool:
     """Whether it is a .fcz file, by its name."""
     return where.suffix == FCZ and where.is_file()
+
+
+def _opened(file: Path) -> AbstractContextManager["Opened"]:
+    """Raises: CheckpointError."""
+    from firecaffe.compression import fcz  # whose coder is for those who have such a file
+
+    return fcz.read(file)
 
 
 def describe(recipe: Recipe, about: About) -> dict[str, Any]:
@@ -133,7 +143,7 @@ def described(
     Raises: RecipeError if nobody names the network; CheckpointError if what the file says is
     nothing we know.
     """
-    with fcz.read(file) as opened:
+    with _opened(file) as opened:
         network = opened.network
     if "model" not in network and "model.name" not in named:
         raise RecipeError(
@@ -159,7 +169,7 @@ def with_nets(file: Path, own: Recipe, named: Container[str]) -> Recipe:
 
     Raises: RecipeError if a net is in neither, or is not the file's.
     """
-    with fcz.read(file) as opened:
+    with _opened(file) as opened:
         digests = opened.network.get(NETS)
     for section in SECTIONS:
         word, config = f"{section}.name", getattr(own, section)
@@ -199,7 +209,7 @@ def check_outline(file: Path, config: ModelConfig, about: About) -> None:
         if is_reference(config.name):
             raise
         raise CheckpointError(f"{file}: cannot be a network: {error}") from error
-    with fcz.read(file) as opened:
+    with _opened(file) as opened:
         held = {each.name: each.shape for each in opened.outlines}
     for names, shape in outline.values():
         name = next((each for each in names if each in held), None)

@@ -61,6 +61,26 @@ def test_a_table_on_the_command_line_is_tomls_or_jsons(
     assert "model.args" in refused(capsys, "train", str(recipe), "--model.args", "3")
 
 
+def test_a_list_on_the_command_line_needs_no_quotes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell takes them; and `[features.6]` alone is the head of a table in TOML."""
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('[model]\nname = "lenet"\n')
+    for typed, names in (
+        ("[features.6]", ["features.6"]),
+        ("[features.6, b]", ["features.6", "b"]),
+        ('["features.6"]', ["features.6"]),
+        ("['a', 'b.1']", ["a", "b.1"]),
+        ("[]", []),
+    ):
+        out = printed(capsys, "train", str(recipe), "--print-config", "--parallel.stages", typed)
+        assert tomllib.loads(out)["parallel"]["stages"] == names
+    for typed in ("[a", "a", "[a b]", "{ a = 1 }"):
+        words = ["train", str(recipe), "--print-config", "--parallel.stages", typed]
+        assert "parallel.stages" in refused(capsys, *words)
+
+
 def test_a_run_whose_network_was_given_in_python_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,3 +48,15 @@ def test_the_words_of_a_recipe_need_no_torch() -> None:
         "import sys, firecaffe.recipe.sections; assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_no_training_loads_the_coder_of_small_files() -> None:
+    """`constriction` is for who reads or writes a .fcz file."""
+    program = """
+import sys
+import firecaffe.cli.plan, firecaffe.cli.train, firecaffe.cli.verify
+assert "constriction" not in sys.modules
+import firecaffe.compression.fcz
+assert "constriction" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
