@@ -4,13 +4,19 @@ The way in is `VirtualCluster.run` and `VirtualCluster.start` of benchmarks/virt
 """
 
 import os
+import secrets
 import select
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
+from firecaffe.cluster.secret import SECRET
+
 MOST_STDERR_LINES = 20
+
+_secret = secrets.token_hex(16)
+"""Of all runs that this process starts on several hosts."""
 
 
 class RunError(Exception):
@@ -52,7 +58,7 @@ class Rank:
         try:
             self._process = subprocess.Popen(
                 inside,
-                env={**os.environ, **environment, "RANK": str(rank)},
+                env={SECRET: _secret, **os.environ, **environment, "RANK": str(rank)},
                 stdin=subprocess.DEVNULL,
                 stdout=None if live else self._files[0],
                 stderr=self._files[1],

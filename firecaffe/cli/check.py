@@ -73,6 +73,7 @@ def main(argv: list[str]) -> int:
         options.rdzv_endpoint,
         options.rdzv_id,
         options.master_port,
+        options.secret_file,
     )
     sys.stdout.flush()
     launch(["check", *argv], hosts)

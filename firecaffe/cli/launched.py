@@ -7,7 +7,14 @@ from firecaffe.cluster.groups import who_am_i
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.errors import LaunchError, RecipeError
 
-OF_OUR_LAUNCHER = ("--nnodes", "--rdzv-endpoint", "--rdzv-id", "--master-port", "--max-restarts")
+OF_OUR_LAUNCHER = (
+    "--nnodes",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--secret-file",
+    "--master-port",
+    "--max-restarts",
+)
 
 
 def check_launched(parser: Parser, argv: list[str], nproc_per_node: int | None) -> None:

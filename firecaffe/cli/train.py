@@ -1,5 +1,6 @@
 """`firecaffe train RECIPE.toml`: train, on N local ranks or in the world that torchrun made."""
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +10,7 @@ from firecaffe.cli.options.train import make_parser
 from firecaffe.cli.parse import parse_recipe
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.launch import launch
+from firecaffe.cluster.secret import SECRET, read_secret
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.identity import to_toml
@@ -34,6 +36,8 @@ def main(argv: list[str]) -> int:
     if options.join:
         check_alone("train --join")
         _check_joins_alone(parser.read(argv).options)
+        if options.secret_file:
+            os.environ[SECRET] = read_secret(options.secret_file).decode()
         say(f"the run has ended after step {join_run(recipe, options.join).steps}")
         return 0
     resume = Path(options.resume) if options.resume else None
@@ -54,6 +58,7 @@ def main(argv: list[str]) -> int:
         options.rdzv_endpoint,
         options.rdzv_id,
         options.master_port,
+        options.secret_file,
     )
     check(load_plugins(), options.nproc_per_node * max_nodes)
     may_be = min_nodes, max_nodes
@@ -73,7 +78,8 @@ def main(argv: list[str]) -> int:
 
 def _check_joins_alone(typed: Iterable[str]) -> None:
     """Raises: RecipeError if --join comes with words of a run that is started."""
-    others = {option.partition("=")[0] for option in typed} & {*OF_OUR_LAUNCHER, *STARTING}
+    of_start = {*OF_OUR_LAUNCHER, *STARTING} - {"--secret-file"}
+    others = {option.partition("=")[0] for option in typed} & of_start
     if others:
         raise RecipeError(
             f"{min(others)} with --join, which starts one worker for a run that is there; leave "

@@ -39,13 +39,19 @@ def check_known(host: str, word: str) -> None:
         ) from error
 
 
-def listen_to_all(backlog: int) -> socket.socket:
-    """Opens a listener on a free port of all of this host's addresses."""
+def listen_at(host: str, port: int, backlog: int) -> socket.socket:
+    """Opens a listener at one address of this host, by name or number; port 0 takes a free one."""
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(place[:2], family=family, backlog=backlog)
+
+
+def listen_to_all(backlog: int, port: int = 0) -> socket.socket:
+    """Opens a listener at all of this host's addresses; port 0 takes a free one."""
     if socket.has_dualstack_ipv6():
-        everywhere = "", 0
+        everywhere = "", port
         family = socket.AF_INET6
         return socket.create_server(everywhere, family=family, backlog=backlog, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=backlog)
+    return socket.create_server(("", port), backlog=backlog)
 
 
 def own_addresses(towards: str) -> list[str]:

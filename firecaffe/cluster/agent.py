@@ -35,9 +35,11 @@ from torch.distributed.elastic.multiprocessing.api import (
     SubprocessContext,
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from firecaffe.cluster.addresses import join_place
 from firecaffe.cluster.aside import LAST_S, Aside, PatientRendezvous
+from firecaffe.cluster.descriptors import NEEDED, wait_for_room
 from firecaffe.cluster.groups import ATTEMPT
 from firecaffe.cluster.host_ends import PART_S, HostEnds
 from firecaffe.cluster.hosts import PATIENCE_S, SAY_EVERY_S
@@ -125,7 +127,7 @@ class FaultAgent(LocalElasticAgent):
         store = worker_group.store
         assert store is not None  # after the rendezvous
         lasting = store.underlying_store
-        os.environ[LASTING] = join_place(lasting.host, lasting.port)
+        os.environ[LASTING] = join_place(lasting.inner.host, lasting.inner.port)
         if worker_group.group_rank == 0:
             store.set("firecaffe/attempt", str(lasting.add(ATTEMPTS, 1) - 1))
         os.environ[ATTEMPT] = store.get("firecaffe/attempt").decode()
@@ -138,6 +140,7 @@ class FaultAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ended_by_us.clear()
+        wait_for_room(NEEDED * (1 + len(worker_group.workers)))
         started: dict[int, Any] = super()._start_workers(worker_group)
         self._processes = {}
         for local_rank, pid in started.items():
@@ -146,6 +149,7 @@ class FaultAgent(LocalElasticAgent):
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        wait_for_room()
         seen = self._see(worker_group)
         if not self._let_lost_go(worker_group, seen):
             return RunResult(WorkerState.HEALTHY)
@@ -217,7 +221,7 @@ class FaultAgent(LocalElasticAgent):
                 return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(ranks))
             if self.aside.run(lambda: ends.is_there(0), MEETING_S):
                 return RunResult(WorkerState.HEALTHY)
-        except (TimeoutError, DistError, RuntimeError):
+        except (TimeoutError, DistError, RuntimeError, RendezvousError):
             pass  # the store is gone, and the run with it
         self._remaining_restarts = 0
         self._result = RunResult(WorkerState.FAILED, failures=self._failures())
@@ -229,7 +233,7 @@ class FaultAgent(LocalElasticAgent):
         self._let_go.tell_rest()
         self.told.on_done()
         # If the store is gone, the ranks have succeeded all the same.
-        with suppress(TimeoutError, DistError, RuntimeError):
+        with suppress(TimeoutError, DistError, RuntimeError, RendezvousError):
             self.aside.run(self._ends.leave, MEETING_S)
 
     def part(self, holds_store: bool) -> None:
@@ -328,6 +332,7 @@ def _is_asked_elsewhere(failure: ProcessFailure) -> bool:
 
 
 def _status(process: psutil.Process) -> str | None:
+    wait_for_room(1)
     try:
         return process.status()
     except psutil.NoSuchProcess:

@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,13 +13,21 @@ from typing import Self
 
 from torch._C._distributed_c10d import Store
 
-from firecaffe.cluster.addresses import LOOPBACK, join_place, listen_to_all, own_addresses
-from firecaffe.cluster.tree import Shape, links_of, most_links, star_of
+from firecaffe.cluster.addresses import (
+    LOOPBACK,
+    join_place,
+    listen_at,
+    listen_to_all,
+    own_addresses,
+)
+from firecaffe.cluster.handshake import accept, prove
+from firecaffe.cluster.secret import own_secret
+from firecaffe.cluster.signed import signed
+from firecaffe.cluster.store import BACKLOG
+from firecaffe.cluster.tree import Shape, links_of
 from firecaffe.errors import LaunchError
 
 TOKEN_BYTES = 16
-RANK = struct.Struct("!I")
-WELCOME = b"firecaffe"
 TRY_S = 2.0
 """Seconds to try one address of a rank that has several."""
 
@@ -30,18 +37,26 @@ LISTENERS = "firecaffe/listeners"
 
 @dataclass(frozen=True)
 class Listener:
-    """The addresses and port at which a rank listens, and the secret that a caller must know."""
+    """The addresses and port at which a rank listens, and what its callers prove that they know."""
 
     host: str
     addresses: Sequence[str]
     port: int
     token: str
-    """The secret, in hex digits."""
+    """Random, in hex digits."""
 
     @classmethod
-    def of(cls, listening: socket.socket, token: bytes, one_host: bool) -> Self:
+    def of(cls, listening: socket.socket, one_host: bool) -> Self:
         addresses = [LOOPBACK] if one_host else own_addresses(os.environ.get("MASTER_ADDR", ""))
-        return cls(socket.gethostname(), addresses, listening.getsockname()[1], token.hex())
+        token = secrets.token_hex(TOKEN_BYTES)
+        return cls(socket.gethostname(), addresses, listening.getsockname()[1], token)
+
+    @property
+    def key(self) -> bytes:
+        """What a caller must know: of the token and the run's secret. Where a run has none, who
+        reads the store knows it.
+        """
+        return hmac.digest(own_secret() or b"", bytes.fromhex(self.token), "sha256")
 
 
 def connect_ranks(
@@ -57,19 +72,17 @@ def connect_ranks(
     names of all ranks' hosts, by rank, and the connected sockets, by rank. store: of these ranks
     alone.
 
-    Addresses and a secret go by the store; who does not know the secret is not let in. Ranks of one
-    host listen on its loopback alone. If several hosts call themselves the same, their addresses
-    tell them apart.
+    Addresses go by the store. Who does not know the run's secret is not let in, or, where it has
+    none, who has not read the store. Ranks of one host listen on its loopback alone. If several
+    hosts call themselves the same, their addresses tell them apart.
 
     Raises: LaunchError that names a rank which cannot be reached; RuntimeError of the store's if
     one does not come.
     """
     deadline = time.monotonic() + timeout_s
-    token = secrets.token_bytes(TOKEN_BYTES)
-    most = world_size if shape is star_of else most_links()
-    with listen(min(world_size, most), one_host) as listener:
-        own = Listener.of(listener, token, one_host)
-        listeners = _share(store, own, rank, world_size, timedelta(seconds=timeout_s))
+    with listen(one_host) as listener:
+        own = Listener.of(listener, one_host)
+        listeners = _share(signed(store), own, rank, world_size, timedelta(seconds=timeout_s))
         hosts = host_names(listeners)
         linked = shape(rank, hosts).ranks
         sockets: dict[int, socket.socket] = {}
@@ -77,7 +90,8 @@ def connect_ranks(
             for other in linked:
                 if other < rank:
                     sockets[other] = call(listeners[other], rank, other, deadline)
-            _answer(listener, token, sockets, {other for other in linked if other > rank}, deadline)
+            calling = {other for other in linked if other > rank}
+            sockets |= accept(listener, own.key, calling, deadline)
         except BaseException:
             for each in sockets.values():
                 each.close()
@@ -110,11 +124,9 @@ def host_names(listeners: Sequence[Listener]) -> list[str]:
     return [name if unique else f"{name}/{address}" for name, address in found]
 
 
-def listen(backlog: int, one_host: bool) -> socket.socket:
+def listen(one_host: bool) -> socket.socket:
     """A socket at which other ranks call: of this host alone, or of all."""
-    if one_host:
-        return socket.create_server((LOOPBACK, 0), backlog=backlog)
-    return listen_to_all(backlog)
+    return listen_at(LOOPBACK, 0, BACKLOG) if one_host else listen_to_all(BACKLOG)
 
 
 def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.socket:
@@ -126,11 +138,11 @@ def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.s
             break
         try:
             peer = socket.create_connection((address, port), min(TRY_S, left_s))
-            peer.sendall(bytes.fromhex(listener.token) + RANK.pack(rank))
-            # Else somebody else listens there. It may be busy with calls of its own.
-            peer.settimeout(left_s)
-            if _read(peer, len(WELCOME)) != WELCOME:
-                raise OSError("no rank of this run listens there")
+            try:
+                prove(peer, listener.key, rank, deadline)  # it may be busy with calls of its own
+            except BaseException:
+                peer.close()
+                raise
             return peer
         except OSError as error:
             reasons.append(f"{join_place(address, port)}: {error}")
@@ -140,51 +152,3 @@ def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.s
 def _in_turn(addresses: Sequence[str]) -> list[str]:
     """All addresses, and all a second time: a listener's queue may have been full."""
     return [*addresses, *addresses]
-
-
-def accept(listener: socket.socket, token: bytes, rank: int, deadline: float) -> socket.socket:
-    """Waits for the call of a rank. Raises: LaunchError if it does not come."""
-    sockets: dict[int, socket.socket] = {}
-    _answer(listener, token, sockets, {rank}, deadline)
-    return sockets[rank]
-
-
-def _answer(
-    listener: socket.socket,
-    token: bytes,
-    sockets: dict[int, socket.socket],
-    missing: set[int],
-    deadline: float,
-) -> None:
-    while missing:
-        listener.settimeout(max(0.01, deadline - time.monotonic()))
-        try:
-            peer, _ = listener.accept()
-        except TimeoutError:
-            raise LaunchError(
-                f"rank {min(missing)} did not call in time, nor did {len(missing) - 1} others"
-            ) from None
-        try:
-            peer.settimeout(TRY_S)
-            said = _read(peer, TOKEN_BYTES + RANK.size)
-            other = RANK.unpack(said[TOKEN_BYTES:])[0]
-            known = hmac.compare_digest(said[:TOKEN_BYTES], token) and other in missing
-            if known:
-                peer.sendall(WELCOME)
-        except (OSError, struct.error):
-            known = False
-        if not known:
-            peer.close()
-            continue
-        sockets[other] = peer
-        missing.remove(other)
-
-
-def _read(peer: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = peer.recv(count - len(data))
-        if not part:
-            raise OSError("closed")
-        data += part
-    return data

@@ -29,16 +29,20 @@ from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.rendezvous import rendezvous
 
 from firecaffe.cluster.addresses import (
+    LOOPBACK,
     check_known,
     check_outward,
     interface_of,
     is_inward,
     is_one_host,
     join_place,
+    listen_at,
+    listen_to_all,
     own_addresses,
 )
 from firecaffe.cluster.launched_by import take_over
 from firecaffe.cluster.roll_call import call_in
+from firecaffe.cluster.store import BACKLOG, hold_store
 from firecaffe.errors import LaunchError
 
 ATTEMPT = "FIRECAFFE_ATTEMPT"
@@ -163,19 +167,26 @@ def make_world(device: torch.device, timeout_s: float) -> None:
 
 
 def choose_interface(world_size: int) -> None:
-    """Tells Gloo the network interface that leads to rank 0, if this host's own name leads to its
-    loopback, as on Debian. Gloo would tell other hosts that address. Our launcher tells it, too.
+    """Tells Gloo the network interface at which ranks meet: on one host its loopback; else the one
+    that leads to rank 0, if this host's own name leads to its loopback, as on Debian. Gloo would
+    tell other hosts that address. Our launcher tells it, too.
 
     Raises: LaunchError if MASTER_ADDR is that name, and this host has several interfaces.
     """
     rank_0 = os.environ["MASTER_ADDR"]
     if GLOO_INTERFACE in os.environ or not sys.platform.startswith("linux"):
         return
-    if number_of("LOCAL_WORLD_SIZE", 1) == world_size or is_one_host(rank_0):
-        return
-    if is_inward(socket.gethostname()):
+    if is_alone(world_size):
+        os.environ[GLOO_INTERFACE] = interface_of(LOOPBACK)
+    elif is_inward(socket.gethostname()):
         check_outward(rank_0, f"set {GLOO_INTERFACE} to the name of the interface to them")
         os.environ[GLOO_INTERFACE] = interface_of(own_addresses(rank_0)[0])
+
+
+def is_alone(world_size: int) -> bool:
+    """Whether all ranks are on this host."""
+    is_counted = number_of("LOCAL_WORLD_SIZE", 1) == world_size
+    return is_counted or is_one_host(os.environ.get("MASTER_ADDR", ""))
 
 
 @contextmanager
@@ -257,6 +268,30 @@ def without_source(message: str) -> str:
     return re.sub(r"\[[^]]*/[^]]*\] *", "", first).split(". ")[0]
 
 
+def _own_store(host: str, port: int, rank: int, alone: bool, timeout: timedelta) -> TCPStore:
+    """The store that rank 0 holds; at its loopback, if all ranks are on this host.
+
+    torch would wait for all ranks here, and not say who is missing.
+    """
+    if alone and not is_one_host(host):
+        host = LOOPBACK
+    if rank > 0:
+        return TCPStore(host, port, is_master=False, timeout=timeout)
+    try:
+        listener = listen_at(host, port, BACKLOG) if alone else listen_to_all(BACKLOG, port)
+    except OSError:
+        # It may be a store of this process, which is had again, or torch's error tells.
+        return TCPStore(
+            host,
+            port,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    return hold_store(listener, host, timeout.total_seconds())
+
+
 @cache
 def _store(place: tuple[str, str], rank: int, world_size: int, timeout: timedelta) -> Store:
     """The store at MASTER_ADDR and MASTER_PORT, which tell stores apart; kept until the process
@@ -267,16 +302,7 @@ def _store(place: tuple[str, str], rank: int, world_size: int, timeout: timedelt
         if is_numbered_by_agent():
             store: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]
         else:
-            # torch would wait for all here, and not say who is missing.
-            store = TCPStore(
-                place[0],
-                int(place[1]),
-                world_size,
-                is_master=rank == 0,
-                timeout=timeout,
-                wait_for_workers=False,
-                multi_tenant=True,
-            )
+            store = _own_store(place[0], int(place[1]), rank, is_alone(world_size), timeout)
         try:
             if rank == 0:
                 store.set(SERVER, "")

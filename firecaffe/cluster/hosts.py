@@ -40,6 +40,8 @@ class Hosts:
     rdzv_id: str = ""
     master_port: int = 0
     """The port at which the ranks of one host meet; 0 takes a free one."""
+    secret_file: str = ""
+    """A file with the run's secret; see `cluster.secret`."""
 
     @property
     def is_one(self) -> bool:

@@ -5,12 +5,12 @@
     firecaffe/comer/ATTEMPT/N   what the Nth of them says of itself, from 0
     firecaffe/place/ATTEMPT/N   rank 0's answer: its rank, all hosts, and where rank 0 listens
 
-Then it calls rank 0, as ranks call each other at the start (`cluster.connect`), and has a store of
-its own with rank 0, for what they make together.
+All of it is signed under the run's secret, if it has one. Then the worker calls rank 0, as ranks
+call each other at the start (`cluster.connect`), and has a store of its own with rank 0, for what
+they make together.
 """
 
 import json
-import secrets
 import socket
 import time
 from dataclasses import asdict, dataclass
@@ -21,7 +21,10 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
 from firecaffe.cluster.addresses import split_place
-from firecaffe.cluster.connect import Listener, accept, call, listen
+from firecaffe.cluster.connect import Listener, call, listen
+from firecaffe.cluster.handshake import accept
+from firecaffe.cluster.secret import SECRET
+from firecaffe.cluster.signed import SignedStore, StrangerError, signed
 from firecaffe.errors import LaunchError, RecipeError
 
 ATTEMPTS = "firecaffe/attempts"
@@ -65,8 +68,8 @@ class Door:
         key = f"firecaffe/comer/{self._attempt}/{self._count}"
         if not self._store.check([key]):
             return None
-        said = self._store.get(key)
         self._count += 1
+        said = self._store.get(key)
         try:
             facts = json.loads(said)
             return Comer(self._count - 1, facts["host"], facts)
@@ -80,12 +83,11 @@ class Door:
 
         Raises: LaunchError if it does not call.
         """
-        token = secrets.token_bytes(16)
-        with listen(1, self._one_host) as listener:
-            own = Listener.of(listener, token, self._one_host)
+        with listen(self._one_host) as listener:
+            own = Listener.of(listener, self._one_host)
             said = {"rank": rank, "hosts": hosts, "listener": asdict(own)}
             self._store.set(place_key(self._attempt, comer.number), json.dumps(said))
-            return accept(listener, token, rank, time.monotonic() + COME_S)
+            return accept(listener, own.key, {rank}, time.monotonic() + COME_S)[rank]
 
     def store_of(self, comer: Comer) -> Store:
         """The store of rank 0 and this comer alone."""
@@ -127,10 +129,12 @@ class Comes:
             # First, since torch prints its own lines if it cannot connect.
             socket.create_connection(split_place(place), ANSWER_S).close()
             patience = timedelta(seconds=ANSWER_S)
-            self._store = TCPStore(*split_place(place), is_master=False, timeout=patience)
+            self._store = signed(TCPStore(*split_place(place), is_master=False, timeout=patience))
             self._attempt = self._store.add(ATTEMPTS, 0) - 1
             key = door_key(self._attempt)
-            said = self._store.get(key).decode() if self._store.check([key]) else ""
+            said = self._store.get(key) if self._store.check([key]) else b""
+        except StrangerError as error:
+            raise LaunchError(f"--join {place}: {error}") from error
         except (DistError, RuntimeError, OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise LaunchError(f"--join {place}: no run answers there: {reason}") from error
@@ -139,7 +143,14 @@ class Comes:
                 f"--join {place}: the run there takes no workers now; it does if its "
                 "synchrony.mode has a server, after the warm steps"
             )
-        self.facts: dict[str, Any] = json.loads(said)
+        try:
+            facts = json.loads(said)
+        except ValueError as error:
+            raise LaunchError(
+                f"--join {place}: the run there has a secret; its workers are given it "
+                f"(--secret-file, {SECRET})"
+            ) from error
+        self.facts: dict[str, Any] = facts
         """What rank 0 says of the run."""
 
     def enter(self, facts: dict[str, Any]) -> Place:
@@ -175,4 +186,5 @@ def place_key(attempt: int, number: int) -> str:
 
 
 def own_store(store: Store, attempt: int, number: int) -> Store:
-    return PrefixStore(f"firecaffe/comer-store/{attempt}/{number}", store)
+    inner = store.inner if isinstance(store, SignedStore) else store  # Gloo asks it, in C++
+    return PrefixStore(f"firecaffe/comer-store/{attempt}/{number}", inner)

@@ -6,9 +6,8 @@ import signal
 import socket
 import sys
 import tempfile
-import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,26 +16,21 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousTimeoutError
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from firecaffe.cluster.addresses import LOOPBACK, interface_of, own_addresses
 from firecaffe.cluster.agent import FaultAgent
 from firecaffe.cluster.aside import LAST_S, Aside, PatientRendezvous
-from firecaffe.cluster.hosts import (
-    PATIENCE_S,
-    Hosts,
-    check_hosts_words,
-    check_memory,
-    say,
-    wait_for_endpoint,
-)
+from firecaffe.cluster.descriptors import room_kept, wait_for_room
+from firecaffe.cluster.groups import ATTEMPT, GLOO_INTERFACE
+from firecaffe.cluster.hosts import PATIENCE_S, Hosts, check_hosts_words, check_memory, say
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.let_go import fault_in
+from firecaffe.cluster.rendezvous import MEETING_ERRORS, meet_launchers
+from firecaffe.cluster.secret import SECRET, secret_of
 from firecaffe.cluster.signals import handlers_kept, heard
-from firecaffe.cluster.world import FOLDER
+from firecaffe.cluster.signed import StrangerError
+from firecaffe.cluster.world import FOLDER, LASTING
 from firecaffe.errors import (
     CheckpointError,
     FirecaffeError,
@@ -52,8 +46,8 @@ ENDED = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """What the agent passes on to its ranks."""
 
-MEETING_ERRORS = (DistError, RendezvousError, RuntimeError, OSError)
-"""What torch raises if ranks, or hosts, do not find each other."""
+MEETING_LOGGER = "torch.distributed.elastic"
+"""The parent of the loggers by which torch's agent and rendezvous report."""
 
 Settle = Callable[[Path | None, Fault, str], Fault]
 """(run folder if there is one, fault, what follows it) -> the fault as it is told."""
@@ -92,35 +86,66 @@ def launch(
     check_hosts_words(hosts)
     check_memory(hosts.nproc_per_node)
     share_with_ranks()
-    # The agent reports in its own many-line form what we report in one line; its loggers set
-    # levels of their own.
-    logged = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    before = dict(os.environ)
-    os.environ[LAUNCHED] = str(os.getpid())  # ranks leave the last word to this process
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(each.name for each in heard(SIGNALS))
-    if not hosts.is_one:
-        # Its agents' shared store is not told to a host that comes later (torch 2.13).
-        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the recipe sets the ranks' threads
+    secret = secret_of(hosts.secret_file, hosts.is_one)
     address = LOOPBACK if hosts.is_one else own_addresses(hosts.endpoint[0])[0]
+    with (
+        _environment(_words_of_ranks(hosts, address, secret)),
+        _silent(MEETING_LOGGER),
+        handlers_kept(SIGNALS),  # the agent sets its own, and leaves them
+        tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as log_folder,
+        Aside() as aside,
+    ):
+        command = ["-m", module, *arguments]
+        started = _Launch(
+            command, hosts, max_restarts, address, secret, log_folder, advice, settle, aside
+        )
+        return started.run()
+
+
+def _words_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]:
+    """What the agent and its ranks find in their environment."""
+    words = {
+        LAUNCHED: str(os.getpid()),  # ranks leave the last word to this process
+        SECRET: secret.decode(),
+        # Several hosts' shared store is not told to one that comes later (torch 2.13).
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0" if hosts.is_one else "1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(each.name for each in heard(SIGNALS)),
+    }
+    defaults = {"OMP_NUM_THREADS": "1"}  # the recipe sets the ranks' threads
     if sys.platform.startswith("linux"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
+        defaults[GLOO_INTERFACE] = interface_of(address)
+    return words | {name: os.environ.get(name, value) for name, value in defaults.items()}
+
+
+@contextmanager
+def _environment(words: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables for the block. Others, and what other threads set, are left alone."""
+    names = {*words, ATTEMPT, LASTING}  # the agent sets these two
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(words)
     try:
-        with (
-            handlers_kept(SIGNALS),  # the agent sets its own, and leaves them
-            tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as log_folder,
-            Aside() as aside,
-        ):
-            command = ["-m", module, *arguments]
-            started = _Launch(
-                command, hosts, max_restarts, address, log_folder, advice, settle, aside
-            )
-            return started.run()
+        yield
     finally:
-        logging.disable(logged)
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    """Keeps what a logger and those below it say to themselves, for the block.
+
+    Their levels are their own, and they report in many lines what we report in one.
+    """
+    logger = logging.getLogger(name)
+    before = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [logging.NullHandler()], False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before
 
 
 class _Launch:
@@ -132,6 +157,7 @@ class _Launch:
         hosts: Hosts,
         max_restarts: int,
         address: str,
+        secret: bytes,
         log_folder: str,
         advice: str,
         settle: Settle,
@@ -141,7 +167,7 @@ class _Launch:
         self.advice, self.settle, self.aside = advice, settle, aside
         self.killed_before = _kills_for_memory()
         try:
-            self.met, self.holds_store = _meeting_place(hosts, address)
+            self.met, self.holds_store = meet_launchers(hosts, address, secret)
         except (*MEETING_ERRORS, ValueError) as error:
             raise self._not_started(error) from error
         self.handler = PatientRendezvous(self.met, aside)
@@ -162,6 +188,13 @@ class _Launch:
         self.folders: list[Path] = []
 
     def run(self) -> list[Path]:
+        with room_kept(self.met.store.port) if self.holds_store else nullcontext():
+            try:
+                return self._run()
+            finally:
+                wait_for_room()  # what comes behind this opens files, too
+
+    def _run(self) -> list[Path]:
         try:
             result = self.agent.run()
         except SignalException as error:
@@ -182,6 +215,9 @@ class _Launch:
         return self.folders
 
     def _not_started(self, error: Exception) -> LaunchError:
+        stranger = error if isinstance(error, StrangerError) else error.__cause__
+        if isinstance(stranger, StrangerError):
+            return LaunchError(str(stranger))
         where = "" if self.hosts.is_one else f", meeting at {self.hosts.rdzv_endpoint}"
         if isinstance(error, RendezvousTimeoutError) and not self.hosts.is_one:
             # Who gives up has left already.
@@ -306,36 +342,6 @@ class _Launch:
         with suppress(DistError, RuntimeError, TimeoutError):
             self.aside.run(read, LAST_S)
         return list(found)
-
-
-def _meeting_place(hosts: Hosts, address: str) -> tuple[DynamicRendezvousHandler, bool]:
-    """(the launchers' rendezvous, whether this one holds it: on the endpoint's host the first)."""
-    holds_it = hosts.is_one or wait_for_endpoint(hosts)
-    while True:
-        parameters = RendezvousParameters(
-            backend="c10d",
-            endpoint=f"{LOOPBACK}:{hosts.master_port}" if hosts.is_one else hosts.rdzv_endpoint,
-            run_id=hosts.rdzv_id or uuid.uuid4().hex,
-            min_nodes=hosts.min_nodes,
-            max_nodes=hosts.max_nodes,
-            local_addr=address,
-            # By itself torch looks for the endpoint among the names of this host alone.
-            is_host=holds_it,
-            join_timeout=int(PATIENCE_S),
-            # How long to wait for more hosts than are needed, once those are there.
-            last_call_timeout=1 if hosts.is_one else 5,
-            # A host that has left, or is gone, is forgotten after three of these.
-            keep_alive_interval=2,
-        )
-        try:
-            handler = get_rendezvous_handler(parameters)
-        except MEETING_ERRORS:
-            if hosts.is_one or not holds_it:
-                raise
-            holds_it = False  # another launcher on this host was quicker
-        else:
-            assert isinstance(handler, DynamicRendezvousHandler)
-            return handler, holds_it
 
 
 def _other(rank: int, exit_code: int, message: str) -> Fault:

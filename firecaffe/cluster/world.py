@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
@@ -23,15 +24,19 @@ from firecaffe.cluster.connect import connect_ranks
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import (
     attempt,
+    is_alone,
     meet,
     meeting,
     number_of,
     who_am_i,
     without_source,
 )
+from firecaffe.cluster.hosts import say
+from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.cluster.launched_by import check_both_said, take_over
 from firecaffe.cluster.memory import keep_freed_memory
 from firecaffe.cluster.message import Place
+from firecaffe.cluster.signed import signed
 from firecaffe.cluster.tree import Shape, links_of
 from firecaffe.cluster.watch import Watch
 from firecaffe.errors import LaunchError, PeerLostError
@@ -104,6 +109,8 @@ def join(
         yield World(rank, world_size, chosen, store=lasting_store(), attempt=attempt())
         return
     local_world_size = number_of("LOCAL_WORLD_SIZE", 1)
+    if rank == 0 and LAUNCHED not in os.environ and not is_alone(world_size):
+        _say_what_is_trusted()
     groups = meet(chosen, timeout_s)
     place, watch = Place(), None
     try:
@@ -200,10 +207,19 @@ def lasting_store() -> Store | None:
     if place is None:
         return None
     try:
-        return TCPStore(*split_place(place), is_master=False)
+        return signed(TCPStore(*split_place(place), is_master=False))
     except (DistError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise LaunchError(f"the launcher's store at {place} does not answer: {reason}") from error
+
+
+@cache
+def _say_what_is_trusted() -> None:
+    """Once, and not to ranks of our launcher: it has signed what it and they believe."""
+    say(
+        "the ranks trust the network between their hosts, for another launcher than firecaffe's "
+        "has started them; docs/clusters.md says what to close to others"
+    )
 
 
 def _device(name: str, local_rank: int, world_size: int) -> torch.device:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from firecaffe.cluster.secret import SECRET
 from firecaffe.faults import KINDS
 from tests.typed import TIMEOUT_S, Typed, firecaffe, python, torchrun
 
@@ -105,7 +106,11 @@ def test_two_launchers_on_one_host_meet(recipe: Path, tmp_path: Path) -> None:
         place = f"{host}:{free.getsockname()[1]}"
     words = ["--nnodes", "2", "--rdzv-endpoint", place, "--rdzv-id", "a run"]
     command = ["-m", "firecaffe", "train", recipe, "--run.folder", tmp_path / "run", *words]
-    with Typed(*command) as first, Typed(*command) as second:
+    of_run = {SECRET: "that of these two hosts"}
+    with (
+        Typed(*command, environment=of_run) as first,
+        Typed(*command, environment=of_run) as second,
+    ):
         said = [first.communicate(), second.communicate()]
         assert [first.wait(), second.wait()] == [0, 0], said
     assert "".join(out for out, _ in said).count(f"run folder: {tmp_path / 'run'}\n") == 1

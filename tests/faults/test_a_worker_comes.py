@@ -72,7 +72,11 @@ def test_it_computes_beside_those_that_are_left(recipe: Path, tmp_path: Path) ->
     faults = environment("kill:rank=1,step=4")
     hold = {held.STEP: "8", held.FILE: str(file), PLUGINS: f"{faults[PLUGINS]},{held.__name__}"}
     training = command(recipe, folder, 2, *WORDS)[1:]
-    comes = ("-m", "firecaffe", "train", recipe, *WORDS, "--join")
+    secret = tmp_path / "secret"
+    secret.write_text("that of this run and its workers")
+    secret.chmod(0o600)
+    training += ["--secret-file", str(secret)]
+    comes = ("-m", "firecaffe", "train", recipe, *WORDS, "--secret-file", secret, "--join")
 
     def has(kind: str, learner: int) -> bool:
         return any((row["event"], row.get("learner")) == (kind, learner) for row in events(folder))
@@ -84,7 +88,10 @@ def test_it_computes_beside_those_that_are_left(recipe: Path, tmp_path: Path) ->
             assert first.wait() == -9
         with Typed(*comes, place, "--synchrony.in_flight", "2") as second:
             until(lambda: has("join", 3) and has("lose", 1))
-            other = firecaffe("train", recipe, "--train.steps", "17", "--join", place)
+            stranger = firecaffe("train", recipe, *WORDS, "--join", place)
+            assert stranger.returncode == LaunchError.exit_code
+            assert "the run there has a secret" in stranger.stderr
+            other = firecaffe(*comes[2:-1], "--train.steps", "17", "--join", place)
             assert other.returncode == AgreementError.exit_code
             assert "train.steps is 17 here and 16 in the run" in other.stderr
             file.touch()

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.faults_on_purpose import environment
 from benchmarks.small_run import RECIPE, command
+from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import World
 from firecaffe.faults import KINDS
 from firecaffe.recipe.of_run import recipe_of
@@ -107,7 +108,7 @@ def test_a_launcher_without_ranks_waits_for_the_others(recipe: Path, tmp_path: P
         place = f"127.0.0.1:{free.getsockname()[1]}"
     words = [*WORDS, "--nnodes", "2", "--rdzv-endpoint", place, "--rdzv-id", "lost"]
     training = command(recipe, folder, 1, *words)[1:]
-    faults = environment("kill:rank=1,step=5")
+    faults = environment("kill:rank=1,step=5") | {SECRET: "that of these two hosts"}
     with (
         Typed(*training, environment=faults) as first,
         Typed(*training, environment=faults) as second,

@@ -45,7 +45,7 @@ def test_a_pod_that_comes_back_goes_on_from_the_newest_checkpoint(tmp_path: Path
     program.write_text('#!/bin/bash\necho "$PWD:" "$@"\n')
     program.chmod(0o755)
     job = tmp_path / "job"
-    words = {each["name"]: each["value"] for each in container["env"]} | {"JOB": str(job)}
+    words = {each["name"]: each.get("value", "") for each in container["env"]} | {"JOB": str(job)}
 
     def said() -> str:
         path = f"{tmp_path}:{os.environ['PATH']}"

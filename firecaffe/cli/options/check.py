@@ -6,7 +6,8 @@ from firecaffe.cli.parser import Parser
 
 USAGE = (
     "[RECIPE.toml | --model NAME] [--nproc-per-node N] "
-    "[--nnodes N --rdzv-endpoint HOST:PORT --rdzv-id NAME] [--write CLUSTER.toml [--overwrite]]"
+    "[--nnodes N --rdzv-endpoint HOST:PORT --rdzv-id NAME --secret-file FILE] "
+    "[--write CLUSTER.toml [--overwrite]]"
 )
 ABOUT = (
     "Look a cluster over before a training: versions, clocks, memory, disks, every link between "

@@ -4,7 +4,8 @@ from firecaffe.cli.parser import Parser
 
 USAGE = (
     "RECIPE.toml [--nproc-per-node N] [--resume RUN] [--max-restarts K] "
-    "[--nnodes MIN:MAX --rdzv-endpoint HOST:PORT --rdzv-id NAME] [--join HOST:PORT] "
+    "[--nnodes MIN:MAX --rdzv-endpoint HOST:PORT --rdzv-id NAME --secret-file FILE] "
+    "[--join HOST:PORT] "
     "[--section.word value …]"
 )
 
@@ -35,3 +36,5 @@ def several_hosts(parser: Parser, what: str) -> None:
         metavar="NAME",
         help=f"of the {what}, the same on all hosts",
     )
+    secret = "the run's secret, the same on all hosts, in a file of mode 0600"
+    add("--secret-file", type=str, default="", metavar="FILE", help=secret)

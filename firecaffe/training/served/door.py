@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.beside import pulse_beside
 from firecaffe.cluster.joining import COME_S, Comer, Door
+from firecaffe.cluster.secret import own_secret
 from firecaffe.cluster.world import World, lasting_place, lasting_store
 from firecaffe.errors import FirecaffeError, LaunchError
 from firecaffe.training.forward import Forward
@@ -57,7 +58,7 @@ class Doorkeeper:
         one_host = world.local_world_size == world.world_size
         door = Door(store, world.attempt, one_host=one_host)
         door.open(facts)
-        self._say(f"workers may come: firecaffe train RECIPE --join {lasting_place()}")
+        self._say(f"workers may come: firecaffe train RECIPE --join {lasting_place()}{_secret()}")
         self._thread = threading.Thread(target=self._look, args=(door,), name="door", daemon=True)
         self._thread.start()
 
@@ -118,3 +119,8 @@ class Doorkeeper:
                 each.cut()
             raise
         return learners
+
+
+def _secret() -> str:
+    """What a worker's command says besides, if this run has a secret."""
+    return "" if own_secret() is None else " --secret-file FILE, the one that this run was given"

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from firecaffe.cluster import agent, groups, hosts, launch
+from firecaffe.cluster import agent, groups, hosts, launch, rendezvous
 from firecaffe.cluster.addresses import LOOPBACK, join_place
 from firecaffe.cluster.aside import Aside
 from firecaffe.cluster.groups import choose_interface, meeting
@@ -27,7 +27,8 @@ def two(place: str) -> Hosts:
 
 
 def launch_at(hosts: Hosts, address: str, folder: Path) -> _Launch:
-    return _Launch([], hosts, 0, address, str(folder), "", lambda *_: _[1], Aside())
+    secret = b"of all in this file"
+    return _Launch([], hosts, 0, address, secret, str(folder), "", lambda *_: _[1], Aside())
 
 
 def test_where_hosts_may_meet() -> None:
@@ -109,7 +110,8 @@ def test_who_is_there_is_said_until_all_are(
 
 
 def test_who_came_is_said_if_not_all_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(launch, "PATIENCE_S", 1.0)
+    for each in (launch, rendezvous):
+        monkeypatch.setattr(each, "PATIENCE_S", 1.0)
     place = join_place(LOOPBACK, free_port())
     with pytest.raises(LaunchError, match=r"1 of 2 hosts came in 1 s.*a run: 192\.0\.2\.1"):
         launch_at(two(place), "192.0.2.1", tmp_path).run()
@@ -123,8 +125,8 @@ GLOO = "GLOO_SOCKET_IFNAME"
     [
         (True, "192.0.2.1", "1", "eth7"),
         (False, "192.0.2.1", "1", None),
-        (True, LOOPBACK, "1", None),
-        (True, "192.0.2.1", "2", None),
+        (True, LOOPBACK, "1", "lo"),
+        (True, "192.0.2.1", "2", "lo"),
     ],
 )
 def test_gloo_is_told_where_others_find_it(
@@ -142,7 +144,7 @@ def test_gloo_is_told_where_others_find_it(
     own = {socket.gethostname(): name_leads_inward}
     monkeypatch.setattr(groups, "is_inward", lambda name: own.get(name, False))
     monkeypatch.setattr(groups, "own_addresses", lambda _: ["192.0.2.2"])
-    monkeypatch.setattr(groups, "interface_of", {"192.0.2.2": "eth7"}.get)
+    monkeypatch.setattr(groups, "interface_of", {"192.0.2.2": "eth7", LOOPBACK: "lo"}.get)
     choose_interface(2)
     assert os.environ.get(GLOO) == chosen
 

@@ -1,0 +1,135 @@
+"""Keeps descriptors free in a process whose store strangers may connect to.
+
+torch's store accepts whoever calls and waits for their words for ever. Each takes a descriptor of
+the launcher, which needs some to look after its ranks. So one that has said nothing is cut off: a
+client of torch's says its first words as soon as it is connected.
+"""
+
+import errno
+import os
+import resource
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from firecaffe.cluster.handshake import PROVE_S
+
+LOOK_S = 1.0
+CROWDED_S = 0.05
+"""Seconds between two looks, and for a caller's first words, if few descriptors are left."""
+
+LEFT = 64
+"""Descriptors that are few."""
+
+NEEDED = 16
+"""Descriptors that a launcher takes at most to look after its ranks, but for starting them."""
+
+PATIENCE_S = 60.0
+
+BYTES_RECEIVED = struct.Struct("=128xQ")
+"""The place of tcpi_bytes_received in Linux's tcp_info."""
+
+
+@contextmanager
+def room_kept(port: int) -> Iterator[None]:
+    """Cuts off who connects to this process's store, at that port, and says nothing; and lets it
+    have as many descriptors as it may.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS has no use for its own infinite limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    is_over = threading.Event()
+    if sys.platform.startswith("linux"):
+        threading.Thread(target=_keep, args=(port, is_over), name="room", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def wait_for_room(count: int = NEEDED) -> None:
+    """Waits until this process can open so many descriptors; not for ever."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        taken: list[int] = []
+        try:
+            taken += (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(count))
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        finally:
+            for each in taken:
+                os.close(each)
+        time.sleep(CROWDED_S)
+
+
+def _keep(port: int, is_over: threading.Event) -> None:
+    silent_since: dict[tuple[int, str], float] = {}
+    wait_s = LOOK_S
+    spare = _spare()
+    while not is_over.wait(wait_s):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        descriptors = _descriptors(limit)
+        wait_s = CROWDED_S if limit - len(descriptors) < LEFT else LOOK_S
+        patience_s = PROVE_S if wait_s == LOOK_S else CROWDED_S
+        now, before, silent_since = time.monotonic(), silent_since, {}
+        for each in descriptors:
+            caller = _silent_caller(each, port)
+            if caller is None:
+                continue
+            since_s = silent_since[each, caller] = before.get((each, caller), now)
+            if now - since_s >= patience_s:
+                os.close(spare)
+                _cut_off(each, caller, port)
+                spare = _spare()
+    os.close(spare)
+
+
+def _descriptors(limit: int) -> Sequence[int]:
+    """Those of this process; all that there can be, if there is none left to ask with."""
+    try:
+        return [int(each) for each in os.listdir("/proc/self/fd")]
+    except OSError:
+        return range(limit)
+
+
+def _silent_caller(descriptor: int, port: int) -> str | None:
+    """Who has connected to that port, if it is such a socket, and nothing has come over it."""
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        if found.family not in (socket.AF_INET, socket.AF_INET6) or found.getsockname()[1] != port:
+            return None
+        info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.size)
+        return None if BYTES_RECEIVED.unpack(info)[0] else str(found.getpeername())
+    except (OSError, struct.error):  # one that listens has no peer
+        return None
+    finally:
+        found.detach()
+
+
+def _cut_off(descriptor: int, caller: str, port: int) -> None:
+    """Ends a connection; the store then closes it. By a copy, which is the same whatever the store
+    does meanwhile.
+    """
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        if _silent_caller(copy.fileno(), port) == caller:
+            copy.shutdown(socket.SHUT_RDWR)
+
+
+def _spare() -> int:
+    """A descriptor that is kept for the next caller to be cut off."""
+    while True:
+        try:
+            return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            time.sleep(CROWDED_S)
