@@ -6,22 +6,30 @@
 Each rank is one replica. It trains by itself, on its own batches; after each `every`-th call of the
 optimizer's `step` the differences to the weights that all began with go through an exchange of
 ours, as gradients do, and the outer optimizer moves all ranks' weights by their mean.
+
+A GradScaler does not call the optimizer on a rank whose gradients are not finite. So where there is
+one, calls of its `update` are counted, of which all ranks have equally many.
 """
 
 import json
 import weakref
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 from torch import distributed as dist
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed import ProcessGroup
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from firecaffe.cluster.agree import agree, take_from_first
 from firecaffe.cluster.group import Group
+from firecaffe.errors import CheckpointError
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.parallel.split import Split
@@ -34,6 +42,8 @@ from firecaffe.solvers.outer import USUAL, Outer
 from firecaffe.transport.exchange import Exchange
 
 INNER = ("keep", "zero")
+
+STEPS = "the steps since the last average (a GradScaler is given as scaler=)"
 
 
 class LocalTraining:
@@ -49,10 +59,11 @@ class LocalTraining:
         named: dict[str, nn.Parameter],
         buffers: BufferChanges,
         forgets: bool,
+        scaler: GradScaler | None,
     ) -> None:
         """named: the parameters of the outer optimizer and of the reducer, equal to the network's
         trained ones. buffers: the network's. forgets: whether the optimizer begins anew after an
-        average.
+        average. scaler: the one whose updates are steps, also those without the optimizer's.
         """
         self.every = every
         self.steps = 0
@@ -63,18 +74,22 @@ class LocalTraining:
         self._pairs = [(named[name], trained[name]) for name in named]
         self._buffers = buffers
         self._buffers.begin_step()
-        self._hook = optimizer.register_step_post_hook(self._after_step)
+        if scaler is None:
+            self._detach = optimizer.register_step_post_hook(self._after_step).remove
+        else:
+            self._detach = after_each_update(scaler, self._after_step)
 
     @torch.no_grad()
     def average(self) -> None:
         """Averages now, if there were steps since the last time: at the end of the training, before
         an evaluation, or before the weights are saved. All ranks have to call it.
 
-        Raises: PeerLostError.
+        Raises: AgreementError if ranks have taken different numbers of steps; PeerLostError.
         """
+        reducer, rank = self._reducer, self._reducer.exchange.world.rank
+        agree(reducer.exchange.world, {STEPS: str(self.steps)})
         if not self.steps:
             return
-        reducer, rank = self._reducer, self._reducer.exchange.world.rank
         reducer.begin_step(reducer.num_leaves)
         for start, weight in self._pairs:
             start.grad = start - weight
@@ -92,27 +107,62 @@ class LocalTraining:
 
     def detach(self) -> None:
         """Averages no more."""
-        self._hook.remove()
+        self._detach()
 
     def state_dict(self) -> dict[str, Any]:
         """What has to be saved beside the network and its optimizer. Between two averages it is,
-        as these are, that of a rank; after an average it is the same on all.
+        as these are, that of a rank. After an average it is the same on all, but for `memory`:
+        what the compressor has kept back of this rank's differences, by RANK.PARAMETER.
         """
         start = {name: each.detach().clone() for name, each in self._named.items()}
-        return {"steps": self.steps, "start": start, "outer": self._outer.optimizer.state_dict()}
+        outer = self._outer.optimizer.state_dict()
+        parts = {} if self._memory is None else self._memory.parts()
+        memory = {name: each.tensor.clone() for name, each in parts.items()}
+        return {"steps": self.steps, "start": start, "outer": outer, "memory": memory}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` has given."""
+        """Takes what `state_dict` has given. With a compressor's memory, what it has given on this
+        rank.
+
+        Raises: CheckpointError if the memory is that of another rank, compressor or model.
+        """
+        memory, rank = state.get("memory", {}), self._reducer.exchange.world.rank
+        if memory and not any(name.startswith(f"{rank}.") for name in memory):
+            raise CheckpointError(
+                f"the state of local has the compressor's memory of another rank, none of rank "
+                f"{rank}; each rank saves its own state_dict() and loads that"
+            )
+        if self._memory is not None:
+            self._memory.load(memory)
         self.steps = int(state["steps"])
         for name, each in self._named.items():
             each.copy_(state["start"][name])
         self._outer.optimizer.load_state_dict(state["outer"])
 
+    @property
+    def _memory(self) -> CodecMemory | None:
+        return self._reducer.codec_memory
+
     def _after_step(self, *_: Any) -> None:
         self.steps += 1
         if self.steps >= self.every:
             self.average()
+
+
+def after_each_update(scaler: GradScaler, call: Callable[[], None]) -> Callable[[], None]:
+    """Lets `call` be called after each `update` of a scaler, which has no hooks. Returns what ends
+    that.
+    """
+    update = scaler.update
+
+    @wraps(update)
+    def update_and_call(*arguments: Any, **words: Any) -> None:
+        update(*arguments, **words)
+        call()
+
+    scaler.update = update_and_call  # type: ignore[method-assign]
+    return partial(delattr, scaler, "update")
 
 
 def local(
@@ -124,6 +174,7 @@ def local(
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
     inner_momentum: str = "keep",
+    scaler: GradScaler | None = None,
     exchange: str = "tree",
     compressor: str = NO_COMPRESSOR,
     timeout_s: float | None = None,
@@ -145,6 +196,8 @@ def local(
         outer_lr: The outer rate; by default 1 with slowmo, 0.7 with nesterov.
         outer_momentum: The outer momentum; by default 0.5 with slowmo, 0.9 with nesterov.
         inner_momentum: What becomes of the optimizer's state at an average: keep or zero.
+        scaler: The loop's GradScaler, if it has one: each of its updates counts as a step, for it
+            leaves out the optimizer's on a rank whose gradients are not finite.
         exchange: As for `parallelize`.
         compressor: As for `parallelize`, applied to the differences.
         timeout_s: As for `parallelize`.
@@ -153,7 +206,8 @@ def local(
 
     Raises: RecipeError if the words cannot be, or there is nothing to train; LaunchError if the
     ranks do not find each other; AgreementError if they were given different words or networks.
-    From `optimizer.step()`: PeerLostError if another rank went away.
+    From `optimizer.step()`, or `scaler.update()`: PeerLostError if another rank went away;
+    AgreementError if ranks have taken different numbers of steps.
 
     Source: as docs/synchrony_local.md has them.
     """
@@ -166,8 +220,10 @@ def local(
     _check_rows(model, process_group)
     world, per_host = meet(process_group, device, timeout_s)
     words = (every, outer, outer_lr, outer_momentum, inner_momentum, exchange, compressor)
+    counted = "calls of step" if scaler is None else "updates of a scaler"
     shapes = {name: [str(each.dtype), *each.shape] for name, each in trained.items()}
-    agree(world, {"the words of local": str(words), "the model": json.dumps(shapes)})
+    facts = {"the words of local": str(words), "what local counts": counted}
+    agree(world, {**facts, "the model": json.dumps(shapes)})
     take_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
     named = {name: nn.Parameter(each.detach().clone()) for name, each in trained.items()}
     if world.exchange_group is None:
@@ -188,7 +244,7 @@ def local(
     )
     made = Outer(list(named.values()), outer, outer_lr, outer_momentum)
     training = LocalTraining(
-        model, optimizer, every, made, reducer, named, buffers, inner_momentum == "zero"
+        model, optimizer, every, made, reducer, named, buffers, inner_momentum == "zero", scaler
     )
     weakref.finalize(training, _close, reducer, world)
     return training

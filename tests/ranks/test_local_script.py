@@ -7,12 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
 import firecaffe
 from firecaffe.cluster.world import join
-from firecaffe.errors import AgreementError, RecipeError
+from firecaffe.errors import AgreementError, CheckpointError, RecipeError
 from tests.world import Ranks
 
 RANKS, EVERY, STEPS, RATE = 3, 3, 8, 0.2
@@ -43,6 +44,19 @@ def step_of(net: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: i
     optimizer.zero_grad()
     torch.autograd.backward(F.cross_entropy(net(inputs), labels))
     optimizer.step()
+
+
+def scaled_step_of(
+    net: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler, step: int, rank: int
+) -> None:
+    """Rank 1 meets a gradient that is not finite in the step 1."""
+    inputs, labels = batch(step, rank)
+    optimizer.zero_grad()
+    torch.autograd.backward(scaler.scale(F.cross_entropy(net(inputs), labels)))
+    if (step, rank) == (1, 1):
+        next(p.grad for p in net.parameters() if p.grad is not None).fill_(float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
 
 
 def tensors(net: nn.Module) -> dict[str, Tensor]:
@@ -172,8 +186,72 @@ def go_on(words: dict[str, Any]) -> None:
         torch.testing.assert_close(tensors(net), whole)
 
 
-def test_a_loop_goes_on_within_a_round(ranks: Ranks) -> None:
-    ranks.shared(2, go_on, {"outer": "nesterov"})
+@pytest.mark.parametrize("compressor", ["none", "one_bit", "top_k"])
+def test_a_loop_goes_on_within_a_round(ranks: Ranks, compressor: str) -> None:
+    ranks.shared(2, go_on, {"outer": "nesterov", "compressor": compressor})
+
+
+def fit_scaled(is_told: bool) -> tuple[str, list[int], dict[str, Tensor]]:
+    """What is said, the steps that were counted after each of the loop, and the weights."""
+    with join("cpu") as world:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), RATE)
+        scaler, counted = GradScaler("cpu", init_scale=4.0), list[int]()
+        words: dict[str, Any] = {"scaler": scaler} if is_told else {}
+        replicas = firecaffe.local(net, optimizer, every=3, process_group=world.group, **words)
+        try:
+            for step in range(STEPS):
+                scaled_step_of(net, optimizer, scaler, step, world.rank)
+                counted.append(replicas.steps)
+            replicas.average()
+        except AgreementError as error:
+            return str(error), counted, {}
+        replicas.detach()
+        scaled_step_of(net, optimizer, scaler, STEPS, world.rank)
+        counted.append(replicas.steps)
+        replicas.steps = 1
+        replicas.average()
+        return "", counted, tensors(net)
+
+
+def test_a_step_that_a_scaler_leaves_out_on_one_rank_is_a_step(ranks: Ranks) -> None:
+    first, second = ranks.shared(2, fit_scaled, True)
+    # The average at the end, after two steps, and one that was not counted.
+    assert first[:2] == second[:2] == ("", [1, 2, 0, 1, 2, 0, 1, 2, 0])
+    assert all(torch.equal(each, second[2][name]) for name, each in first[2].items())
+    assert all(each.isfinite().all() for each in first[2].values())
+
+
+def test_a_scaler_that_was_not_told_of_hangs_nobody(ranks: Ranks) -> None:
+    """Rank 1's average after nine steps meets the last one of rank 0, after two."""
+    first, second = ranks.shared(2, fit_scaled, False)
+    assert first[0] == second[0]
+    assert "the steps since the last average" in first[0]
+    assert "scaler=" in first[0]
+
+
+def of_another_rank() -> str:
+    with join("cpu") as world:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), RATE)
+        words: dict[str, Any] = {"process_group": world.group, "compressor": "one_bit"}
+        replicas = firecaffe.local(net, optimizer, every=1, **words)
+        step_of(net, optimizer, 0, world.rank)
+        state = replicas.state_dict()
+        other = 1 - world.rank
+        state["memory"] = {
+            f"{other}.{name.partition('.')[2]}": each for name, each in state["memory"].items()
+        }
+        try:
+            replicas.load_state_dict(state)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+
+def test_the_memory_of_another_rank_is_refused(ranks: Ranks) -> None:
+    for rank, said in enumerate(ranks.shared(2, of_another_rank)):
+        assert f"none of rank {rank}" in said
 
 
 def test_one_rank_alone(ranks: Ranks) -> None:
