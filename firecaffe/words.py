@@ -5,6 +5,7 @@ by anyone yet.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from functools import cache
 from math import inf
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -20,6 +21,15 @@ LARGEST = 3.4028234663852886e38
 MOST_THREADS = 1024
 """The most that one process may have."""
 
+MOST_STEPS = 10_000_000
+"""The most of a training: some plans go through them one by one."""
+
+MOST_SAMPLES = 1 << 24
+"""The most of one step, and of one batch."""
+
+MOST_MICRO_BATCHES = 1 << 20
+"""The most of one step: the leaves of the tree are gone through, one by one."""
+
 KINDS = {
     "int": "a whole number",
     "float": "a finite number",
@@ -34,6 +44,19 @@ KINDS = {
 def count_of(number: int, one: str, many: str) -> str:
     """A number of things, for people: "1 rank", "2 ranks"."""
     return f"{number} {one if number == 1 else many}"
+
+
+def check_limits(section: str, config: Any, limits: Mapping[str, tuple[float, float]]) -> None:
+    """Compares words of a section with the least and the most that each may be.
+
+    Raises: RecipeError.
+    """
+    for word, (least, most) in limits.items():
+        value = getattr(config, word)
+        if not least <= value <= most:
+            limit = f"{most:g}" if most < 100_000 else f"{most:,}"
+            wanted = f"at least {least:g}" if most == inf else f"{least:g} to {limit}"
+            raise RecipeError(f"{section}.{word} is {value}; it must be {wanted}")
 
 
 def check_kinds(recipe: Any) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from firecaffe.errors import RecipeError
+from firecaffe.words import MOST_STEPS, check_limits
 
 MAGNITUDE: Literal["magnitude"] = "magnitude"
 GRADUAL = "gradual"
@@ -88,10 +89,7 @@ def check_prune(words: PruneConfig) -> None:
     for pattern, deviations in words.threshold.items():
         if not 0 < deviations < float("inf"):
             raise RecipeError(f"prune.threshold {pattern!r} is {deviations}; it must be above 0")
-    if words.every < 1:
-        raise RecipeError(f"prune.every is {words.every}; it must be at least 1")
-    if words.steps < 0:
-        raise RecipeError(f"prune.steps is {words.steps}; it must be at least 0")
+    check_limits("prune", words, {"every": (1, MOST_STEPS), "steps": (0, MOST_STEPS)})
     if words.scope != LAYER and words.threshold:
         raise RecipeError(
             f"prune.scope {words.scope} with prune.threshold, which counts in each layer's own "

@@ -27,7 +27,7 @@ from firecaffe.data.packed import HELD_BYTES, PackedPart, PackedSet, RawPart, re
 from firecaffe.data.shard_files import ShardFiles, is_remote, open_files
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.reference import is_reference
-from firecaffe.words import INT64, MOST_THREADS
+from firecaffe.words import INT64, MOST_THREADS, check_limits
 
 
 class DataParts(NamedTuple):
@@ -99,10 +99,7 @@ def check_words(config: DataConfig) -> None:
         "decode_threads": (0, MOST_THREADS),
         "cache_bytes": (0, INT64),
     }
-    for word, (least, most) in limits.items():
-        found = getattr(config, word)
-        if not least <= found <= most:
-            raise RecipeError(f"data.{word} is {found}, expected {least} to {most}")
+    check_limits("data", config, limits)
     if not 0 <= config.hold_out < 1:
         raise RecipeError(
             f"data.hold_out is {config.hold_out:g}, expected 0 or more and less than 1"

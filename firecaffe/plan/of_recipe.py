@@ -45,6 +45,7 @@ from firecaffe.reference import is_caffe, is_reference
 from firecaffe.runs.folder import FORECAST
 from firecaffe.synchrony.config import EVERY_STEP, MEASURED
 from firecaffe.synchrony.rounds import Rounds
+from firecaffe.words import MOST_MICRO_BATCHES
 
 JPEG_BYTES = 110_000.0
 """Size of a photo of ImageNet's training set, on average: 138 GB for 1.28 million."""
@@ -137,6 +138,12 @@ def workload_of_model(
         raise RecipeError(
             f"--global-batch-size is {global_batch_size}; it must be a multiple of "
             f"--micro-batch-size, {micro_batch_size}, and both at least 1"
+        )
+    if global_batch_size // micro_batch_size > MOST_MICRO_BATCHES:
+        raise RecipeError(
+            f"--global-batch-size is {global_batch_size}, which is "
+            f"{global_batch_size // micro_batch_size:,} micro-batches of {micro_batch_size}; there "
+            f"may be at most {MOST_MICRO_BATCHES:,}"
         )
     return _workload(
         config,

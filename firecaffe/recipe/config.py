@@ -1,12 +1,33 @@
 """The recipe's [train] and [checkpoint] sections."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from firecaffe.data.config import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
-from firecaffe.words import MOST_THREADS, count_of
+from firecaffe.words import (
+    MOST_MICRO_BATCHES,
+    MOST_SAMPLES,
+    MOST_STEPS,
+    MOST_THREADS,
+    check_limits,
+    count_of,
+)
+
+LIMITS = {
+    "global_batch_size": (1, MOST_SAMPLES),
+    "micro_batch_size": (1, MOST_SAMPLES),
+    "eval_batch_size": (1, MOST_SAMPLES),
+    "batch_norm_samples": (0, MOST_SAMPLES),
+    "threads": (1, MOST_THREADS),
+    "steps": (0, MOST_STEPS),
+    "epochs": (0, MOST_STEPS),
+    "eval_every": (0, MOST_STEPS),
+    "stop_after": (0, MOST_STEPS),
+}
+"""The least and the most of each number of [train]."""
 
 
 @dataclass(frozen=True)
@@ -87,20 +108,14 @@ class CheckpointConfig:
 
 def check_checkpoint(config: CheckpointConfig) -> None:
     """Raises: RecipeError if a number cannot be."""
-    for name in ("every", "keep_last"):
-        _at_least(f"checkpoint.{name}", getattr(config, name), 0)
+    check_limits("checkpoint", config, {"every": (0, inf), "keep_last": (0, inf)})
     if not 0 <= config.every_s < float("inf"):
         raise RecipeError(f"checkpoint.every_s is {config.every_s:g}; it must be 0 or more seconds")
 
 
 def check_train(config: TrainConfig) -> None:
     """Raises: RecipeError if a number cannot be."""
-    for name in ("global_batch_size", "micro_batch_size", "threads", "eval_batch_size"):
-        _at_least(f"train.{name}", getattr(config, name), 1)
-    if config.threads > MOST_THREADS:
-        raise RecipeError(f"train.threads is {config.threads}; it must be at most {MOST_THREADS}")
-    for name in ("steps", "epochs", "eval_every", "stop_after"):
-        _at_least(f"train.{name}", getattr(config, name), 0)
+    check_limits("train", config, LIMITS)
     if not 0 <= config.ema_decay < 1:
         raise RecipeError(
             f"train.ema_decay is {config.ema_decay}; it must be from 0 up to, not including, 1"
@@ -119,6 +134,12 @@ def check_train(config: TrainConfig) -> None:
         raise RecipeError(
             f"train.global_batch_size is {config.global_batch_size}, which is no multiple of "
             f"train.micro_batch_size, {config.micro_batch_size}"
+        )
+    if config.num_micro_batches > MOST_MICRO_BATCHES:
+        raise RecipeError(
+            f"train.global_batch_size {config.global_batch_size} in micro-batches of "
+            f"train.micro_batch_size {config.micro_batch_size} is {config.num_micro_batches:,} a "
+            f"step; there may be at most {MOST_MICRO_BATCHES:,}"
         )
 
 
@@ -165,8 +186,3 @@ def check_workers(config: TrainConfig, world_size: int, level: int = 0) -> None:
             f"{config.micro_batch_size}); use at most {count_of(leaves, 'rank', 'ranks')} or "
             "smaller micro-batches"
         )
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise RecipeError(f"{name} is {value}; it must be at least {least}")

@@ -23,6 +23,7 @@ from firecaffe.reference import without_folder
 from firecaffe.solvers.policy import batch_scale, first_drop, learning_rate, momentum
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL, MEASURED
 from firecaffe.synchrony.rounds import Rounds, plan_rounds
+from firecaffe.words import MOST_STEPS
 
 
 @dataclass(frozen=True)
@@ -165,9 +166,15 @@ class Run:
 def resolve(recipe: Recipe, data: Data, ranks: Ranks, *, described: str, hook: str = "") -> Run:
     """The run of a checked recipe. described: the training data, in words that tell others apart.
 
-    Raises: RecipeError if a step has more samples than there are.
+    Raises: RecipeError if a step has more samples than there are, or a training too many steps.
     """
-    deciding = {**identity(recipe, total_steps(recipe, data)), "the training data": described}
+    steps = total_steps(recipe, data)
+    if steps > MOST_STEPS:
+        raise RecipeError(
+            f"train.epochs is {recipe.train.epochs}, which is {steps:,} steps; there may be at "
+            f"most {MOST_STEPS:,}"
+        )
+    deciding = {**identity(recipe, steps), "the training data": described}
     return Run(recipe, ranks, sample_order(recipe, data), deciding, recipe.exchange.algorithm, hook)
 
 

@@ -7,9 +7,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from firecaffe.errors import RunError
 from firecaffe.exchange.leaves import Shares
+from firecaffe.reference import shown
 from firecaffe.runs.folder import parse_run_file
 from firecaffe.synchrony.shares import GAIN, balanced_shares, longest_s
+from firecaffe.words import MOST_MICRO_BATCHES
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ def shares_of(
 ) -> RankShares | None:
     """The shares of a run, by its timings; None if they do not tell, or of one rank or row. A row
     takes as long as its slowest rank, with what that waits for the others of it.
+
+    Raises: RunError if they tell of more micro-batches than there may be.
     """
     of_ranks = [rows for rows in timings.values() if rows]
     is_told = all(each.get("micro_batches") for rows in of_ranks for each in rows)
@@ -74,6 +79,11 @@ def shares_of(
         return None
     firsts = range(0, len(of_ranks), row.size)
     counts = [int(of_ranks[first][-1]["micro_batches"]) for first in firsts]
+    if not 0 <= min(counts) <= sum(counts) <= MOST_MICRO_BATCHES:
+        raise RunError(
+            f"timings: micro_batches of the ranks are {shown(counts)}; a step has at most "
+            f"{MOST_MICRO_BATCHES:,}"
+        )
     of_each = [median(map(_seconds, rows[1:] or rows)) for rows in of_ranks]
     seconds = [max(of_each[first : first + row.size]) for first in firsts]
     if min(seconds) <= 0:

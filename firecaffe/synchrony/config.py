@@ -5,6 +5,7 @@ from math import inf
 from typing import Literal
 
 from firecaffe.errors import RecipeError
+from firecaffe.words import MOST_STEPS, check_limits
 
 EVERY_STEP, BACKUP, STALE, ASYNCHRONOUS = "every_step", "backup", "stale", "asynchronous"
 LOCAL = "local"
@@ -31,22 +32,22 @@ SERVED = (BACKUP, STALE, ASYNCHRONOUS)
 """The modes with a server, which decide as gradients arrive: who was early decides bits."""
 
 LIMITS: dict[str, tuple[float, float]] = {
-    "shares_every": (1, inf),
+    "shares_every": (1, MOST_STEPS),
     "in_flight": (1, 4),
     "learners": (1, 4096),  # each may hold a version of the weights of its own
     "backup_workers": (0, 4095),
-    "max_staleness": (0, inf),
+    "max_staleness": (0, MOST_STEPS),
     "gradients_per_update": (1, 4096),
-    "warm_steps": (0, inf),
+    "warm_steps": (0, MOST_STEPS),
     "spread": (0.01, 10),  # below, take constant; above, nearly all times are 0
     "replicas": (1, 4096),
-    "local_steps": (1, inf),
+    "local_steps": (1, MOST_STEPS),
     "growth_coefficient": (0, inf),
-    "overlap_steps": (0, inf),
+    "overlap_steps": (0, MOST_STEPS),
     "fragments": (1, 4096),
     "outer_lr": (-1, inf),
     "outer_momentum": (-1, 1),
-    "warm_epochs": (0, inf),
+    "warm_epochs": (0, MOST_STEPS),
     "slow_factor": (1, 1000),  # a learner that is slower brings nothing in most trainings
 }
 """The least and the most of each number."""
@@ -159,11 +160,7 @@ def check_synchrony(config: SynchronyConfig) -> None:
     if config.mode not in MODES:
         known = ", ".join(MODES)
         raise RecipeError(f"synchrony.mode is {config.mode!r}; it must be one of {known}")
-    for word, (least, most) in LIMITS.items():
-        value = getattr(config, word)
-        if not least <= value <= most:
-            limits = f"at least {least:g}" if most == inf else f"{least:g} to {most:g}"
-            raise RecipeError(f"synchrony.{word} is {value}; it must be {limits}")
+    check_limits("synchrony", config, LIMITS)
     if config.is_served:
         _check_served(config)
 

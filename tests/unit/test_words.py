@@ -64,7 +64,12 @@ def replaced(section: str, **words: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("recipe", "parts"),
     [
-        (replaced("train", global_batch_size=10**12), ["60 training samples", "at most 60"]),
+        (replaced("train", global_batch_size=10**6), ["60 training samples", "at most 60"]),
+        (replaced("train", global_batch_size=10**12), ["global_batch_size is", "1 to 16,777,216"]),
+        (
+            replaced("train", epochs=10**7, steps=0),
+            ["train.epochs is", "steps", "at most 10,000,000"],
+        ),
         (replaced("train", global_batch_size=68), ["global_batch_size is 68", "at most 60"]),
         (replaced("solver", base_lr=1e38, lr_mult={"*": 10.0}), ["solver.base_lr", "1e+39"]),
         (replaced("solver", weight_decay=1e38, decay_mult={"*": 10.0}), ["solver.weight_decay"]),

@@ -38,7 +38,7 @@ from tests.cli.mistakes.line import GOOD, INT8, PAIRS, error_of
         (["--solver.type", "sdg"], 2, ["solver.type", "'sdg'", "sgd"]),
         (["--solver.lr_policy", "cyclic"], 2, ["solver.lr_policy", "poly"]),
         (["--train.micro_batch_size", "3"], 2, ["train.global_batch_size", "8", "3"]),
-        (["--train.micro_batch_size", "0"], 2, ["train.micro_batch_size", "0", "at least 1"]),
+        (["--train.micro_batch_size", "0"], 2, ["train.micro_batch_size", "0", "1 to 16,777,216"]),
         (["--nproc-per-node", "5"], 2, ["5 ranks", "4 micro-batches"]),
         (["--nproc-per-node", "0"], 2, ["--nproc-per-node", "0", "at least 1"]),
         (["--model.name", "alexnet"], 2, ["'alexnet'", "1x28x28"]),

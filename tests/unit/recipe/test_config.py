@@ -24,12 +24,16 @@ def test_accepted(words: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"global_batch_size": 0}, r"train\.global_batch_size is 0; it must be at least 1"),
-        ({"micro_batch_size": 0}, r"train\.micro_batch_size is 0; it must be at least 1"),
+        ({"global_batch_size": 0}, r"train\.global_batch_size is 0; it must be 1 to 16,777,216"),
+        ({"micro_batch_size": 0}, r"train\.micro_batch_size is 0; it must be 1 to 16,777,216"),
         ({"micro_batch_size": -1}, r"train\.micro_batch_size is -1"),
         ({"threads": 0}, r"train\.threads is 0"),
         ({"eval_batch_size": 0}, r"train\.eval_batch_size is 0"),
-        ({"steps": -1}, r"train\.steps is -1; it must be at least 0"),
+        (
+            {"global_batch_size": 2**24, "micro_batch_size": 1},
+            r"16,777,216 a step; there may be at most 1,048,576",
+        ),
+        ({"steps": -1}, r"train\.steps is -1; it must be 0 to 10,000,000"),
         ({"epochs": -1}, r"train\.epochs is -1"),
         ({"eval_every": -5}, r"train\.eval_every is -5"),
         ({"steps": 5, "epochs": 1}, r"train\.steps is 5 and train\.epochs 1"),

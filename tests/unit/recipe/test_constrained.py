@@ -58,8 +58,14 @@ def test_they_decide_bits_if_they_are_there() -> None:
         ({"prune": PruneConfig({"a": 0.0})}, "prune.keep 'a' is 0.0; it must be above 0 and at"),
         ({"prune": PruneConfig({"a": 1.5})}, "prune.keep 'a' is 1.5; it must be above 0 and at mo"),
         ({"prune": PruneConfig({}, {"a": 0.0})}, "prune.threshold 'a' is 0.0; it must be above 0"),
-        ({"prune": PruneConfig({"a": 0.1}, every=0)}, "prune.every is 0; it must be at least 1"),
-        ({"prune": PruneConfig({"a": 0.1}, steps=-1)}, "prune.steps is -1; it must be at least 0"),
+        (
+            {"prune": PruneConfig({"a": 0.1}, every=0)},
+            "prune.every is 0; it must be 1 to 10,000,000",
+        ),
+        (
+            {"prune": PruneConfig({"a": 0.1}, steps=-1)},
+            "prune.steps is -1; it must be 0 to 10,000,000",
+        ),
         ({"prune": PruneConfig(how="gradual")}, "prune.how is gradual, but nothing is pruned; say"),
         (
             {"prune": PruneConfig({"a": 0.1}, how="surgery")},
