@@ -4,17 +4,24 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
+# Python compiles what it imports, a tenth of what is installed, when it does.
+INSTALL := $(RUN)/python -m pip install --no-compile
 
-.PHONY: demo test faults lint docs clean
+.PHONY: demo test tests faults lint docs clean
 
 demo: $(VENV)/installed
 	$(RUN)/firecaffe demo recipes/nin_small.toml
 
-# Files of tests side by side, in a process for each core: at most four, for many tests start ranks.
-# Emulated clusters have the machine for themselves: their links have rates.
-test: $(VENV)/installed-dev lint docs
-	$(RUN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --ignore tests/cluster
-	$(RUN)/python -m pytest tests/cluster
+# Tests beside formatting, types and docs; then those that measure rates, which have the machine for
+# themselves.
+test: $(VENV)/installed-dev
+	@$(MAKE) --no-print-directory -j 3 lint docs tests || { \
+	  echo "make test: lint, docs or tests failed; see above" >&2; exit 1; }
+	$(RUN)/python -m pytest -m 'alone and not slow' tests/cluster
+
+# Files of tests side by side, the longest first (tests/order.py).
+tests: $(VENV)/installed-dev
+	$(RUN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not alone'
 
 faults: $(VENV)/installed-dev
 	$(RUN)/python -m benchmarks.faults --page benchmarks/results/faults.md
@@ -38,12 +45,12 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $$($(PYTHON) -c 'import torch' 2>/dev/null && echo --system-site-packages) $(VENV)
 
 $(VENV)/installed: $(VENV)/bin/python pyproject.toml
-	$(RUN)/python -c 'import torch' 2>/dev/null || $(RUN)/python -m pip install torch==2.13.0
-	$(RUN)/python -m pip install --quiet -e .
+	$(RUN)/python -c 'import torch' 2>/dev/null || $(INSTALL) torch==2.13.0
+	$(INSTALL) --quiet -e .
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(RUN)/python -m pip install --quiet -e '.[dev]'
+	$(INSTALL) --quiet -e '.[dev]'
 	@touch $@
 
 clean:

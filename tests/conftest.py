@@ -12,11 +12,29 @@ from hypothesis import settings
 
 from benchmarks.namespaces import ClusterUnavailableError
 from benchmarks.virtual_cluster import VirtualCluster
+from tests import order
 from tests.world import Ranks
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("firecaffe", deadline=None)
 settings.load_profile("firecaffe")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = order.in_order(items)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    return order.processes()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.config.getoption("numprocesses", None):
+        reports = [report for each in terminalreporter.stats.values() for report in each]
+        of_tests = (report for report in reports if isinstance(report, pytest.TestReport))
+        terminalreporter.section("slowest files")
+        for line in order.slowest(of_tests):
+            terminalreporter.write_line(line)
 
 
 LAUNCHED = re.compile(r"(FIRECAFFE|GLOO|GROUP|LOCAL|MASTER|TORCHELASTIC)_|(RANK|WORLD_SIZE)$")

@@ -16,7 +16,7 @@ RECIPE = """
 name = "lenet"
 [data]
 name = "generated"
-hold_out = 0.2
+hold_out = 0.02
 [train]
 global_batch_size = 32
 micro_batch_size = 8
@@ -299,7 +299,7 @@ def test_a_run_that_has_not_finished_or_holds_nothing_out(
     assert firecaffe.cli.main(["compress", str(recipe)]) == 2
     assert "model.weights is empty; compress takes a finished run" in capsys.readouterr().err
     weights = f'name = "lenet"\nweights = "{run}"'
-    text = RECIPE.replace('name = "lenet"', weights).replace("hold_out = 0.2", "")
+    text = RECIPE.replace('name = "lenet"', weights).replace("hold_out = 0.02", "")
     recipe.write_text(text)
     words = ["compress", str(recipe), "--target", "40x", "--out", str(tmp_path / "net.fcz")]
     assert firecaffe.cli.main(words) == 2

@@ -31,6 +31,7 @@ def check(hosts: int, slow_rate: int, folder: Path) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("can_emulate")
 def test_a_slow_link_is_named_and_the_others_rate_is_written(tmp_path: Path) -> None:
     found = check(4, RATE // 5, tmp_path)
@@ -42,6 +43,7 @@ def test_a_slow_link_is_named_and_the_others_rate_is_written(tmp_path: Path) -> 
     assert link.bandwidth_bytes_per_s <= 1.1 * RATE / 8 * PAYLOAD
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("can_emulate")
 def test_like_links_are_measured_alike(tmp_path: Path) -> None:
     found = check(3, RATE, tmp_path)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from benchmarks.cluster_run import Rank
 from benchmarks.small_run import RECIPE, command, steps_of
 from benchmarks.virtual_cluster import VirtualCluster
@@ -78,6 +80,7 @@ def test_the_death_of_the_host_of_the_endpoint_is_told(cluster: Up, tmp_path: Pa
     assert "went away" in verdict(other)
 
 
+@pytest.mark.alone
 def test_a_server_goes_on_without_a_host(cluster: Up, tmp_path: Path) -> None:
     """And its launcher does not wait for that host's at the end."""
     net = cluster(2, 1_000_000_000)

@@ -211,6 +211,7 @@ def test_a_share_that_the_kernel_cannot_give_is_refused_before_anything_is_made(
         VirtualCluster(16, RATE, processors=0.1)
 
 
+@pytest.mark.alone
 def test_retransmits_are_counted_where_many_send_to_one_through_a_small_queue(cluster: Up) -> None:
     dropping = cluster(6, RATE, queue_bytes=20_000)
     assert transfer(dropping)[0] == 5 * SIZE
