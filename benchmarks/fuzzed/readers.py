@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from benchmarks.fuzzed import caffe, data, records, trained
+from benchmarks.fuzzed import binary, caffe, data, records, trained
 from benchmarks.fuzzed.reader import Reader
 
 READERS: Mapping[str, Reader] = {
@@ -10,4 +10,5 @@ READERS: Mapping[str, Reader] = {
     **trained.READERS,
     **data.READERS,
     **caffe.READERS,
+    **binary.READERS,
 }

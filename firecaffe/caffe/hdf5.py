@@ -13,6 +13,7 @@ import numpy as np
 
 from firecaffe.caffe.blob import Array
 from firecaffe.caffe.message import CaffeError
+from firecaffe.files import open_regular
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MOST_ITEMS = 50_000
@@ -87,6 +88,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except ImportError:
         raise CaffeError(f"{path}: HDF5 files need h5py; pip install 'firecaffe[hdf5]'") from None
     try:
+        open_regular(path).close()  # HDF5's library would wait for a pipe
         with h5py.File(path, "r") as file:
             yield file
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:

@@ -10,8 +10,10 @@ from firecaffe.data.caffe_decode import decode_bgr, resize
 from firecaffe.data.caffe_paths import Places
 from firecaffe.data.caffe_transform import Pixels
 from firecaffe.data.dataset import BrokenSampleError
+from firecaffe.data.folder import read_image_file
 from firecaffe.data.lmdb_file import LmdbFile
 from firecaffe.errors import DataError
+from firecaffe.files import read_bytes
 
 MOST_LIST_BYTES = 1 << 30
 
@@ -136,11 +138,7 @@ class ListedImages:
     def read(self, sample: int) -> Record:
         name = self.name(sample)
         try:
-            content = Path(name).read_bytes()
-        except OSError as error:
-            raise DataError(f"{name}: cannot be read, {error.strerror}") from error
-        try:
-            image_CHW = decode_bgr(content, self.color)
+            image_CHW = decode_bgr(read_image_file(name), self.color)
         except BrokenSampleError as error:
             raise BrokenSampleError(f"{name}: {error}") from error
         if self.new_HW is not None:
@@ -162,13 +160,14 @@ def _of_several_labels(path: Path, file: str) -> DataError | None:
 def read_lines(path: Path) -> list[str]:
     """The lines of a list that are not empty; one at least. Raises: DataError."""
     try:
-        if path.stat().st_size > MOST_LIST_BYTES:
-            raise DataError(f"{path}: has {path.stat().st_size:,} bytes; expected a list of files")
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read, {error.strerror}") from error
+        text = read_bytes(path, MOST_LIST_BYTES).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is no text; expected a list of files") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read, {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: {error}; expected a list of files") from error
+    lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise DataError(f"{path}: names no files")
     return lines

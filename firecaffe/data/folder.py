@@ -113,12 +113,17 @@ class ImageFolder:
 
     def read(self, sample: int) -> bytes:
         """Raises: DataError if the file is gone or cannot be read."""
-        try:
-            return read_bytes(self.name(sample), MOST_BYTES)
-        except OSError as error:
-            raise DataError(f"{self.name(sample)}: cannot be read, {error.strerror}") from error
-        except ValueError as error:
-            raise DataError(f"{self.name(sample)}: {error}") from error
+        return read_image_file(self.name(sample))
+
+
+def read_image_file(path: str | Path) -> bytes:
+    """Raises: DataError if it is gone, too long or no regular file."""
+    try:
+        return read_bytes(path, MOST_BYTES)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read, {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def _kind(entry: os.DirEntry[str]) -> str:

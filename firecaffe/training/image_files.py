@@ -12,7 +12,7 @@ from firecaffe.data import DataConfig
 from firecaffe.data.augment import center_crop, normalize
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import FORMATS, decode, scale
-from firecaffe.data.folder import SUFFIXES, kind_of, notes_of
+from firecaffe.data.folder import SUFFIXES, kind_of, notes_of, read_image_file
 from firecaffe.data.random_resized_crop import middle
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.training.about import About
@@ -64,9 +64,7 @@ def read_image(path: Path, about: About, config: DataConfig) -> Tensor:
     Raises: DataError if it cannot be read, or is broken; it names it.
     """
     try:
-        image_CHW = decode(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read, {error.strerror}") from error
+        image_CHW = decode(read_image_file(path))
     except BrokenSampleError as error:
         if isinstance(error.__cause__, UnidentifiedImageError):
             known = ", ".join(FORMATS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from firecaffe.data.cifar10 import ARCHIVE, TEST_FILES, TRAIN_FILES, open_cifar10
+from firecaffe.data.cifar10 import ARCHIVE, BESIDE_BYTES, TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.errors import DataError
 
 RECORDS = 3
@@ -145,3 +145,11 @@ def test_not_an_archive(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(DataError, match=r"not a whole \.tar\.gz file"):
             open_cifar10(path, RECORDS)
+
+
+def test_an_archive_that_has_no_end(tmp_path: Path) -> None:
+    path = make_archive(tmp_path / ARCHIVE, FILES)
+    content = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(content + bytes(BESIDE_BYTES)))
+    with pytest.raises(DataError, match=r"not a whole \.tar\.gz file, longer than"):
+        open_cifar10(path, RECORDS)

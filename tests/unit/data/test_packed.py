@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -243,6 +244,12 @@ def test_a_shard_cut_while_it_is_read(packed: Path) -> None:
         lambda words: words.update(parts=[1]),
         lambda words: words["parts"]["train"][0].update(file="../../etc/passwd"),
         lambda words: words["parts"]["train"][0].pop("sha256"),
+        lambda words: words["parts"]["train"][0].update(sha256="../../.bashrc".ljust(64, "0")),
+        lambda words: words["parts"]["train"][0].update(file=".."),
+        lambda words: words["parts"]["train"][0].update(file="a\0b"),
+        lambda words: words["parts"]["train"][0].update(count=10**15),
+        lambda words: words["parts"]["train"][0].update(count=10**400),
+        lambda words: words.update(kind="raw", shape=[3, 1 << 20, 1 << 20]),
     ],
 )
 def test_a_damaged_list_is_told(packed: Path, spoil: object) -> None:
@@ -252,6 +259,15 @@ def test_a_damaged_list_is_told(packed: Path, spoil: object) -> None:
     path.write_text(json.dumps(words))
     with pytest.raises(DataError, match=r"dataset\.json: "):
         read_list(str(packed))
+
+
+def test_a_pipe_in_place_of_a_shard_is_told(packed: Path) -> None:
+    part = part_of(packed)
+    shard = packed / "train-00000.shard"
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(DataError, match="cannot be read, is no regular file"):
+        part.read(0)
 
 
 def test_a_list_and_shards_that_do_not_belong_together(packed: Path) -> None:

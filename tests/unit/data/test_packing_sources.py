@@ -207,6 +207,28 @@ def test_lmdbs_that_are_not_alike_or_no_lmdbs(tmp_path: Path) -> None:
         open_source(tmp_path / "broken")
 
 
+def test_tar_files_that_lie_of_a_member(tmp_path: Path) -> None:
+    path = tmp_path / "set.tar"
+    write_tar(path, {"a/0.jpg": photo(0), "b/1.jpg": photo(1)})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: 512 + 100])
+    with pytest.raises(DataError, match=r"a/0\.jpg is cut|not a whole tar file"):
+        open_source(path)
+    huge = tarfile.TarInfo("a/0.jpg")
+    huge.size = 1 << 62
+    path.write_bytes(huge.tobuf(tarfile.GNU_FORMAT) + whole[512:])
+    with pytest.raises(DataError, match=r"a/0\.jpg is cut"):
+        open_source(path)
+    write_tar(path, {"0.jpg": photo(0), "0.cls": b"1" * 65})
+    with pytest.raises(DataError, match=r"0\.cls has 65 bytes; expected a number"):
+        open_source(path)
+    name = tarfile.TarInfo("name")
+    name.type, name.size = tarfile.GNUTYPE_LONGNAME, 1 << 62
+    path.write_bytes(name.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(DataError):
+        open_source(path)
+
+
 def test_what_cannot_be_packed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such file or folder"):
         open_source(tmp_path / "nowhere")
