@@ -128,7 +128,7 @@ def train_rank(folder: Path, resume: str | None) -> None:
         start_s = time.perf_counter()
         save(saver, checkpoint, state)
         took_s = time.perf_counter() - start_s
-        saver._wait()
+        saver._wait(None)
         grown = status_bytes("VmHWM") - before
         found["saves"].append({"s": took_s, "grown_bytes": grown})
 

@@ -4,6 +4,7 @@ A message is one line for the user: what is wrong, what was found, what would be
 the dotted recipe name where there is one. docs/usage.md lists the codes.
 """
 
+import errno
 from traceback import FrameSummary, extract_tb, format_exception_only, format_list
 
 from firecaffe.faults import SAVED, Fault
@@ -160,9 +161,45 @@ class PeerLostError(FirecaffeError, RuntimeError):
 
 
 class MemoryFullError(FirecaffeError):
-    """This rank's host or device has no memory left."""
+    """This process's host, its device or its limit has no memory left."""
 
     exit_code = 14
+
+
+FULL = (
+    *("can't allocate memory", "cannot allocate memory", "unable to allocate", "out of memory"),
+    *("failed to map segment", "can't start new thread"),
+)
+"""What errors say that have no class of their own: of torch's allocator, of mmap, of a library that
+is loaded, of a thread that finds no room for its stack.
+"""
+
+
+def memory_full(error: BaseException) -> MemoryFullError | None:
+    """The error of ours for one that comes of memory that ran out, at first or at last; None for
+    any other. The line says no rank and no step.
+    """
+    found: BaseException | None = error
+    while found is not None and not _is_memory_full(found):
+        found = found.__cause__
+    if found is None:
+        return None
+    said = " ".join(str(found).split()) or type(found).__name__
+    return MemoryFullError(
+        f"out of memory: {said:.300}; take smaller batches, or give this process more (ulimit -v, "
+        "the container's limit)"
+    )
+
+
+def _is_memory_full(error: BaseException) -> bool:
+    kinds = {each.__name__ for each in type(error).__mro__}  # torch may not be loaded yet
+    if isinstance(error, MemoryError | MemoryFullError) or "OutOfMemoryError" in kinds:
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    is_foreign = isinstance(error, RuntimeError | ImportError | OSError)
+    is_foreign = is_foreign and not isinstance(error, FirecaffeError)
+    return is_foreign and any(word in str(error).lower() for word in FULL)
 
 
 class LauncherLostError(FirecaffeError):

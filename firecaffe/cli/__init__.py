@@ -14,6 +14,7 @@ from firecaffe.errors import (
     OutputLostError,
     RecipeError,
     RunError,
+    memory_full,
     own_traceback,
 )
 from firecaffe.faults import Fault
@@ -72,15 +73,20 @@ def _ended(argv: list[str]) -> int:
         return _fail("interrupted", INTERRUPTED)
     except OutputLostError as error:
         return error.exit_code if error.has_left else _fail(str(error), error.exit_code)
-    except FirecaffeError as error:
+    except Exception as error:
+        full = memory_full(error) if getattr(error, "fault", None) is None else None
+        return _told(full or error)
+
+
+def _told(error: Exception) -> int:
+    """Tells the user of an error. Returns its exit code."""
+    if isinstance(error, FirecaffeError):
         return _fail(error.last_word, error.exit_code, error.fault, error.traceback)
-    except OSError as error:  # a full disk, a folder without permission
-        if getattr(error, "fault", None) is not None:
-            return _fail_with_traceback(error)
+    if isinstance(error, OSError) and getattr(error, "fault", None) is None:
+        # A full disk, a folder without permission.
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror or error}", RunError.exit_code)
-    except Exception as error:
-        return _fail_with_traceback(error)
+    return _fail_with_traceback(error)
 
 
 HELP = ("-h", "--help")

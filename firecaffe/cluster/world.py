@@ -39,7 +39,7 @@ from firecaffe.cluster.message import Place
 from firecaffe.cluster.signed import signed
 from firecaffe.cluster.tree import Shape, links_of
 from firecaffe.cluster.watch import Watch
-from firecaffe.errors import LaunchError, PeerLostError
+from firecaffe.errors import LaunchError, PeerLostError, memory_full
 
 TIMEOUT_S = 300.0
 """Seconds that a rank waits for the others before it gives up."""
@@ -152,14 +152,14 @@ def peers_may_be_lost(world: Group, beside_own_code: bool = False) -> Iterator[N
     """
     try:
         yield
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
+    except torch.AcceleratorError:
         raise
     except (RuntimeError, PeerLostError) as error:  # Gloo's errors have no class of their own
         if beside_own_code and not _is_of_group(error):
             raise
         if isinstance(error, PeerLostError) and error.fault is not None:
             raise  # named already
-        if "can't allocate memory" in str(error):  # nor has the CPU allocator's
+        if memory_full(error) is not None:  # this rank's own
             raise
         reason = without_source(str(error))
         timed_out = re.search(r"tim(ed|e) ?out|in time", reason, re.IGNORECASE) is not None

@@ -11,18 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from firecaffe.errors import (
     CheckpointError,
     DataError,
     DivergedError,
     FirecaffeError,
     LauncherLostError,
-    MemoryFullError,
     NotFiniteError,
     PeerLostError,
     PreemptedError,
+    memory_full,
 )
 from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, TOGETHER, Fault
 from firecaffe.files import read_small, write_json
@@ -41,9 +39,6 @@ ONE_EVENT_S = 60.0
 KIND_OF = {
     DataError: "data",
     CheckpointError: "checkpoint",
-    MemoryFullError: "out_of_memory",
-    MemoryError: "out_of_memory",
-    torch.OutOfMemoryError: "out_of_memory",
     LauncherLostError: "launcher_killed",
     NotFiniteError: "not_finite",
     DivergedError: "diverged",
@@ -53,11 +48,12 @@ KIND_OF = {
 
 def kind_of(error: BaseException) -> str:
     """The kind of fault that an exception of this rank is."""
+    if memory_full(error) is not None:
+        return "out_of_memory"
     for kind, word in KIND_OF.items():
         if isinstance(error, kind):
             return word
-    # The CPU allocator's error has no class of its own.
-    return "out_of_memory" if "can't allocate memory" in str(error) else "exception"
+    return "exception"
 
 
 def fault_of(error: BaseException, rank: int, host: str, step: int) -> Fault | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.cluster.last_word import end_process, leave_report
-from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError
+from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError, memory_full
 from firecaffe.faults import Fault
 from firecaffe.output import outputs_kept
 from firecaffe.reference import failed, shown
@@ -31,24 +31,30 @@ def _ended(folder: Path, caller: Caller) -> int:
         value = _call(folder, caller.function)
         if os.environ["RANK"] == "0":
             _hand_back(folder, caller.function, value)
+        return 0
     except KeyboardInterrupt:
         leave_report("interrupted")
         return INTERRUPTED
-    except FirecaffeError as error:
+    except Exception as error:
+        full = memory_full(error) if getattr(error, "fault", None) is None else None
+        return _told(full or error, caller)
+
+
+def _told(error: Exception, caller: Caller) -> int:
+    """Leaves the launcher word of an error. Returns its exit code."""
+    if isinstance(error, FirecaffeError):
         leave_report(error.last_word, error.fault, error.traceback)
         if isinstance(error, PeerLostError):
             end_process(error.exit_code)  # a thread may wait for that rank still
         return error.exit_code
-    except Exception as error:
-        fault: Fault | None = getattr(error, "fault", None)
-        line = str(failed(caller.function, error)) if fault is None else fault.line
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        told = "".join(traceback.format_exception(error.with_traceback(trace)))
-        leave_report(line, fault, told)
-        return FirecaffeError.exit_code
-    return 0
+    fault: Fault | None = getattr(error, "fault", None)
+    line = str(failed(caller.function, error)) if fault is None else fault.line
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    told = "".join(traceback.format_exception(error.with_traceback(trace)))
+    leave_report(line, fault, told)
+    return FirecaffeError.exit_code
 
 
 def _call(folder: Path, name: str) -> Any:

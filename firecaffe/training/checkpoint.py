@@ -85,7 +85,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     aside = folder / f".{name}.partial"
     try:
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)  # not above it: a run's folder that was deleted stays so
+        aside.mkdir()
         # A view would be saved with all that it is a view of.
         tensors = {
             k: t if t.device.type == "cpu" and _is_whole(t) else t.cpu().contiguous().clone()

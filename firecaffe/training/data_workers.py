@@ -24,7 +24,13 @@ from firecaffe.data.hold_out import SomeOfDataset
 from firecaffe.data.layout import Batch
 from firecaffe.data.own import CheckedSet
 from firecaffe.data.torch_set import Items, TorchSet
-from firecaffe.errors import DataError, FirecaffeError, OwnCodeError, RecipeError
+from firecaffe.errors import (
+    DataError,
+    FirecaffeError,
+    OwnCodeError,
+    RecipeError,
+    memory_full,
+)
 from firecaffe.reference import failed
 from firecaffe.training.batch_pipe import receive_batch, send_batch
 
@@ -180,6 +186,7 @@ def _end_with_rank() -> None:
 
 def _told(error: Exception) -> tuple[type[FirecaffeError], str, str]:
     """An error as it goes to the rank: its kind, its line, and the traceback of a user's code."""
+    error = memory_full(error) or error
     if not isinstance(error, FirecaffeError):
         own = failed("a data worker", error)
         own.__cause__ = error

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.world import World
-from firecaffe.errors import CheckpointError, DivergedError, NotFiniteError
+from firecaffe.errors import DivergedError, NotFiniteError, RunError
 from firecaffe.training.checkpoint import good_name
 from firecaffe.training.saver import Saver
 
@@ -24,12 +24,9 @@ def explained(
     try:
         yield
     except (NotFiniteError, DivergedError) as error:
-        name = ""
-        if world.is_first:
-            with suppress(CheckpointError):
-                saver.finish()
-            name = good_name(folder)
-        name = text_of_first(world, name)
+        with suppress(RunError):
+            saver.wait(world)
+        name = text_of_first(world, good_name(folder) if world.is_first else "")
         good = f"the last good checkpoint is {name}" if name else "there is no checkpoint"
         step = error.step or world.place.step
         told = type(error)(f"{error}; the learning rate is {rate(step - 1):.4g}; {good}")

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset
 from firecaffe.data.train_batches import BatchesAhead
-from firecaffe.errors import CheckpointError, DivergedError
+from firecaffe.errors import DivergedError
 from firecaffe.recipe.run import Run
 from firecaffe.training.advice import for_replicas
 from firecaffe.training.balance import Balance
@@ -28,7 +27,7 @@ from firecaffe.training.outcome import Outcome, Votes
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, result_of
 from firecaffe.training.rise import Rise
-from firecaffe.training.saver import Saver
+from firecaffe.training.saver import PATIENCE_S, Saver
 from firecaffe.training.served.real import RealRanks
 from firecaffe.training.served.stepper import ServedStepper
 from firecaffe.training.state import WEIGHTS, State, weights_digest
@@ -118,7 +117,7 @@ class _Loop:
         self._known = list(t.doubts)
         broken = [getattr(each, "skipped", {}) for each in t.data.parts.values()]
         self._sums = StepSums(t.first_step + 1, broken=broken)
-        self._saved_s = time.monotonic()
+        self._saved_s, self._is_put_off = time.monotonic(), False
         t.world.traffic.begin()  # what was sent before is no step's
         self._queued: deque[Outcome | LocalOutcome] = deque()
         self._last = t.first_step
@@ -138,7 +137,7 @@ class _Loop:
             with self._explained():
                 self._validation = _validate(t, last, self._records)
                 if _is_new_best(t, last):
-                    _save(t, last)
+                    self._save(last, is_now=True)
 
     def run(self, until: int) -> None:
         """Trains up to step `until`, or to an early end.
@@ -170,8 +169,7 @@ class _Loop:
         is_due = _is_due(run, words.checkpoint.every, done) or _is_new_best(t, done)
         if not self.is_over and (is_due or votes.save or votes.stop):
             self._read(0)  # what it votes for is done already
-            _save(t, done)
-            self._saved_s = time.monotonic()
+            self._save(done, is_now=votes.stop or _is_new_best(t, done))
         if t.balance is not None and done < run.steps and t.balance.is_due(done):
             self._read(0)  # steps that had these shares
             if said := t.balance.decide(done):
@@ -180,15 +178,31 @@ class _Loop:
         self._sums.add_time(done, time.perf_counter() - start)
         if done < run.steps and votes.stop:
             reason = self._stop.reason  # before others may be asked to end
-            _finish_saving(t)
+            t.saver.finish_together(t.world)
             raise stopped(reason, done, t.folder)
 
     def _vote(self) -> Votes:
-        every_s = self.t.run.recipe.checkpoint.every_s
+        every_s, real = self.t.run.recipe.checkpoint.every_s, self.t.real
         is_due = every_s and time.monotonic() - self._saved_s >= every_s
-        real = self.t.real
+        saves = (bool(is_due) or self._is_put_off) and not self.t.saver.is_writing
         is_asked = bool(self._stop.reason) or (real is not None and real.is_asked_to_stop)
-        return Votes(stop=is_asked, save=bool(is_due) and self.t.world.is_first)
+        return Votes(stop=is_asked, save=saves and self.t.world.is_first)
+
+    def _save(self, done: int, is_now: bool) -> None:
+        """Saves, or puts it off if the disk has not taken the one before. is_now: later would not
+        do.
+        """
+        saver, world = self.t.saver, self.t.world
+        if is_now:
+            saver.wait(world)
+        elif not saver.wait(world, 0 if self._is_put_off else PATIENCE_S):
+            if not self._is_put_off:
+                saver.costs.put_off += 1
+                self._records.say(f"checkpoint of step {done} put off: the one before is written")
+            self._is_put_off = True
+            return
+        _save(self.t, done)
+        self._saved_s, self._is_put_off = time.monotonic(), False
 
     def _read(self, left: int) -> Votes:
         """Reads the outcomes of the queued steps, except the last `left`."""
@@ -216,17 +230,18 @@ class _Loop:
         t, words, last, records = self.t, self.t.run.recipe, self._last, self._records
         with self._explained():
             if t.first_step < last:
-                _save(t, last)  # before the evaluation, which may fail
+                self._save(last, is_now=True)  # before the evaluation, which may fail
             if self._validation is None:
                 self._validation = _validate(t, last, records)
                 if t.first_step < last and _is_new_best(t, last):
                     t.best.checkpoint = _path(t, last)
+                    t.saver.wait(t.world)
                     t.saver.mark_best(last)
             stopped_early = t.best.is_enough(words.train.stop_after)
             if stopped_early:
                 records.say(_no_better(t.best, last))
             test = _evaluate(t, t.data.test, "test", last, records)
-            _finish_saving(t)
+            t.saver.finish_together(t.world)
         if words.checkpoint.every or words.checkpoint.every_s:
             records.say(t.saver.costs.line)
         result = result_of(
@@ -333,24 +348,6 @@ def _no_better(best: Best, last: int) -> str:
         f"stopped early, after step {last}: {best.without} evaluations came to no better "
         f"{best.measure.words} than {shown}, after step {best.step} (train.stop_after)"
     )
-
-
-def _finish_saving(t: Training) -> None:
-    """Waits on all ranks until rank 0 has the last checkpoint on the disk. Nobody leaves before,
-    for if one rank leaves, the launcher ends the others.
-
-    Raises: CheckpointError, on all ranks, if it is not there.
-    """
-    problem = ""
-    try:
-        t.saver.finish()
-    except CheckpointError as error:
-        problem = str(error)
-    said = gather_text(t.world, problem)
-    if said[0]:
-        unsaved = CheckpointError(said[0])
-        unsaved.goes_along = not t.world.is_first  # which alone writes
-        raise unsaved
 
 
 def _validate(t: Training, done: int, records: Records) -> Evaluation | None:

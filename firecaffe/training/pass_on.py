@@ -95,6 +95,7 @@ def _words(checkpoint: Checkpoint) -> dict[str, object]:
     return {
         **{word: getattr(checkpoint, word) for word in WORDS},
         "tensors": [[name, stored.shape(name), dtype] for name, dtype in dtypes.items()],
-        "piece_files": {name: str(path) for name, path in checkpoint.piece_files.items()},
-        "folder": str(checkpoint.folder),
+        # Another host may have another working directory.
+        "piece_files": {name: str(p.absolute()) for name, p in checkpoint.piece_files.items()},
+        "folder": str(checkpoint.folder and checkpoint.folder.absolute()),
     }

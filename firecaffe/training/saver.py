@@ -1,6 +1,7 @@
 """Saves checkpoints beside the training: a step copies the state, a thread writes it.
 
-A step waits for the copy alone; if the checkpoint before is still being written, for that too.
+A step waits for the copy alone. If the checkpoint before is still being written, all ranks wait
+for it together, and each knows that none is stuck; after a while they put the new one off.
 Pieces that ranks hold in parts are not copied, for they may be many times the weights: they are
 written in the step's time, tensor by tensor. If the disk does not take one, the run goes on and
 says so; older ones stay whole. Whether the last one is on the disk is told when the saver is
@@ -11,15 +12,18 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from firecaffe.errors import CheckpointError
+from firecaffe.cluster.agree import text_of_first
+from firecaffe.cluster.group import Group
+from firecaffe.errors import CheckpointError, RunError
 from firecaffe.training.checkpoint import (
     BEST,
     Checkpoint,
@@ -30,6 +34,12 @@ from firecaffe.training.checkpoint import (
 from firecaffe.training.state import State, weights_digest
 from firecaffe.training.stored import InMemory
 from firecaffe.training.tensor_file import write_tensors
+
+ROUND_S = 0.5
+"""Seconds after which ranks that wait for the disk hear again that it is the disk."""
+
+PATIENCE_S = 5.0
+"""Seconds for which a step waits for the checkpoint before, until it puts its own off."""
 
 Write = Callable[[Path, Checkpoint], Path]
 """(folder, checkpoint) -> the path at which it is saved."""
@@ -43,6 +53,8 @@ class SaveCosts:
     """The number of checkpoints that were saved."""
     failed: int = 0
     """The number of those that could not be."""
+    put_off: int = 0
+    """The number of those that came late, for the disk had not taken the one before."""
     copy_s: float = 0.0
     """Seconds of copying the state to the CPU."""
     wait_s: float = 0.0
@@ -90,7 +102,7 @@ class Saver:
         Raises: NotFiniteError on all ranks if there is nothing worth saving; PeerLostError.
         """
         state.check_finite()
-        self._wait()
+        self._wait(None)
         start = time.perf_counter()
         piece_files: dict[str, Path] = {}
         problem = None
@@ -119,9 +131,55 @@ class Saver:
         tell_weights = self._tell_weights if state.has_all_weights else None
         self._last = self._thread.submit(self._save, copied, problem, marks, tell_weights)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank still writes a checkpoint."""
+        return self._last is not None and not self._last.done()
+
+    def _is_behind(self, world: Group, patience_s: float) -> bool:
+        """Whether rank 0 still writes the checkpoint before, after so many seconds; the same answer
+        on all ranks, which all ask.
+        """
+        self._wait(patience_s)
+        word = "writing" if self.is_writing else ""
+        if world.is_first and not self._folder.parent.is_dir():
+            word = f"{self._folder.parent}: is gone, deleted or moved while the run goes on"
+        word = text_of_first(world, word)
+        if word in ("", "writing"):
+            return bool(word)
+        gone = RunError(word)
+        gone.goes_along = not world.is_first
+        raise gone
+
+    def wait(self, world: Group, most_s: float = inf) -> bool:
+        """Waits on all ranks until rank 0 has written, for so many seconds at most. No rank waits
+        for another for longer than `ROUND_S` at a time, so that no time-out is over. Returns
+        whether it has. Raises: RunError on all if the run's folder is gone.
+        """
+        rounds = 0
+        while self._is_behind(world, min(ROUND_S, most_s)):
+            rounds += 1
+            if rounds * ROUND_S >= most_s:
+                return False
+        return True
+
+    def finish_together(self, world: Group) -> None:
+        """Waits on all ranks until rank 0 has the last checkpoint on the disk. Nobody leaves
+        before, for if one rank leaves, the launcher ends the others.
+
+        Raises: CheckpointError, on all ranks, if it is not there; as `wait`.
+        """
+        self.wait(world)
+        error = self._last.result() if self._last is not None else None
+        said = text_of_first(world, "" if error is None else str(error))
+        if said:
+            unsaved = CheckpointError(said)
+            unsaved.goes_along = not world.is_first  # which alone writes
+            raise unsaved
+
     def mark_best(self, step: int) -> None:
         """Marks the checkpoint of a step that was saved, if it is on the disk, as the best."""
-        self._wait()
+        self._wait(None)
         if self._last is not None and self._last.result() is None:
             try:
                 mark_checkpoint(self._folder, BEST, step)
@@ -134,7 +192,7 @@ class Saver:
 
         Raises: CheckpointError if it is not.
         """
-        self._wait()
+        self._wait(None)
         error = self._last.result() if self._last is not None else None
         if error is not None:
             raise error
@@ -143,10 +201,11 @@ class Saver:
         """Ends the thread, after what it is writing."""
         self._thread.shutdown()
 
-    def _wait(self) -> None:
+    def _wait(self, most_s: float | None) -> None:
+        """Waits for the thread. most_s: at most; None until it is done."""
         start = time.perf_counter()
         if self._last is not None:
-            self._last.result()
+            wait([self._last], most_s)
         self.costs.wait_s += time.perf_counter() - start
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:

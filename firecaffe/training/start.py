@@ -13,7 +13,7 @@ from pathlib import Path
 
 from firecaffe.cluster.agree import gather_text, text_of_first
 from firecaffe.cluster.world import FOLDER, World
-from firecaffe.errors import CheckpointError, FirecaffeError, MemoryFullError
+from firecaffe.errors import CheckpointError, MemoryFullError
 from firecaffe.faults import ANOTHER, GOES_ON, TOGETHER, Fault
 from firecaffe.runs.fault import UNKNOWN_NEXT, fault_of, known_in, write_fault
 from firecaffe.training.checkpoint import Checkpoint, load_newest
@@ -160,7 +160,7 @@ def tell_faults(world: World) -> Iterator[FaultTeller]:
             raise  # a wrong recipe, ranks that differ: it has words and a code of its own
         if fault.seen != ANOTHER:
             fault = teller.write(fault)
-        if fault.kind == "out_of_memory" and not isinstance(error, FirecaffeError):
+        if fault.kind == "out_of_memory" and not isinstance(error, MemoryFullError):
             full = MemoryFullError(fault.line)
             full.fault = fault
             raise full from error

@@ -1,5 +1,6 @@
 """A checkpoint is read and verified by one rank, and is the same on all."""
 
+import os
 import weakref
 from pathlib import Path
 from typing import Any
@@ -72,12 +73,16 @@ def test_one_rank_reads_it_and_all_have_it(ranks: Ranks, tmp_path: Path) -> None
         save_checkpoint(tmp_path / "checkpoints", checkpoint)
     damaged = tmp_path / "checkpoints/step-00000005/state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    read, weights, words, notes = zip(*ranks.shared(3, resume, str(tmp_path)), strict=True)
+    read, weights, words, notes = zip(
+        *ranks.shared(3, resume, os.path.relpath(tmp_path)), strict=True
+    )
     assert read[0]
     assert read[1:] == ([], [])
     assert set(weights) == {digest(sorted(TENSORS.items()))}
     assert words[0] == words[1] == words[2]
     assert words[0][0] == 4
+    # Other hosts' working directories are others.
+    assert all(path.is_absolute() for path in (words[0][-2], *words[0][-1].values()))
     assert "damaged" in notes[0][0]
 
 

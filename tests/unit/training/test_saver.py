@@ -1,5 +1,6 @@
 """Checkpoints written beside the training hold the state as it was when they were asked for."""
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from firecaffe.cluster.world import World
-from firecaffe.errors import CheckpointError
+from firecaffe.errors import CheckpointError, RunError
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from firecaffe.training.saver import Saver
 from firecaffe.training.state import State
@@ -162,3 +163,34 @@ def test_what_is_held_in_parts_has_a_file_of_its_own(tmp_path: Path) -> None:
         )
         assert torch.equal(loaded.tensors["a"], expected)
         assert loaded.tensors["b"].tolist() == [True, False]
+
+
+def test_ranks_wait_for_a_slow_disk_for_a_while(tmp_path: Path) -> None:
+    may_write = threading.Event()
+
+    def write(folder: Path, checkpoint: Checkpoint) -> Path:
+        assert may_write.wait(300)
+        return save_checkpoint(folder, checkpoint)
+
+    saver = Saver(tmp_path / "checkpoints", 0, write)
+    assert saver.wait(CPU)
+    save(saver, 1, w=torch.ones(3))
+    assert saver.is_writing
+    assert not saver.wait(CPU, 0)
+    may_write.set()
+    saver.finish_together(CPU)
+    assert saver.wait(CPU, 0)
+
+
+def test_a_folder_that_is_gone_ends_the_run_and_is_not_made_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    said: list[str] = []
+    saver = Saver(run / "checkpoints", 0, warn=said.append)
+    shutil.rmtree(run)
+    save(saver, 1, w=torch.ones(3))
+    for ask in (saver.wait, saver.finish_together):
+        with pytest.raises(RunError, match="is gone"):
+            ask(CPU)
+    assert not run.exists()
+    assert "step 1 not saved" in said[0]
