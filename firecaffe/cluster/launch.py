@@ -371,7 +371,7 @@ def _time_s(failure: ProcessFailure) -> float:
 def _kills_for_memory() -> int:
     """The number of processes that this host's kernel has killed for their memory."""
     try:
-        words = Path("/proc/vmstat").read_text().split()
+        words = Path("/proc/vmstat").read_text(encoding="utf-8").split()
         return int(words[words.index("oom_kill") + 1])
     except (OSError, ValueError, IndexError):
         return 0

@@ -192,7 +192,7 @@ class CachedFiles:
         """While the lock is held, so that nobody makes room of the copy before it was read."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.folder / "lock", "w") as lock:
+            with open(self.folder / "lock", "w", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not copy.exists():  # nobody has fetched it while this one waited
                     self._fetch(info, copy)

@@ -42,7 +42,7 @@ def describe_environment() -> dict[str, Any]:
 def cpu_name() -> str:
     """The processor's own name, if the system tells."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:

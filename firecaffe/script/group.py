@@ -112,5 +112,5 @@ def host_key() -> str:
         place = str(number_of("RANK", 0) - number_of("LOCAL_RANK", 0))
     if not sys.platform.startswith("linux"):
         return f"{platform.node()} {place}"
-    kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    kernel = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     return f"{kernel} {os.stat('/proc/self/ns/net').st_ino} {place}"

@@ -14,12 +14,15 @@ from firecaffe.data import Data, Dataset, drawing_of, is_images, shard_counts
 from firecaffe.data.dataset import layout_of
 from firecaffe.data.layout import named_leaves
 from firecaffe.data.repeat import is_repeatable
+from firecaffe.errors import RunError
 from firecaffe.exchange import parse_hierarchical
 from firecaffe.exchange.route import HOOK, Route
 from firecaffe.gradients.probe import Probe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.environment import NAME as ENVIRONMENT
 from firecaffe.runs.environment import source_digest
+from firecaffe.runs.folder import read_run_file
 from firecaffe.synchrony.config import LOCAL
 from firecaffe.training.checkpoint import Checkpoint
 
@@ -142,6 +145,28 @@ def doubts_of(
         doubts.append(f"rank {ranks} computes other bits than most ranks on the same micro-batch")
     if checkpoint is not None and checkpoint.probe != probe.digest:
         doubts.append("this machine computes other bits than the one that wrote the checkpoint")
+    if checkpoint is not None:
+        doubts += doubts_of_versions(checkpoint)
     if world.device.type == "cuda" and not recipe.train.deterministic:
         doubts.append("train.deterministic is false; kernels may give other bits in each run")
     return doubts
+
+
+def doubts_of_versions(checkpoint: Checkpoint) -> list[str]:
+    """Doubts about a torch, or a processor's instructions, other than those of the run that has
+    written a checkpoint. One micro-batch, which is compared anyway, may come to the same bits.
+    """
+    run = None if checkpoint.folder is None else checkpoint.folder.resolve().parent.parent
+    if run is None or not (run / ENVIRONMENT).is_file():
+        return []
+    try:
+        before = read_run_file(run, ENVIRONMENT)
+    except RunError as error:
+        return [f"what the checkpoint was written with is not known: {error}"]
+    now = {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    return [
+        f"the checkpoint of step {checkpoint.step} was written with {word} {before[word]}, and the "
+        f"run goes on with {word} {value}: bits may differ from there on"
+        for word, value in now.items()
+        if word in before and before[word] != value
+    ]

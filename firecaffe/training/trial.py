@@ -241,6 +241,6 @@ def _check_end(trial: Trial, code: int) -> None:
     if trial.ended_early or (code == 0 and trial.is_finished):
         return
     log = trial.parent / f"{trial.name}.log"
-    lines = log.read_text(errors="replace").strip().splitlines()
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     said = lines[-1].removeprefix("firecaffe: ") if lines else f"exit code {code}"
     raise RankFailedError(f"{trial.name}: {said} (see {log})", code if 0 < code < 256 else 1)

@@ -1,9 +1,14 @@
 """A checkpoint goes on only in a run whose words decide the same bits."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import firecaffe
+from firecaffe import DataConfig, ModelConfig, Recipe, RunConfig, TrainConfig
 from firecaffe.errors import CheckpointError
 from firecaffe.training.checkpoint import Checkpoint, check_identity
 
@@ -48,3 +53,33 @@ def test_fewer_steps_than_the_checkpoint_s_are_the_cause_that_is_told() -> None:
         CheckpointError, match=rf"at step {steps + 1}, the recipe ends at .* {steps};"
     ):
         check_identity(checkpoint, {**checkpoint.identity, "train.steps": steps}, steps)
+
+
+def test_another_torch_is_told_and_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first micro-batch, by which machines are compared, may come to the same bits with it."""
+
+    def fit(name: str, steps: int, resume: Path | None = None) -> firecaffe.Result:
+        recipe = Recipe(
+            model=ModelConfig("lenet"),
+            data=DataConfig("generated"),
+            train=TrainConfig(8, 4, steps=steps, eval_batch_size=1000, device="cpu"),
+            run=RunConfig(str(tmp_path / name), tensorboard=False),
+        )
+        return firecaffe.train(recipe, resume=resume)
+
+    run = fit("run", 1).folder
+    same = fit("same", 2, run)
+    assert not same.identity_doubts
+    environment = json.loads((run / "environment.json").read_text())
+    environment |= {"torch": "2.1.0", "cpu_capability": environment["cpu_capability"]}
+    (run / "environment.json").write_text(json.dumps(environment))
+    capsys.readouterr()
+    other = fit("other", 2, run)
+    [doubt] = other.identity_doubts
+    for part in ("step 1", "torch 2.1.0", torch.__version__, "bits may differ"):
+        assert part in doubt
+    assert f"warning: {doubt}" in capsys.readouterr().out
+    assert json.loads((other.folder / "result.json").read_text())["identity_doubts"] == [doubt]
+    assert other.weights_sha256 == same.weights_sha256
