@@ -19,6 +19,12 @@ from firecaffe.cluster.message import Place
 from firecaffe.cluster.traffic import Traffic
 from firecaffe.cluster.watch import Watch
 
+ORDERED = ("nccl",)
+"""Backends whose calls wait on the device, and hold up those that come after them: two ranks that
+start the calls of two groups in different orders may wait for each other. Source: NCCL's user
+guide, "Using multiple NCCL communicators concurrently".
+"""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -43,6 +49,15 @@ class Group:
     """The count of gradients that this rank has sent, in all its groups."""
     members: tuple[int, ...] = ()
     """The ranks' numbers in the world, in the group's order; empty for all of them."""
+
+    @property
+    def needs_one_order(self) -> bool:
+        """Whether all ranks have to use this group's exchange in one order with their other groups:
+        then the thread that uses those starts it, too, and the device does it beside.
+        """
+        if self.exchange_group is None:
+            return False
+        return self.exchange_group._get_backend(self.device).name() in ORDERED
 
     @property
     def is_first(self) -> bool:

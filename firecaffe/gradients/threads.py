@@ -1,7 +1,9 @@
 """Exchange beside backward: communication threads, and the device's queue that they fill.
 
 Bucket i goes by lane i mod lanes, and each lane by a thread of its own. Buckets are submitted in
-one order on all ranks.
+one order on all ranks. Where the backend wants one order also with what backward itself sends, as a
+split network's layers do, backward's thread starts each exchange: its place among the others is
+then that of the program, the same on all ranks.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,6 +27,7 @@ class ExchangeThreads:
 
     def __init__(self, world: Group, lanes: int, on: torch.device, queue: Queue) -> None:
         self._world, self._queue = world, queue
+        self._starts_here = world.needs_one_order
         self._lanes = [Worker("exchange", partial(begin_thread, on)) for _ in range(lanes)]
         self._futures: list[Future[Span]] = []
         self._early: list[Future[Span]] = []
@@ -37,13 +40,14 @@ class ExchangeThreads:
         *,
         early: bool = False,
     ) -> None:
-        """Lets the bucket's lane do `work`, once the device has done what is queued now. tensors:
-        made here and used there. early: whether it waits for ranks that still compute, which is no
-        time of an exchange.
+        """Lets the bucket's lane, or this thread, do `work`, once the device has done what is
+        queued now. tensors: made here and used there. early: whether it waits for ranks that still
+        compute, which is no time of an exchange.
         """
         run = partial(self._run, work, list(tensors), self._queue.mark())
         futures = self._early if early else self._futures
-        futures.append(self._lanes[index % len(self._lanes)].submit(run))
+        lane = self._lanes[index % len(self._lanes)]
+        futures.append(lane.run_here(run) if self._starts_here else lane.submit(run))
 
     def finish(self) -> tuple[Span, ...]:
         """Waits until all that was submitted is done, or queued on a device that works behind; what

@@ -1,7 +1,8 @@
 """Our exchange as a communication hook of DistributedDataParallel, in a thread beside backward.
 
 DDP calls the hook in the thread that runs backward; the hook queues the bucket and returns. One
-thread takes buckets in the order in which DDP hands them out, which is the same on all ranks. The
+thread takes buckets in the order in which DDP hands them out, which is the same on all ranks; where
+the backend wants one order with what a split network's layers send, it is backward's thread. The
 last bucket of a step has no backward to hide behind: the thread that brings it does it itself. What
 goes wrong comes out of `backward()` as it is: a callback at the end of backward, before DDP's own,
 looks at every bucket, for DDP would make any error of a future an unreadable one.
@@ -69,6 +70,7 @@ class HookState:
         self._mean: RankMean | None = None
         self._worker: Worker | None = None
         self._stream: torch.cuda.Stream | None = None
+        self._needs_one_order = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -102,6 +104,7 @@ class HookState:
             if device.type == "cuda":
                 self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             weakref.finalize(self, _close, self._worker, self._mean, world)
+        self._needs_one_order = world.needs_one_order
         self._world = world
         return world
 
@@ -124,11 +127,8 @@ class HookState:
         )
         task = self._task(bucket, result)
         is_last = bucket.is_last or not is_active
-        done = (
-            self._worker.run_here(task)
-            if is_last and not buffer.is_cuda
-            else self._worker.submit(task)
-        )
+        starts_here = self._needs_one_order or (is_last and not buffer.is_cuda)
+        done = self._worker.run_here(task) if starts_here else self._worker.submit(task)
         if is_active:
             torch.autograd.Variable._execution_engine.queue_callback(done.result)
         else:
