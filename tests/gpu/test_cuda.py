@@ -74,6 +74,7 @@ def test_two_gpus_give_the_bits_of_one(ranks: Ranks, words: dict[str, str], tmp_
 
 def exchange_on_gpu(algorithm: str) -> torch.Tensor:
     with join("cuda") as world:
+        assert world.needs_one_order
         vector = torch.arange(1009.0, device=world.device) * (world.rank + 0.1)
         Exchange.of_vectors(world, algorithm).all_reduce(vector)
         return vector.cpu()
