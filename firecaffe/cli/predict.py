@@ -17,7 +17,7 @@ from firecaffe.cluster.world import join
 from firecaffe.data import open_test
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import write_atomically
-from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.image_files import check_takes_images, list_images
 from firecaffe.training.load import load_run
 from firecaffe.training.named import check_named
@@ -38,8 +38,10 @@ def main(argv: list[str]) -> int:
     check_named(typed.where, recipe, ("model",) if typed.others else ("model", "data"))
     broken: list[DataError] = []
     exchange = recipe.exchange
-    with join(recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
-        set_arithmetic(recipe.train, world.device)
+    with (
+        join(recipe.train.device, exchange.timeout_s, exchange.silent_s) as world,
+        arithmetic(recipe.train, world.device),
+    ):
         trained = load_run(typed.where, best=options.best, recipe=recipe)
         for note in trained.notes:
             print(f"warning: {note}", file=sys.stderr)

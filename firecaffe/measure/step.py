@@ -28,7 +28,7 @@ from firecaffe.plan.cluster import MeasuredStep
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import make_optimizer
-from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.forward import Forward
 from firecaffe.training.given_task import task_for
 from firecaffe.training.outcome import StepResult
@@ -92,7 +92,12 @@ def time_steps(
         micro_batch_size=micro_batch_size,
         global_batch_size=micro_batches * micro_batch_size,
     )
-    set_arithmetic(train, device)
+    with arithmetic(train, device):
+        return _timed(dataclasses.replace(recipe, train=train), device, least_s, micro_batches)
+
+
+def _timed(recipe: Recipe, device: torch.device, least_s: float, micro_batches: int) -> StepTimes:
+    train, micro_batch_size = recipe.train, recipe.train.micro_batch_size
     data = _dataset(recipe, train.global_batch_size)
     model = build_network(recipe, Parts(), data, device)
     order = SampleOrder(train.seed, len(data), train.global_batch_size, micro_batch_size)

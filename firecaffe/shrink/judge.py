@@ -13,7 +13,7 @@ from firecaffe.data.hold_out import SomeOfDataset
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import LOSS, Measure
 from firecaffe.tasks import Task
-from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluate import evaluate
 from firecaffe.training.given_task import task_for
@@ -88,7 +88,6 @@ class Judge:
 @contextmanager
 def judging(recipe: Recipe, world: World) -> Iterator[Judge]:
     """The recipe's data, opened for evaluations. Raises: DataError, RecipeError."""
-    set_arithmetic(recipe.train, world.device)
     data = open_data(recipe.data)
-    with data_workers(data):
+    with arithmetic(recipe.train, world.device), data_workers(data):
         yield Judge(recipe, world, data, task_for(recipe, None, None, data.train))

@@ -16,7 +16,7 @@ from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.log import EVENTS, LogReader
-from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.connect import connect
 from firecaffe.training.facts import describe_training
 from firecaffe.training.learner import Learner, build_learner
@@ -83,10 +83,10 @@ def train_again(folder: Path, recipe: Recipe, world: World, parts: Parts) -> Ite
         )
     log = LogReader(folder / EVENTS) if recipe.synchrony.is_served else None
     recipe = replace(recipe, parallel=recipe.parallel.over(1, 1))
-    set_arithmetic(recipe.train, world.device)
-    data = open_parts(recipe, parts)
-    described = describe_training(recipe, data)
     with ExitStack() as resources:
+        resources.enter_context(arithmetic(recipe.train, world.device))
+        data = open_parts(recipe, parts)
+        described = describe_training(recipe, data)
         run = resolve(recipe, data, Ranks(), described=described)
         learners = 0 if log is None else log.learners
         mesh = make_mesh(world, layout_of(recipe.parallel, 1), resources)

@@ -4,30 +4,56 @@ import hashlib
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 
 from firecaffe.recipe.config import TrainConfig
 
 
-def set_arithmetic(config: TrainConfig, device: torch.device) -> None:
-    """Fixes threads and kernels for this process.
+@contextmanager
+def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Fixes threads and kernels for this process in the block. Afterwards they are as they were
+    before, and so are torch's generators, which the block seeds. The variable that tells cuBLAS its
+    workspace stays: it is read once.
 
     On a GPU with `deterministic`: no benchmarking of kernels (it may choose others on each worker),
     no TF32, and an error from torch if an operation has no deterministic kernel.
 
     Source: PyTorch's notes on reproducibility; cuBLAS, "Results reproducibility".
     """
-    torch.set_num_threads(config.threads)
-    if device.type == "cuda" and config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Filling fresh memory guards against reading it unwritten; it costs time and no bits.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+    with ExitStack() as before:
+        before.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        before.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(config.threads)
+        if device.type == "cuda" and config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            before.enter_context(_deterministic())
+        yield
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Kernels of a GPU that always come to the same bits."""
+    # Filling fresh memory guards against reading it unwritten; it costs time and no bits.
+    wanted = (
+        (torch.utils.deterministic, "fill_uninitialized_memory"),
+        (torch.backends.cudnn, "benchmark"),
+        (torch.backends.cuda.matmul, "allow_tf32"),
+        (torch.backends.cudnn, "allow_tf32"),
+    )
+    with ExitStack() as before:
+        for holder, name in wanted:
+            before.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, False)
+        before.callback(
+            torch.use_deterministic_algorithms,
+            torch.are_deterministic_algorithms_enabled(),
+            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
         torch.use_deterministic_algorithms(True)
+        yield
 
 
 def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> float:

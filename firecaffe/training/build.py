@@ -29,7 +29,7 @@ from firecaffe.runs.score_mode import score_mode
 from firecaffe.synchrony.config import FIRST, MEASURED
 from firecaffe.tasks import Loss, Task, TaskConfig
 from firecaffe.training.about import about_of
-from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.balance import Balance
 from firecaffe.training.beginning import make_folder, notes_of, say_where
 from firecaffe.training.checkpoint import save_checkpoint
@@ -96,6 +96,10 @@ def train(
             holds out a share of train_set.
         task: A loss and metrics of one's own.
 
+    What it sets in the process is as before when it returns: threads, kernels, torch's generators,
+    signals. The C library's malloc keeps what was freed from then on (`mallopt`), which nothing
+    can take back.
+
     Raises: FirecaffeError, one line for the user, of the kind that says what it is about; a script
     that lets it through ends with that line and the error's exit code.
     """
@@ -147,7 +151,7 @@ def _train_in(
     resources: takes all that has to be closed, as soon as it is there.
     """
     world = mesh.world
-    set_arithmetic(recipe.train, world.device)
+    resources.enter_context(arithmetic(recipe.train, world.device))
     data = open_parts(recipe, parts)
     unlike = unrepeatable(world, data)
     is_repeatable = "training" not in unlike

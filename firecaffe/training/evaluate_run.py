@@ -8,7 +8,7 @@ from firecaffe.data import Data, num_classes, open_test
 from firecaffe.recipe.sections import Recipe
 from firecaffe.tasks import Task, task_of
 from firecaffe.training.about import About
-from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluate import Evaluation, evaluate
 from firecaffe.training.load import Trained, load_run
@@ -35,14 +35,14 @@ def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = Fals
     Raises: FirecaffeError.
     """
     check_named(where, recipe, NEEDED)
-    set_arithmetic(recipe.train, world.device)
-    trained = load_run(where, best=best, recipe=recipe)
-    data = open_test(recipe.data)
-    task = task_of_run(trained.about, recipe, data)
-    labels = labels_of_run(trained.about, data, recipe.data)
-    model = trained.model.to(world.device)
-    with data_workers(data):
-        found = evaluate(model, task, data.test, recipe.data, recipe.train, world, labels)
+    with arithmetic(recipe.train, world.device):
+        trained = load_run(where, best=best, recipe=recipe)
+        data = open_test(recipe.data)
+        task = task_of_run(trained.about, recipe, data)
+        labels = labels_of_run(trained.about, data, recipe.data)
+        model = trained.model.to(world.device)
+        with data_workers(data):
+            found = evaluate(model, task, data.test, recipe.data, recipe.train, world, labels)
     return Evaluated(trained, data, found)
 
 

@@ -24,7 +24,7 @@ from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.config import FIRST
-from firecaffe.training.arithmetic import set_arithmetic
+from firecaffe.training.arithmetic import arithmetic
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.facts import describe_training
 from firecaffe.training.learner import Learner, build_learner
@@ -67,7 +67,7 @@ def join_run(recipe: Recipe, place: str) -> Result:
         os.environ.setdefault(GLOO_INTERFACE, interface_of(address))
     with ExitStack() as resources:
         alone = resources.enter_context(join(recipe.train.device))
-        set_arithmetic(recipe.train, alone.device)
+        resources.enter_context(arithmetic(recipe.train, alone.device))
         parts, plugins = Parts(), load_plugins()
         data = open_parts(recipe, parts)
         run = resolve(recipe, data, Ranks(), described=describe_training(recipe, data))

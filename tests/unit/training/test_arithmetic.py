@@ -1,12 +1,16 @@
 """Random numbers by key; threads by recipe."""
 
-from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
 
+import firecaffe
+from firecaffe import Recipe, RunConfig
 from firecaffe.recipe.config import TrainConfig
-from firecaffe.training.arithmetic import seed_random, set_arithmetic
+from firecaffe.training.arithmetic import _deterministic, arithmetic, seed_random
+from tests.ranks.networks import Everything, small_data
 
 
 def drawn(*key: int | str) -> list[float]:
@@ -62,16 +66,44 @@ def test_other_generators_are_left_alone() -> None:
     assert torch.equal(own.get_state(), state)
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("number", [1, 2])
-def test_threads_are_the_recipes(number: int) -> None:
-    set_arithmetic(TrainConfig(threads=number), torch.device("cpu"))
-    assert torch.get_num_threads() == number
-    assert not torch.are_deterministic_algorithms_enabled()
+def test_threads_are_the_recipes_in_the_block(number: int) -> None:
+    before = torch.get_num_threads()
+    with arithmetic(TrainConfig(threads=number), torch.device("cpu")):
+        assert torch.get_num_threads() == number
+        assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("were", [False, True])
+def test_kernels_are_as_they_were(were: bool) -> None:
+    kernels = (
+        (torch.utils.deterministic, "fill_uninitialized_memory"),
+        (torch.backends.cudnn, "benchmark"),
+        (torch.backends.cudnn, "allow_tf32"),
+        (torch.backends.cuda.matmul, "allow_tf32"),
+    )
+    with ExitStack() as before:
+        before.callback(torch.use_deterministic_algorithms, False)
+        torch.use_deterministic_algorithms(were, warn_only=True)
+        for holder, name in kernels:
+            before.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, were)
+        with _deterministic():
+            assert not any(getattr(holder, name) for holder, name in kernels)
+            assert torch.are_deterministic_algorithms_enabled()
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert [getattr(holder, name) for holder, name in kernels] == [were] * len(kernels)
+        assert torch.are_deterministic_algorithms_enabled() is were
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_a_training_leaves_its_process_as_it_was(tmp_path: Path) -> None:
+    threads, numbers = torch.get_num_threads(), torch.get_rng_state()
+    recipe = Recipe(
+        train=TrainConfig(global_batch_size=12, micro_batch_size=2, steps=1, threads=threads + 1),
+        run=RunConfig(folder=str(tmp_path / "run"), tensorboard=False),
+    )
+    firecaffe.train(recipe, Everything, small_data(60), small_data(20, 1))
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), numbers)
