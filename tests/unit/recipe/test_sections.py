@@ -343,11 +343,7 @@ def test_accepted(recipe: Recipe) -> None:
         ("synchrony.learners", 10**12, "synchrony.learners is 1000000000000; it must be 1 to 4096"),
         ("synchrony.backup_workers", -1, "synchrony.backup_workers is -1; it must be 0 to 4095"),
         ("synchrony.backup_workers", 4096, "synchrony.backup_workers is 4096; it must be 0 to 409"),
-        (
-            "synchrony.max_staleness",
-            -1,
-            "synchrony.max_staleness is -1; it must be 0 to 10,000,000",
-        ),
+        ("synchrony.max_staleness", -1, "max_staleness is -1; it must be 0 to 10,000,000"),
         ("synchrony.gradients_per_update", 0, "gradients_per_update is 0; it must be 1 to 4096"),
         ("synchrony.warm_steps", -1, "synchrony.warm_steps is -1; it must be 0 to 10,000,000"),
         ("synchrony.spread", 1e-200, "synchrony.spread is 1e-200; it must be 0.01 to 10"),
