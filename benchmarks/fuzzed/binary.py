@@ -14,7 +14,6 @@ from PIL import Image
 
 import firecaffe
 from benchmarks.fuzzed.reader import Reader
-from firecaffe.caffe import hdf5
 from firecaffe.compression import fcz
 from firecaffe.compression.fcz.damaged import DamagedError
 from firecaffe.compression.fcz.header import MAGIC
@@ -120,13 +119,6 @@ def read_hdf5(folder: Path) -> None:
     tops.fetch([len(tops) - 1, 1], None)
 
 
-def make_weights(folder: Path) -> None:
-    with h5py.File(folder / "net.caffemodel.h5", "w") as file:
-        for layer in ("conv1", "ip"):
-            file[f"data/{layer}/0"] = np.arange(60, dtype="f4").reshape(3, 20)
-            file[f"data/{layer}/1"] = np.arange(3, dtype="f4")
-
-
 def make_tars(folder: Path) -> None:
     _write_tar(folder / "train.tar", {f"{each}/x.jpg": _jpeg() for each in "ab"}, "")
     _write_tar(folder / "test.tar", {f"{each}/x.jpg": _jpeg() for each in "ab"}, "")
@@ -194,7 +186,6 @@ READERS = {
     "shards, new sums": Reader(make_shards, read_shards, sums_anew, damaged="*.shard"),
     "lmdb": Reader(make_lmdb, read_lmdb),
     "hdf5": Reader(make_hdf5, read_hdf5),
-    "hdf5 weights": Reader(make_weights, lambda f: hdf5.weights(f / "net.caffemodel.h5")),
     "tar": Reader(make_tars, read_tars),
     "cifar10 archive": Reader(make_archive, lambda folder: open_cifar10(folder, 1)),
     "fcz": Reader(make_networks, read_networks),

@@ -48,7 +48,7 @@ FEW_DECODED = 1 << 24
 MOST_RATIO = 1 << 10
 """What all tensors of a file may need together: so many bytes at most; and so few of any file, or
 so many for each byte of it. Zeros take next to nothing, so that a file of a few bytes could ask for
-any memory. Trained networks are written in a hundredth at best.
+any memory. The trained networks of docs/compression.md are up to 149 times smaller.
 """
 
 DICTIONARY = (
