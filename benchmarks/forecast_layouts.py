@@ -34,7 +34,7 @@ from firecaffe.cluster.world import join
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.plan.forecast import forecast
 from firecaffe.plan.of_recipe import workload_of
-from firecaffe.runs.explain import explain, read_rows
+from firecaffe.runs.explain import explain, read_timings
 from firecaffe.runs.score import Score, score
 from firecaffe.runs.score_parallel import score_parallel
 
@@ -103,7 +103,7 @@ def forecast_ddp(recipe: Path, file: Path) -> dict[str, Any]:
 
 def read(run: Path) -> dict[str, Any]:
     """A run's forecast, and what it came to."""
-    timings = read_rows(run, "rank-*.jsonl")
+    timings = read_timings(run)
     found = score_parallel(run, timings) or score(run, timings, explain(run))
     assert found is not None, "no forecast"
     step = found.step

@@ -25,7 +25,7 @@ import torch
 from benchmarks.virtual_cluster import VirtualCluster
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.explain import explain, read_rows
+from firecaffe.runs.explain import explain, read_timings
 from firecaffe.runs.folder import FORECAST
 from firecaffe.runs.score import score
 
@@ -143,7 +143,7 @@ def middle(runs: Sequence[Row]) -> Row:
 
 
 def read(run: Path, model: str, hosts: int, exchange: str) -> Row:
-    found = score(run, read_rows(run, "rank-*.jsonl"), explain(run))
+    found = score(run, read_timings(run), explain(run))
     assert found is not None, f"no {FORECAST}"
     parts = {part.name: (part.forecast_s, part.measured_s) for part in found.parts}
     step = found.step

@@ -30,7 +30,7 @@ from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConf
 from firecaffe.data import TensorDataset
 from firecaffe.errors import PeerLostError
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.record import read_json_lines
+from firecaffe.schema import read_rows
 from tests.world import Ranks
 
 STEPS = 20
@@ -233,7 +233,7 @@ def _run_ranks(world_size: int, *call: Any, lost: tuple[int, ...] = ()) -> list[
 def _slowest_step_s(run: Path, world_size: int) -> float:
     medians = []
     for rank in range(world_size):
-        steps = read_json_lines(run / f"timings/rank-{rank}.jsonl")
+        steps = list(read_rows(run / f"timings/rank-{rank}.jsonl", dict))
         medians.append(statistics.median(float(each["step_s"]) for each in steps[1:]))
     return max(medians)
 

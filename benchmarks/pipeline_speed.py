@@ -27,7 +27,7 @@ from benchmarks.made_up_images import RECIPE
 from benchmarks.virtual_cluster import VirtualCluster, parse_rate
 from firecaffe.models.googlenet import GoogLeNet
 from firecaffe.parallel.pipeline import idle_share
-from firecaffe.runs.explain import explain, read_rows
+from firecaffe.runs.explain import explain, read_timings
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.score import score
 from firecaffe.runs.score_parallel import score_parallel
@@ -120,7 +120,7 @@ def read(run: Path) -> dict[str, Any]:
     """What a run took: a step's seconds on the slowest rank, as `firecaffe explain` has it, those
     of its forecast, if it has one, and the share of a step for which each rank was idle.
     """
-    rows = read_rows(run, "rank-*.jsonl")
+    rows = read_timings(run)
     found = score_parallel(run, rows) or score(run, rows, explain(run))
     idle = [
         median(row["idle_s"] / row["step_s"] for row in of_rank[1:])

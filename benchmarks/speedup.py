@@ -28,7 +28,7 @@ from firecaffe.data import TensorDataset
 from firecaffe.data.generated import generate
 from firecaffe.plan.cluster import load_cluster
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.runs.explain import explain, read_rows
+from firecaffe.runs.explain import explain, read_timings
 from firecaffe.runs.folder import read_run_file
 from firecaffe.runs.score import score
 
@@ -123,7 +123,7 @@ def train(recipe: Path, file: Path, run: Path, hosts: int, exchange: str) -> Row
     with VirtualCluster(hosts, RATE, processors=processors()) as cluster:
         command = [sys.executable, "-m", "firecaffe", "train", str(recipe), *words]
         cluster.run(command, timeout_s=600.0)
-    found = score(run, read_rows(run, "rank-*.jsonl"), explain(run))
+    found = score(run, read_timings(run), explain(run))
     assert found is not None, "no forecast was made"
     step = found.step
     digest = read_run_file(run, "result.json")["weights_sha256"]

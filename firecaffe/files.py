@@ -11,9 +11,9 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MOST_BYTES = 16_000_000
 """Size of a recipe, or of one of a run's JSON files, that is read at most."""
@@ -79,14 +79,22 @@ def new_aside(path: Path) -> Path:
 
 
 def remove_aside(path: Path) -> None:
-    """Removes a file, a link or a whole folder, if there is one. Raises: OSError."""
-    if path.is_dir() and not path.is_symlink():
+    """Removes a file, a link or a whole folder, if there is one. Raises: OSError; also if it is a
+    device or a pipe, which nobody has left there by writing.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
         shutil.rmtree(path)
+    elif stat.S_ISREG(mode) or stat.S_ISLNK(mode):
+        path.unlink()
     else:
-        path.unlink(missing_ok=True)
+        raise FileExistsError(errno.EEXIST, "is no file to be written over", str(path))
 
 
-def open_regular(path: Path | str) -> BinaryIO:
+def open_regular(path: Path | str) -> BufferedReader:
     """Opens a file to be read. A pipe or a device might never end, or never begin.
 
     Raises: OSError if it is no regular file.

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, is_typeddict
 import msgspec
 from msgspec import Meta
 
-from firecaffe.errors import FirecaffeError
+from firecaffe.errors import FirecaffeError, RunError
 from firecaffe.files import MOST_BYTES, read_bytes, read_lines
 
 T = TypeVar("T")
@@ -35,7 +35,10 @@ def parse_json(data: bytes) -> Any:
 
 def parse_toml(data: bytes) -> Any:
     """Raises: ValueError, RecursionError."""
-    return tomllib.loads(data.decode("utf-8"))
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"is no TOML ({error})") from error
 
 
 def checked(words: Any, kind: type[T]) -> T:
@@ -53,7 +56,7 @@ def decoded(data: bytes | str, kind: type[T], parse: Callable[[bytes], Any] = pa
         words = parse(data.encode() if isinstance(data, str) else data)
     except RecursionError:
         raise ValueError("nested too deep") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"is no JSON ({error})") from error
     return checked(words, kind)
 
@@ -64,7 +67,7 @@ def read_file(
     error: type[FirecaffeError],
     parse: Callable[[bytes], Any] = parse_json,
     most_bytes: int = MOST_BYTES,
-    absent: str = "there is no such file",
+    absent: str = "No such file or directory",
     where: str = "",
 ) -> T:
     """What a file holds, as a schema has it.
@@ -84,11 +87,11 @@ def read_file(
     except FileNotFoundError:
         raise error(f"{where}: {absent}") from None
     except (OSError, ValueError) as problem:
-        raise error(f"{where}: {_reason(problem)}") from problem
+        raise error(f"{where}: cannot be read ({_reason(problem)})") from problem
 
 
 def read_rows(
-    path: Path, kind: type[T], error: type[FirecaffeError], holding: bytes = b""
+    path: Path, kind: type[T], error: type[FirecaffeError] = RunError, holding: bytes = b""
 ) -> Iterator[T]:
     """The rows of a file of JSON lines, one at a time; a last line cut short by a fault is left
     out. A file that is not there has none.
@@ -105,9 +108,9 @@ def read_rows(
     except FileNotFoundError:
         return
     except OSError as problem:
-        raise error(f"{path}: {_reason(problem)}") from problem
+        raise error(f"{path}: cannot be read ({_reason(problem)})") from problem
     except ValueError as problem:
-        raise error(f"{path} line {number}: {problem}") from problem
+        raise error(f"{path}: cannot be read (line {number}: {problem})") from problem
 
 
 def _reason(problem: Exception) -> str:

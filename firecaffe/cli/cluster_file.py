@@ -1,7 +1,6 @@
 """Cluster files from what was measured: what `firecaffe plan` reads again."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ from jsonargparse import Namespace
 from firecaffe.cli.options.plan import DEFAULT_CLUSTER
 from firecaffe.cli.written import check_target
 from firecaffe.errors import RecipeError
+from firecaffe.files import write_atomically
 from firecaffe.plan.cluster import Cluster, load_cluster
 
 
 def write_cluster(path: Path, cluster: Cluster) -> None:
     """Writes a cluster file; never half of one."""
-    aside = path.with_name(f"{path.name}.partial")
-    aside.write_text(tomli_w.dumps(as_words(cluster)), encoding="utf-8")
-    os.replace(aside, path)
+    write_atomically(path, tomli_w.dumps(as_words(cluster)))
 
 
 def check_cluster_file(options: Namespace) -> None:

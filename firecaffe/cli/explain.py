@@ -23,7 +23,7 @@ from firecaffe.runs.explain import (
     RankTimes,
     explain,
     explain_rows,
-    read_rows,
+    read_timings,
 )
 from firecaffe.runs.explain_local import is_local, local_lines
 from firecaffe.runs.explain_served import ServedExplanation, explain_served
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     if len(paths) > 1:
         raise RecipeError(f"explain takes one run folder, or traces; found {len(paths)} paths")
     folder = paths[0]
-    timings = read_rows(folder, "rank-*.jsonl")
+    timings = read_timings(folder)
     in_rounds = is_local(folder)
     explained = explain_served(folder, timings) or explain(folder, in_rounds)
     scored: Score | ModeScore | ParallelScore | None = score_mode(folder, timings)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from jsonargparse import Namespace
 from firecaffe.cli.parser import Parser
 from firecaffe.cluster.last_word import LAUNCHED
 from firecaffe.errors import RecipeError
-from firecaffe.files import read_small
 from firecaffe.recipe.idle import idle_words
 from firecaffe.recipe.sections import Recipe, check_recipe
+from firecaffe.schema import parse_toml, read_file
 
 
 def parse_recipe(parser: Parser, argv: list[str]) -> tuple[Recipe, Namespace]:
@@ -107,12 +106,7 @@ def _usage(parser: Parser) -> str:
 
 def _load(path: Path) -> dict[str, dict[str, Any]]:
     """The words of a recipe's file, by section. Raises: RecipeError if it is none."""
-    try:
-        sections = tomllib.loads(read_small(path))
-    except OSError as error:
-        raise RecipeError(f"recipe {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise RecipeError(f"recipe {path}: is no TOML ({error})") from error
+    sections = read_file(path, dict[str, Any], RecipeError, parse_toml, where=f"recipe {path}")
     known = tuple(Recipe.__dataclass_fields__)
     for name, value in sections.items():
         if name not in known:

@@ -5,11 +5,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import Fault
+from firecaffe.files import new_aside
 from firecaffe.output import kept_stderr
 
 LAUNCHED = "FIRECAFFE_LAUNCHED"
@@ -30,8 +32,8 @@ def leave_report(message: str, fault: Fault | None = None, traceback: str = "") 
         extra = {"timestamp": str(int(time.time())), "time_s": time.time(), "traceback": traceback}
         if fault is not None:
             extra["fault"] = fault.as_text()
-        aside = f"{report}.partial"
         try:
+            aside = new_aside(Path(f"{report}.partial"))
             with open(aside, "w", encoding="utf-8") as file:
                 json.dump({"message": {"message": line, "extraInfo": extra}}, file)
             os.replace(aside, report)

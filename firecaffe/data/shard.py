@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.errors import DataError
+from firecaffe.files import new_aside
 from firecaffe.schema import Count, Positive, decoded
 
 MAGIC = b"FIRECAFF"
@@ -152,7 +153,7 @@ class ShardWriter:
     def __init__(self, path: Path, kind: str, shape: tuple[int, ...] = ()) -> None:
         self.path, self.kind, self.shape = path, kind, shape
         self.skipped: list[str] = []
-        self._aside = path.with_name(f"{path.name}.partial")
+        self._aside = new_aside(path.with_name(f"{path.name}.partial"))
         self._file = self._aside.open("wb")
         self._file.write(bytes(PROLOGUE.size))
         self._offsets = [PROLOGUE.size]

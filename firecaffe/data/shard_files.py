@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from firecaffe.data.shard import ShardInfo, sha256_of
 from firecaffe.errors import DataError
-from firecaffe.files import open_regular
+from firecaffe.files import new_aside, open_regular
 
 OPEN_FILES = 256
 """Files that are kept open; more shards are opened as they are read."""
@@ -202,7 +202,7 @@ class CachedFiles:
 
     def _fetch(self, info: ShardInfo, copy: Path) -> None:
         self._make_room(info.num_bytes)
-        aside = copy.with_name(f"{copy.name}.partial")
+        aside = new_aside(copy.with_name(f"{copy.name}.partial"))
         try:
             self.source.copy(info, aside)
             if sha256_of(aside) != info.sha256:

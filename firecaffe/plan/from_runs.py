@@ -24,7 +24,7 @@ from firecaffe.plan.of_recipe import workload_of
 from firecaffe.plan.timeline import slowest_of
 from firecaffe.plan.workload import Workload
 from firecaffe.recipe.of_run import recipe_of
-from firecaffe.runs.explain import read_rows
+from firecaffe.runs.explain import read_timings
 from firecaffe.runs.folder import FORECAST, read_run_file
 from firecaffe.runs.score import measured_parts
 
@@ -105,7 +105,7 @@ def _read(folder: Path, trust_code: bool) -> FinishedRun:
     if not (folder / FORECAST).is_file():
         raise RunError(f"{folder}: has no {FORECAST}; only a run that was forecast teaches a plan")
     recipe = recipe_of(folder, trust_code=trust_code)
-    timings = read_rows(folder, "rank-*.jsonl")
+    timings = read_timings(folder)
     if not timings:
         raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
     parts = measured_parts(timings)

@@ -1,7 +1,6 @@
 """The recipe of a run that is there, from the recipe.toml in its folder."""
 
 import dataclasses
-import tomllib
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,9 @@ from typing import Any
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.recipe.sections import Recipe, check_recipe
 from firecaffe.reference import REFERENCES, Untrusted, is_reference
-from firecaffe.runs.folder import parse_run_file
-
-RECIPE = "recipe.toml"
+from firecaffe.runs.folder import RECIPE as RECIPE
+from firecaffe.runs.folder import read_run_recipe
+from firecaffe.schema import checked
 
 
 def recipe_of(folder: Path, *, trust_code: bool = False) -> Recipe:
@@ -20,7 +19,7 @@ def recipe_of(folder: Path, *, trust_code: bool = False) -> Recipe:
 
     Raises: RunError if it is no run's folder, or the recipe is damaged or a later program's.
     """
-    sections = parse_run_file(folder, RECIPE, tomllib.loads, "this is no run folder")
+    sections = read_run_recipe(folder)
     try:
         recipe = recipe_from(sections)
         check_recipe(recipe)
@@ -46,7 +45,8 @@ def untrusted(recipe: Recipe, where: Path, named: Container[str] = ()) -> Recipe
 def recipe_from(sections: dict[str, Any]) -> Recipe:
     """The recipe of some words, by section; others have their defaults. Not checked.
 
-    Raises: RecipeError for a section or a word that there is not."""
+    Raises: RecipeError for a section or a word that there is not, and for a value of another type.
+    """
     default = Recipe()
     configs = {}
     for name, words in sections.items():
@@ -56,5 +56,9 @@ def recipe_from(sections: dict[str, Any]) -> Recipe:
         known = {field.name for field in dataclasses.fields(config)}
         for word in words.keys() - known:
             raise RecipeError(f"{name}.{word}: there is no such word in a recipe")
+        try:
+            checked(words, type(config))
+        except ValueError as error:
+            raise RecipeError(f"{name}: {error}") from error
         configs[name] = dataclasses.replace(config, **words)
     return dataclasses.replace(default, **configs)

@@ -5,39 +5,58 @@ whoever reports a speedup the same work, the accuracy beside the rate, and all h
 """
 
 import os
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from firecaffe.errors import RunError
-from firecaffe.files import read_small
 from firecaffe.reference import wherever
-from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.folder import RECIPE, read_run_file, read_run_recipe
 from firecaffe.runs.learned import failure
 from firecaffe.runs.measure import LOSS, Measure, measure_of, unlike_measures
+from firecaffe.runs.schemas import Values
+from firecaffe.schema import checked
 
-NUMBER = (int, float)
 
-RESULTS: dict[str, type | tuple[type, ...]] = {
-    "world_size": int,
-    "exchange": str,
-    "route": str,
-    "data": str,
-    "steps": int,
-    "images_per_s": NUMBER,
-    "exposed_communication": NUMBER,
-    "weights_sha256": str,
-}
-"""What a comparison takes from result.json."""
+class Finished(TypedDict):
+    """What a comparison cannot do without in result.json."""
 
-WORDS: dict[str, type | tuple[type, ...]] = {
-    "model.name": str,
-    "train.global_batch_size": int,
-    "solver.base_lr": NUMBER,
-}
-"""What a comparison cannot do without in recipe.toml."""
+    world_size: int
+    exchange: str
+    route: str
+    data: str
+    steps: int
+    images_per_s: float
+    exposed_communication: float
+    weights_sha256: str
+
+
+class ComparedModel(TypedDict):
+    """The same in a recipe's model."""
+
+    name: str
+
+
+class ComparedTrain(TypedDict):
+    """The same in a recipe's train."""
+
+    global_batch_size: int
+
+
+class ComparedSolver(TypedDict):
+    """The same in a recipe's solver."""
+
+    base_lr: float
+
+
+class Compared(TypedDict):
+    """The same in recipe.toml."""
+
+    model: ComparedModel
+    train: ComparedTrain
+    solver: ComparedSolver
+
 
 ENVIRONMENT = (
     *("host", "cpu", "cores", "cpu_capability", "gpus"),
@@ -122,15 +141,15 @@ def read_run(folder: Path) -> Run:
     """
     result = read_run_file(folder, "result.json")
     environment = read_run_file(folder, "environment.json")
-    words = _read_recipe(folder / "recipe.toml")
-    _check(folder / "result.json", result, RESULTS)
-    _check(folder / "recipe.toml", words, WORDS)
+    sections = read_run_recipe(folder)
+    _check(folder / "result.json", result, Finished)
+    _check(folder / RECIPE, sections, Compared)
     _check_measure(folder / "result.json", result)
+    words = _words(sections)
     facts = {f"environment.{name}": environment.get(name) for name in ENVIRONMENT}
-    own_code = environment.get("own_code")
-    for part, which in own_code.items() if isinstance(own_code, dict) else ():
-        facts[OWN_CODE + part] = str(which)
-    if isinstance(result.get("first_weights"), dict):  # the same file, wherever it was
+    for part, which in (environment.get("own_code") or {}).items():
+        facts[OWN_CODE + part] = which
+    if result.get("first_weights"):  # the same file, wherever it was
         words["model.weights"] = f"sha256 {result['first_weights'].get('sha256')}"
     return Run(folder, result, words | facts)
 
@@ -249,11 +268,7 @@ def _speedup(first: Run, run: Run, allow_unequal: bool) -> float | None:
     return rate / base if rate and base else None
 
 
-def _read_recipe(path: Path) -> dict[str, Any]:
-    try:
-        sections = tomllib.loads(read_small(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: cannot be read ({error})") from error
+def _words(sections: dict[str, Any]) -> dict[str, Any]:
     found = {
         f"{section}.{word}": wherever(f"{section}.{word}", value)
         for section, words in sections.items()
@@ -269,21 +284,16 @@ def _read_recipe(path: Path) -> dict[str, Any]:
 
 def _check_measure(path: Path, result: dict[str, Any]) -> None:
     """Raises: RunError if the value of the metric that the run is judged by is not there."""
+    measure = measure_of(result)
+    name = "test_loss" if measure == LOSS else measure.name
+    if name not in result:
+        raise RunError(f"{path}: has no {name}; this is no record of a finished run")
+    metrics = {each: result[each] for each in (name, *result.get("metrics", ())) if each in result}
+    _check(path, metrics, Values)
+
+
+def _check(path: Path, found: dict[str, Any], needed: type[Any]) -> None:
     try:
-        measure = measure_of(result)
-        name = "test_loss" if measure == LOSS else measure.name
-        is_there = name in result and isinstance(result[name], int | float | None)
-    except (KeyError, TypeError):
-        name, is_there = "metric", False
-    if not is_there:
-        raise RunError(
-            f"{path}: {name} is {result.get(name)!r}; this is no record of a finished run"
-        )
-
-
-def _check(path: Path, found: dict[str, Any], needed: dict[str, type | tuple[type, ...]]) -> None:
-    for name, kind in needed.items():
-        if not isinstance(found.get(name), kind):
-            raise RunError(
-                f"{path}: {name} is {found.get(name)!r}; this is no record of a finished run"
-            )
+        checked(found, needed)
+    except ValueError as error:
+        raise RunError(f"{path}: {error}; this is no record of a finished run") from error

@@ -5,11 +5,14 @@ runs of earlier versions have tests on their way.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from firecaffe.errors import RunError
 from firecaffe.runs.compare import Run
+from firecaffe.runs.folder import METRICS
 from firecaffe.runs.mode import sent_per_step
-from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.schemas import MetricsRow, TimedRow
+from firecaffe.schema import Real, checked, read_rows
 
 MOST_POINTS = 150
 """Points of a loss curve: a picture's width has no use for more."""
@@ -44,7 +47,7 @@ class Curves:
 
 def curves_of(run: Run) -> Curves:
     """Raises: RunError if the run's metrics cannot be read."""
-    path = run.folder / "metrics.jsonl"
+    path = run.folder / METRICS
     sent = sent_per_step(run)
     stride = -(-int(run.result["steps"]) // MOST_POINTS) or 1
     loss: list[Point] = []
@@ -54,11 +57,16 @@ def curves_of(run: Run) -> Curves:
     samples, sent_bytes = 0, None if sent is None else 0.0
     some: list[float | None] = []
     is_begun = False
+    if not path.exists():
+        raise RunError(f"{path}: cannot be read (there is no such file)")
     try:
-        for line in read_json_lines(path):
-            if line["kind"] in metric:
-                metric[line["kind"]].append(Point(time_s, samples, sent_bytes, line[name]))
+        for row in read_rows(path, MetricsRow):
+            line: dict[str, Any] = {**row}
+            if row["kind"] in metric:
+                value: float | None = checked(line.get(name), Real | None)  # type: ignore[arg-type]
+                metric[row["kind"]].append(Point(time_s, samples, sent_bytes, value))
                 continue
+            checked(line, TimedRow)
             if not is_begun and line["step"] > 1:
                 time_s, samples = None, (line["step"] - 1) * line["samples"]
             is_begun = True
@@ -72,8 +80,8 @@ def curves_of(run: Run) -> Curves:
                 some = []
         if some:
             loss.append(Point(time_s, samples, sent_bytes, _mean(some)))
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+    except ValueError as error:
+        raise RunError(f"{path}: cannot be read ({error})") from error
     return Curves(loss, metric["validation"] or metric["test"])
 
 

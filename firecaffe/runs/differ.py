@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firecaffe.errors import RunError
-from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.folder import DIGESTS
+from firecaffe.runs.schemas import DigestsRow
+from firecaffe.schema import read_rows
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,10 @@ def first_difference(run: Path, other: Path) -> FirstDifference | None:
     Raises: RunError if a run has no digests, or if they did not take the same steps with
     the same tensors.
     """
-    try:
-        rows, other_rows = (read_json_lines(folder / "digests.jsonl") for folder in (run, other))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{run}, {other}: no digests of both ({error})") from error
+    for folder in (run, other):
+        if not (folder / DIGESTS).exists():
+            raise RunError(f"{run}, {other}: no digests of both (no {folder / DIGESTS})")
+    rows, other_rows = (list(read_rows(folder / DIGESTS, DigestsRow)) for folder in (run, other))
     for row, other_row in zip(rows, other_rows, strict=False):
         tensors, other_tensors = row["tensors"], other_row["tensors"]
         if row["step"] != other_row["step"] or tensors.keys() != other_tensors.keys():

@@ -26,8 +26,9 @@ from scipy.stats import mannwhitneyu, wilcoxon
 
 from firecaffe.errors import RunError
 from firecaffe.runs.explain_stages import StageTimes, stage_of, stages_of
-from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.schemas import TimingRow, TripRow
 from firecaffe.runs.shares import ALONE, RankShares, Row, row_of, shares_of
+from firecaffe.schema import read_rows
 
 PARTS = ("data_s", "compute_s", "exposed_communication_s", "update_s")
 """Parts of a step, as one rank sees it; what is left over is the loop's own."""
@@ -114,10 +115,10 @@ def explain(folder: Path, in_rounds: bool = False) -> Explanation:
 
     Raises: RunError if there are none.
     """
-    timings = read_rows(folder, "rank-*.jsonl")
+    timings = read_timings(folder)
     if not timings or not any(timings.values()):
         raise RunError(f"{folder}: no timings there; this is no run, or it did no step")
-    trips = read_rows(folder, "round-trips-*.jsonl")
+    trips = _by_rank(folder, "round-trips-*.jsonl", TripRow)
     found = explain_rows(timings, trips, folder, in_rounds, row_of(folder))
     return dataclasses.replace(found, shares=None) if in_rounds else found
 
@@ -130,28 +131,27 @@ def explain_rows(
     """
     middle = statistics.fmean if in_rounds else statistics.median
     ranks = [_times(rank, rows, middle) for rank, rows in timings.items() if rows]
-    try:
-        found, not_tested = _slow_computers(timings)
-        links, why = _slow_links(trips)
-        stages = stages_of(timings)
-        # Stages of a network have other work each: only rows of them have shares.
-        shares = None if stages and row == ALONE else shares_of(timings, row)
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{where}: a row of its timings lacks {error}") from error
+    found, not_tested = _slow_computers(timings)
+    links, why = _slow_links(trips)
+    stages = stages_of(timings)
+    # Stages of a network have other work each: only rows of them have shares.
+    shares = None if stages and row == ALONE else shares_of(timings, row)
     slow = sorted([*found, *links], key=lambda each: each.own_s - each.others_s, reverse=True)
     return Explanation(ranks, slow, [*not_tested, *why], shares, stages)
 
 
-def read_rows(folder: Path, pattern: str) -> dict[int, list[dict[str, Any]]]:
-    """The rows of the timings whose files fit a pattern, by rank. Raises: RunError."""
+def read_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """The rows of a run's timings, by rank. Raises: RunError."""
+    return _by_rank(folder, "rank-*.jsonl", TimingRow)
+
+
+def _by_rank(folder: Path, pattern: str, kind: Any) -> dict[int, list[dict[str, Any]]]:
+    """The rows of the files that fit a pattern, whose names end with their ranks."""
     found = {}
     for path in (folder / "timings").glob(pattern):
-        try:
-            rank = int(path.stem.rpartition("-")[2])
-            rows = read_json_lines(path)
-            found[rank] = [row for row in rows if isinstance(row["step"], int)]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path}: cannot be read ({error})") from error
+        rank = path.stem.rpartition("-")[2]
+        if rank.isdecimal():
+            found[int(rank)] = list(read_rows(path, kind))
     return dict(sorted(found.items()))
 
 
@@ -161,21 +161,18 @@ def _times(
     middle: Callable[[Iterable[float]], float] = statistics.median,
 ) -> RankTimes:
     counted = rows[1:] or rows
-    try:
-        return RankTimes(
-            rank,
-            len(rows),
-            middle(row["step_s"] for row in counted),
-            {part: middle(row[part] for row in counted) for part in PARTS},
-            {kind: middle(each) for kind, each in _waits(counted).items()},
-        )
-    except (KeyError, TypeError) as error:
-        raise RunError(f"the timings of rank {rank} lack {error}") from error
+    return RankTimes(
+        rank,
+        len(rows),
+        middle(row["step_s"] for row in counted),
+        {part: middle(row[part] for row in counted) for part in PARTS},
+        {kind: middle(each) for kind, each in _waits(counted).items()},
+    )
 
 
 def _waits(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """The seconds of each step, by what was exchanged; of a network that is not split, nothing."""
-    if not all("activations_s" in row for row in rows):
+    if any(row.get("activations_s") is None for row in rows):
         return {}
     activations = [row["activations_s"] for row in rows]
     exposed = [row["exposed_communication_s"] for row in rows]

@@ -1,13 +1,10 @@
 """What the averages of a run in mode local took."""
 
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from firecaffe.runs.explain import Rows
-from firecaffe.runs.folder import parse_run_file, read_run_file
+from firecaffe.runs.folder import RECIPE, read_run_file, read_run_recipe
 from firecaffe.synchrony.config import LOCAL
 
 
@@ -16,11 +13,9 @@ def is_local(folder: Path) -> bool:
 
     Raises: RunError if the recipe is damaged.
     """
-    if not (folder / "recipe.toml").is_file():
+    if not (folder / RECIPE).exists():
         return False
-    sections: Mapping[str, Any] = parse_run_file(folder, "recipe.toml", tomllib.loads, "")
-    words = sections.get("synchrony")
-    return isinstance(words, dict) and words.get("mode") == LOCAL
+    return read_run_recipe(folder).get("synchrony", {}).get("mode") == LOCAL  # type: ignore[no-any-return]
 
 
 def local_lines(folder: Path, timings: Rows) -> list[str]:

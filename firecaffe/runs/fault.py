@@ -2,9 +2,9 @@
 
 import dataclasses
 import fcntl
-import json
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -20,11 +20,13 @@ from firecaffe.errors import (
     NotFiniteError,
     PeerLostError,
     PreemptedError,
+    RunError,
     memory_full,
 )
 from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, TOGETHER, Fault
-from firecaffe.files import read_small, write_json
-from firecaffe.runs.record import read_json_lines
+from firecaffe.files import write_json
+from firecaffe.runs.schemas import FaultRow, StepRow
+from firecaffe.schema import read_file, read_rows
 
 NAME = "fault.json"
 
@@ -123,11 +125,11 @@ def settle_fault(folder: Path | None, fault: Fault, then: str) -> Fault:
 
 def _step_under_way(folder: Path, rank: int) -> int:
     """The one after the last that the rank has recorded; 0 if it has recorded none."""
-    try:
-        rows = read_json_lines(folder / f"timings/rank-{rank}.jsonl")
-        return int(rows[-1]["step"]) + 1
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return 0
+    path = folder / f"timings/rank-{rank}.jsonl"
+    with suppress(RunError):
+        for last in deque(read_rows(path, StepRow), maxlen=1):
+            return last["step"] + 1
+    return 0
 
 
 def is_same(row: dict[str, Any], fault: Fault) -> bool:
@@ -171,9 +173,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
+    """The faults of a file; none if it is not there or damaged."""
     try:
-        row = json.loads(read_small(path))
-        earlier = row.pop("earlier")
-        return [row, *earlier]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        row: dict[str, Any] = {**read_file(path, FaultRow, RunError)}
+    except RunError:
         return []
+    return [row, *row.pop("earlier", [])]

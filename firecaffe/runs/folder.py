@@ -17,16 +17,16 @@ result.json        written last: a run without it did not finish
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
-from firecaffe.files import read_small, write_atomically
-from firecaffe.runs.record import read_json_lines
+from firecaffe.files import written_aside
+from firecaffe.runs.schemas import SCHEMAS, RecipeWords, StepRow
+from firecaffe.schema import parse_toml, read_file, read_rows
 
-FORECAST = "forecast.json"
+RECIPE, FORECAST = "recipe.toml", "forecast.json"
 METRICS, WEIGHTS, DIGESTS = "metrics.jsonl", "weights.jsonl", "digests.jsonl"
 
 
@@ -97,33 +97,39 @@ def continue_run_folder(folder: Path, step: int) -> None:
     try:
         for path in [*records, *(folder / "timings").glob("*.jsonl")]:
             if path.is_file():
-                rows = [row for row in read_json_lines(path) if row["step"] <= step]
-                write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+                with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
+                    for row in read_rows(path, StepRow):
+                        if row["step"] <= step:
+                            file.write(json.dumps(row) + "\n")
+    except OSError as error:
         raise RunError(f"{folder}: its records cannot be gone on with ({error})") from error
 
 
-def read_run_file(folder: Path, name: str) -> dict[str, Any]:
-    """One of a run's JSON files.
+def read_run_file(folder: Path, name: str, kind: Any = None) -> dict[str, Any]:
+    """One of a run's JSON files. kind: a schema that asks for more than `SCHEMAS` does of all.
 
     Raises: RunError if the folder is no finished run or the file is damaged.
     """
-    found = parse_run_file(folder, name, json.loads, "the run did not finish, or this is no run")
-    if not isinstance(found, dict):
-        raise RunError(f"{folder / name}: holds no JSON object")
+    _check_is_there(folder)
+    absent = f"no {name}; the run did not finish, or this is no run"
+    kind = kind or SCHEMAS.get(name, dict[str, Any])
+    found: dict[str, Any] = read_file(folder / name, kind, RunError, absent=absent)
     return found
 
 
-def parse_run_file(folder: Path, name: str, parse: Callable[[str], Any], absent: str) -> Any:
-    """What a file of a run holds. absent: what it means if there is none.
+def read_run_recipe(folder: Path, absent: str = "this is no run folder") -> dict[str, Any]:
+    """The words of a run's recipe, by section. absent: what it means if there is none.
 
-    Raises: RunError if it is not there, or cannot be read or parsed.
+    Raises: RunError if it is not there, or damaged.
     """
+    _check_is_there(folder)
+    kind: Any = RecipeWords
+    found: dict[str, Any] = read_file(
+        folder / RECIPE, kind, RunError, parse_toml, absent=f"no {RECIPE}; {absent}"
+    )
+    return found
+
+
+def _check_is_there(folder: Path) -> None:
     if not folder.is_dir():
         raise RunError(f"{folder}: there is no such run folder")
-    try:
-        return parse(read_small(folder / name))
-    except FileNotFoundError:
-        raise RunError(f"{folder}: no {name}; {absent}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{folder / name}: cannot be read ({error})") from error

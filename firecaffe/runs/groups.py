@@ -340,11 +340,13 @@ def _times(group: Group, target: float | None) -> list[float]:
     """The time of each run; none if one has none, for a mean of the others would flatter."""
     if target is not None:
         found = [time_to(run, target) for run in group.runs]
-        return [] if None in found else [each for each in found if each is not None]
+        times = [each for each in found if each]  # at its very start it had trained for no time
+        return times if len(times) == len(found) else []
     rates = [run.result["images_per_s"] for run in group.runs]
     if not all(rates):
         return []
-    return [trained_samples(run) / rate for run, rate in zip(group.runs, rates, strict=True)]
+    times = [trained_samples(run) / rate for run, rate in zip(group.runs, rates, strict=True)]
+    return times if min(times) > 0 else []
 
 
 def _unequal(baseline: Group, group: Group, target: float | None) -> list[str]:

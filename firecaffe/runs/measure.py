@@ -73,8 +73,9 @@ def measure_of(result: Mapping[str, Any]) -> Measure:
     """That of a run, by its result.json; top-1 of runs that were made before there were others."""
     if "metric" not in result:
         return TOP1
-    name = str(result["metric"])
-    return Measure(name, bool(result.get("higher_is_better", True)), name in result["shares"])
+    name = result["metric"]
+    is_share = name in result.get("shares", ())
+    return Measure(name, result.get("higher_is_better", True), is_share)
 
 
 def other_metrics(result: Mapping[str, Any]) -> list[Measure]:

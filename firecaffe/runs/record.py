@@ -72,12 +72,3 @@ class Metrics:
         self._lines.close()
         if self._curves is not None:
             self._curves.close()
-
-
-def read_json_lines(path: Path, holding: str = "") -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines; a last line cut short by a fault is left out.
-
-    holding: of those alone that have this text in them, which is faster for a few among many.
-    """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n") and holding in line]

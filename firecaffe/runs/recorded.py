@@ -1,15 +1,11 @@
 """What a run has written of its bits on its way: each step's loss, exactly, and some digests."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-from firecaffe.errors import RunError
 from firecaffe.runs.folder import DIGESTS, METRICS, WEIGHTS
-from firecaffe.runs.record import read_json_lines
-
-Value = TypeVar("Value")
+from firecaffe.runs.schemas import DigestsRow, LossRow, WeightsRow
+from firecaffe.schema import read_rows
 
 
 @dataclass(frozen=True)
@@ -32,25 +28,11 @@ class Recorded:
 
 def recorded_of(folder: Path) -> Recorded:
     """Reads what a run has recorded, finished or not. Raises: RunError."""
+    losses = read_rows(folder / METRICS, LossRow, holding=b'"train"')
+    weights = read_rows(folder / WEIGHTS, WeightsRow)
+    tensors = read_rows(folder / DIGESTS, DigestsRow)
     return Recorded(
-        losses=_by_step(folder / METRICS, _loss, kind="train"),
-        weights=_by_step(folder / WEIGHTS, lambda row: str(row["sha256"])),
-        tensors=_by_step(folder / DIGESTS, lambda row: dict(row["tensors"])),
+        losses={row["step"]: row["loss"] for row in losses if row["kind"] == "train"},
+        weights={row["step"]: row["sha256"] for row in weights},
+        tensors={row["step"]: row["tensors"] for row in tensors},
     )
-
-
-def _loss(row: dict[str, Any]) -> float | None:
-    return None if row["loss"] is None else float(row["loss"])
-
-
-def _by_step(
-    path: Path, value: Callable[[dict[str, Any]], Value], kind: str | None = None
-) -> dict[int, Value]:
-    """The rows of a file, or those of a kind, by their steps; none if there is no such file."""
-    try:
-        rows = (row for row in read_json_lines(path) if row.get("kind") == kind)
-        return {int(row["step"]): value(row) for row in rows}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error

@@ -1,6 +1,5 @@
 """Who computed how many micro-batches of a step, and what balanced shares would bring."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from firecaffe.errors import RunError
 from firecaffe.exchange.leaves import Shares
 from firecaffe.reference import shown
-from firecaffe.runs.folder import parse_run_file
+from firecaffe.runs.folder import RECIPE, read_run_recipe
 from firecaffe.synchrony.shares import GAIN, balanced_shares, longest_s
 from firecaffe.words import MOST_MICRO_BATCHES
 
@@ -52,15 +51,12 @@ def row_of(folder: Path) -> Row:
 
     Raises: RunError if the recipe is damaged.
     """
-    if not (folder / "recipe.toml").is_file():
+    if not (folder / RECIPE).exists():
         return ALONE
-    sections: Mapping[str, Any] = parse_run_file(folder, "recipe.toml", tomllib.loads, "")
-    words = sections.get("parallel")
-    if not isinstance(words, dict):  # it is older than the section
-        return ALONE
-    stages, model = words.get("stages"), words.get("model")
-    size = len(stages) + 1 if isinstance(stages, list) and stages else 1
-    if isinstance(model, int) and model > 1:
+    words = read_run_recipe(folder).get("parallel", {})  # it may be older than the section
+    stages, model = words.get("stages"), words.get("model", 1)
+    size = len(stages) + 1 if stages else 1
+    if model > 1:
         size = model
     return Row(size, size if words.get("scheme") == "one_weird_trick" else 1)
 

@@ -25,7 +25,9 @@ from firecaffe.cluster.groups import attempt, who_am_i
 from firecaffe.cluster.world import lasting_store
 from firecaffe.errors import RunError
 from firecaffe.parallel.split import Split
-from firecaffe.runs.record import JsonLines, read_json_lines
+from firecaffe.runs.record import JsonLines
+from firecaffe.runs.schemas import StepRow
+from firecaffe.schema import read_rows
 
 
 class Attached:
@@ -139,5 +141,6 @@ def _is_of_earlier_attempt(store: Store, key: str) -> bool:
 
 def _last_step(folder: Path) -> int:
     """The last step that any rank has written, so that all go on with the same number."""
-    rows = [row for path in folder.glob("rank-*.jsonl") for row in read_json_lines(path)[-1:]]
+    files = folder.glob("rank-*.jsonl")
+    rows = (row for path in files for row in read_rows(path, StepRow))
     return max((row["step"] for row in rows), default=0)

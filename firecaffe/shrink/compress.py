@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
@@ -24,12 +24,13 @@ from firecaffe.cluster.world import World
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.data import Data, check_data
 from firecaffe.errors import OwnCodeError, RecipeError, RunError
-from firecaffe.files import read_small, write_json, written_aside
+from firecaffe.files import write_json, written_aside
 from firecaffe.models.weights import file_digest
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.run import total_steps
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import Measure
+from firecaffe.schema import Count, Real, read_file
 from firecaffe.shrink.attempt import Made, Maker
 from firecaffe.shrink.judge import Judge, Worth, judging
 from firecaffe.shrink.layers import LayerSensitivity, choose
@@ -190,16 +191,32 @@ def _start(asked: CompressRequest, network: nn.Module, data: Data) -> tuple[Reci
     return recipe, trained_network(recipe, data)
 
 
+class SensitivityRow(TypedDict):
+    """A layer of sensitivity.json."""
+
+    name: str
+    weights: Count
+    keeps: dict[str, Real]
+    bits: dict[str, Real]
+
+
+class Sensitivities(TypedDict):
+    """sensitivity.json."""
+
+    layers: list[SensitivityRow]
+
+
 def _sensitivities(
     asked: CompressRequest, network: nn.Module, judge: Judge
 ) -> list[LayerSensitivity]:
     """Those that the folder has, else measured: the same weights are tried once."""
     path = asked.folder / "sensitivity.json"
     if path.exists():
+        kept: Any = read_file(path, Sensitivities, RunError)
         try:
-            return [LayerSensitivity.of_row(row) for row in json.loads(read_small(path))["layers"]]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{path}: cannot be read ({error!r})") from error
+            return [LayerSensitivity.of_row(row) for row in kept["layers"]]
+        except ValueError as error:
+            raise RunError(f"{path}: {error}") from error
     prunes = asked.scheme.means_biases("prune", "keep")
     shares = asked.scheme.means_biases("share", "bits")
     found = measure_layers(layers_of(network, prunes, shares), lambda: judge.tried(network))
@@ -228,11 +245,8 @@ def _claim(asked: CompressRequest) -> None:
             raise RunError(f"{asked.folder}: holds other files; give --out another name")
         write_json(path, wanted)
         return
-    try:
-        found = json.loads(read_small(path))
-        unlike = [name for name in wanted if found[name] != wanted[name]]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: cannot be read ({error!r})") from error
+    found = read_file(path, dict[str, Any], RunError)
+    unlike = [name for name in wanted if found.get(name) != wanted[name]]
     if unlike:
         raise RunError(
             f"{asked.folder}: holds the rounds of another compression (another "

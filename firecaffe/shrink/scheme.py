@@ -4,7 +4,6 @@ docs/compression.md shows one.
 """
 
 import difflib
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 from firecaffe.compression.fcz import CODES
 from firecaffe.compression.layers import BIAS
 from firecaffe.errors import RecipeError
-from firecaffe.files import read_small
 from firecaffe.recipe.sections import Recipe
+from firecaffe.schema import parse_toml, read_file
 
 FOLDER = Path(__file__).parent / "schemes"
 """The schemes that come along."""
@@ -82,13 +81,9 @@ def find_scheme(word: str) -> Scheme:
         raise RecipeError(
             f"--scheme is {word!r}; there are {', '.join(known)}, or FILE.toml{_like(word, known)}"
         )
-    try:
-        words = tomllib.loads(read_small(path))
-    except OSError as error:
-        raise RecipeError(f"--scheme {word}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise RecipeError(f"--scheme {word}: is no TOML ({error})") from error
-    return scheme_of(path.stem, words, f"--scheme {word}")
+    where = f"--scheme {word}"
+    words = read_file(path, dict[str, Any], RecipeError, parse_toml, where=where)
+    return scheme_of(path.stem, words, where)
 
 
 def scheme_of(name: str, words: Words, where: str) -> Scheme:

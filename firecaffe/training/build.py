@@ -24,7 +24,7 @@ from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.ranks import check_ranks
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe, check_recipe
-from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.explain import read_timings
 from firecaffe.runs.score_mode import score_mode
 from firecaffe.synchrony.config import FIRST, MEASURED
 from firecaffe.tasks import Loss, Task, TaskConfig
@@ -268,7 +268,7 @@ def _score(folder: Path) -> list[str]:
     every_step is of all ranks, whose timings are not here alone.
     """
     try:
-        scored = score_mode(folder, {0: read_json_lines(folder / "timings/rank-0.jsonl")})
-    except (OSError, ValueError, RunError) as error:  # a full disk has kept no rows
+        scored = score_mode(folder, read_timings(folder))
+    except RunError as error:  # a full disk has kept no rows
         return [f"warning: the forecast is not scored: {error}"]
     return [] if scored is None else scored.lines

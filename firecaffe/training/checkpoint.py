@@ -22,17 +22,25 @@ import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.files import read_small, sync_file, sync_folder, write_atomically
+from firecaffe.files import (
+    open_regular,
+    read_small,
+    remove_aside,
+    sync_file,
+    sync_folder,
+    write_atomically,
+)
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.reference import wherever
+from firecaffe.schema import Count, checked, read_file
 from firecaffe.synchrony.rounds import Rounds
 from firecaffe.training.stored import InMemory, Stored
 from firecaffe.training.tensor_file import TensorFile
@@ -46,11 +54,17 @@ SUFFIX = ".safetensors"
 parts."""
 
 
-UNREADABLE = (
-    *(CheckpointError, OSError, ValueError),
-    *(KeyError, TypeError, AttributeError, RecursionError),
-)
-"""The errors that reading a damaged or foreign file may raise."""
+class Meta(TypedDict):
+    """meta.json, beside which it has the numbers."""
+
+    step: Count
+    identity: dict[str, Any]
+    probe: str
+    history: str
+    doubts: list[str]
+
+
+WORDS: tuple[Any, ...] = tuple(Meta.__annotations__)
 
 
 @dataclass
@@ -84,7 +98,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     name = checkpoint_name(checkpoint.step)
     aside = folder / f".{name}.partial"
     try:
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_aside(aside)
         folder.mkdir(exist_ok=True)  # not above it: a run's folder that was deleted stays so
         aside.mkdir()
         # A view would be saved with all that it is a view of.
@@ -112,7 +126,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             sync_file(aside / file)
         sync_folder(aside)
         final, before = folder / name, folder / f".{name}.before.partial"
-        shutil.rmtree(before, ignore_errors=True)
+        remove_aside(before)
         if final.exists():  # left by a save that failed after this point, or by another attempt
             os.rename(final, before)
         os.rename(aside, final)
@@ -206,22 +220,21 @@ def load_checkpoint(where: Path) -> Checkpoint:
     Raises: CheckpointError if a file is missing, was changed, or is no checkpoint.
     """
     piece_files = [name for name in verify_checkpoint(where) if name not in (STATE, META)]
+    # The numbers may be infinite, which json writes and reads, though JSON has no such thing.
+    meta: dict[str, Any] = {**read_file(where / META, Meta, CheckpointError, json.loads)}
+    numbers: Any = {word: values for word, values in meta.items() if word not in WORDS}
     try:
-        meta = json.loads(read_small(where / META))
-        return Checkpoint(
-            step=int(meta.pop("step")),
-            identity=dict(meta.pop("identity")),
-            probe=str(meta.pop("probe")),
-            history=str(meta.pop("history")),
-            doubts=[str(doubt) for doubt in meta.pop("doubts")],
-            tensors=TensorFile(where / STATE),
-            numbers={word: dict(values) for word, values in meta.items()},
-            piece_files={name.removesuffix(SUFFIX): where / name for name in piece_files},
-            digest=_sha256(where / SUMS),
-            folder=where,
-        )
-    except UNREADABLE as error:
-        raise CheckpointError(f"{where}: is no checkpoint of this program ({error})") from error
+        checked(numbers, dict[str, dict[str, Any]])
+    except ValueError as error:
+        raise CheckpointError(f"{where / META}: cannot be read ({error})") from error
+    return Checkpoint(
+        **{word: meta[word] for word in WORDS},
+        tensors=TensorFile(where / STATE),
+        numbers=numbers,
+        piece_files={name.removesuffix(SUFFIX): where / name for name in piece_files},
+        digest=_sha256(where / SUMS),
+        folder=where,
+    )
 
 
 def verify_checkpoint(where: Path) -> list[str]:
@@ -289,5 +302,5 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

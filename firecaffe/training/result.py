@@ -12,9 +12,11 @@ from torch import nn
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
+from firecaffe.runs.folder import METRICS
 from firecaffe.runs.measure import Measure
 from firecaffe.runs.peak_memory import peak_memory_bytes
-from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.schemas import MetricsRow
+from firecaffe.schema import read_rows
 from firecaffe.training.best import Best
 from firecaffe.training.evaluate import Evaluation
 from firecaffe.training.load import load
@@ -124,11 +126,11 @@ class Result:
 
         Raises: RunError if the folder is not there, as on another host.
         """
-        path = self.folder / "metrics.jsonl"
-        try:
-            return read_json_lines(path)
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path}: cannot be read ({error})") from error
+        path = self.folder / METRICS
+        if not path.exists():
+            raise RunError(f"{path}: there is no such file")
+        kind: Any = MetricsRow
+        return list(read_rows(path, kind))
 
     def hold(self, model: nn.Module) -> None:
         """Keeps the network that was trained, which does not go to other processes."""

@@ -10,13 +10,15 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
+from firecaffe.files import new_aside, open_regular
+from firecaffe.schema import Count, checked, decoded
 from firecaffe.training.stored import Stored
 from firecaffe.transport.collect import Whole
 
@@ -43,6 +45,14 @@ DTYPES = {
 DTYPE_OF_WORD = {word: dtype for dtype, word in DTYPES.items()}
 
 
+class Place(TypedDict):
+    """A tensor of the header."""
+
+    dtype: str
+    shape: list[Count]
+    data_offsets: tuple[Count, Count]
+
+
 def write_tensors(
     path: Path, listed: Sequence[Whole], tensors: Iterable[tuple[str, Tensor]]
 ) -> OSError | None:
@@ -53,7 +63,7 @@ def write_tensors(
     problem = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
+        with open(new_aside(path), "wb") as file:
             file.write(_header(listed))
             for _, tensor in coming:
                 file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
@@ -74,10 +84,11 @@ class TensorFile(Stored):
         try:
             with safe_open(path, framework="pt"):
                 pass  # the library has looked the header over, and the file's length
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 length = int.from_bytes(file.read(8), "little")
-                self._places: dict[str, dict[str, Any]] = json.loads(file.read(length))
-            self._places.pop("__metadata__", None)
+                words = decoded(file.read(length), dict[str, Any])
+            words.pop("__metadata__", None)
+            self._places = checked(words, dict[str, Place])
             self._dtypes = {name: DTYPE_OF_WORD[row["dtype"]] for name, row in self._places.items()}
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error})") from error

@@ -1,7 +1,6 @@
 """Trainings side by side: each an ordinary `firecaffe train` with a run folder of its own."""
 
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -24,8 +23,10 @@ from firecaffe.files import read_small, write_atomically
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.fault import NAME as FAULT
+from firecaffe.runs.folder import METRICS
 from firecaffe.runs.measure import TOP1, Measure
-from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.schemas import FaultRow, LossRow
+from firecaffe.schema import Real, checked, read_file, read_rows
 
 POLL_S = 0.3
 LOCK = ".lock"
@@ -98,21 +99,24 @@ class Trial:
 
 def scores(folder: Path, measure: Measure = TOP1) -> list[TrialScore]:
     """A run's evaluations on its validation samples so far, in order. Raises: RunError."""
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS
+    lines = read_rows(path, LossRow, holding=b'"validation"')
     try:
-        lines = read_json_lines(path, holding='"validation"')
-        rows = [row for row in lines if row["kind"] == "validation"]
-        found = [_score(row, measure) for row in rows]
-        return [*found, *_diverged(folder, found, measure)]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: cannot be read ({type(error).__name__}: {error})") from error
+        found = [_score({**row}, measure) for row in lines if row["kind"] == "validation"]
+    except ValueError as error:
+        raise RunError(f"{path}: cannot be read ({error})") from error
+    return [*found, *_diverged(folder, found, measure)]
+
+
+class Value(TypedDict):
+    """The metric of an evaluation."""
+
+    value: Real | None
 
 
 def _score(row: dict[str, Any], measure: Measure) -> TrialScore:
-    """A value that is no number is the worst there is."""
-    value = row[measure.name]
+    """A value that is no number is the worst there is. Raises: ValueError if it is not there."""
+    value = checked({"value": row[measure.name]} if measure.name in row else {}, Value)["value"]
     worst = measure.gain(-inf)
     is_finite = row["loss"] is not None
     return TrialScore(row["step"], worst if value is None else value, is_finite)
@@ -120,14 +124,13 @@ def _score(row: dict[str, Any], measure: Measure) -> TrialScore:
 
 def _diverged(folder: Path, found: Sequence[TrialScore], measure: Measure) -> list[TrialScore]:
     """What a run would have scored that has ended because it diverged."""
-    try:
-        fault = json.loads(read_small(folder / FAULT))
-    except FileNotFoundError:
+    if not (folder / FAULT).exists():
         return []
-    if fault["kind"] not in ("not_finite", "diverged"):
+    fault = read_file(folder / FAULT, FaultRow, RunError)
+    if fault.get("kind") not in ("not_finite", "diverged"):
         return []
     none = 0.0 if measure.is_share and measure.higher_is_better else measure.gain(-inf)
-    return [TrialScore(fault["step"], found[-1].value if found else none, False)]
+    return [TrialScore(fault.get("step", 0), found[-1].value if found else none, False)]
 
 
 @contextmanager

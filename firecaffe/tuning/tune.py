@@ -19,15 +19,17 @@ from typing import Any
 
 from firecaffe.data import check_data
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.files import read_small, write_atomically, write_json
+from firecaffe.files import write_atomically, write_json
 from firecaffe.models.weights import file_digest
 from firecaffe.recipe.identity import identity, search_id, to_toml
 from firecaffe.recipe.run import sample_order, total_steps
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.compare import Run, read_run, samples_seen
+from firecaffe.runs.folder import METRICS
 from firecaffe.runs.groups import differing_conditions
 from firecaffe.runs.measure import TOP1, Measure
-from firecaffe.runs.record import read_json_lines
+from firecaffe.runs.schemas import TrainRow
+from firecaffe.schema import read_file, read_rows
 from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_task import task_for
 from firecaffe.training.preflight import preflight
@@ -304,13 +306,17 @@ def _has_learned(folder: Path, winner: CandidateResult, measure: Measure) -> boo
     is asked. Of metrics that steps do not count: whether its loss fell at least half as far as the
     candidate's.
     """
-    rows = read_json_lines(folder / "metrics.jsonl", holding='"train"')
+    rows = _train_rows(folder)
     if measure != TOP1:
-        own = read_json_lines(winner.folder / "metrics.jsonl", holding='"train"')
-        return _fall(rows) >= _fall(own) / 2
+        return _fall(rows) >= _fall(_train_rows(winner.folder)) / 2
     late = rows[len(rows) * 9 // 10 :]  # its very last step may be of one sample
     correct = sum(row["top1"] * row["samples"] for row in late)
     return bool(correct >= winner.mean_value / 2 * sum(row["samples"] for row in late))
+
+
+def _train_rows(folder: Path) -> list[dict[str, Any]]:
+    kind: Any = TrainRow
+    return list(read_rows(folder / METRICS, kind, holding=b'"train"'))
 
 
 def _fall(rows: Sequence[dict[str, Any]]) -> float:
@@ -357,12 +363,7 @@ def _claim(asked: TuneRequest) -> None:
             raise RunError(f"{asked.folder}: holds other files; give --out another folder")
         write_atomically(path, json.dumps(wanted, indent=2) + "\n")
         return
-    try:
-        found = json.loads(read_small(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{path}: holds no JSON object")
+    found = read_file(path, dict[str, Any], RunError)
     unlike = [name for name in wanted if found.get(name) != wanted[name]]
     if unlike:
         raise RunError(

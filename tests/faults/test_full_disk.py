@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.small_run import RECIPE, command, state_of
 from firecaffe.runs.folder import read_run_file
-from firecaffe.runs.record import JsonLines, read_json_lines
+from firecaffe.runs.record import JsonLines
+from firecaffe.schema import read_rows
 from firecaffe.training.checkpoint import load_newest
 from tests.typed import python
 
@@ -86,5 +87,5 @@ def test_rows_wait_until_there_is_room_again(small_disk: Path) -> None:
             rows.write({"step": step, "padding": "x" * 20})
         filler.unlink()
         rows.write({"step": 2000})
-    found = [row["step"] for row in read_json_lines(small_disk / "rows.jsonl")]
+    found = [row["step"] for row in list(read_rows(small_disk / "rows.jsonl", dict))]
     assert found == list(range(2001))

@@ -9,7 +9,7 @@ from torch import nn
 
 import firecaffe
 from firecaffe.errors import RunError
-from firecaffe.runs.explain import read_rows
+from firecaffe.runs.explain import read_timings
 from tests.world import Ranks
 
 
@@ -47,7 +47,7 @@ def attach_in_turns(folder: str) -> list[str]:
 def test_rank_and_restart(ranks: Ranks, tmp_path: Path) -> None:
     for rank, [message] in enumerate(ranks.run(2, attach_in_turns, str(tmp_path))):
         assert f"rank-{rank}.jsonl exists already" in message
-    rows = read_rows(tmp_path, "rank-*.jsonl")
+    rows = read_timings(tmp_path)
     assert [row["step"] for row in rows[0]] == [1, 2, 3, 4, 5, 6, 7]
     assert [row["step"] for row in rows[1]] == [1, 2, 3, 4, 5, 7]
 

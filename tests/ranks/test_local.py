@@ -20,7 +20,7 @@ from firecaffe import (
     SolverConfig,
     SynchronyConfig,
 )
-from firecaffe.runs.record import read_json_lines
+from firecaffe.schema import read_rows
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.local.average import Average
 from firecaffe.training.local.stepper import LocalStepper
@@ -192,7 +192,7 @@ def test_what_is_due_within_a_round_is_done_at_its_end(ranks: Ranks, tmp_path: P
     for name, words in {"waits": {}, "overlap": {"overlap_steps": 1}}.items():
         folder = tmp_path / name
         ranks.shared(2, fit, with_words(recipe, words), str(folder))
-        rows[name] = read_json_lines(folder / "metrics.jsonl")
+        rows[name] = list(read_rows(folder / "metrics.jsonl", dict))
         whole = [4, 8, 10] if name == "waits" else [5, 9, 10]
         of_kind = {
             kind: [row["step"] for row in rows[name] if row["kind"] == kind]

@@ -14,7 +14,7 @@ from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, RunConfig, Synch
 from firecaffe.data import Batch
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.runs.folder import read_run_file
-from firecaffe.runs.record import read_json_lines
+from firecaffe.schema import read_rows
 from firecaffe.training import balance
 from firecaffe.training.outcome import Timings
 from tests.ranks.networks import Everything, small_data
@@ -115,7 +115,9 @@ def test_a_worker_that_takes_longer_gets_less(ranks: Ranks, tmp_path: Path) -> N
     ranks.shared(2, fit_with_slow_data, recipe, str(tmp_path / "run"), 1)
     counts = read_run_file(tmp_path / "run", "result.json")["balance"]["micro_batches_by_rank"]
     assert counts[0] > counts[1]
-    last = [read_json_lines(tmp_path / f"run/timings/rank-{rank}.jsonl")[-1] for rank in (0, 1)]
+    last = [
+        list(read_rows(tmp_path / f"run/timings/rank-{rank}.jsonl", dict))[-1] for rank in (0, 1)
+    ]
     assert [row["micro_batches"] for row in last] == counts
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from firecaffe import CheckpointConfig, ExchangeConfig
 from firecaffe.recipe.of_run import recipe_of
-from firecaffe.runs.explain import read_rows
+from firecaffe.runs.explain import read_timings
 from firecaffe.runs.explain_served import explain_served
 from firecaffe.synchrony.events import Push
 from firecaffe.training.served.parcel import ALIGNMENT
@@ -47,7 +47,7 @@ def test_a_replay_gives_the_same_bits(
     row = synchrony(run)
     learners = world_size * MODES[name].get("in_flight", 1)
     assert len(row["pulled_bytes_by_learner"]) == learners
-    told = explain_served(run, read_rows(run, "rank-*.jsonl"))
+    told = explain_served(run, read_timings(run))
     assert told is not None
     assert sum(each.micro_batches for each in told.ranks) == row["gradients"]
     first = verify_run(run, recipe_of(run), ALONE, 5, given())

@@ -7,7 +7,15 @@ from typing import NoReturn
 
 import pytest
 
-from firecaffe.files import sync_file, sync_folder, write_atomically, write_json
+from firecaffe.files import (
+    new_aside,
+    read_lines,
+    read_small,
+    sync_file,
+    sync_folder,
+    write_atomically,
+    write_json,
+)
 
 
 def refuse(*_: object) -> NoReturn:
@@ -85,3 +93,47 @@ def test_sync_asks_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sync_file(path)
     sync_folder(tmp_path)
     assert synced == [path.stat().st_ino, tmp_path.stat().st_ino]
+
+
+@pytest.mark.parametrize("lies_there", ["link", "left"])
+def test_what_lies_beside_is_not_followed(tmp_path: Path, lies_there: str) -> None:
+    victim, aside = tmp_path / "victim", tmp_path / ".partial.a.txt"
+    victim.write_text("mine\n")
+    if lies_there == "link":
+        aside.symlink_to(victim)
+    else:
+        aside.write_text("of a process that was killed, and longer\n")
+    write_atomically(tmp_path / "a.txt", "new\n")
+    assert victim.read_text() == "mine\n"
+    assert (tmp_path / "a.txt").read_text() == "new\n"
+    assert not (tmp_path / "a.txt").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match=r"no regular file|directory"):
+        read_small(path)
+    with pytest.raises(OSError, match=r"no regular file|directory"):
+        next(read_lines(path))
+
+
+def test_a_device_is_not_written_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileExistsError):
+        new_aside(tmp_path / "pipe")
+
+
+def test_a_line_has_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"1234\n12345\n")
+    lines = read_lines(path, most_bytes=5)
+    assert next(lines) == b"1234\n"
+    with pytest.raises(ValueError, match="line 2 is longer than 5 bytes"):
+        next(lines)

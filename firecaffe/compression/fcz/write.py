@@ -1,6 +1,5 @@
 """Writing a network into a .fcz file."""
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from firecaffe.compression.fcz.report import FileReport, TensorReport, entropy_b
 from firecaffe.compression.fcz.sequence import How
 from firecaffe.compression.fcz.values import Kept, write_values
 from firecaffe.errors import RecipeError
+from firecaffe.files import written_aside
 
 CODES: tuple[How, ...] = get_args(How)
 """How a file may be coded: the cheapest for each section, or one alone."""
@@ -144,15 +144,8 @@ def _write_positions(
 @contextmanager
 def _whole(path: Path) -> Iterator[BinaryIO]:
     """A file beside the final one, which gets its name if the block comes to its end."""
-    aside = path.with_name(f".partial.{path.name}")
-    try:
-        with open(aside, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with written_aside(path) as aside, open(aside, "wb") as file:
+        yield file
 
 
 def _outline(name: str, array: NDArray[Any]) -> Outline:

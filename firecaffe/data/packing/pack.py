@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock
+from typing import TypedDict
 
 import numpy as np
 import simplejpeg
@@ -28,10 +29,18 @@ from firecaffe.data.packing.part import Part, Source
 from firecaffe.data.shard import ShardInfo, ShardWriter, read_index, sha256_of
 from firecaffe.data.shard_files import LocalFiles
 from firecaffe.errors import DataError, RecipeError
+from firecaffe.files import write_atomically
+from firecaffe.schema import read_file
 
 UNDER_WAY = "packing.json"
 QUALITY = 90
 """JPEG quality of images that are encoded anew."""
+
+
+class UnderWay(TypedDict):
+    """UNDER_WAY: a packing that is not finished."""
+
+    identity: str
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ class Packing:
                     f"{self.folder}: holds a packed data set already; remove it first"
                 )
             if under_way.exists():
-                if json.loads(under_way.read_text())["identity"] != identity:
+                if read_file(under_way, UnderWay, DataError)["identity"] != identity:
                     raise RecipeError(
                         f"{self.folder}: holds shards of another packing (other images or options) "
                         "that was not finished; remove it first"
@@ -169,12 +178,9 @@ class Packing:
                 return
             if any(self.folder.iterdir()):
                 raise RecipeError(f"{self.folder}: is not empty; give an empty folder, or none")
-            aside = under_way.with_name(f"{UNDER_WAY}.partial")
-            aside.write_text(json.dumps({"identity": identity}))
-            aside.replace(under_way)
-        except (OSError, ValueError, KeyError) as error:
-            reason = getattr(error, "strerror", None) or f"{UNDER_WAY} is damaged"
-            raise DataError(f"{self.folder}: {reason}") from error
+            write_atomically(under_way, json.dumps({"identity": identity}))
+        except OSError as error:
+            raise DataError(f"{self.folder}: {error.strerror}") from error
 
     def _shard(
         self,
@@ -256,9 +262,7 @@ class Packing:
                 own = [line for line in broken if line.startswith(f"{name}/")] or broken
                 why = f"; the first: {own[0]}" if own else ""
                 raise DataError(f"{self.folder}: no image of {name} could be packed{why}")
-        aside = self.folder / f"{LIST}.partial"
-        aside.write_text(packed.to_json())
-        aside.replace(self.folder / LIST)
+        write_atomically(self.folder / LIST, packed.to_json())
         (self.folder / UNDER_WAY).unlink()
         return packed
 

@@ -14,7 +14,7 @@ from firecaffe.plan.forecast import forecast
 from firecaffe.plan.modes import alternatives
 from firecaffe.plan.of_recipe import workload_of
 from firecaffe.recipe.of_run import recipe_of
-from firecaffe.runs.explain import ALPHA, read_rows
+from firecaffe.runs.explain import ALPHA, read_timings
 from firecaffe.runs.explain_served import ServedExplanation, explain_served
 
 STEPS = 60
@@ -57,7 +57,7 @@ def write(folder: Path, slow: float = 1.0, steps: int = STEPS, warm: int = 3) ->
 
 
 def told(folder: Path) -> ServedExplanation:
-    found = explain_served(folder, read_rows(folder, "rank-*.jsonl"))
+    found = explain_served(folder, read_timings(folder))
     assert found is not None
     return found
 
@@ -170,7 +170,7 @@ def test_other_modes_are_planned_where_a_rank_is_slow(
 
 def test_no_server_and_damage(tmp_path: Path) -> None:
     write(tmp_path, steps=0)
-    rows = read_rows(tmp_path, "rank-*.jsonl")
+    rows = read_timings(tmp_path)
     assert explain_served(tmp_path, rows) is None
     with pytest.raises(RunError, match="step_s"):
         explain_served(tmp_path, {0: [{"step": 4, "by_rank": {"0": [1, 0.1]}}]})

@@ -49,7 +49,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         (None, "did not finish, or this is no run"),
         ("", "cannot be read"),
         ('{"steps": 5', "cannot be read"),
-        ("[1, 2]", "holds no JSON object"),
+        ("[1, 2]", "expected object, got array"),
         (b"\xff\xfe", "cannot be read"),
     ],
 )

@@ -154,5 +154,5 @@ def test_a_regression_that_has_learned_nothing_says_the_mean(tmp_path: Path) -> 
 
 def test_a_record_without_its_metric_is_none(tmp_path: Path) -> None:
     folder = plant(tmp_path / "a", **NUMBERS)
-    with pytest.raises(RunError, match="mae is None"):
+    with pytest.raises(RunError, match="has no mae"):
         read_run(folder)

@@ -19,7 +19,6 @@ ONE, OTHER = 64 * "a", 64 * "b"
         ({"environment__own_code": {"model": ONE}}, 1),
         ({"environment__own_code": {"model": OTHER}}, 2),
         ({"environment__own_code": {"model": ONE, "task": OTHER}}, 2),
-        ({"environment__own_code": "damaged"}, 2),
     ],
 )
 def test_runs_of_other_code_are_not_pooled(

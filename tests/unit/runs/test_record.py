@@ -13,7 +13,8 @@ import pytest
 from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
 from firecaffe import files
-from firecaffe.runs.record import JsonLines, Metrics, read_json_lines
+from firecaffe.runs.record import JsonLines, Metrics
+from firecaffe.schema import read_rows
 
 
 def test_rows_come_back(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_rows_come_back(tmp_path: Path) -> None:
         for row in rows:
             lines.write(row)
     rows[1]["loss"] = None  # JSON has no infinity
-    assert read_json_lines(tmp_path / "a.jsonl") == rows
+    assert list(read_rows(tmp_path / "a.jsonl", dict)) == rows
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == len(rows)
 
 
@@ -33,13 +34,13 @@ def test_floats_come_back_exactly(tmp_path: Path) -> None:
     values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308]
     with JsonLines(tmp_path / "a.jsonl") as lines:
         lines.write({"values": values})
-    assert read_json_lines(tmp_path / "a.jsonl") == [{"values": values}]
+    assert list(read_rows(tmp_path / "a.jsonl", dict)) == [{"values": values}]
 
 
 def test_a_row_is_in_the_file_at_once(tmp_path: Path) -> None:
     with JsonLines(tmp_path / "a.jsonl") as lines:
         lines.write({"step": 1})
-        assert read_json_lines(tmp_path / "a.jsonl") == [{"step": 1}]
+        assert list(read_rows(tmp_path / "a.jsonl", dict)) == [{"step": 1}]
 
 
 def test_a_record_is_never_written_over(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_the_file_is_whole_after_an_error(tmp_path: Path) -> None:
     with suppress(ZeroDivisionError), JsonLines(tmp_path / "a.jsonl") as lines:
         lines.write({"step": 1})
         raise ZeroDivisionError
-    assert read_json_lines(tmp_path / "a.jsonl") == [{"step": 1}]
+    assert list(read_rows(tmp_path / "a.jsonl", dict)) == [{"step": 1}]
 
 
 def test_a_last_line_cut_anywhere_is_left_out(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_a_last_line_cut_anywhere_is_left_out(tmp_path: Path) -> None:
     for length in range(len(text) + 1):
         (tmp_path / "a.jsonl").write_text(text[:length])
         whole = 2 if length == len(text) else int(length >= first)
-        assert read_json_lines(tmp_path / "a.jsonl") == rows[:whole]
+        assert list(read_rows(tmp_path / "a.jsonl", dict)) == rows[:whole]
 
 
 def test_a_full_disk_is_nothing_that_a_thread_prints(
@@ -111,13 +112,13 @@ def test_metrics_are_curves_as_well(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             metrics.write("train", step, {"loss": 1 / step, "samples": 8})
         metrics.write("test", 3, {"top1": 0.5})
-        assert len(read_json_lines(tmp_path / "metrics.jsonl")) == 4
+        assert len(list(read_rows(tmp_path / "metrics.jsonl", dict))) == 4
     curves = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     curves.Reload()
     assert sorted(curves.Tags()["scalars"]) == ["test/top1", "train/loss", "train/samples"]
     loss = [(event.step, event.value) for event in curves.Scalars("train/loss")]
     assert loss == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
-    assert read_json_lines(tmp_path / "metrics.jsonl")[-1] == {
+    assert list(read_rows(tmp_path / "metrics.jsonl", dict))[-1] == {
         "kind": "test",
         "step": 3,
         "top1": 0.5,

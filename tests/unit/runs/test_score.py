@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from firecaffe.errors import RunError
-from firecaffe.runs.explain import explain, read_rows
+from firecaffe.runs.explain import explain, read_timings
 from firecaffe.runs.kineto import is_trace, read_trace
 from firecaffe.runs.score import Score, causes, measured_parts, score
 
@@ -48,7 +48,7 @@ def run(folder: Path, said: dict[str, Any], *ranks: dict[str, float]) -> Score:
         text = "".join(json.dumps(each) + "\n" for each in rows)
         (folder / "timings" / f"rank-{rank}.jsonl").write_text(text)
     (folder / "forecast.json").write_text(json.dumps(said))
-    found = score(folder, read_rows(folder, "rank-*.jsonl"), explain(folder))
+    found = score(folder, read_timings(folder), explain(folder))
     assert found is not None
     return found
 
@@ -104,7 +104,7 @@ def test_causes_come_by_what_mending_them_would_bring() -> None:
 def test_a_run_without_forecast_and_a_damaged_one(tmp_path: Path) -> None:
     run(tmp_path, forecast(), {}, {})
     (tmp_path / "forecast.json").write_text("{}")
-    rows = read_rows(tmp_path, "rank-*.jsonl")
+    rows = read_timings(tmp_path)
     with pytest.raises(RunError, match="lacks"):
         score(tmp_path, rows, explain(tmp_path))
     (tmp_path / "forecast.json").unlink()

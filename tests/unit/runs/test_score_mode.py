@@ -8,7 +8,7 @@ import pytest
 
 from firecaffe.cli import main
 from firecaffe.errors import RunError
-from firecaffe.runs.explain import explain, read_rows
+from firecaffe.runs.explain import explain, read_timings
 from firecaffe.runs.score import score
 from firecaffe.runs.score_mode import ModeScore, score_mode
 
@@ -62,7 +62,7 @@ def write(
 
 
 def scored(folder: Path) -> ModeScore:
-    found = score_mode(folder, read_rows(folder, "rank-*.jsonl"))
+    found = score_mode(folder, read_timings(folder))
     assert found is not None
     return found
 
@@ -83,7 +83,7 @@ def test_a_run_with_a_server(tmp_path: Path) -> None:
         "57.3 ms, outside the band, the forecast 13% short"
     )
     assert found.lines[1] == "staleness: forecast 3, measured 3.6 (1.20 times)"
-    rows = read_rows(tmp_path, "rank-*.jsonl")
+    rows = read_timings(tmp_path)
     assert score(tmp_path, rows, explain(tmp_path)) is None  # it is of another kind
 
 
@@ -107,7 +107,7 @@ def test_replicas(tmp_path: Path) -> None:
 def test_without_an_end_and_with_damage(tmp_path: Path) -> None:
     found = scored(write(tmp_path / "a", FORECAST, None))
     assert (len(found.lines), found.figures) == (1, [])
-    rows = read_rows(tmp_path / "a", "rank-*.jsonl")
+    rows = read_timings(tmp_path / "a")
     assert score_mode(tmp_path / "a", {0: rows[0][:3]}) is None  # nothing but warm ones
     (tmp_path / "a/forecast.json").write_text('{"mode": "stale"}')
     with pytest.raises(RunError, match="after_step"):

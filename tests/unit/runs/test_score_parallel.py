@@ -8,7 +8,7 @@ import pytest
 
 from firecaffe.cli import main
 from firecaffe.errors import RunError
-from firecaffe.runs.explain import explain, read_rows
+from firecaffe.runs.explain import explain, read_timings
 from firecaffe.runs.score import score
 from firecaffe.runs.score_parallel import ParallelScore, score_parallel
 
@@ -49,7 +49,7 @@ def write(folder: Path, forecast: dict[str, Any], by_rank: tuple[dict[str, float
 
 
 def of(folder: Path) -> ParallelScore:
-    timings = read_rows(folder, "rank-*.jsonl")
+    timings = read_timings(folder)
     assert score(folder, timings, explain(folder)) is None
     found = score_parallel(folder, timings)
     assert found is not None

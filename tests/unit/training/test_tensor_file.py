@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
+from firecaffe.training import tensor_file
 from firecaffe.training.stored import Under
 from firecaffe.training.tensor_file import DTYPES, TensorFile, write_tensors
 from firecaffe.transport.collect import Whole
@@ -57,7 +58,9 @@ def test_rows_are_read_without_the_others(tmp_path: Path) -> None:
         file.rows("é", range(2, 4))
 
 
-def test_a_full_disk_takes_nothing_and_all_is_gone_through() -> None:
+def test_a_full_disk_takes_nothing_and_all_is_gone_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """For other ranks send it, and would wait."""
     taken: list[str] = []
 
@@ -66,6 +69,7 @@ def test_a_full_disk_takes_nothing_and_all_is_gone_through() -> None:
             yield name, each.new_zeros(100_000)
             taken.append(name)
 
+    monkeypatch.setattr(tensor_file, "new_aside", lambda path: path)
     problem = write_tensors(Path("/dev/full"), LISTED, coming())
     assert problem is not None
     assert "No space left" in str(problem)

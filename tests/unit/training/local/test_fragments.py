@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import Recipe, RunConfig, SolverConfig, SynchronyConfig
 from firecaffe.data import TensorDataset
-from firecaffe.runs.record import read_json_lines
+from firecaffe.schema import read_rows
 from tests.unit.training.local.test_rules import (
     BETA,
     RATE,
@@ -136,7 +136,7 @@ def test_fragments_are_averaged_in_turns(name: str, tmp_path: Path) -> None:
 def test_the_average_moves_where_it_is_its_turn(overlap_steps: int, tmp_path: Path) -> None:
     """And buffers with the last fragment."""
     train(tmp_path / "run", BETA, {"local_steps": 4, "overlap_steps": overlap_steps})
-    rows = read_json_lines(tmp_path / "run" / "digests.jsonl")
+    rows = list(read_rows(tmp_path / "run" / "digests.jsonl", dict))
     moved: dict[str, list[int]] = {}
     for before, after in pairwise(rows):
         for name, digest in after["tensors"].items():

@@ -1,0 +1,262 @@
+"""What each JSON file of a run holds, as it is checked when it is read.
+
+Runs of earlier versions lack words, and a command asks for those that it needs; words beside these
+are nobody's concern here, and stay.
+"""
+
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from firecaffe.schema import Amount, Count, Positive, Real
+from firecaffe.words import MOST_MICRO_BATCHES
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(ge=-1e9, le=1e9)]
+"""Of a part of a step: as the difference of two clocks it may be below 0."""
+StepSeconds = Annotated[float, Meta(ge=1e-9, le=1e9)]
+"""Of what others are divided by."""
+MicroBatches = Annotated[int, Meta(ge=0, le=MOST_MICRO_BATCHES)]
+"""Of a rank, in a step."""
+Samples = Annotated[int, Meta(ge=0, le=10**12)]
+Rank = Annotated[int, Meta(ge=0, le=1_000_000)]
+Values = dict[str, Real | None]
+"""Metrics by name; null where one was no number."""
+
+
+class StepRow(TypedDict):
+    """A line of any record by steps."""
+
+    step: Count
+
+
+class MetricsRow(StepRow):
+    """A line of metrics.jsonl, beside which it has metrics."""
+
+    kind: str
+
+
+class LossRow(MetricsRow):
+    """One that has a loss."""
+
+    loss: Real | None
+
+
+class TrainRow(LossRow):
+    """One of kind "train"."""
+
+    samples: Samples
+
+
+class TimedRow(TrainRow):
+    """One whose time is asked for."""
+
+    images_per_s: Annotated[float, Meta(ge=1e-9, le=1e30)]
+
+
+class WeightsRow(StepRow):
+    """A line of weights.jsonl."""
+
+    sha256: str
+
+
+class DigestsRow(StepRow):
+    """A line of digests.jsonl."""
+
+    tensors: dict[str, str]
+
+
+class TimingRow(StepRow):
+    """A line of timings/rank-R.jsonl."""
+
+    step_s: StepSeconds
+    data_s: Seconds
+    compute_s: Seconds
+    exposed_communication_s: Seconds
+    update_s: Seconds
+    exchange_s: NotRequired[Seconds | None]
+    micro_batches: NotRequired[MicroBatches]
+    idle_s: NotRequired[Seconds | None]
+    stage: NotRequired[Rank | None]
+    by_rank: NotRequired[dict[str, tuple[MicroBatches, Seconds]] | None]
+    activations_s: NotRequired[Seconds | None]
+
+
+class TripRow(StepRow):
+    """A line of timings/round-trips-R.jsonl."""
+
+    peer: Rank
+    in_host: bool
+    round_trip_s: Seconds
+
+
+class SynchronyRow(TypedDict, total=False):
+    """What a mode of synchrony came to, in result.json."""
+
+    replicas: Count
+    averages: Count
+    updates: Count
+    gradients: Count
+    dropped: Count
+    again: Count
+    lost_learners: Count
+    mean_staleness: Amount
+    staleness: dict[str, Count]
+    idle_by_rank: dict[str, Real]
+    idle_by_learner: dict[str, Real]
+    rank_by_learner: dict[str, Rank]
+    pulled_bytes_by_learner: dict[str, Amount]
+    pushed_bytes_by_learner: dict[str, Amount]
+
+
+class ParallelRow(TypedDict, total=False):
+    """How a network was split, in result.json and forecast.json."""
+
+    idle_if_equal: Real | None
+    stages: Any
+
+
+class FirstWeightsRow(TypedDict, total=False):
+    """The file that a network began with."""
+
+    sha256: str
+
+
+class ResultRow(TypedDict, total=False):
+    """result.json."""
+
+    world_size: Positive
+    exchange: str
+    route: str
+    data: str
+    steps: Samples
+    images_per_s: Amount
+    exposed_communication: Real
+    weights_sha256: str
+    state_sha256: str
+    metric: str
+    higher_is_better: bool
+    shares: list[str]
+    metrics: list[str]
+    test_loss: Real | None
+    top1: Share | None
+    top5: Share | None
+    r2: Real | None
+    test_samples: Samples | None
+    largest_class_share: Share | None
+    samples_seen: Samples
+    identity_doubts: list[str]
+    sent_bytes_per_step_by_rank: list[Amount | None]
+    idle_by_stage: list[Real] | None
+    resumed_from: str | None
+    first_weights: FirstWeightsRow | None
+    synchrony: SynchronyRow | None
+    parallel: ParallelRow | None
+    initial_lr: Amount
+    tuned: str
+
+
+class EnvironmentRow(TypedDict, total=False):
+    """environment.json."""
+
+    cpu: str
+    gpus: list[str]
+    own_code: dict[str, str] | None
+
+
+class ForecastRow(TypedDict, total=False):
+    """forecast.json."""
+
+    cluster: str
+    cluster_file: str | None
+    workers: Count
+    exchange: str
+    compressor: str
+    mode: str
+    mode_in_words: str
+    after_step: Count
+    parallel: ParallelRow
+    step_s: StepSeconds
+    step_low_s: Seconds
+    step_high_s: Seconds
+    stragglers_s: Seconds
+    compute_s: Seconds
+    data_s: Seconds
+    update_s: Seconds
+    exposed_communication_s: Seconds
+    low: dict[str, Seconds]
+    high: dict[str, Seconds]
+    average_s: Seconds | None
+    activations_s: Seconds
+    staleness: Amount | None
+    dropped: Amount | None
+    idle: Real | None
+    bytes_per_step: Amount | None
+
+
+class FaultRow(TypedDict, total=False):
+    """fault.json, the last fault; and those before it."""
+
+    kind: str
+    rank: int
+    step: Count
+    line: str
+    then: str
+    time: str
+    earlier: list["FaultRow"]
+
+
+class ModelWords(TypedDict, total=False):
+    """The network of a recipe."""
+
+    name: str
+
+
+class TrainWords(TypedDict, total=False):
+    """The training of a recipe."""
+
+    global_batch_size: Annotated[int, Meta(ge=1, le=10**9)]
+    micro_batch_size: Annotated[int, Meta(ge=1, le=10**9)]
+
+
+class SolverWords(TypedDict, total=False):
+    """The solver of a recipe."""
+
+    base_lr: Amount
+
+
+class SynchronyWords(TypedDict, total=False):
+    """The mode of synchrony of a recipe."""
+
+    mode: str
+    clock: str
+    warm_steps: Samples
+
+
+class ParallelWords(TypedDict, total=False):
+    """How a recipe splits its network."""
+
+    scheme: str
+    model: Rank
+    stages: list[Any]
+
+
+class RecipeWords(TypedDict, total=False):
+    """recipe.toml, for those that do not make a recipe of it."""
+
+    model: ModelWords
+    data: dict[str, Any]
+    task: dict[str, Any]
+    train: TrainWords
+    solver: SolverWords
+    synchrony: SynchronyWords
+    parallel: ParallelWords
+
+
+SCHEMAS: dict[str, Any] = {
+    "result.json": ResultRow,
+    "environment.json": EnvironmentRow,
+    "forecast.json": ForecastRow,
+    "fault.json": FaultRow,
+}
+"""By the names of files that a run writes once; of others, any object."""
