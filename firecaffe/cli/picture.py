@@ -26,11 +26,21 @@ def load_pyplot() -> Any:
     return pyplot
 
 
+def take_literally(figure: Any) -> None:
+    """Has titles and names shown as they are: a `$` in them begins no formula."""
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        names = legend.get_texts() if legend is not None else ()
+        for text in (axes.title, axes.xaxis.label, axes.yaxis.label, *names):
+            text.set_parse_math(False)
+
+
 def write_picture(path: Path, figure: Any, title: str, alternative: str) -> None:
     """Writes a figure aside first, so that there is no half of one under its name.
 
     alternative: what it shows, for those who do not see it.
     """
+    take_literally(figure)
     figure.tight_layout()
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)

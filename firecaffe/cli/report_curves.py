@@ -10,6 +10,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from firecaffe.cli.picture import take_literally
 from firecaffe.errors import RecipeError
 from firecaffe.runs.compare import Run
 from firecaffe.runs.curves import Curves, Point, curves_of
@@ -153,6 +154,7 @@ def _draw(
     place.set(xlabel=xlabel, ylabel=ylabel)
     place.grid(alpha=0.3)
     place.legend(loc="best", fontsize=9, ncols=-(-len(names) // 5))
+    take_literally(figure)
     figure.tight_layout()
     picture = io.BytesIO()
     figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
