@@ -7,6 +7,16 @@ RUN := $(VENV)/bin
 # Python compiles what it imports, a tenth of what is installed, when it does.
 INSTALL := $(RUN)/python -m pip install --no-compile
 
+# This folder on Python's path. Where a clone named firecaffe lies in the current folder, Python would
+# take that for the package, before it asks what an editable install has put after its own finders.
+# In ASCII, for Python reads such files by the locale's encoding.
+define PATH_LINE
+import os, pathlib, sysconfig
+line = f"import sys; sys.path.append({ascii(os.getcwd())})"
+pathlib.Path(sysconfig.get_path("purelib"), "firecaffe_clone.pth").write_text(line)
+endef
+export PATH_LINE
+
 .PHONY: demo test tests faults lint docs clean
 
 demo: $(VENV)/installed
@@ -47,6 +57,7 @@ $(VENV)/bin/python:
 $(VENV)/installed: $(VENV)/bin/python pyproject.toml
 	$(RUN)/python -c 'import torch' 2>/dev/null || $(INSTALL) torch==2.13.0
 	$(INSTALL) --quiet -e .
+	@$(RUN)/python -c "$$PATH_LINE"
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

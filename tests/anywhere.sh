@@ -25,7 +25,7 @@ user()     { needs_root && UID_OF=$NOBODY; }
 tmpdir()   { VARIABLES+=("TMPDIR=$PLACE/temporary files"); mkdir -p -m 1777 "$PLACE/temporary files"; }
 private()  { UMASK=077; }
 ipv4()     { needs_root && has ip && AROUND+=(unshare --net sh -c "$IPV4" sh); }
-c_locale() { VARIABLES+=(LANG=C LC_ALL=C); }
+c_locale() { VARIABLES+=(LANG=C LC_ALL= LC_CTYPE=); }
 home()     { HOME_IS=read-only; }
 memory()   { needs_root && AROUND+=(unshare --mount sh -c "$MEMORY" sh); }
 one_core() { has taskset && AROUND+=(taskset --cpu-list 0); }
@@ -78,7 +78,7 @@ run() {
   done
   [ -z "$SKIPPED" ] || [ $# -gt 1 ] || return
   CLONE="$PLACE/$FOLDER"
-  (umask "$UMASK"; git clone --quiet "$ROOT" "$CLONE") || exit 1
+  (umask "$UMASK"; git clone --quiet --config advice.detachedHead=false "$ROOT" "$CLONE") || exit 1
   mkdir -p "$WORK/pip.$UID_OF"
   chown -R "$UID_OF" "$PLACE" "$WORK/pip.$UID_OF" 2> /dev/null
   AROUND_NOW=()  # there may be no network in what is around

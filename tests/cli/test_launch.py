@@ -14,6 +14,7 @@ import pytest
 
 from firecaffe.cluster.secret import SECRET
 from firecaffe.faults import KINDS
+from tests.loopback import has_ipv6
 from tests.typed import TIMEOUT_S, Typed, firecaffe, python, torchrun
 
 FIRECAFFE = [sys.executable, "-m", "firecaffe"]
@@ -101,7 +102,7 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
 
 
 def test_two_launchers_on_one_host_meet(recipe: Path, tmp_path: Path) -> None:
-    host = "[::1]" if socket.has_dualstack_ipv6() else "127.0.0.1"
+    host = "[::1]" if has_ipv6() else "127.0.0.1"
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"{host}:{free.getsockname()[1]}"
     words = ["--nnodes", "2", "--rdzv-endpoint", place, "--rdzv-id", "a run"]

@@ -13,6 +13,7 @@ import firecaffe
 from firecaffe.cluster import connect
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import join
+from tests.loopback import has_ipv6
 from tests.world import Ranks
 
 AGENT, OWN_SERVER, IPV6 = "an agent's store", "rank 0's store", "rank 0's store, IPv6 alone"
@@ -21,7 +22,7 @@ STORES = (
     OWN_SERVER,
     pytest.param(
         IPV6,
-        marks=pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6"),
+        marks=pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6"),
     ),
 )
 

@@ -17,6 +17,7 @@ from firecaffe.cluster.addresses import (
     split_place,
 )
 from firecaffe.errors import LaunchError
+from tests.loopback import has_ipv6
 
 NO_HOST = ["", "node", ":29400", "[]:1", "a b:1", "[a]b:1", "[::1]", "::1:29400"]
 NO_PORT = ["node:", "node:0", "node:65536", "node:port", "[::1]29400"]
@@ -103,6 +104,6 @@ def test_a_name_that_leads_to_none_of_several_interfaces(monkeypatch: pytest.Mon
 def test_a_listener_is_called_by_both_kinds() -> None:
     with listen_to_all(2) as listener:
         port = listener.getsockname()[1]
-        for host in (LOOPBACK, "::1") if socket.has_dualstack_ipv6() else (LOOPBACK,):
+        for host in (LOOPBACK, "::1") if has_ipv6() else (LOOPBACK,):
             with socket.create_connection((host, port)), listener.accept()[0]:
                 pass

@@ -1,0 +1,12 @@
+"""Whether this host can be reached by IPv6, at least by itself."""
+
+import socket
+
+
+def has_ipv6() -> bool:
+    """Sockets of IPv6 there may be where no address is: an administrator can take them away."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
