@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
+from select import select
 
 import psutil
 import pytest
@@ -45,6 +46,10 @@ resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))
 runpy.run_module("firecaffe", run_name="__main__", alter_sys=True)
 """
 """The command with so many descriptors."""
+
+DESCRIPTORS = 128
+FULL = DESCRIPTORS - 2
+"""A process that has so many of them has none left, but for those that come and go."""
 
 
 @pytest.fixture
@@ -110,10 +115,15 @@ def test_a_run_of_one_host_listens_there_alone_and_unpickles_nothing_of_others(
 def test_many_that_connect_and_say_nothing_do_not_stop_a_launcher(
     recipe: Path, tmp_path: Path
 ) -> None:
-    with held_run(recipe, "-c", FEW.format(128)) as (run, file), ExitStack() as strangers:
+    with held_run(recipe, "-c", FEW.format(DESCRIPTORS)) as (run, file), ExitStack() as strangers:
         ((_, port),) = listeners(run.pid)[run.pid]
-        for _ in range(300):
+        sockets = [
             strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for _ in range(300)
+        ]
+        launcher = psutil.Process(run.pid)
+        while launcher.num_fds() < FULL and not select(sockets, [], [], 0)[0]:
+            pass  # they have not been taken up yet, and none was cut off
         file.touch()
         check_done(run, tmp_path / "run")
 

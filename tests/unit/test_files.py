@@ -46,6 +46,16 @@ def test_a_failure_keeps_the_old_content(
     assert path.read_text() == "new\n"
 
 
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """Whoever may do so would have a file in the place of /dev/full, /dev/stdout or /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="no regular file"):
+        write_atomically(pipe, "text\n")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
 def test_the_final_name_appears_only_after_the_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,22 +74,19 @@ def write(
             header = header_bytes(network, outlines, body_bytes)
         except (TypeError, ValueError) as error:
             raise RecipeError(f"the network of a .fcz file has to be JSON: {error}") from error
-        needed, allowed = (
-            sum(each.num_bytes for each in outlines),
-            allowed_bytes(len(header) + body_bytes),
-        )
+        file_bytes = len(header) + body_bytes
+        needed, allowed = sum(each.num_bytes for each in outlines), allowed_bytes(file_bytes)
         if needed > allowed:
             raise RecipeError(
-                f"{path}: tensors of {needed:,} bytes would be a file of "
-                f"{len(header) + body_bytes:,}, of which a reader allows {allowed:,}; expected a "
-                "network with weights of its own"
+                f"{path}: tensors of {needed:,} bytes would be a file of {file_bytes:,}, of which "
+                f"a reader allows {allowed:,}; expected a network with weights of its own"
             )
         body.seek(0)
         with _whole(path) as file:
             file.write(header)
             while part := body.read(COPIED):
                 file.write(part)
-    return FileReport(len(header) + body_bytes, len(header), reports)
+    return FileReport(file_bytes, len(header), reports)
 
 
 def _write_tensor(
