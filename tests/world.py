@@ -61,6 +61,8 @@ PRELOADED = (
 @cache
 def fork_server() -> Any:
     """multiprocessing's context of a fork server that has loaded what takes long."""
+    # As `firecaffe` has it before it loads torch, which warns where no name server answers.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context

@@ -61,7 +61,7 @@ def test_a_run_is_used_from_any_folder(
 
     monkeypatch.chdir(other)
     capsys.readouterr()
-    assert main(["evaluate", str(run), "--json"]) == 0
+    assert main(["evaluate", str(run), "--json", "--trust-code"]) == 0
     assert json.loads(capsys.readouterr().out)["loss"] == own["test_loss"]
     # A run goes on from its own recipe, and from the one that was typed after all has been moved.
     more = ["--train.steps", "2", "--resume"]

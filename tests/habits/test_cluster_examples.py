@@ -67,7 +67,7 @@ def run_job(folder: Path, exit_code: int, **environment: str) -> tuple[int, list
     programs.mkdir(exist_ok=True)
     for name, code in (("srun", exit_code), ("scontrol", 0)):
         program = programs / name
-        program.write_text(f'#!/bin/bash\necho {name} "$@" >> {folder}/said\nexit {code}\n')
+        program.write_text(f'#!/bin/bash\necho {name} "$@" >> "{folder}/said"\nexit {code}\n')
         program.chmod(0o755)
     (folder / "said").unlink(missing_ok=True)
     done = subprocess.run(
