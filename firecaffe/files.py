@@ -51,9 +51,10 @@ def written_aside(path: Path) -> Iterator[Path]:
     """A path beside, for a file that gets its final name, on the disk, if the block comes to its
     end, and is gone if it does not. It ends as the final one does.
 
-    Raises: OSError; before the block if what has the final name is no file, such as a device.
+    Raises: OSError; before the block if a device or a pipe has the final name, which a file would
+    replace.
     """
-    if path.exists() and not path.is_file():
+    if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "is no regular file, and would be replaced", str(path))
     aside = new_aside(path.with_name(f".partial.{path.name}"))
     try:

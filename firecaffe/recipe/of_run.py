@@ -59,6 +59,6 @@ def recipe_from(sections: dict[str, Any]) -> Recipe:
         try:
             checked(words, type(config))
         except ValueError as error:
-            raise RecipeError(f"{name}: {error}") from error
+            raise RecipeError(f"{name}{str(error).removeprefix('$')}") from error
         configs[name] = dataclasses.replace(config, **words)
     return dataclasses.replace(default, **configs)

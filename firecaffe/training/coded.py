@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from firecaffe.errors import CheckpointError, OwnCodeError, RecipeError
+from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import FCZ, Outline, outline_of
@@ -205,7 +205,7 @@ def check_outline(file: Path, config: ModelConfig, about: About) -> None:
     """
     try:
         outline = _outline(config, about)
-    except OwnCodeError as error:
+    except RecipeError as error:
         if is_reference(config.name):
             raise
         raise CheckpointError(f"{file}: cannot be a network: {error}") from error
