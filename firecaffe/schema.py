@@ -4,6 +4,7 @@ A schema is a type that msgspec knows. A `TypedDict` says which words have to be
 type; the words beside them stay, and it is a dictionary that comes back. A dataclass is made.
 """
 
+import dataclasses
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -46,8 +47,23 @@ def checked(words: Any, kind: type[T]) -> T:
     try:
         made: T = msgspec.convert(words, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(_said(str(error))) from error
+        raise ValueError(_said(str(error), words)) from error
     return words if is_typeddict(kind) else made
+
+
+def check_known(words: Any, made: Any, place: str = "$") -> None:
+    """Raises: ValueError if words have one that there is not in the dataclass made of them, or in
+    one inside.
+    """
+    if dataclasses.is_dataclass(made):
+        known = [each.name for each in dataclasses.fields(made)]
+        for word, value in words.items():
+            if word not in known:
+                raise ValueError(f"{place}: no word {word!r}; there are {', '.join(known)}")
+            check_known(value, getattr(made, word), f"{place}.{word}")
+    elif isinstance(made, tuple | list):
+        for number, (value, part) in enumerate(zip(words, made, strict=True)):
+            check_known(value, part, f"{place}[{number}]")
 
 
 def decoded(data: bytes | str, kind: type[T], parse: Callable[[bytes], Any] = parse_json) -> T:
@@ -117,8 +133,20 @@ def _reason(problem: Exception) -> str:
     return str(getattr(problem, "strerror", None) or problem)
 
 
-def _said(line: str) -> str:
-    """msgspec's words, with the place first: `$.step: expected int, got str`."""
+def _said(line: str, words: Any) -> str:
+    """msgspec's words, with the place first, and what is there: `$.step: expected int, got str,
+    found '3'`.
+    """
     said, _, place = line.partition(" - at ")
-    said = re.sub("`", "", said[:1].lower() + said[1:])
-    return f"{place.strip('`') or '$'}: {said}"
+    said, place = re.sub("`", "", said[:1].lower() + said[1:]), place.strip("`") or "$"
+    return f"{place}: {said}{_found(words, place)}"
+
+
+def _found(words: Any, place: str) -> str:
+    """What is at a place, if it is short; msgspec does not say all of some places."""
+    for word, number in re.findall(r"\.([^.[]+)|\[([^]]+)\]", place):
+        try:
+            words = words[int(number) if number else word]
+        except (LookupError, TypeError, ValueError):
+            return ""
+    return f", found {words!r:.60}" if isinstance(words, int | float | str) else ""

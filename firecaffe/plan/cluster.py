@@ -7,18 +7,26 @@ single devices) into groups of `group` devices; the last one joins whatever ther
 a shipped one what is usual between a data sheet and a training.
 """
 
-import tomllib
-from dataclasses import dataclass, field, fields
-from importlib.resources import files
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from firecaffe.errors import RecipeError
+from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
 
-T = TypeVar("T")
+FOLDER = Path(__file__).parent / "clusters"
+"""The clusters that come with the planner."""
 
 MOST_BYTES = 1_000_000
 """Size of a cluster file that is read at most."""
+
+Rate = Annotated[float, Meta(ge=1e-12, le=1e30)]
+"""What others are divided by."""
+Number = Annotated[int, Meta(ge=0, le=10**9)]
+Some = Annotated[int, Meta(ge=1, le=10**9)]
+"""A number of things of which there is one at least."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +34,15 @@ class MeasuredStep:
     """A training step of one network, measured on one device without any exchange."""
 
     model: str
-    micro_batch_size: int
-    compute_s: float
+    micro_batch_size: Some
+    compute_s: Rate
     """Forward and backward of one micro-batch: the median."""
-    data_s: float = 0.0
+    data_s: Amount = 0.0
     """Fetching one micro-batch."""
-    update_s: float = 0.0
+    update_s: Amount = 0.0
     """The optimizer's update, once a step."""
     autocast: str = "none"
-    error: float = 0.0
+    error: Amount = 0.0
     """Half the spread of the middle four fifths of the samples, over their median."""
 
 
@@ -43,21 +51,21 @@ class Device:
     """One worker's processor. peak_flops: by dtype, multiply and add counted as two."""
 
     name: str
-    memory_bytes: float
-    memory_bytes_per_s: float
-    peak_flops: dict[str, float] = field(hash=False)
-    efficiency: float
+    memory_bytes: Rate
+    memory_bytes_per_s: Rate
+    peak_flops: dict[str, Rate] = field(hash=False)
+    efficiency: Rate
     """The share of the peak that a long convolution reaches, of the memory rate too."""
-    overhead_s: float
+    overhead_s: Amount
     """Time of every call of a layer, and of each of its two gradients, however small: the start of
     a kernel, and the time in which it does not yet fill the device. It makes small batches slow.
     """
-    power_w: float = 0.0
-    jitter: float = 0.0
+    power_w: Amount = 0.0
+    jitter: Amount = 0.0
     """The standard deviation of a worker's own time of a micro-batch, over its mean."""
-    exchange_slowdown: float = 0.0
+    exchange_slowdown: Amount = 0.0
     """How much longer computing takes while an exchange is under way, as a share of its time."""
-    error: float = 0.3
+    error: Amount = 0.3
     measured: tuple[MeasuredStep, ...] = ()
 
 
@@ -66,22 +74,22 @@ class Link:
     """How groups of devices are joined. A transfer of n bytes takes latency_s + n / bandwidth."""
 
     name: str
-    latency_s: float
-    bandwidth_bytes_per_s: float
+    latency_s: Amount
+    bandwidth_bytes_per_s: Rate
     """Rate of one port, each way."""
-    group: int = 0
+    group: Number = 0
     """Devices that it joins; 0 for the outermost, which joins all."""
-    ports: int = 1
+    ports: Some = 1
     """Ports of each group that it joins."""
-    congestion: float = 0.0
+    congestion: Amount = 0.0
     """What a port loses that more senders than one want to fill: see `plan.ports`."""
-    addition_s_per_byte: float = 0.0
+    addition_s_per_byte: Amount = 0.0
     """γ: what adding a byte that has arrived costs, if the exchange waits for it."""
-    memory_bytes_per_s: float = 0.0
+    memory_bytes_per_s: Amount = 0.0
     """What each rank of a group reads and writes, all at once, in memory that they share; 0: they
     share none, or nobody measured it. Only the innermost link's is asked for."""
-    error: float = 0.15
-    efficiency: dict[str, float] = field(default_factory=dict, hash=False)
+    error: Amount = 0.15
+    efficiency: dict[str, Rate] = field(default_factory=dict, hash=False)
     """Predicted over measured time, by exchange, of those that have been measured."""
 
 
@@ -90,9 +98,9 @@ class Storage:
     """The storage that holds the training data. Rates are of one node."""
 
     name: str
-    read_bytes_per_s: float
-    error: float = 0.3
-    decoded_images_per_s: float = 0.0
+    read_bytes_per_s: Rate
+    error: Amount = 0.3
+    decoded_images_per_s: Amount = 0.0
     """Rate of all threads of a node, if decoding was measured; 0: nobody waits for it."""
 
 
@@ -100,9 +108,9 @@ class Storage:
 class CostRates:
     """What an hour costs. power_w: of a whole node under load, devices included."""
 
-    node_usd_per_hour: float = 0.0
-    electricity_usd_per_kwh: float = 0.0
-    power_w: float = 0.0
+    node_usd_per_hour: Amount = 0.0
+    electricity_usd_per_kwh: Amount = 0.0
+    power_w: Amount = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,20 +120,20 @@ class Cluster:
     name: str
     about: str
     device: Device
-    devices_per_node: int
-    links: tuple[Link, ...]
+    devices_per_node: Some
+    links: Annotated[tuple[Link, ...], Meta(min_length=1)]
     storage: Storage | None = None
     prices: CostRates = CostRates()
-    most_devices: int = 0
+    most_devices: Number = 0
     """Devices that there are; 0: as many as one likes."""
-    measured_devices: int = 0
+    measured_devices: Number = 0
     """Devices on which all of it was measured; a plan of more takes further nodes to be like them.
     0: nobody says.
     """
-    lanes: int = 1
+    lanes: Some = 1
     """Vectors under way at once: 2 if ranks exchange through Gloo between hosts."""
-    failures_per_node_hour: float = 0.0
-    restart_s: float = 60.0
+    failures_per_node_hour: Amount = 0.0
+    restart_s: Amount = 60.0
     """Time from a failure to the next step."""
     sources: tuple[str, ...] = ()
 
@@ -137,8 +145,7 @@ class Cluster:
 
 def shipped() -> list[str]:
     """The names of the clusters that come with the planner."""
-    folder = files("firecaffe.plan") / "clusters"
-    return sorted(each.name[:-5] for each in folder.iterdir() if each.name.endswith(".toml"))
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load_cluster(name_or_path: str) -> Cluster:
@@ -147,143 +154,45 @@ def load_cluster(name_or_path: str) -> Cluster:
     Raises: RecipeError in one line, with the word that is wrong.
     """
     path = Path(name_or_path)
-    try:
-        if path.suffix == ".toml":
-            if path.stat().st_size > MOST_BYTES:
-                raise RecipeError(f"cluster {path}: larger than {MOST_BYTES / 1e6:g} MB")
-            text = path.read_text(encoding="utf-8")
-        elif name_or_path in shipped():
-            text = (files("firecaffe.plan") / "clusters" / f"{name_or_path}.toml").read_text(
-                "utf-8"
-            )
-        else:
-            raise RecipeError(
-                f"no cluster {name_or_path!r}; there are {', '.join(shipped())}, or a file (*.toml)"
-            )
-        return parse_cluster(tomllib.loads(text), name_or_path)
-    except OSError as error:
-        raise RecipeError(f"cluster {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise RecipeError(f"cluster {path}: is no TOML ({error})") from error
+    if name_or_path in shipped():
+        path = FOLDER / f"{name_or_path}.toml"
+    elif path.suffix != ".toml":
+        raise RecipeError(
+            f"no cluster {name_or_path!r}; there are {', '.join(shipped())}, or a file (*.toml)"
+        )
+    where = f"cluster {name_or_path}"
+    words = read_file(path, dict[str, Any], RecipeError, parse_toml, MOST_BYTES, where=where)
+    return parse_cluster(words, name_or_path)
 
 
 def parse_cluster(words: dict[str, Any], name: str) -> Cluster:
     """A cluster from a file's words. Raises: RecipeError."""
-    words = dict(words)
-    if not isinstance(words.get("links"), list) or not words["links"]:
-        raise RecipeError(
-            f"cluster {name}: links is missing; it is a list of [[links]], at least one"
-        )
-    device = _section(words.get("device"), f"cluster {name}: device")
-    measured = device.pop("measured", [])
-    if not isinstance(measured, list):
-        raise RecipeError(f"cluster {name}: device.measured is no list of [[device.measured]]")
-    rows = tuple(_build(MeasuredStep, row, f"cluster {name}: device.measured") for row in measured)
-    words["device"] = _build(Device, {**device, "measured": rows}, f"cluster {name}: device")
-    words["links"] = tuple(_build(Link, w, f"cluster {name}: links") for w in words["links"])
-    for section, kind in (("storage", Storage), ("prices", CostRates)):
-        if section in words:
-            words[section] = _build(kind, words[section], f"cluster {name}: {section}")
-    sources = words.get("sources", [])
-    if not isinstance(sources, list) or not all(isinstance(each, str) for each in sources):
-        raise RecipeError(f"cluster {name}: sources is no list of texts")
-    words["sources"] = tuple(sources)
-    words.setdefault("name", name)
-    cluster = _build(Cluster, words, f"cluster {name}")
-    _check(cluster)
+    words = {"name": name, **words}
+    try:
+        cluster = checked(words, Cluster)
+        check_known(words, cluster)
+        _check(cluster)
+    except ValueError as error:
+        raise RecipeError(f"cluster {name}: {error}") from error
     return cluster
 
 
-def _section(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RecipeError(f"{where} is missing; it is a section, with words of its own")
-    return dict(value)
-
-
-def _build(kind: type[T], words: Any, where: str) -> T:
-    """An object of a dataclass from a section, with each word's type checked."""
-    section = _section(words, where)
-    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
-    for word, value in section.items():
-        if word not in known:
-            raise RecipeError(f"{where}: no word {word!r}; there are {', '.join(known)}")
-        expected = known[word].type
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if expected is float and not is_number:
-            raise RecipeError(f"{where}.{word} is {value!r}; it must be a number")
-        if expected is int and not (is_number and float(value).is_integer()):
-            raise RecipeError(f"{where}.{word} is {value!r}; it must be a whole number")
-        if expected is str and not isinstance(value, str):
-            raise RecipeError(f"{where}.{word} is {value!r}; it must be a text")
-        if expected == dict[str, float]:
-            for name, number in _section(value, f"{where}.{word}").items():
-                if not isinstance(number, int | float) or not 0 < number < float("inf"):
-                    raise RecipeError(f"{where}.{word}.{name} is {number!r}; it must be above 0")
-        if expected is int:
-            section[word] = int(value)
-    try:
-        return kind(**section)
-    except TypeError as error:
-        missing = str(error).split("missing")[-1].split(":")[-1].strip()
-        raise RecipeError(f"{where}: {missing} is missing") from error
-
-
-_POSITIVE = {
-    "device": ("memory_bytes", "memory_bytes_per_s", "efficiency"),
-    "storage": ("read_bytes_per_s",),
-}
-_NOT_NEGATIVE = {
-    "device": ("overhead_s", "power_w", "jitter", "exchange_slowdown", "error"),
-    "storage": ("error", "decoded_images_per_s"),
-    "prices": ("node_usd_per_hour", "electricity_usd_per_kwh", "power_w"),
-}
-
-
 def _check(cluster: Cluster) -> None:
-    """Raises: RecipeError if a figure cannot be."""
-
-    def need(where: str, value: float, least: float, strict: bool) -> None:
-        if not (least < value if strict else least <= value) or value == float("inf"):
-            words = "above 0" if strict else f"at least {least:g}"
-            raise RecipeError(f"cluster {cluster.name}: {where} is {value:g}; it must be {words}")
-
-    for section, words in _POSITIVE.items():
-        part = getattr(cluster, section)
-        for word in words if part is not None else ():
-            need(f"{section}.{word}", getattr(part, word), 0, strict=True)
-    for section, words in _NOT_NEGATIVE.items():
-        part = getattr(cluster, section)
-        for word in words if part is not None else ():
-            need(f"{section}.{word}", getattr(part, word), 0, strict=False)
+    """Raises: ValueError if words do not go together."""
     if "float32" not in cluster.device.peak_flops:
-        raise RecipeError(f"cluster {cluster.name}: device.peak_flops.float32 is missing")
-    for row in cluster.device.measured:
-        need("device.measured.compute_s", row.compute_s, 0, strict=True)
-        need("device.measured.micro_batch_size", row.micro_batch_size, 1, strict=False)
-    need("devices_per_node", cluster.devices_per_node, 1, strict=False)
-    need("lanes", cluster.lanes, 1, strict=False)
-    need("failures_per_node_hour", cluster.failures_per_node_hour, 0, strict=False)
-    need("restart_s", cluster.restart_s, 0, strict=False)
-    need("most_devices", cluster.most_devices, 0, strict=False)
-    need("measured_devices", cluster.measured_devices, 0, strict=False)
+        raise ValueError("device.peak_flops.float32 is missing")
     inner = 1
     for index, link in enumerate(cluster.links):
-        name = f"links[{index}]"
-        need(f"{name}.bandwidth_bytes_per_s", link.bandwidth_bytes_per_s, 0, strict=True)
-        for word in (
-            *("latency_s", "congestion", "addition_s_per_byte", "memory_bytes_per_s", "error"),
-        ):
-            need(f"{name}.{word}", getattr(link, word), 0, strict=False)
-        need(f"{name}.ports", link.ports, 1, strict=False)
+        said = f"links[{index}].group is {link.group}"
         is_last = index == len(cluster.links) - 1
         if is_last != (link.group == 0):
-            raise RecipeError(
-                f"cluster {cluster.name}: {name}.group is {link.group}; the last link joins all "
-                "(group 0, or left out), the others say how many devices they join"
+            raise ValueError(
+                f"{said}; the last link joins all (group 0, or left out), the others say how many "
+                "devices they join"
             )
         if not is_last and (link.group <= inner or link.group % inner):
-            raise RecipeError(
-                f"cluster {cluster.name}: {name}.group is {link.group}; it must be a multiple of "
-                f"the groups that it joins, which are of {inner}, and larger"
+            raise ValueError(
+                f"{said}; it must be a multiple of the groups that it joins, which are of {inner}, "
+                "and larger"
             )
         inner = link.group

@@ -1,5 +1,6 @@
 """Cluster files: the shipped ones load, and each mistake is told in one line with its word."""
 
+import os
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
@@ -64,28 +65,41 @@ def put(section: str, word: str, value: Any) -> Callable[[Words], Any]:
 
 
 MISTAKES: list[tuple[Callable[[Words], Any], str]] = [
-    (lambda w: w.pop("links"), "links is missing"),
-    (lambda w: w.pop("device"), "device is missing"),
-    (lambda w: w.pop("about"), "'about' is missing"),
+    (lambda w: w.update(links=[]), "$.links: expected array of length >= 1"),
+    (put("device", "overhead_s", 1e300), "overhead_s: expected float <= 1e+30, found 1e+300"),
+    (lambda w: w.update(sources=[3]), "$.sources[0]: expected str, got int, found 3"),
+    (lambda w: w.update(colour="red"), "$: no word 'colour'; there are name, about"),
+    (lambda w: w.pop("links"), "missing required field links"),
+    (lambda w: w.pop("device"), "missing required field device"),
+    (lambda w: w.pop("about"), "missing required field about"),
     (
         lambda w: w["links"][0].update(bandwidth_bytes_per_s=0),
-        "bandwidth_bytes_per_s is 0; it must be",
+        "links[0].bandwidth_bytes_per_s: expected float >= 1e-12, found 0",
     ),
-    (lambda w: w["links"][0].update(latency_s=-1), "latency_s is -1"),
+    (lambda w: w["links"][0].update(latency_s=-1), "latency_s: expected float >= 0.0, found -1"),
     (lambda w: w["links"][0].update(group=4), "the last link joins all"),
-    (lambda w: w["links"][0].update(colour="red"), "no word 'colour'"),
+    (
+        lambda w: w["links"][0].update(colour="red"),
+        "links[0]: no word 'colour'; there are name, latency_s",
+    ),
     (lambda w: w["links"].insert(0, {**w["links"][0], "group": 1}), "must be a multiple"),
-    (without("device", "efficiency"), "'efficiency' is missing"),
-    (put("device", "efficiency", "much"), "efficiency is 'much'; it must be a number"),
-    (put("device", "efficiency", 0), "efficiency is 0; it must be above 0"),
-    (put("device", "efficiency", float("inf")), "efficiency is inf"),
-    (put("device", "efficiency", float("nan")), "efficiency is nan"),
+    (without("device", "efficiency"), "$.device: object missing required field efficiency"),
+    (put("device", "efficiency", "much"), "efficiency: expected float, got str, found 'much'"),
+    (put("device", "efficiency", 0), "efficiency: expected float >= 1e-12, found 0"),
+    (put("device", "efficiency", float("inf")), "efficiency: expected float <= 1e+30, found inf"),
+    (put("device", "efficiency", float("nan")), "efficiency: expected float >= 1e-12, found nan"),
     (put("device", "peak_flops", {"float16": 1e12}), "peak_flops.float32 is missing"),
-    (put("device", "peak_flops", {"float32": -1}), "peak_flops.float32 is -1"),
-    (put("device", "measured", 3), "no list of"),
-    (lambda w: w.update(devices_per_node=0), "devices_per_node is 0"),
-    (lambda w: w.update(devices_per_node=1.5), "must be a whole number"),
-    (lambda w: w.update(storage={"name": "a", "read_bytes_per_s": 0}), "read_bytes_per_s is 0"),
+    (put("device", "peak_flops", {"float32": -1}), "$.device.peak_flops[...]: expected float"),
+    (put("device", "measured", 3), "$.device.measured: expected array, got int, found 3"),
+    (lambda w: w.update(devices_per_node=0), "devices_per_node: expected int >= 1, found 0"),
+    (
+        lambda w: w.update(devices_per_node=1.5),
+        "devices_per_node: expected int, got float, found 1.5",
+    ),
+    (
+        lambda w: w.update(storage={"name": "a", "read_bytes_per_s": 0}),
+        "$.storage.read_bytes_per_s: expected float",
+    ),
 ]
 
 
@@ -110,6 +124,15 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\0")
     with pytest.raises(RecipeError, match="is no TOML"):
         load_cluster(str(tmp_path / "bytes.toml"))
+
+
+def test_a_cluster_file_is_regular_and_bounded(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(RecipeError, match="pipe.toml: .*no regular file"):
+        load_cluster(str(tmp_path / "pipe.toml"))
+    (tmp_path / "long.toml").write_text("#" * 1_000_001)
+    with pytest.raises(RecipeError, match="long.toml: .*longer than 1000000 bytes"):
+        load_cluster(str(tmp_path / "long.toml"))
 
 
 VALUES = st.recursive(
