@@ -10,14 +10,21 @@ Source: the Chrome trace event format, as `torch.profiler` exports it.
 """
 
 import gzip
-import json
 import re
+import zlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct, field
+
 from firecaffe.errors import RunError
+from firecaffe.files import open_regular, read_bytes
+from firecaffe.runs.schemas import Rank
+from firecaffe.schema import Real, decoded
 
 Interval = tuple[float, float]
 
@@ -27,7 +34,36 @@ COMMUNICATION = re.compile(r"^(nccl|gloo|mpi|ucc):|nccl(Dev)?Kernel|ncclKernel")
 DATA = re.compile(r"DataLoader.*__next__|^enumerate\(DataLoader\)")
 UPDATE = re.compile(r"^Optimizer\.step#")
 KERNEL, OPERATOR, ON_GPU = "kernel", "cpu_op", "gpu_user_annotation"
-MOST_BYTES = 4_000_000_000
+MOST_BYTES = 1_000_000_000
+"""Size of a trace that is read at most, unpacked: some 3 million events."""
+
+
+class Event(Struct):
+    """What is read of an event, of whatever phase. Times in microseconds."""
+
+    ph: str = ""
+    name: str = ""
+    cat: str = ""
+    ts: Real | None = None
+    dur: Real = 0.0
+
+    @property
+    def span(self) -> Interval:
+        start = self.ts or 0.0
+        return start, start + self.dur
+
+
+class Distributed(Struct):
+    """Who wrote it."""
+
+    rank: Rank = 0
+
+
+class Trace(Struct):
+    """A file."""
+
+    traceEvents: list[Event]
+    distributedInfo: Distributed = field(default_factory=Distributed)
 
 
 def is_trace(path: Path) -> bool:
@@ -46,18 +82,16 @@ def read_trace(path: Path) -> tuple[int, list[dict[str, Any]]]:
             f"{path}: neither a ProfilerStep nor two optimizer steps in it; profile some steps of "
             "a training"
         )
-    has_gpu = any(event.get("cat") == KERNEL for event in events)
+    has_gpu = any(event.cat == KERNEL for event in events)
     kind = KERNEL if has_gpu else OPERATOR
-    talks = _covered(e for e in events if COMMUNICATION.search(e["name"]))
+    talks = _covered(e for e in events if COMMUNICATION.search(e.name))
     works = _covered(
         e
         for e in events
-        if e.get("cat") == kind and not COMMUNICATION.search(e["name"]) and "c10d" not in e["name"]
+        if e.cat == kind and not COMMUNICATION.search(e.name) and "c10d" not in e.name
     )
-    fetches = _covered(e for e in events if DATA.search(e["name"]))
-    updates = _covered(
-        e for e in events if UPDATE.search(e["name"]) and (e.get("cat") == ON_GPU) == has_gpu
-    )
+    fetches = _covered(e for e in events if DATA.search(e.name))
+    updates = _covered(e for e in events if UPDATE.search(e.name) and (e.cat == ON_GPU) == has_gpu)
     rows = []
     for number, (start, stop) in steps:
         inside = (start, stop)
@@ -84,50 +118,53 @@ def read_trace(path: Path) -> tuple[int, list[dict[str, Any]]]:
     return rank, rows
 
 
-def _steps(events: Sequence[dict[str, Any]]) -> list[tuple[int, Interval]]:
+def _steps(events: Sequence[Event]) -> list[tuple[int, Interval]]:
     """Numbered, in order."""
     marked = sorted(
-        (int(match[1]), (event["ts"], event["ts"] + event["dur"]))
+        (int(match[1]), event.span)
         for event in events
-        if (match := STEP.fullmatch(event["name"]))
-        and event.get("cat") != ON_GPU
-        and event["dur"] > 0
+        if (match := STEP.fullmatch(event.name)) and event.cat != ON_GPU and event.dur > 0
     )
     if marked:
         return marked
     ends = sorted(
-        event["ts"] + event["dur"]
-        for event in events
-        if UPDATE.search(event["name"]) and event.get("cat") != ON_GPU
+        event.span[1] for event in events if UPDATE.search(event.name) and event.cat != ON_GPU
     )
     spans = [(start, stop) for start, stop in pairwise(ends) if stop > start]
     return list(enumerate(spans, start=2))
 
 
-def _load(path: Path) -> tuple[list[dict[str, Any]], int]:
+def _load(path: Path) -> tuple[list[Event], int]:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise RunError(f"{path}: larger than {MOST_BYTES / 1e9:g} GB")
-        opener = gzip.open if path.name.endswith(".gz") else open
-        with opener(path, "rt", encoding="utf-8") as file:
-            trace = json.load(file)
-        events = [
-            {**each, "ts": float(each["ts"]), "dur": float(each.get("dur", 0))}
-            for each in trace["traceEvents"]
-            if each.get("ph") == "X" and isinstance(each.get("name"), str)
-        ]
-        rank = int(trace.get("distributedInfo", {}).get("rank", 0))
+        trace = decoded(_unpacked(path), Trace)
+        # What the profiler has not seen end may have a time below 0.
+        events = [each for each in trace.traceEvents if each.ph == "X" and each.dur >= 0]
+        if any(each.ts is None for each in events):
+            raise ValueError("an event has no ts")
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError, EOFError, RecursionError) as error:
+    except (ValueError, EOFError, zlib.error) as error:
         raise RunError(f"{path}: is no trace of torch's profiler ({error})") from error
-    return events, rank
+    return events, trace.distributedInfo.rank
 
 
-def _covered(events: Iterable[dict[str, Any]]) -> list[Interval]:
+def _unpacked(path: Path) -> bytes | bytearray:
+    """Raises: OSError, EOFError, zlib.error; ValueError if it is too long."""
+    if not path.name.endswith(".gz"):
+        return read_bytes(path, MOST_BYTES)
+    data = bytearray()
+    with open_regular(path) as packed, gzip.open(packed) as file:
+        while part := file.read(1 << 20):
+            data += part
+            if len(data) > MOST_BYTES:
+                raise ValueError(f"longer than {MOST_BYTES} bytes")
+    return data
+
+
+def _covered(events: Iterable[Event]) -> list[Interval]:
     """The time that events cover, without overlaps, in order."""
     merged: list[Interval] = []
-    for start, stop in sorted((e["ts"], e["ts"] + e["dur"]) for e in events):
+    for start, stop in sorted(each.span for each in events):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(merged[-1][1], stop)
         else:
@@ -136,17 +173,24 @@ def _covered(events: Iterable[dict[str, Any]]) -> list[Interval]:
 
 
 def _within(intervals: Sequence[Interval], limit: Interval) -> list[Interval]:
-    return _common(intervals, [limit])
+    """What of some a limit covers; they are in order, without overlaps."""
+    first = bisect_right(intervals, limit[0], key=itemgetter(1))
+    last = bisect_left(intervals, limit[1], key=itemgetter(0))
+    return _common(intervals[first:last], [limit])
 
 
 def _common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """What both cover; each is in order."""
-    found = []
-    for start, stop in first:
-        for other_start, other_stop in second:
-            low, high = max(start, other_start), min(stop, other_stop)
-            if low < high:
-                found.append((low, high))
+    """What both cover; each is in order, without overlaps."""
+    found, left, right = [], 0, 0
+    while left < len(first) and right < len(second):
+        (start, stop), (other_start, other_stop) = first[left], second[right]
+        low, high = max(start, other_start), min(stop, other_stop)
+        if low < high:
+            found.append((low, high))
+        if stop < other_stop:
+            left += 1
+        else:
+            right += 1
     return found
 
 

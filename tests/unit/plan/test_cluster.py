@@ -128,10 +128,10 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_cluster_file_is_regular_and_bounded(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
-    with pytest.raises(RecipeError, match="pipe.toml: .*no regular file"):
+    with pytest.raises(RecipeError, match=r"pipe.toml: .*no regular file"):
         load_cluster(str(tmp_path / "pipe.toml"))
     (tmp_path / "long.toml").write_text("#" * 1_000_001)
-    with pytest.raises(RecipeError, match="long.toml: .*longer than 1000000 bytes"):
+    with pytest.raises(RecipeError, match=r"long.toml: .*longer than 1000000 bytes"):
         load_cluster(str(tmp_path / "long.toml"))
 
 

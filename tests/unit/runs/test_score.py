@@ -1,12 +1,15 @@
 """A forecast scored against timings that are made for it."""
 
+import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from firecaffe.errors import RunError
+from firecaffe.runs import kineto
 from firecaffe.runs.explain import explain, read_timings
 from firecaffe.runs.kineto import is_trace, read_trace
 from firecaffe.runs.score import Score, causes, measured_parts, score
@@ -182,9 +185,62 @@ def test_without_marks_a_step_is_what_lies_between_two_updates(tmp_path: Path) -
     assert found["step_s"] == pytest.approx(100e-6)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"traceEvents": 3}', '{"traceEvents": [{"ph": "X", "name": "a", "ts": "x"}]}'])  # fmt: skip  # noqa: E501
-def test_what_is_no_trace(tmp_path: Path, content: str) -> None:
+EVENTS = '{"traceEvents": [%s]}'
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "is no JSON"),
+        ("[]", "expected object, got array"),
+        ("[" * 100_000, "expected object"),
+        (EVENTS % '{"args": ' + "[" * 100_000, "nested too deep|is no JSON"),
+        ("{}", "missing required field traceEvents"),
+        ('{"traceEvents": 3}', r"\$.traceEvents: expected array, got int"),
+        ('{"traceEvents": [], "distributedInfo": {"rank": -1}}', r"distributedInfo.rank: .*>= 0"),
+        (EVENTS % "", "neither a ProfilerStep"),
+        (EVENTS % '{"ph": "X", "name": "a"}', "an event has no ts"),
+        (EVENTS % '{"ph": "X", "name": "a", "ts": "x"}', r"\$.traceEvents\[0\].ts: expected float"),
+        (EVENTS % '{"ph": "X", "name": "a", "ts": 1, "dur": 1e300}', r"dur: expected float <="),
+    ],
+)
+def test_what_is_no_trace(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(content)
-    with pytest.raises(RunError, match=r"is no trace|neither a ProfilerStep"):
+    with pytest.raises(RunError, match=rf"bad.json: .*({said})"):
         read_trace(path)
+    packed = tmp_path / "bad.json.gz"
+    packed.write_bytes(gzip.compress(content.encode()))
+    with pytest.raises(RunError, match=rf"bad.json.gz: .*({said})"):
+        read_trace(packed)
+
+
+def test_a_trace_is_regular_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(RunError, match=r"pipe.json: .*no regular file"):
+        read_trace(tmp_path / "pipe.json")
+    monkeypatch.setattr(kineto, "MOST_BYTES", 5_000_000)
+    long = json.dumps({"traceEvents": [], "filler": "x" * 5_000_000}).encode()
+    for name, data in (("a.json", long), ("b.json.gz", gzip.compress(long))):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(RunError, match=f"{name}: .*longer than 5000000 bytes"):
+            read_trace(tmp_path / name)
+    cut = gzip.compress(long)
+    for name, data in (("cut.json.gz", cut[:-20]), ("bad.json.gz", cut[:30] + b"xx" + cut[32:])):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(RunError, match=rf"{name}: "):
+            read_trace(tmp_path / name)
+
+
+def test_a_long_trace_is_read_in_one_go(tmp_path: Path) -> None:
+    """Each step looks at what is in it alone: all by all these would be 10 billion pairs."""
+    works = [event("aten::mm", t, t + 0.5) for t in range(100_000)]
+    talks = [event("gloo:all_reduce", t + 0.25, t + 0.75) for t in range(100_000)]
+    ends = [(n * 50_000, (n + 1) * 50_000) for n in range(2)]
+    steps = [event(f"ProfilerStep#{n}", *each, "mark") for n, each in enumerate(ends)]
+    unseen = [{**event("aten::mm", 7, 9), "dur": -1}]
+    path = trace(tmp_path / "a.json", [*works, *talks, *steps, *unseen])
+    _, rows = read_trace(path)
+    for found in rows:
+        assert found["compute_s"] == pytest.approx(25_000e-6)
+        assert found["exposed_communication_s"] == pytest.approx(12_500e-6)
