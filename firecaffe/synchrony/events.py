@@ -5,8 +5,9 @@ computes takes these. As rows they are the lines of events.jsonl.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from firecaffe.schema import Count, Real, checked
 from firecaffe.synchrony.leaves import Leaf
 from firecaffe.synchrony.policy import Update, Work, row_of, work_of
 
@@ -73,21 +74,50 @@ def to_row(event: Event) -> dict[str, Any]:
             return {"event": kind, **row, "learner": event.learner}
 
 
+_LeafRow = tuple[Count, Count]
+_WorkRow = tuple[Count, Count, Count, Count]
+
+
+class _UpdateRow(TypedDict):
+    version: Count
+    works: list[_WorkRow]
+    dropped: list[_LeafRow]
+    again: NotRequired[list[_LeafRow]]
+
+
+class _PullRow(TypedDict):
+    time_s: Real
+    work: _WorkRow
+
+
+class _PushRow(_PullRow):
+    counts: bool
+    update: _UpdateRow | None
+
+
+class _LearnerRow(TypedDict):
+    time_s: Real
+    learner: Count
+
+
 def from_row(row: dict[str, Any]) -> Event:
-    """The event of a row. Raises: KeyError, TypeError or ValueError if it is none."""
-    kind, time_s = row["event"], float(row["time_s"])
-    if kind == "pull":
-        return Pull(time_s, work_of(row["work"]))
-    if kind == "push":
-        update = None
-        if row["update"] is not None:
-            update = Update(
-                row["update"]["version"],
-                tuple(work_of(work) for work in row["update"]["works"]),
-                tuple(Leaf(step, place) for step, place in row["update"]["dropped"]),
-                tuple(Leaf(step, place) for step, place in row["update"].get("again", [])),
-            )
-        return Push(time_s, work_of(row["work"]), row["counts"], update)
-    if kind not in ("lose", "join"):
-        raise ValueError(f"no event {kind!r}")
-    return (Lose if kind == "lose" else Join)(time_s, row["learner"])
+    """The event of a row. Raises: ValueError if it is none."""
+    match kind := row.get("event"):
+        case "pull":
+            pull = checked(row, _PullRow)
+            return Pull(float(pull["time_s"]), work_of(pull["work"]))
+        case "push":
+            push = checked(row, _PushRow)
+            made, update = push["update"], None
+            if made is not None:
+                update = Update(
+                    made["version"],
+                    tuple(map(work_of, made["works"])),
+                    tuple(Leaf(*leaf) for leaf in made["dropped"]),
+                    tuple(Leaf(*leaf) for leaf in made.get("again", ())),
+                )
+            return Push(float(push["time_s"]), work_of(push["work"]), push["counts"], update)
+        case "lose" | "join":
+            of = checked(row, _LearnerRow)
+            return (Lose if kind == "lose" else Join)(float(of["time_s"]), of["learner"])
+    raise ValueError(f"no event {kind!r:.60}")

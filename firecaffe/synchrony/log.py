@@ -8,15 +8,28 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
+
+from msgspec import Meta
 
 from firecaffe.errors import RunError
+from firecaffe.files import read_lines
+from firecaffe.schema import Count, checked, decoded
 from firecaffe.synchrony.events import Event, from_row, to_row
 from firecaffe.synchrony.ledger import Ledger
 
 EVENTS = "events.jsonl"
-MOST_BYTES = 16_000_000
-"""The length of a line that is read at most: an update names all its gradients."""
+
+
+class _Line(TypedDict):
+    check: str
+
+
+class _Begin(TypedDict):
+    event: Literal["begin"]
+    format: Literal[2]
+    version: Count
+    learners: Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
 class Lines:
@@ -61,12 +74,13 @@ class LogReader:
             self.number, first = next(self._rows)
         except StopIteration:
             raise RunError(f"{path} line 1: is not there; the log is empty") from None
-        numbers = [first.get(word, -1) for word in ("version", "learners")]
-        if not all(type(n) is int and n >= 0 for n in numbers) or first != head(*numbers):
-            raise RunError(f"{path} line 1: is not the beginning of a log")
-        version, self.learners = numbers
+        try:
+            begin = checked(first, _Begin)
+        except ValueError as error:
+            raise RunError(f"{path} line 1: is not the beginning of a log ({error})") from error
+        self.learners = begin["learners"]
         """The number of learners that are there at the beginning."""
-        self._ledger = Ledger(version)
+        self._ledger = Ledger(begin["version"])
 
     @property
     def version(self) -> int:
@@ -84,9 +98,8 @@ class LogReader:
         try:
             event = from_row(row)
             self._ledger.take(event)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            said = str(error) if isinstance(error, ValueError) else repr(error)
-            raise RunError(f"{self.path} line {self.number}: {said}") from error
+        except ValueError as error:
+            raise RunError(f"{self.path} line {self.number}: {error}") from error
         return event
 
 
@@ -94,26 +107,28 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a log with their line numbers. Raises: RunError."""
     lines = Lines()
     try:
-        with open(path, "rb") as file:
-            while data := file.readline(MOST_BYTES):
-                yield lines.count + 1, _checked(path, lines, data)
+        for data in read_lines(path):  # an update names all its gradients
+            yield lines.count + 1, _checked(lines, data)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path} {error}") from error
 
 
-def _checked(path: Path, lines: Lines, data: bytes) -> dict[str, Any]:
-    place = f"{path} line {lines.count + 1}"
+def _checked(lines: Lines, data: bytes) -> dict[str, Any]:
+    """Raises: ValueError."""
+    place = f"line {lines.count + 1}"
     if not data.endswith(b"\n"):
-        raise RunError(f"{place}: ends in its middle")
+        raise ValueError(f"{place}: ends in its middle")
     try:
-        row = json.loads(data)
+        row: dict[str, Any] = {**decoded(data, _Line)}
         check = row.pop("check")
         expected = lines.line(row)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{place}: is no line of a log ({error!r:.80})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: is no line of a log ({error!s:.80})") from error
     if expected != data:
-        raise RunError(
+        raise ValueError(
             f"{place}: is not what was written; its check is {check!r:.20}, expected "
             f"'{lines.check:08x}' for it and the lines before"
         )
-    return dict(row)
+    return row

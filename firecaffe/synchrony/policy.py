@@ -12,6 +12,7 @@ A *version* is the number of updates that a copy of the weights has seen; a grad
 is the version that it is applied to minus the version that it was computed at.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -133,7 +134,6 @@ def row_of(work: Work) -> list[int]:
     return [work.learner, *work.leaf, work.version]
 
 
-def work_of(row: list[int]) -> Work:
-    """Raises: ValueError or TypeError if it is none."""
+def work_of(row: Sequence[int]) -> Work:
     learner, step, place, version = row
     return Work(learner, Leaf(step, place), version)

@@ -3,14 +3,16 @@
 Nothing is drawn from a generator with a state, so a resumed run needs none.
 """
 
-import json
 import random
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Annotated, TypedDict
+
+from msgspec import Meta
 
 from firecaffe.errors import RecipeError
+from firecaffe.schema import read_rows
 from firecaffe.synchrony.config import SynchronyConfig
 
 Seconds = Callable[[int, int], float]
@@ -22,11 +24,14 @@ SLOW = 0
 MOST_MEASURED = 1_000_000
 """Times of a file that are read at most."""
 
-LONGEST_LINE = 100_000
-"""Of that file, in characters: a file without line ends is read no further."""
-
 LONGEST_S = 1e6
 """What a micro-batch may have taken at most; a clock adds these up."""
+
+
+class _Row(TypedDict):
+    """A line of that file."""
+
+    compute_s: Annotated[float, Meta(gt=0, le=LONGEST_S)]
 
 
 def seconds_of(config: SynchronyConfig, seed: int) -> Seconds:
@@ -54,21 +59,15 @@ def _drawn(seed: int, learner: int, count: int) -> random.Random:
 
 def measured(path: Path) -> list[float]:
     """The times of a run's timings, `compute_s` of each line. Raises: RecipeError."""
+    rows = read_rows(path, _Row, RecipeError)
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = iter(partial(file.readline, LONGEST_LINE), "")
-            rows = [json.loads(line) for line in islice(lines, MOST_MEASURED)]
-        times = [float(row["compute_s"]) for row in rows]
-    except OSError as error:
-        raise RecipeError(f"synchrony.speeds_from {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        times = [row["compute_s"] for row in islice(rows, MOST_MEASURED)]
+    except RecipeError as error:
         raise RecipeError(
-            f"synchrony.speeds_from {path}: no timings of a run, which have compute_s on each line "
-            f"({type(error).__name__}: {error!s:.80})"
+            f"synchrony.speeds_from {error}; it must be the timings of a run, which have compute_s "
+            "on each line"
         ) from error
-    if not times or not all(0 < time <= LONGEST_S for time in times):
-        raise RecipeError(
-            f"synchrony.speeds_from {path}: {len(times)} times; expected one or more, above 0 and "
-            f"at most {LONGEST_S:g} seconds"
-        )
+    if not times:
+        found = "no line of it is whole" if path.exists() else "No such file"
+        raise RecipeError(f"synchrony.speeds_from {path}: {found}")
     return times

@@ -130,7 +130,7 @@ def test_measured_times_are_drawn_from_the_file(tmp_path: Path) -> None:
     config = SynchronyConfig(speeds="measured", speeds_from=str(path))
     seconds = seconds_of(config, 3)
     assert {seconds(learner, 0) for learner in range(20)} == {0.25, 0.5}
-    for text in ("", "{}\n", "7\n", *map(line, ("0", "NaN", "1e308")), "[" * 99999):
+    for text in ("", "{}\n", "7\n", *map(line, ("0", "-1", "true", "NaN", "1e308")), "[" * 99999):
         path.write_text(text)
         with pytest.raises(RecipeError, match=r"synchrony\.speeds_from"):
             seconds_of(config, 3)
@@ -142,18 +142,24 @@ def test_measured_times_are_drawn_from_the_file(tmp_path: Path) -> None:
 def test_what_is_no_file_of_times_is_told_in_one_line_of_text(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     config = SynchronyConfig(speeds="measured", speeds_from=str(path))
-    for data in (b"\x0eR\rA\xda\xde", b'{"compute_s": ' + b"9" * 400 + b"}\n", b"\0" * 200):
+    for data in (
+        b"\x0eR\rA\xda\xde\n",
+        b'{"compute_s": ' + b"9" * 400 + b"}\n",
+        b"\0" * 200 + b"\n",
+    ):
         path.write_bytes(data)
-        with pytest.raises(RecipeError, match="no timings of a run") as caught:
+        with pytest.raises(
+            RecipeError, match=r"cannot be read .*must be the timings of a run"
+        ) as caught:
             seconds_of(config, 3)
         assert str(caught.value).isprintable()
         assert "\\x" not in str(caught.value)
 
 
-def test_a_file_without_line_ends_is_read_no_further() -> None:
-    """It may have no end either."""
+def test_a_file_of_times_is_regular() -> None:
+    """Another may have no end."""
     config = SynchronyConfig(speeds="measured", speeds_from="/dev/zero")
-    with pytest.raises(RecipeError, match="no timings of a run"):
+    with pytest.raises(RecipeError, match=r"/dev/zero: cannot be read .*must be the timings"):
         seconds_of(config, 3)
 
 

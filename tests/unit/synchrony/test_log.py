@@ -1,5 +1,6 @@
 """events.jsonl: what is written is read, and any damage is refused with its line."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -122,6 +123,37 @@ def test_what_is_no_log(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(RunError, match="line 1: "):
             LogReader(path)
+
+
+PULL = {"event": "pull", "time_s": 0.5, "work": [0, 2, 0, 2]}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({**PULL, "event": "rest"}, "no event 'rest'"),
+        ({**PULL, "event": ["pull"]}, "no event"),
+        ({**PULL, "time_s": "0.5"}, r"\$\.time_s: expected float, got str"),
+        ({**PULL, "work": [0, 2, 0]}, r"\$\.work: expected array of length 4"),
+        ({**PULL, "work": [0, 2, -1, 2]}, r"\$\.work\[2\]: expected int >= 0, found -1"),
+        ({**PULL, "event": "push"}, "missing required field counts"),
+        ({**PULL, "event": "push", "counts": 1, "update": None}, r"\$\.counts: expected bool"),
+        ({"event": "lose", "time_s": 1, "learner": 0.5}, r"\$\.learner: expected int"),
+    ],
+)
+def test_each_word_of_an_event_has_its_type(
+    row: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    lines = Lines()
+    (tmp_path / "events.jsonl").write_bytes(lines.line(head(2, 3)) + lines.line(row))
+    with pytest.raises(RunError, match=rf"line 2: .*{said}"):
+        read_on(tmp_path / "events.jsonl")
+
+
+def test_a_log_is_a_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "events.jsonl")
+    with pytest.raises(RunError, match="is no regular file"):
+        LogReader(tmp_path / "events.jsonl")
 
 
 def test_the_ledger_takes_what_a_policy_does() -> None:
