@@ -26,6 +26,7 @@ from firecaffe.plan.workload import Workload
 from firecaffe.recipe.of_run import recipe_of
 from firecaffe.runs.explain import read_timings
 from firecaffe.runs.folder import FORECAST, read_run_file
+from firecaffe.runs.schemas import TaughtForecast
 from firecaffe.runs.score import measured_parts
 
 LATENCY_RUNS = 3
@@ -120,16 +121,13 @@ def _read(folder: Path, trust_code: bool) -> FinishedRun:
         raise RunError(
             f"{folder}: its network is split over workers; a plan learns from whole networks"
         )
-    try:
-        words = str(found["exchange"]), str(found["compressor"])
-    except KeyError as error:
-        raise RunError(f"{folder / FORECAST}: lacks {error}") from error
+    found = read_run_file(folder, FORECAST, TaughtForecast)
     return FinishedRun(
         folder,
         workload_of(recipe),
         len(timings),
-        words[0],
-        words[1],
+        found["exchange"],
+        found["compressor"],
         parts,
         max(LEAST_ERROR, median(scatter)) if scatter else 0.5,
     )

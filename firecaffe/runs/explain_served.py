@@ -15,6 +15,7 @@ from typing import Any
 from firecaffe.errors import RunError
 from firecaffe.runs.explain import Rows, Slow, in_blocks, slow_by_blocks
 from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.schemas import ServerResult
 
 MOST_BARS = 8
 """Values of the staleness that are told one by one."""
@@ -66,22 +67,28 @@ def explain_served(folder: Path, timings: Rows) -> ServedExplanation | None:
         return None
     came_to: dict[str, Any] | None = None
     if (folder / "result.json").is_file():
-        came_to = read_run_file(folder, "result.json").get("synchrony")
-    try:
-        taken = [_taken(row["by_rank"]) for row in rows]
-        slow, not_tested = _slow(taken)
-        return ServedExplanation(
-            steps=len(rows),
-            step_s=fmean(row["step_s"] for row in rows[1:] or rows),
-            update_s=fmean(row["update_s"] for row in rows[1:] or rows),
-            ranks=_ranks(taken, came_to or {}),
-            slow=slow,
-            not_tested=not_tested,
-            came_to=came_to,
-            lines=_lines(came_to),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{folder}: its timings or its result lack {error!r}") from error
+        came_to = read_run_file(folder, "result.json", ServerResult)["synchrony"]
+        _check_bytes(folder, came_to)
+    taken = [_taken(row["by_rank"]) for row in rows]
+    slow, not_tested = _slow(taken)
+    return ServedExplanation(
+        steps=len(rows),
+        step_s=fmean(row["step_s"] for row in rows[1:] or rows),
+        update_s=fmean(row["update_s"] for row in rows[1:] or rows),
+        ranks=_ranks(taken, came_to or {}),
+        slow=slow,
+        not_tested=not_tested,
+        came_to=came_to,
+        lines=_lines(came_to),
+    )
+
+
+def _check_bytes(folder: Path, came_to: Mapping[str, Any]) -> None:
+    """Raises: RunError if a learner has a rank and no bytes."""
+    for word in ("pulled_bytes_by_learner", "pushed_bytes_by_learner"):
+        lacks = came_to.get("rank_by_learner", {}).keys() - came_to.get(word, {}).keys()
+        if lacks:
+            raise RunError(f"{folder / 'result.json'}: {word} lacks learner {min(lacks)}")
 
 
 def _lines(row: Mapping[str, Any] | None) -> list[str]:
@@ -89,7 +96,7 @@ def _lines(row: Mapping[str, Any] | None) -> list[str]:
         return ["the run did not finish: its staleness, idle shares and bytes are told at its end"]
     again = f", {row['again']:,} computed again" if row.get("again") else ""
     lost = f"; learners lost: {row['lost_learners']:,}" if row["lost_learners"] else ""
-    counts = {int(late): int(count) for late, count in row["staleness"].items()}
+    counts = {int(late): count for late, count in row["staleness"].items()}
     lines = [
         f"{row['updates']:,} updates of {row['gradients']:,} gradients, {row['dropped']:,} dropped"
         f"{again}{lost}",
@@ -99,22 +106,22 @@ def _lines(row: Mapping[str, Any] | None) -> list[str]:
             f"staleness: mean {row['mean_staleness']:.2f}, at most {max(counts)}; {_bars(counts)}"
         )
     if "idle_by_rank" not in row:  # of a simulated clock, whose learners are no ranks
-        idle = list(row["idle_by_learner"].values()) or [0.0]
+        idle = list(row.get("idle_by_learner", {}).values()) or [0.0]
         lines.append(f"learners waited {fmean(idle):.1%} of their time (at most {max(idle):.1%})")
     return lines
 
 
 def _bars(counts: Mapping[int, int]) -> str:
     """The histogram in words: the share of each value, and of those beyond MOST_BARS together."""
-    total = sum(counts.values())
+    total = max(1, sum(counts.values()))
     shown = sorted(counts.items())[:MOST_BARS]
     said = [f"{late}: {count / total:.1%}" for late, count in shown]
     rest = total - sum(count for _, count in shown)
     return ", ".join([*said, *([f"more: {rest / total:.1%}"] if rest else [])])
 
 
-def _taken(by_rank: Mapping[str, Sequence[float]]) -> Taken:
-    return {int(rank): (int(count), float(s)) for rank, (count, s) in by_rank.items()}
+def _taken(by_rank: Mapping[str, tuple[int, float]]) -> Taken:
+    return {int(rank): (count, s) for rank, (count, s) in by_rank.items()}
 
 
 def _ranks(taken: Sequence[Taken], came_to: Mapping[str, Any]) -> list[ServedRank]:
@@ -134,7 +141,7 @@ def _rank(rank: int, taken: Sequence[Taken], came_to: Mapping[str, Any]) -> Serv
         for word in ("pulled", "pushed")
     )
     idle = came_to.get("idle_by_rank", {}).get(str(rank))
-    return ServedRank(rank, count, seconds / count, idle, pulled, pushed)
+    return ServedRank(rank, count, seconds / max(1, count), idle, pulled, pushed)
 
 
 def _slow(taken: Sequence[Taken]) -> tuple[list[Slow], list[str]]:

@@ -20,6 +20,8 @@ MicroBatches = Annotated[int, Meta(ge=0, le=MOST_MICRO_BATCHES)]
 """Of a rank, in a step."""
 Samples = Annotated[int, Meta(ge=0, le=10**12)]
 Rank = Annotated[int, Meta(ge=0, le=1_000_000)]
+Number = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
+"""A whole number that is a name in JSON: of a rank, a learner, a version."""
 Values = dict[str, Real | None]
 """Metrics by name; null where one was no number."""
 
@@ -78,8 +80,14 @@ class TimingRow(StepRow):
     micro_batches: NotRequired[MicroBatches]
     idle_s: NotRequired[Seconds | None]
     stage: NotRequired[Rank | None]
-    by_rank: NotRequired[dict[str, tuple[MicroBatches, Seconds]] | None]
+    by_rank: NotRequired[dict[Number, tuple[MicroBatches, Seconds]] | None]
     activations_s: NotRequired[Seconds | None]
+
+
+class ActivationsRow(TypedDict):
+    """What one of a split network has beside."""
+
+    activations_s: Seconds
 
 
 class TripRow(StepRow):
@@ -156,6 +164,50 @@ class ResultRow(TypedDict, total=False):
     tuned: str
 
 
+class DigestsResult(TypedDict):
+    """result.json of a run that is computed again."""
+
+    steps: Samples
+    weights_sha256: str
+    state_sha256: str
+
+
+class ServerRow(TypedDict):
+    """What a mode with a server came to."""
+
+    updates: Count
+    gradients: Count
+    dropped: Count
+    lost_learners: Count
+    mean_staleness: Amount
+    staleness: dict[Number, Count]
+
+
+class ServerResult(TypedDict):
+    """result.json of a mode with a server."""
+
+    synchrony: ServerRow
+
+
+class ScoredRow(TypedDict):
+    """What its forecast is compared with."""
+
+    gradients: Count
+    dropped: Count
+    mean_staleness: Amount
+    idle_by_rank: Annotated[dict[str, Real], Meta(min_length=1)]
+    pulled_bytes_by_learner: dict[str, Amount]
+    pushed_bytes_by_learner: dict[str, Amount]
+
+
+class ScoredResult(TypedDict):
+    """result.json where that is done."""
+
+    steps: Samples
+    resumed_from: str | None
+    synchrony: ScoredRow
+
+
 class EnvironmentRow(TypedDict, total=False):
     """environment.json."""
 
@@ -192,6 +244,74 @@ class ForecastRow(TypedDict, total=False):
     dropped: Amount | None
     idle: Real | None
     bytes_per_step: Amount | None
+
+
+class StepForecast(TypedDict):
+    """forecast.json where it is compared with what was measured: the time of a step."""
+
+    cluster: str
+    step_s: StepSeconds
+    step_low_s: Seconds
+    step_high_s: Seconds
+
+
+class ForecastParts(TypedDict):
+    """What a step is made of."""
+
+    compute_s: Seconds
+    data_s: Seconds
+    update_s: Seconds
+    exposed_communication_s: Seconds
+
+
+class EveryStepForecast(StepForecast, ForecastParts):
+    """One of mode every_step."""
+
+    stragglers_s: Seconds
+    low: ForecastParts
+    high: ForecastParts
+
+
+class ModeForecast(StepForecast):
+    """One of another mode."""
+
+    mode_in_words: str
+    after_step: Count
+    average_s: Seconds | None
+
+
+class ServerForecast(ModeForecast):
+    """One with a server."""
+
+    staleness: Amount
+    dropped: Amount
+    idle: Real
+    bytes_per_step: Amount
+
+
+class SplitForecast(StepForecast):
+    """One of a split network."""
+
+    compute_s: Seconds
+    stragglers_s: Seconds
+    activations_s: Seconds
+    exposed_communication_s: Seconds
+    update_s: Seconds
+
+
+class StagesForecast(StepForecast):
+    """One of a network in stages."""
+
+    compute_s: Seconds
+    stragglers_s: Seconds
+    idle: Real
+
+
+class TaughtForecast(TypedDict):
+    """One that a plan learns from."""
+
+    exchange: str
+    compressor: str
 
 
 class FaultRow(TypedDict, total=False):

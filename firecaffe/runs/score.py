@@ -15,6 +15,7 @@ from typing import Any
 from firecaffe.errors import RunError
 from firecaffe.runs.explain import Explanation, Rows
 from firecaffe.runs.folder import FORECAST, read_run_file
+from firecaffe.runs.schemas import EveryStepForecast
 
 LEAST_GAIN = 0.01
 """Share of a step: a gain that is smaller is not told."""
@@ -65,7 +66,7 @@ def measured_parts(timings: Rows) -> dict[str, float]:
     they do on average: who is late in one is early in the next, as all keep one pace. Stragglers
     are those of each step; where they are others in each, the parts add up to more than the step.
 
-    Raises: RunError if a row lacks a part, or no step is there on all ranks.
+    Raises: RunError if no step is there on all ranks.
     """
     by_rank = {rank: {row["step"]: row for row in rows[1:]} for rank, rows in timings.items()}
     present = [set(rows) for rows in by_rank.values() if rows]
@@ -73,20 +74,17 @@ def measured_parts(timings: Rows) -> dict[str, float]:
     if not steps:
         raise RunError("the run has no step, after its first, that all ranks did")
     columns: dict[str, list[float]] = {name: [] for name in ADVICE}
-    try:
-        for step in steps:
-            rows = [own[step] for own in by_rank.values() if own]
-            own_s = [row["compute_s"] + row["data_s"] for row in rows]
-            middle_s = median(own_s)
-            columns["compute_s"].append(median(row["compute_s"] for row in rows))
-            columns["data_s"].append(median(row["data_s"] for row in rows))
-            columns["stragglers_s"].append(max(own_s) - middle_s)
-            exposed_s = min(row["exposed_communication_s"] for row in rows)
-            columns["exchange_s"].append(exposed_s)
-            columns["update_s"].append(median(row["update_s"] for row in rows))
-        of_rank = [[own[step]["step_s"] for step in steps] for own in by_rank.values() if own]
-    except KeyError as error:
-        raise RunError(f"a row of the run's timings lacks {error}") from error
+    for step in steps:
+        rows = [own[step] for own in by_rank.values() if own]
+        own_s = [row["compute_s"] + row["data_s"] for row in rows]
+        middle_s = median(own_s)
+        columns["compute_s"].append(median(row["compute_s"] for row in rows))
+        columns["data_s"].append(median(row["data_s"] for row in rows))
+        columns["stragglers_s"].append(max(own_s) - middle_s)
+        exposed_s = min(row["exposed_communication_s"] for row in rows)
+        columns["exchange_s"].append(exposed_s)
+        columns["update_s"].append(median(row["update_s"] for row in rows))
+    of_rank = [[own[step]["step_s"] for step in steps] for own in by_rank.values() if own]
     found = {name: median(values) for name, values in columns.items() if values}
     step_s = max(map(median, of_rank))
     told = sum(found.values())
@@ -104,19 +102,10 @@ def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None
     forecast = read_run_file(folder, FORECAST)
     if "mode" in forecast or "parallel" in forecast:
         return None
-    measured = measured_parts(timings)
-    try:
-        parts = [_part(name, forecast, measured[name]) for name in ADVICE]
-        step = StepPart(
-            "step_s",
-            forecast["step_s"],
-            forecast["step_low_s"],
-            forecast["step_high_s"],
-            measured["step_s"],
-        )
-        cluster = str(forecast["cluster"])
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{folder / FORECAST}: lacks {error}") from error
+    forecast = read_run_file(folder, FORECAST, EveryStepForecast)
+    measured, cluster = measured_parts(timings), forecast["cluster"]
+    parts = [_part(name, forecast, measured[name]) for name in ADVICE]
+    step = step_part(forecast, measured["step_s"])
     return Score(cluster, step, parts, _lines(cluster, step, parts, explanation))
 
 
@@ -124,15 +113,20 @@ def _part(name: str, forecast: Mapping[str, Any], measured_s: float) -> StepPart
     if name == "rest_s":
         return StepPart(name, 0.0, 0.0, 0.0, measured_s)
     if name == "stragglers_s":
-        said = float(forecast["stragglers_s"])
+        said = forecast["stragglers_s"]
         return StepPart(name, said, 0.0, 2 * said, measured_s)
     key = "exposed_communication_s" if name == "exchange_s" else name
-    low, high = float(forecast["low"][key]), float(forecast["high"][key])
-    said = float(forecast[key])
+    said, low, high = forecast[key], forecast["low"][key], forecast["high"][key]
     if name == "compute_s":
-        waits = float(forecast["stragglers_s"])
+        waits = forecast["stragglers_s"]
         return StepPart(name, said - waits, low - waits, high - waits, measured_s)
     return StepPart(name, said, low, high, measured_s)
+
+
+def step_part(forecast: Mapping[str, Any], measured_s: float) -> StepPart:
+    """The step's time."""
+    low, high = forecast["step_low_s"], forecast["step_high_s"]
+    return StepPart("step_s", forecast["step_s"], low, high, measured_s)
 
 
 def step_line(cluster: str, step: StepPart) -> str:

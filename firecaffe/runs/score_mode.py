@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from firecaffe.errors import RunError
 from firecaffe.runs.explain import Rows
 from firecaffe.runs.folder import FORECAST, read_run_file
-from firecaffe.runs.score import StepPart, step_line
+from firecaffe.runs.schemas import ModeForecast, ScoredResult, ServerForecast
+from firecaffe.runs.score import StepPart, step_line, step_part
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,17 @@ def score_mode(folder: Path, timings: Rows) -> ModeScore | None:
     forecast = read_run_file(folder, FORECAST)
     if "mode" not in forecast:
         return None
+    kind = ServerForecast if forecast.get("average_s") is None else ModeForecast
+    forecast = read_run_file(folder, FORECAST, kind)
+    rows = [row for row in timings.get(0, ()) if row["step"] > forecast["after_step"]][1:]
+    if not rows:
+        return None
     result = None
-    if (folder / "result.json").is_file():
-        result = read_run_file(folder, "result.json")
-    try:
-        rows = [row for row in timings.get(0, ()) if row["step"] > forecast["after_step"]][1:]
-        if not rows:
-            return None
-        said, low, high = (float(forecast[f"step_{word}s"]) for word in ("", "low_", "high_"))
-        step = StepPart("step_s", said, low, high, fmean(float(row["step_s"]) for row in rows))
-        figures = list(_figures(forecast, rows, result))
-        return ModeScore(str(forecast["cluster"]), str(forecast["mode_in_words"]), step, figures)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{folder}: its forecast, timings or result lack {error!r}") from error
+    if kind is ServerForecast and (folder / "result.json").is_file():
+        result = read_run_file(folder, "result.json", ScoredResult)
+    step = step_part(forecast, fmean(row["step_s"] for row in rows))
+    figures = list(_figures(forecast, rows, result))
+    return ModeScore(forecast["cluster"], forecast["mode_in_words"], step, figures)
 
 
 def _figures(
@@ -79,13 +77,13 @@ def _figures(
     rows: Sequence[Mapping[str, Any]],
     result: Mapping[str, Any] | None,
 ) -> Iterator[Figure]:
-    averages = [float(row["exchange_s"]) for row in rows if row["exchange_s"]]
+    averages = [row["exchange_s"] for row in rows if row.get("exchange_s")]
     if forecast["average_s"] and averages:
         yield Figure("an average", " ms", forecast["average_s"] * 1e3, fmean(averages) * 1e3)
-    if result is None or forecast["average_s"] is not None:
+    if result is None:
         return
     came_to = result["synchrony"]
-    done = came_to["gradients"] + came_to["dropped"]
+    done = max(1, came_to["gradients"] + came_to["dropped"])
     yield Figure("staleness", "", forecast["staleness"], came_to["mean_staleness"])
     if forecast["dropped"] or came_to["dropped"]:
         dropped = came_to["dropped"] / done
@@ -96,5 +94,5 @@ def _figures(
         moved = sum(
             sum(came_to[f"{way}_bytes_by_learner"].values()) for way in ("pulled", "pushed")
         )
-        steps = result["steps"] - forecast["after_step"]
+        steps = max(1, result["steps"] - forecast["after_step"])
         yield Figure("a step sends", " MB", forecast["bytes_per_step"] / 1e6, moved / steps / 1e6)

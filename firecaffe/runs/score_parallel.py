@@ -15,8 +15,10 @@ from typing import Any
 from firecaffe.errors import RunError
 from firecaffe.runs.explain import Rows
 from firecaffe.runs.folder import FORECAST, read_run_file
-from firecaffe.runs.score import StepPart, step_line
+from firecaffe.runs.schemas import ActivationsRow, SplitForecast, StagesForecast
+from firecaffe.runs.score import StepPart, step_line, step_part
 from firecaffe.runs.score_mode import Figure
+from firecaffe.schema import checked
 
 Row = Mapping[str, Any]
 
@@ -47,40 +49,41 @@ def score_parallel(folder: Path, timings: Rows) -> ParallelScore | None:
     by_rank = [rows[1:] for _, rows in sorted(timings.items()) if len(rows) > 1]
     if not by_rank:
         return None
-    try:
-        step_s = max(median(float(row["step_s"]) for row in rows) for rows in by_rank)
-        said, low, high = (float(forecast[f"step_{word}s"]) for word in ("", "low_", "high_"))
-        step = StepPart("step_s", said, low, high, step_s)
-        in_stages = bool(forecast["parallel"]["stages"])
-        found = _of_stages if in_stages else _of_split
-        return ParallelScore(str(forecast["cluster"]), step, [*found(forecast, by_rank)])
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{folder}: its forecast or timings lack {error!r}") from error
+    in_stages = bool(forecast["parallel"].get("stages"))
+    forecast = read_run_file(folder, FORECAST, StagesForecast if in_stages else SplitForecast)
+    if not in_stages:
+        try:
+            checked(by_rank, list[list[ActivationsRow]])
+        except ValueError as error:
+            raise RunError(f"{folder}: its timings: {error}") from error
+    step = step_part(forecast, max(median(row["step_s"] for row in rows) for rows in by_rank))
+    found = _of_stages if in_stages else _of_split
+    return ParallelScore(forecast["cluster"], step, [*found(forecast, by_rank)])
 
 
 def _of_split(forecast: Row, by_rank: Sequence[Sequence[Row]]) -> Iterator[Figure]:
     steps = [*zip(*by_rank, strict=False)]
-    computes_s = median(median(float(row["compute_s"]) for row in rows) for rows in steps)
-    yield _figure("compute", float(forecast["compute_s"] - forecast["stragglers_s"]), computes_s)
-    activations_s = median(min(float(row["activations_s"]) for row in rows) for rows in steps)
+    computes_s = median(median(row["compute_s"] for row in rows) for rows in steps)
+    yield _figure("compute", forecast["compute_s"] - forecast["stragglers_s"], computes_s)
+    activations_s = median(min(row["activations_s"] for row in rows) for rows in steps)
     yield _figure("waits for activations", forecast["activations_s"], activations_s)
     gradients_s = median(min(_gradients_s(row) for row in rows) for rows in steps)
     yield _figure("waits for gradients", forecast["exposed_communication_s"], gradients_s)
-    updates_s = median(median(float(row["update_s"]) for row in rows) for rows in steps)
+    updates_s = median(median(row["update_s"] for row in rows) for rows in steps)
     yield _figure("update", forecast["update_s"], updates_s)
 
 
 def _of_stages(forecast: Row, by_rank: Sequence[Sequence[Row]]) -> Iterator[Figure]:
-    computes_s = [median(float(row["compute_s"]) for row in rows) for rows in by_rank]
-    longest_s = float(forecast["compute_s"] - forecast["stragglers_s"])
+    computes_s = [median(row["compute_s"] for row in rows) for rows in by_rank]
+    longest_s = forecast["compute_s"] - forecast["stragglers_s"]
     yield _figure("compute of the slowest stage", longest_s, max(computes_s))
-    steps_s = [median(float(row["step_s"]) for row in rows) for rows in by_rank]
+    steps_s = [median(row["step_s"] for row in rows) for rows in by_rank]
     idle = 1 - fmean(computes_s) / fmean(steps_s)
     yield Figure("a stage does not compute", " %", forecast["idle"] * 100, idle * 100)
 
 
 def _gradients_s(row: Row) -> float:
-    return float(row["exposed_communication_s"]) - float(row["activations_s"])
+    return float(row["exposed_communication_s"] - row["activations_s"])
 
 
 def _figure(name: str, forecast_s: float, measured_s: float) -> Figure:

@@ -2,7 +2,9 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from firecaffe.data import Data, is_images
 from firecaffe.data.dataset import layout_of
@@ -10,26 +12,28 @@ from firecaffe.data.decoded import DecodedSet
 from firecaffe.data.layout import Layout, Leaf
 from firecaffe.errors import RunError
 from firecaffe.files import write_json
-from firecaffe.runs.folder import read_run_file
+from firecaffe.schema import read_file
 from firecaffe.training.parts import Parts, counts_of
 
 ABOUT = "about.json"
+
+Size = Annotated[int, Meta(ge=0, le=10**9)]
 
 
 @dataclass(frozen=True)
 class About:
     """What the network was built for, and what no recipe can say."""
 
-    num_classes: int | None
-    in_channels: int | None
+    num_classes: Size | None
+    in_channels: Size | None
     class_names: tuple[str, ...]
     """By label; empty if the data do not say them."""
-    sample_CHW: tuple[int, ...]
+    sample_CHW: tuple[Size, ...]
     """The shape of the images before they are cut; empty if the samples are no images of classes
     in bytes."""
     is_decoded: bool
     """Whether these are encoded images, which are decoded and scaled when they are read."""
-    input_shape: tuple[int, ...]
+    input_shape: tuple[Size, ...]
     """The shape of one sample as the network is given it; empty if that is no one tensor."""
     input_dtype: str
     """Its type, as torch calls it."""
@@ -75,23 +79,5 @@ def write_about(folder: Path, about: About) -> None:
 
 def read_about(folder: Path) -> About | None:
     """Reads it; None if the run is older than it. Raises: RunError if it is damaged."""
-    if not (folder / ABOUT).is_file():
-        return None
-    row = read_run_file(folder, ABOUT)
-    try:
-        return About(
-            num_classes=_count(row["num_classes"]),
-            in_channels=_count(row["in_channels"]),
-            class_names=tuple(map(str, row["class_names"])),
-            sample_CHW=tuple(map(int, row["sample_CHW"])),
-            is_decoded=bool(row["is_decoded"]),
-            input_shape=tuple(map(int, row["input_shape"])),
-            input_dtype=str(row["input_dtype"]),
-            given=tuple(map(str, row["given"])),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{folder / ABOUT}: is no such file of this program ({error!r})") from error
-
-
-def _count(value: Any) -> int | None:
-    return None if value is None else int(value)
+    path = folder / ABOUT
+    return read_file(path, About, RunError) if path.exists() else None

@@ -9,6 +9,7 @@ from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.folder import read_run_file
+from firecaffe.runs.schemas import DigestsResult
 from firecaffe.training.again import train_again
 from firecaffe.training.checkpoint import Checkpoint, load_newest
 from firecaffe.training.learner import Learner
@@ -82,11 +83,8 @@ def replay(
 
 def digests_of_result(folder: Path) -> Digests:
     """What a finished run has come to. Raises: RunError."""
-    row = read_run_file(folder, "result.json")
-    try:
-        return Digests(int(row["steps"]), str(row["weights_sha256"]), str(row["state_sha256"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{folder / 'result.json'}: has no digests ({error!r})") from error
+    row = read_run_file(folder, "result.json", DigestsResult)
+    return Digests(row["steps"], row["weights_sha256"], row["state_sha256"])
 
 
 def _of_checkpoint(checkpoint: Checkpoint, state: State) -> Digests:

@@ -110,15 +110,22 @@ def test_without_an_end_and_with_damage(tmp_path: Path) -> None:
     rows = read_timings(tmp_path / "a")
     assert score_mode(tmp_path / "a", {0: rows[0][:3]}) is None  # nothing but warm ones
     (tmp_path / "a/forecast.json").write_text('{"mode": "stale"}')
-    with pytest.raises(RunError, match="after_step"):
+    with pytest.raises(RunError, match=r"forecast.json: .*missing required field cluster"):
         score_mode(tmp_path / "a", rows)
     (tmp_path / "a/forecast.json").write_text("{}")
     assert score_mode(tmp_path / "a", rows) is None
     (tmp_path / "a/forecast.json").unlink()
     assert score_mode(tmp_path / "a", rows) is None
     write(tmp_path / "b", FORECAST, {**RESULT, "synchrony": None})
-    with pytest.raises(RunError, match="its forecast, timings or result lack"):
+    with pytest.raises(RunError, match=r"result.json: .*\$.synchrony: expected object, got null"):
         scored(tmp_path / "b")
+    write(tmp_path / "c", FORECAST, {**RESULT, "synchrony": {**CAME_TO, "idle_by_rank": {}}})
+    with pytest.raises(RunError, match=r"synchrony.idle_by_rank: expected object of length >= 1"):
+        scored(tmp_path / "c")
+    nothing = {**CAME_TO, "gradients": 0, "dropped": 0}
+    forecast = {**FORECAST, "dropped": 0.5, "after_step": 0}
+    found = scored(write(tmp_path / "d", forecast, {**RESULT, "steps": 0, "synchrony": nothing}))
+    assert {each.name: each.measured for each in found.figures}["given up"] == 0
 
 
 def test_the_command_explains_replicas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

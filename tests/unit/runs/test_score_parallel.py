@@ -84,5 +84,9 @@ def test_stages_by_what_they_do_not_compute(
 def test_a_damaged_forecast_is_named(tmp_path: Path) -> None:
     bare = {name: each for name, each in FORECAST.items() if name != "activations_s"}
     run = write(tmp_path / "run", bare, SPLIT)
-    with pytest.raises(RunError, match=r"run: its forecast or timings lack KeyError\('activa"):
+    with pytest.raises(RunError, match=r"forecast.json: .*missing required field activations_s"):
+        of(run)
+    bare = {name: each for name, each in SPLIT[0].items() if name != "activations_s"}
+    run = write(tmp_path / "other", FORECAST, (bare, SPLIT[1]))
+    with pytest.raises(RunError, match=r"other: its timings: .*\[0\].*field activations_s"):
         of(run)
