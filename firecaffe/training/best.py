@@ -6,13 +6,27 @@ evaluation, so they decide alike.
 
 from dataclasses import dataclass
 from math import isnan
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from firecaffe.runs.measure import Measure
+from firecaffe.schema import Count, checked
 from firecaffe.training.evaluate import Evaluation
 
 STATE = ("value", "loss", "step", "checkpoint", "evaluated", "without")
 """What goes with a checkpoint."""
+
+
+class _Row(TypedDict):
+    """That, as it is read. A value may be no number."""
+
+    metric: str
+    value: float | None
+    loss: NotRequired[float | None]
+    """Younger than the others."""
+    step: Count
+    checkpoint: str
+    evaluated: Count
+    without: Count
 
 
 @dataclass
@@ -74,7 +88,11 @@ class Best:
         return {"metric": self.measure.name, **{name: getattr(self, name) for name in STATE}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what was found so far. By another metric there was nothing yet."""
-        if state["metric"] == self.measure.name:
-            for name in STATE:  # the loss is younger than the others
-                setattr(self, name, state.get(name))
+        """Takes what was found so far. By another metric there was nothing yet.
+
+        Raises: ValueError if it is none.
+        """
+        row = checked(state, _Row)
+        if row["metric"] == self.measure.name:
+            for name in STATE:
+                setattr(self, name, row.get(name))

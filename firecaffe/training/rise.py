@@ -9,7 +9,11 @@ weights may come to a few times their small loss; neither is above by so much.
 
 from collections import deque
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+from msgspec import Meta
+
+from firecaffe.schema import Count, checked
 
 FIRST = 3
 """Few: with many updates a step, a training that diverges leaves its start within some steps."""
@@ -20,6 +24,15 @@ LEAST = 1.0
 """In the unit of the loss. Guessing costs ln(classes): 2.3 with 10 of them."""
 
 PATIENCE = 100
+
+
+class _Row(TypedDict):
+    """What goes with a checkpoint."""
+
+    first: Annotated[list[float], Meta(max_length=FIRST)]
+    last: Annotated[list[float], Meta(max_length=LAST)]
+    above: Count
+    lowest: float | None
 
 
 class Rise:
@@ -80,6 +93,8 @@ class Rise:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._first, self._above = list(state["first"]), state["above"]
-        self._last = deque(state["last"], maxlen=LAST)
-        self._lowest = state["lowest"]
+        """Raises: ValueError if it is none."""
+        row = checked(state, _Row)
+        self._first, self._above = list(row["first"]), row["above"]
+        self._last = deque(row["last"], maxlen=LAST)
+        self._lowest = row["lowest"]

@@ -84,7 +84,7 @@ class State:
             piece.load(stored_piece(checkpoint, name, piece.held_by_all))
         for word, numbers in self.numbers.items():
             if checkpoint.numbers.get(word):
-                numbers.load_state_dict(checkpoint.numbers[word])
+                _take(word, numbers, checkpoint.numbers[word])
         self.losses.history = checkpoint.history
         self._resumed = checkpoint
 
@@ -213,6 +213,18 @@ class State:
                     yield f"{name}/{key}", tensor
             elif self.world.is_first:
                 yield from self.tensors_held_by_all([name]).items()
+
+
+def _take(word: str, numbers: Numbers, state: dict[str, Any]) -> None:
+    """Loads numbers, some of which are torch's own or a plug-in's, which check in their ways.
+
+    Raises: CheckpointError if they are none.
+    """
+    try:
+        numbers.load_state_dict(state)
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        said = str(error) if isinstance(error, ValueError) else repr(error)
+        raise CheckpointError(f"checkpoint's {word} cannot be taken ({said:.200})") from error
 
 
 def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> State:

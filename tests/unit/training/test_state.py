@@ -13,13 +13,18 @@ from torch import Tensor, nn, optim
 
 from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError
+from firecaffe.runs.measure import Measure
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
+from firecaffe.synchrony.asynchronous import Asynchronous
+from firecaffe.synchrony.leaves import LeafQueue, Leaves
+from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import (
     Checkpoint,
     load_newest,
     save_checkpoint,
 )
+from firecaffe.training.rise import Rise
 from firecaffe.training.state import State, state_of
 from firecaffe.training.stored import InMemory
 from firecaffe.transport.collect import HeldPart
@@ -270,3 +275,27 @@ def test_scalars_of_another_model() -> None:
     checkpoint.numbers["scalars"]["more/count"] = 3
     with pytest.raises(CheckpointError, match="holds more/count, which the model does not have"):
         build(2, "sgd", False)[2].load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("word", "damage", "said"),
+    [
+        ("best", {"metric": "top1"}, "missing required field value"),
+        ("best", {"metric": 3}, r"\$\.metric: expected str, got int, found 3"),
+        ("rise", {"first": [0.0] * 4}, r"\$\.first: expected array of length <= 3"),
+        ("rise", {"above": "x"}, r"\$\.above: expected int, got str, found 'x'"),
+        ("scalars", {"groups/9/count": 3}, "IndexError"),
+        ("synchrony", {"desk": {"version": 3}}, "KeyError"),
+    ],
+)
+def test_numbers_that_are_none(word: str, damage: dict[str, Any], said: str) -> None:
+    state = build(1, "sgd", False)[2]
+    queue = LeafQueue(Leaves(0, 2, 2, 2, 4))
+    state.numbers["best"] = Best(Measure("top1", True))
+    state.numbers["rise"] = Rise()
+    state.numbers["synchrony"] = Asynchronous(queue, 2, 0, 1)
+    checkpoint = taken(state)
+    whole = Rise().state_dict() if word == "rise" else {}
+    checkpoint.numbers[word] = {**whole, **damage}
+    with pytest.raises(CheckpointError, match=f"checkpoint's {word} cannot be taken .*{said}"):
+        state.load(checkpoint)
