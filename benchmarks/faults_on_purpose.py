@@ -201,7 +201,10 @@ def _preempt(_: Injection) -> None:
 def _kill_launcher(_: Injection) -> None:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         raise RecipeError(f"{VARIABLE} launcher_killed: nobody has launched this rank")
-    os.kill(os.getppid(), signal.SIGKILL)
+    launcher = os.getppid()
+    os.kill(launcher, signal.SIGKILL)
+    while os.getppid() == launcher:  # its memory goes first; a short run might end meanwhile
+        time.sleep(0.001)
 
 
 def _fail(_: Injection) -> None:

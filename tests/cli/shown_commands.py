@@ -36,6 +36,7 @@ NOT_RUN = {
     "pip install": "installs: `make demo` and CI do so",
     "sbatch examples": "needs Slurm; with a stand-in: tests/habits/test_cluster_examples.py",
     "mpirun -np": "needs MPI; its variables: tests/unit/cluster",
+    "kubectl create": "needs Kubernetes",
     "kubectl apply": "needs Kubernetes; its schemas: tests/habits/test_cluster_examples.py",
     "firecaffe train RECIPE.toml --nnodes": "needs more hosts: tests/cluster/test_membership.py",
     "python -m firecaffe train RECIPE.toml --nproc-per-node 3 --max-restarts": "needs a launcher "
