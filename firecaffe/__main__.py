@@ -3,10 +3,14 @@
 import os
 import sys
 
-if __name__ == "__main__" and sys.path[0] == os.getcwd():
+if __name__ == "__main__":
     # `python -m` puts the current folder first, so that a random.py in it would be imported for the
     # library's. Code of one's own is found there all the same (`reference`).
-    del sys.path[0]
+    try:
+        if sys.path[0] == os.getcwd():
+            del sys.path[0]
+    except FileNotFoundError:  # the folder is gone
+        pass
 
 from typing import NoReturn
 

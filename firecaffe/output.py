@@ -7,7 +7,7 @@ nobody looks on. A command whose output is all that it is for ends instead (`Out
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
@@ -42,6 +42,11 @@ class Output:
         except OSError as error:
             self._lose(error)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Raises: as `write`."""
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         """Raises: OutputLostError if there is no more to do."""

@@ -48,7 +48,7 @@ MODULES = {"import": "import_caffe"}
 
 GO_ON = {
     *("train", "replay", "verify", "tune", "compress", "demo"),
-    *("bench", "check", "data", "pack"),
+    *("bench", "check", "data", "pack", "predict", "export"),
 }
 """Commands that have more to do than to print: to their end, whoever reads what they print."""
 

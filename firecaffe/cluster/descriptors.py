@@ -28,6 +28,9 @@ LEFT = 64
 NEEDED = 16
 """Descriptors that a launcher takes at most to look after its ranks, but for starting them."""
 
+MOST = 1 << 16
+"""Descriptors that are asked for at most; a container's limit may be 2^30."""
+
 PATIENCE_S = 60.0
 
 BYTES_RECEIVED = struct.Struct("=128xQ")
@@ -37,11 +40,13 @@ BYTES_RECEIVED = struct.Struct("=128xQ")
 @contextmanager
 def room_kept(port: int) -> Iterator[None]:
     """Cuts off who connects to this process's store, at that port, and says nothing; and lets it
-    have as many descriptors as it may.
+    have as many descriptors as it may, to a bound.
     """
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS has no use for its own infinite limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     is_over = threading.Event()
     if sys.platform.startswith("linux"):
         threading.Thread(target=_keep, args=(port, is_over), name="room", daemon=True).start()
@@ -76,6 +81,7 @@ def _keep(port: int, is_over: threading.Event) -> None:
     spare = _spare()
     while not is_over.wait(wait_s):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = MOST if limit == resource.RLIM_INFINITY else limit
         descriptors = _descriptors(limit)
         wait_s = CROWDED_S if limit - len(descriptors) < LEFT else LOOK_S
         patience_s = PROVE_S if wait_s == LOOK_S else CROWDED_S

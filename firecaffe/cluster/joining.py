@@ -166,6 +166,8 @@ class Comes:
             answer = place_key(self._attempt, number)
             self._store.wait([answer], self._timeout)
             said = json.loads(self._store.get(answer))
+        except StrangerError as error:
+            raise LaunchError(f"--join {self._where}: {error}") from error
         except (DistError, RuntimeError) as error:
             raise LaunchError(
                 f"--join {self._where}: the run's end came first, or rank 0 did not answer in "

@@ -106,7 +106,7 @@ def _words_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]
     """What the agent and its ranks find in their environment."""
     words = {
         LAUNCHED: str(os.getpid()),  # ranks leave the last word to this process
-        SECRET: secret.decode(),
+        SECRET: os.fsdecode(secret),
         # Several hosts' shared store is not told to one that comes later (torch 2.13).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0" if hosts.is_one else "1",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(each.name for each in heard(SIGNALS)),

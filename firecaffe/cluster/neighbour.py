@@ -15,6 +15,7 @@ TCP_INFO = struct.Struct("=56xI")
 """The place of tcpi_last_ack_recv (ms) in Linux's tcp_info."""
 
 MOST_UNSENT_BYTES = 2 * MOST_BYTES
+TURN_S = 0.01
 """What is kept for a rank that does not read; what is more it is not told."""
 
 
@@ -63,8 +64,11 @@ class Neighbour:
         if self._unsent:
             poll.register(self.socket, select.POLLOUT)
         while self._unsent and (left_s := end_s - time.monotonic()) > 0:
+            left = len(self._unsent)
             poll.poll(left_s * 1000)
             self.flush()
+            if len(self._unsent) == left:  # the process beside has the turn
+                time.sleep(min(left_s, TURN_S))
 
     def receive(self, now: float) -> list[Message] | None:
         """Receives the whole messages that have come; None once the socket is closed. A pulse is

@@ -79,4 +79,4 @@ def _checked(text: str, word: str) -> bytes:
         raise LaunchError(
             f"{word} holds {len(text)} characters; a secret has at least {LEAST}; {HOW}"
         )
-    return text.encode()
+    return os.fsencode(text)

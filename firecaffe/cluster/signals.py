@@ -4,7 +4,8 @@ import ctypes
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 SAME_S = 2.0
 """Seconds within which signals count as one: a scheduler signals the launcher and its ranks, and
@@ -38,13 +39,15 @@ def handlers_kept(numbers: Iterable[signal.Signals]) -> Iterator[Sequence[signal
         yield []
         return
     found = heard(numbers)
-    handlers = {number: (signal.getsignal(number), _action(number)) for number in found}
-    try:
+    with ExitStack() as before:  # each comes back, also if a handler that is back raises
+        for number in found:
+            before.callback(_give_back, number, signal.getsignal(number), _action(number))
         yield found
-    finally:
-        for number, (handler, action) in handlers.items():
-            signal.signal(number, handler)  # what Python knows of it
-            ctypes.CDLL(None).sigaction(int(number), action, None)
+
+
+def _give_back(number: signal.Signals, handler: Any, action: ctypes.Array[ctypes.c_char]) -> None:
+    signal.signal(number, handler)  # what Python knows of it
+    ctypes.CDLL(None).sigaction(int(number), action, None)
 
 
 def _action(number: signal.Signals) -> ctypes.Array[ctypes.c_char]:

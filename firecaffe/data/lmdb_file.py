@@ -183,7 +183,7 @@ class LmdbFile:
             kinds, lower, upper = words.reshape(len(part), -1)[:, 5:8].astype(np.int64).T
             own = np.frombuffer(content, "<u8").reshape(len(part), -1)[:, 0]
             counts = (lower - PAGE_BYTES) // 2
-            fits = (counts >= 0) & (lower <= upper) & (upper <= size)
+            fits = (counts >= (kind == BRANCH)) & (lower <= upper) & (upper <= size)
             fits &= PAGE_BYTES + counts * LEAST_NODE <= size
             wrong = (own != part) | (kinds & KINDS != kind) | ~fits
             if wrong.any():

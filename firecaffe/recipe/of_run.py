@@ -48,9 +48,10 @@ def recipe_from(sections: dict[str, Any]) -> Recipe:
     Raises: RecipeError for a section or a word that there is not, and for a value of another type.
     """
     default = Recipe()
+    sections_known = {field.name for field in dataclasses.fields(default)}
     configs = {}
     for name, words in sections.items():
-        if not isinstance(words, dict) or not hasattr(default, name):
+        if not isinstance(words, dict) or name not in sections_known:
             raise RecipeError(f"{name}: a recipe has no such section")
         config = getattr(default, name)
         known = {field.name for field in dataclasses.fields(config)}

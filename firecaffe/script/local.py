@@ -14,7 +14,6 @@ one, calls of its `update` are counted, of which all ranks have equally many.
 import json
 import weakref
 from collections.abc import Callable
-from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -150,19 +149,33 @@ class LocalTraining:
             self.average()
 
 
+class CountedUpdate:
+    """A scaler's `update`, in its place, and what is called after each: a scaler has no hooks."""
+
+    def __init__(self, update: Callable[..., None]) -> None:
+        self._update = update
+        self.calls: list[Callable[[], None]] = []
+
+    def __call__(self, *arguments: Any, **words: Any) -> None:
+        self._update(*arguments, **words)
+        for call in list(self.calls):
+            call()
+
+
 def after_each_update(scaler: GradScaler, call: Callable[[], None]) -> Callable[[], None]:
-    """Lets `call` be called after each `update` of a scaler, which has no hooks. Returns what ends
-    that.
+    """Lets `call` be called after each `update` of a scaler, behind what others have asked for.
+    Returns what ends that.
     """
-    update = scaler.update
+    if not isinstance(scaler.update, CountedUpdate):
+        scaler.update = CountedUpdate(scaler.update)  # type: ignore[method-assign]
+    calls = scaler.update.calls
+    calls.append(call)
 
-    @wraps(update)
-    def update_and_call(*arguments: Any, **words: Any) -> None:
-        update(*arguments, **words)
-        call()
+    def end() -> None:
+        if call in calls:
+            calls.remove(call)
 
-    scaler.update = update_and_call  # type: ignore[method-assign]
-    return partial(delattr, scaler, "update")
+    return end
 
 
 def local(

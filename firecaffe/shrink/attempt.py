@@ -94,7 +94,8 @@ class Maker:
         for trial in trials:
             train([trial], say=lambda _: None)
             rounds.append(self._done(trial))
-        trained = load_run(trials[-1].folder, trust_code=True)  # trained here
+        # By the recipe that was checked, not by the folder's: it may have come with the run.
+        trained = load_run(trials[-1].folder, recipe=trials[-1].recipe)
         path = folder / FILE
         report = write_network(trained, self.scheme, path)
         worth = self.judge.worth(load_run(path, recipe=trained.recipe).model)

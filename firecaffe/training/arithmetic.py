@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ def _deterministic() -> Iterator[None]:
     )
     with ExitStack() as before:
         for holder, name in wanted:
-            before.callback(setattr, holder, name, getattr(holder, name))
+            _keep(holder, name, before)
             setattr(holder, name, False)
         before.callback(
             torch.use_deterministic_algorithms,
@@ -54,6 +55,15 @@ def _deterministic() -> Iterator[None]:
         )
         torch.use_deterministic_algorithms(True)
         yield
+
+
+def _keep(holder: Any, name: str, before: ExitStack) -> None:
+    """Lets a switch of torch's have, at the end, the value that it has now."""
+    try:
+        before.callback(setattr, holder, name, getattr(holder, name))
+    except RuntimeError:  # TF32 that was set by its newer name, which the older one cannot read
+        for part in (holder.conv, holder.rnn) if holder is torch.backends.cudnn else (holder,):
+            before.callback(setattr, part, "fp32_precision", part.fp32_precision)
 
 
 def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> float:

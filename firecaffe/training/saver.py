@@ -38,6 +38,9 @@ from firecaffe.training.tensor_file import write_tensors
 ROUND_S = 0.5
 """Seconds after which ranks that wait for the disk hear again that it is the disk."""
 
+ROUNDS_SAID = 60
+"""After so many rounds it is said that ranks wait for the disk, and after so many more again."""
+
 PATIENCE_S = 5.0
 """Seconds for which a step waits for the checkpoint before, until it puts its own off."""
 
@@ -161,6 +164,8 @@ class Saver:
             rounds += 1
             if rounds * ROUND_S >= most_s:
                 return False
+            if rounds % ROUNDS_SAID == 0:
+                self._warn(f"waits for the disk, {rounds * ROUND_S:.0f} s: a checkpoint is written")
         return True
 
     def finish_together(self, world: Group) -> None:

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
+from firecaffe.cluster.hosts import say
 from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.errors import PeerLostError
 
@@ -62,7 +63,10 @@ def connect_local(
         except OSError as error:
             failure = str(error)
         # Nobody waits for a connection that another could not make.
-        if any(gather_text(world, failure)):
+        failures = [each for each in gather_text(world, failure) if each]
+        if failures:
+            if world.is_first:
+                say(f"ranks of one host share no memory, they send messages: {failures[0]}")
             return None
         public.close()  # all have connected
         with peers_may_be_lost(world):

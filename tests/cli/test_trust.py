@@ -6,7 +6,8 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 import tomli_w
@@ -15,7 +16,12 @@ import firecaffe
 from firecaffe.cli import main
 from firecaffe.cli.explain_advice import advice
 from firecaffe.compression import fcz
-from firecaffe.errors import OwnCodeError, RecipeError
+from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
+from firecaffe.recipe.of_run import recipe_of
+from firecaffe.runs.measure import TOP1
+from firecaffe.shrink import attempt
+from firecaffe.training.load import Trained
+from firecaffe.training.trial import Trial
 from tests.cli.stale_run import train_stale
 
 PAYLOAD = """
@@ -72,6 +78,26 @@ def name_in(folder: Path, word: str, **more: Any) -> None:
 
 def typed(reader: str, folder: Path) -> list[str]:
     return [str(folder) if word == "RUN" else word for word in READERS[reader][0]]
+
+
+def test_a_round_of_compress_that_came_with_the_run_runs_no_code(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished round is taken, and whoever has sent the run may have put one there."""
+    trial = Trial(run.name, recipe_of(run), run.parent)
+    name_in(run, "model.name", weights=str(run))
+
+    def seen(trained: Trained, *_: object) -> NoReturn:
+        raise FirecaffeError(f"made of {trained.recipe.model.name}")
+
+    monkeypatch.setattr(attempt, "rounds_of", lambda *_: [trial])
+    monkeypatch.setattr(attempt, "run_trials", lambda *_, **__: None)
+    monkeypatch.setattr(attempt, "write_network", seen)
+    made: Any = attempt.Maker
+    maker = made(trial.recipe, None, 1, 1, None, SimpleNamespace(measure=TOP1), 1, 0, str)
+    with pytest.raises(FirecaffeError, match="made of lenet"):
+        maker.make(tmp_path / "made")
+    assert not (run / "ran").exists()
 
 
 @pytest.mark.parametrize(("reader", "word"), CASES)

@@ -40,6 +40,7 @@ def stdout_lost(reason: str) -> Iterator[None]:
 def test_who_goes_on_is_told_once(reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     with stdout_lost(reason), outputs_kept(goes_on=True):
         for _ in range(3):
+            sys.stdout.writelines(["a line\n"] * 10_000)
             print("a line", flush=True)
             Console(file=kept_stdout()).print("another")  # which would end the process by itself
         assert reason == LOST["stdout"]

@@ -103,6 +103,18 @@ def test_changed_bytes_are_one_line_or_other_values(small: Path) -> None:
     assert not any("\n" in line for line in told)
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_a_branch_without_nodes_is_one_line(tmp_path: Path, place: int) -> None:
+    folder = write(tmp_path / "deep", values(1500, 500))
+    content = bytearray((folder / FILE).read_bytes())
+    branches = [page for page in range(0, len(content), PAGE) if content[page + 10] == 1]
+    assert len(branches) > place
+    content[branches[place] + 12 : branches[place] + 14] = (16).to_bytes(2, "little")
+    (folder / FILE).write_bytes(content)
+    with pytest.raises(DataError, match="none of its tree's"):
+        read(folder)
+
+
 def test_what_is_no_database_of_caffes(tmp_path: Path, small: Path) -> None:
     with pytest.raises(DataError, match="is no LMDB"):
         LmdbFile(tmp_path)

@@ -75,6 +75,17 @@ def test_threads_are_the_recipes_in_the_block(number: int) -> None:
     assert torch.get_num_threads() == before
 
 
+def test_tf32_by_its_newer_name_is_as_it_was() -> None:
+    """Which the older name then cannot read."""
+    products = torch.backends.cuda.matmul
+    with ExitStack() as before:
+        before.callback(setattr, products, "fp32_precision", products.fp32_precision)
+        products.fp32_precision = "tf32"
+        with _deterministic():
+            assert not products.allow_tf32
+        assert products.fp32_precision == "tf32"
+
+
 @pytest.mark.parametrize("were", [False, True])
 def test_kernels_are_as_they_were(were: bool) -> None:
     kernels = (
