@@ -7,7 +7,10 @@
 
 Networks, exchanges, codecs, numbers of workers, solvers, resumes and restarts, a few steps each. A
 digest is of the whole state: weights, optimizer and the losses of all steps. Other kinds of
-processor compute other bits, so the record names its own and is compared on no other.
+processor compute other bits, so the record names its own and is compared on no other. A processor
+with AVX-512 can be told to compute as one with AVX2:
+
+    export ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 """
 
 import argparse
