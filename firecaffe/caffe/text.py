@@ -196,6 +196,8 @@ class _Parser:
             else:
                 return float(text.rstrip(b"f"))
         except ValueError:
+            if not text.startswith(b"0"):  # possessive patterns of Python 3.11.2 let some through
+                raise self.error(f"found {token}; expected a number", token.line) from None
             raise self.error(f"{token} begins with 0 and is not octal", token.line) from None
         if found >= UINT64:
             raise self.error(f"{token} has more than 64 bits", token.line)

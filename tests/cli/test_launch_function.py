@@ -144,7 +144,7 @@ def test_a_function_of_the_script_returns_what_rank_0_does(tmp_path: Path) -> No
     assert one[2] == two[2]
     assert re.search("fails_once raised KeyError: 'once'; restart 1 of 1\nTraceback", done.stderr)
     # Two trainings in each launch, told by the launcher with their folders.
-    assert len(set(re.findall(r"run folder: (\S+)", done.stderr))) == 4
+    assert len(set(re.findall(r"run folder: (.+)", done.stderr))) == 4
 
 
 def test_what_goes_wrong_is_one_line_with_its_rank_and_its_code(tmp_path: Path) -> None:
