@@ -82,6 +82,7 @@ def listeners(pid: int) -> dict[int, set[tuple[str, int]]]:
             if one.status == psutil.CONN_LISTEN
         }
         for each in (launcher, *launcher.children(recursive=True))
+        if each.status() != psutil.STATUS_ZOMBIE  # which root alone may look into
     }
 
 
