@@ -74,7 +74,7 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def processes() -> int:
-    """Three for each core that this process may use: tests wait more than they compute."""
+    """Three for each core that this process may use: while some wait, others compute."""
     return min(MOST_PROCESSES, 3 * len(os.sched_getaffinity(0)))
 
 
