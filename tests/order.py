@@ -74,8 +74,8 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def processes() -> int:
-    """Three for each core that this process may use: while some wait, others compute."""
-    return min(MOST_PROCESSES, 3 * len(os.sched_getaffinity(0)))
+    """Two for each core that this process may use: while some wait, others compute."""
+    return min(MOST_PROCESSES, 2 * len(os.sched_getaffinity(0)))
 
 
 def slowest(reports: Iterable[pytest.TestReport]) -> list[str]:

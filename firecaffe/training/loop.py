@@ -184,9 +184,9 @@ class _Loop:
     def _vote(self) -> Votes:
         every_s, real = self.t.run.recipe.checkpoint.every_s, self.t.real
         is_due = every_s and time.monotonic() - self._saved_s >= every_s
-        saves = (bool(is_due) or self._is_put_off) and not self.t.saver.is_writing
+        is_ready = self._is_put_off and not self.t.saver.is_writing
         is_asked = bool(self._stop.reason) or (real is not None and real.is_asked_to_stop)
-        return Votes(stop=is_asked, save=saves and self.t.world.is_first)
+        return Votes(stop=is_asked, save=(bool(is_due) or is_ready) and self.t.world.is_first)
 
     def _save(self, done: int, is_now: bool) -> None:
         """Saves, or puts it off if the disk has not taken the one before. is_now: later would not
